@@ -39,9 +39,9 @@ def licence_of(package: Distribution) -> str:
     metadata = package.metadata
     if expression := metadata.get("License-Expression"):
         return expression
-    said = metadata.get("License") or ""
-    if said and "\n" not in said and len(said) <= LONGEST:
-        return said
+    licence = metadata.get("License") or ""
+    if licence and "\n" not in licence and len(licence) <= LONGEST:
+        return licence
     classifiers = metadata.get_all("Classifier") or []
     found = [c.rpartition(" :: ")[2] for c in classifiers if c.startswith("License ::")]
     return ", ".join(found) or title_of(package)

@@ -1,8 +1,8 @@
 """Pin and hash what a plain install takes: requirements.txt, and requirements-torch.txt.
 
 Method: uv resolves pyproject.toml with constraints.txt for every Python that Headrace runs on, from
-PyPI alone, and lists the hashes of all files of each version. torch and what its GPU build brings
-go into a file of their own: pip may take a CPU build of torch elsewhere, with other hashes.
+PyPI alone. It lists the hashes of all files of each version. torch and the packages of its GPU
+build go into a file of their own. pip may take a CPU build of torch elsewhere, with other hashes.
 Run:    make lock
 """
 

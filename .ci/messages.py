@@ -1,7 +1,8 @@
 """Prints docs/messages.md: every message between processes, by receiver.
 
 Method: unions in `messages.py` and `worker_messages.py` (`ToEngine`, `FromWorker`, ...) name the
-receivers; the docstring of a message names its sender (`frontend -> engine`) and its bulk frame.
+    receivers. The docstring of a message names its sender (`frontend -> engine`) and its bulk
+    frame.
 Run:    make messages
 """
 

@@ -1,9 +1,9 @@
 """Does anything stay behind when clients leave in the middle of an answer?
 
 Method: the whole ring with the mock engine at 2 ms per step. Clients open streams of 4,000 tokens,
-        500 at a time, read the first bytes and close the connection. After a warm-up every
-        process's memory is noted; after 10,000 streams it is looked at again, and how long it took
-        until no sequence, reply or connection was left.
+        500 at a time, read the first bytes and close the connection. Every process's memory is
+        measured after a warm-up and after 10,000 streams. So is the time until no sequence, reply
+        or connection is left.
 Run:    python bench/abandoned.py --streams 10000
 """
 

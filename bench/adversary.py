@@ -1,11 +1,11 @@
-"""What does the largest request of each kind cost another client, and what memory is left of it?
+"""Measure the cost of the largest request of each kind to another client, and the memory it leaves.
 
 Method: a model of one layer, so that all that takes long is around it. A process of its own reads a
-        stream; beside it comes a request of each kind of `support/largest.py`, one after the
-        other. The longest wait is the longest time between two pieces of that stream while the
-        request is open, beside that of the same stream alone for as long. Memory is what a process
-        shares with no other: before, at most, and once all is answered. Each text that has been
-        watched is asked for again, alone: texts that differ are counted, and so are deaths.
+        stream; beside it comes a request of each kind of `support/largest.py`, one after the other.
+        The longest wait is the longest time between two pieces of that stream while the request is
+        open. It is compared with the same stream alone, over the same time. Memory is what a
+        process shares with no other: before, at most, and once all is answered. Each text that has
+        been watched is asked for again, alone: texts that differ are counted, and so are deaths.
 Run:    python bench/adversary.py --share 0.1
 """
 
@@ -34,7 +34,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--kv-cache-memory-bytes", str(512 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """What one request cost the watched stream."""
+    """The effect of one request on the watched stream."""
 
     wait_ms: dict[str, float]
     took_s: float

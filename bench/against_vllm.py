@@ -1,13 +1,12 @@
-"""How fast is the whole server beside vLLM's CPU build, over HTTP and with the same bf16 weights?
+"""Measure the whole server beside vLLM's CPU build, over HTTP and with the same bf16 weights.
 
-Method: both servers run at once and take turns: in every round one is loaded while the other is
-        stopped, since vLLM's worker keeps asking for steps when there are none, and that costs one
-        stream of the other a third of its rate. B streams of `/v1/completions` start together; the
-        rate is that of the tokens after each stream's first, all streams together. Prefill is
-        the time to the first token of one prompt of 512 tokens. Prompts begin differently, so no
-        prefix cache helps, and stopping is switched off. The first round is thrown away. Both
-        servers may use every core. vLLM's start includes its compilation, unless it finds that
-        in its own cache from an earlier start.
+Method: both servers run at once. In every round one is loaded while the other is stopped. vLLM's
+        idle worker polls for steps, which would cost one stream of the other a third of its rate. B
+        streams of `/v1/completions` start together; the rate is that of the tokens after each
+        stream's first, all streams together. Prefill is the time to the first token of one prompt
+        of 512 tokens. Prompts begin differently, so no prefix cache helps, and stopping is switched
+        off. The first round is thrown away. Both servers may use every core. vLLM's start includes
+        its compilation, unless it finds that in its own cache from an earlier start.
 Run:    python bench/against_vllm.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
 """
 
@@ -37,7 +36,7 @@ def prompts(num_tokens: int) -> Iterator[list[int]]:
 
 
 class Load:
-    """What is asked of a server in each round."""
+    """The load of a server in each round."""
 
     def __init__(self, systems: dict[str, Server]) -> None:
         def quantity(name: str, unit: str, higher: bool) -> Quantity:

@@ -1,11 +1,11 @@
-"""How long does a sum over two ranks take, beside gloo's, and when is a dead rank known?
+"""Measure a sum over two ranks, beside gloo's, and the time until a dead rank is detected.
 
-Method: two processes on any cores add up zeros in fp32, in place, again and again for 0.1 s;
-        the time of one sum is rank 0's mean. Headrace and torch.distributed's gloo take turns
-        within a round. Both are called from Python, which is some 3 us of Headrace's figures: the
-        CPU executor calls the same function from C++. What a rank does while it waits for the
-        other is counted per 1,000 sums of 8 KiB. "death" is from SIGKILL of rank 1, in the middle
-        of sums, to rank 0's error; gloo's, which hangs up as its sockets do, is not measured.
+Method: two processes on any cores sum zeros in fp32, in place, for 0.1 s at a time. The time of one
+        sum is rank 0's mean. Headrace and torch.distributed's gloo take turns within a round. Both
+        are called from Python, which is some 3 us of Headrace's figures: the CPU executor calls the
+        same function from C++. What a rank does while it waits for the other is counted per 1,000
+        sums of 8 KiB. "death" is the time from SIGKILL of rank 1, in the middle of sums, to rank
+        0's error. gloo's is not measured: its sockets hang up.
 Run:    python bench/all_reduce.py --rounds 9
 """
 

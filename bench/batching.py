@@ -1,12 +1,12 @@
-"""What does encoding several requests together gain when embeddings arrive faster and faster?
+"""Measure the gain of encoding requests together at rising arrival rates.
 
-Method: one server encodes up to 32 waiting requests at once, as by default, the other one at a
-        time (`--tokenizer-max-batch-size 1`); both run the mock encoder, whose steps leave room,
-        with a BERT's tokenizer. Texts of 500 tokens, no two alike, arrive as a Poisson process
-        from a load process of its own. The rate is first raised in steps until the server that
-        does not batch saturates: until it answers more than 5 % fewer than arrive, or its p99 is
-        over half a second, twice. Then both take turns at that rate and at parts of it. Refusals
-        are switched off and would be errors.
+Method: one server encodes up to 32 waiting requests at once, the default; the other encodes one at
+        a time (`--tokenizer-max-batch-size 1`). Both run the mock encoder, whose steps leave room,
+        with a BERT's tokenizer. Texts of 500 tokens, no two alike, arrive as a Poisson process from
+        a load process of its own. The rate rises in steps until the server without batches
+        saturates. It is saturated if it answers over 5 % fewer than arrive, or if its p99 exceeds
+        half a second, twice. Then both take turns at that rate and at parts of it. Refusals are
+        switched off and would be errors.
 Run:    python bench/batching.py --rounds 3
 """
 

@@ -1,15 +1,15 @@
-"""What do long prompts and the largest requests cost other clients?
+"""Measure the cost of long prompts and of the largest requests to other clients.
 
-Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), which are too
-        long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile another
-        process asks for /health, 2 ms after each answer. Then short chats are streamed one after
-        the other, alone and beside prompts of 100,000 tokens that come once a second; TTFT is until
-        their first token. Other pages are asked for while 60 clients have 300,000 words each
-        tokenized; /load is one number from the same process as /metrics. No model runs: the mock
-        engine takes no time. Last, a model of one layer answers requests that are told the most log
-        probabilities, one after the other, to one API key, while with another key a stream is read
-        and small requests are sent. All clients share the processor with the server. Words are
-        those of this repository's license, at random.
+Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), too long for
+        a context of 8,192 tokens. Then five such bodies come per second. Meanwhile another process
+        asks for /health, 2 ms after each answer. Then short chats are streamed one after the other,
+        alone and beside prompts of 100,000 tokens, one per second. TTFT is the time to their first
+        token. Other pages are asked for while 60 clients have 300,000 words each tokenized; /load
+        is one number from the same process as /metrics. No model runs: the mock engine takes no
+        time. Last, a model of one layer answers requests with the most log probabilities, one after
+        the other, under one API key. Meanwhile a stream and small requests run under another key.
+        All clients share the processor with the server. Words are those of this repository's
+        license, at random.
 Run:    python bench/burst.py --rounds 2
 """
 
@@ -79,7 +79,7 @@ def chats(url: str, seconds: str) -> None:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether a stream that has said all it has to say has ended."""
+    """Whether a stream that generated its full length has ended."""
     return b"\r\ncontent-length:" in data or data.endswith(b"\r\n0\r\n\r\n")
 
 
@@ -127,7 +127,7 @@ def ask(*args: object) -> Any:
 
 
 def write_bodies(folder: Path) -> None:
-    """Write what is posted: a folder for each route, and one of long prompts that fit."""
+    """Write the request bodies: a folder for each route, and one of long prompts that fit."""
     words = (ROOT / "LICENSE").read_text().split()
     draw = random.Random(0)
 
@@ -198,10 +198,10 @@ def measure_about(folder: Path, about: Result) -> None:
     """Flood tokenizers, and ask the server for pages about itself."""
     path = ROUTES["tokenize"]
     with headrace(str(tiny_folder()), *MOCK, "--max-model-len", "8192") as server:
-        for told in ABOUT:
-            with HealthProbe(server.url, path=told) as probe:
+        for page in ABOUT:
+            with HealthProbe(server.url, path=page) as probe:
                 ask("post", server.url, path, folder / "tokenize", CLIENTS, 0.0)
-            about.add(told, probe.latencies_ms)
+            about.add(page, probe.latencies_ms)
 
 
 def measure_chats(folder: Path, ttft: Result) -> None:

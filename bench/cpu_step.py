@@ -1,9 +1,9 @@
-"""How long does one step of the CPU executor take, for each weight format?
+"""Measure one step of the CPU executor, for each weight format.
 
-Method: a decoder of SmolLM2-135M's shape with random weights; of another, with as many weights,
-        for Q4_K and Q6_K, whose rows are a multiple of 256. A decode step has one token of each
-        of B sequences, whose caches hold `context` tokens; a prefill step has one prompt. The
-        first steps are thrown away; medians are reported.
+Method: a decoder of SmolLM2-135M's shape with random weights. Q4_K and Q6_K need rows of a multiple
+        of 256, so they use another shape with as many weights. A decode step has one token of each
+        of B sequences, whose caches hold `context` tokens; a prefill step has one prompt. The first
+        steps are thrown away; medians are reported.
 Run:    python bench/cpu_step.py --threads 2 --rounds 20
 """
 

@@ -1,8 +1,8 @@
-"""How long does a sum over GPUs take, beside NCCL's and torch's symmetric memory?
+"""Measure a sum over GPUs, beside NCCL's and torch's symmetric memory.
 
-Method: a process per GPU. A CUDA graph of 50 sums in a row is replayed once a round, all ranks
-        starting together; a round's figure is the slowest rank's, for one sum. bf16, fixed inputs.
-        "eager" is the kernel that copies its input to the workspace, in a graph, too.
+Method: a process per GPU. A CUDA graph of 50 sums in a row is replayed once per round, on all ranks
+        together. A round's figure is the slowest rank's, for one sum. bf16, fixed inputs. "eager"
+        is the kernel that copies its input to the workspace, in a graph, too.
 Run:    python bench/cuda_all_reduce.py --rounds 20 --ranks 4
 """
 
@@ -77,7 +77,7 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
 
 
 def calls(num_bytes: int, ours: Any, world: int) -> Iterator[tuple[str, Callable[[], Any], Any]]:
-    """Yield each system with what it does, and what is around its capture."""
+    """Yield each system with its call and the context of its capture."""
     import torch.distributed._symmetric_memory as symmetric
 
     size, group = num_bytes // 2, dist.group.WORLD.group_name
@@ -143,8 +143,8 @@ def run_ranks(world: int, port: int, rounds: int) -> list[Any]:
         options = [f"{name}={value}" for name, value in (shared | {"--rank": rank}).items()]
         command = [sys.executable, __file__, *options]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[page.fd]))
-    said = [rank.communicate()[0] for rank in ranks]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    return [json.loads(text.splitlines()[-1]) for text in outputs]
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""How long does a decode step take on a GPU, with CUDA graphs and without, beside its floor?
+"""Measure a decode step on a GPU, with CUDA graphs and without, beside its floor.
 
 Method: a decoder of Qwen2.5-1.5B's shape, or another's, with random weights, bf16. A step has one
-        token of each of B sequences, whose caches hold `context` tokens: sent, computed up to its
-        logits, which stay on the GPU. A round is 20 steps one after the other without waiting; its
-        figure is for one step. "floor" is what reading weights, keys and values once would take.
+        token of each of B sequences, whose caches hold `context` tokens. It is sent and computed up
+        to its logits, which stay on the GPU. A round is 20 steps one after the other without
+        waiting; its figure is for one step. "floor" is what reading weights, keys and values once
+        would take.
 Run:    python bench/cuda_decode.py --rounds 20
         python bench/cuda_decode.py --rounds 20 --shape qwen2.5-7b --sequences 1
 """
@@ -34,7 +35,8 @@ GRAPH, EAGER, FLOOR = "graphs", "eager", "floor"
 
 
 def floor_ms(spec: DecoderSpec, num_sequences: int, context: int, bytes_per_s: float) -> float:
-    """Return what reading all that a step needs takes: of an embedding only what is the head."""
+    """Return the time to read the weights of a step, ms; of an embedding, only a tied head
+    counts."""
     shapes = weight_shapes(spec)
     is_read = {name: name != "embed" or "head" not in shapes for name in shapes}
     matrices = sum(int(np.prod(shape)) for name, shape in shapes.items() if is_read[name])

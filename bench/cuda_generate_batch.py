@@ -1,8 +1,8 @@
-"""How many tokens a second does a GPU generate, beside transformers' continuous batching?
+"""Measure tokens per second on a GPU, beside transformers' continuous batching.
 
 Method: Qwen2.5-1.5B's shape, bf16, random weights in both. As many prompts of random tokens are
-        continued by as many tokens, greedily: by `generate_batch` of transformers in this process,
-        then by a server over HTTP, on the same GPU one after the other in each round.
+    continued by as many tokens, greedily. In each round transformers' `generate_batch` runs in this
+    process, then a server over HTTP, on the same GPU.
 Run:    python bench/cuda_generate_batch.py --rounds 3
 """
 

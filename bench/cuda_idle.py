@@ -1,9 +1,9 @@
-"""How long is a GPU idle between two decode steps, with the whole ring under load?
+"""Measure the idle time of a GPU between two decode steps, with the whole ring under load.
 
-Method: as many streams as run at once, by Qwen2.5-1.5B's shape with random weights, over HTTP.
-        They go on until the profile, begun when all of them generate, has ended. Idle is when no
-        kernel and no copy ran, from one step's first kernel to the next one's: what is idle within
-        a step counts, too, and so does what the profiler costs.
+Method: as many streams as run at once, by Qwen2.5-1.5B's shape with random weights, over HTTP. They
+        go on until the profile, begun when all of them generate, has ended. A GPU is idle while no
+        kernel and no copy runs, from one step's first kernel to the next one's. This includes gaps
+        within a step and the profiler's cost.
 Run:    python bench/cuda_idle.py --rounds 3
 """
 
@@ -32,7 +32,7 @@ MIN_STEPS = 10  # to be sure of some in the trace: the worker takes note before 
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Look again and again until something is so."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""How fast does a GPU compute a long prompt, beside what its tensor cores can do?
+"""Measure a long prompt on a GPU, beside the peak of its tensor cores.
 
 Method: a decoder of Qwen2.5-7B's shape with random weights, bf16: one step with one prompt of 8,192
         tokens, up to the logits of its last. Operations are two for each number of each matrix

@@ -1,4 +1,4 @@
-"""How many requests a second does a GPU answer that come all at once?
+"""Measure requests per second of a GPU when all arrive at once.
 
 Method: Qwen2.5-1.5B's shape with random weights, bf16, served over HTTP. 1,000 requests at once,
         of lengths spread as ShareGPT's are: log-normal, prompts of some 190 tokens on average and

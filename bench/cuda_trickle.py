@@ -1,8 +1,8 @@
-"""How quick is a small model on a GPU when requests trickle in, and how much can it do?
+"""Measure the latency of a small model on a GPU when requests trickle in, and its peak throughput.
 
-Method: roseinfer's setting: a model of GPT-2's size with random weights, 64 requests, one every
-        20 ms, each with 128 tokens to generate, 8 in each event. Then many of them at once, which
-        shows what the server can do. Its figures there: 2,150 tok/s, TTFT 7.6 ms, TPOT 21 ms.
+Method: roseinfer's setting, a model of GPT-2's size with random weights. 64 requests come every 20
+        ms, each with 128 tokens to generate, 8 per event. Then many of them at once, which shows
+        what the server can do. Its figures there: 2,150 tok/s, TTFT 7.6 ms, TPOT 21 ms.
 Run:    python bench/cuda_trickle.py --rounds 5
 """
 

@@ -1,4 +1,4 @@
-"""How fast do decode and prefill run in each weight format, and how fast in llama.cpp?
+"""Measure decode and prefill in each weight format, beside llama.cpp.
 
 Method: the demo model's weights in each format, the same file for both; a real text as prompt.
         Headrace's CPU executor runs in this process, llama.cpp (`llama-cpp-python`) in another
@@ -82,7 +82,7 @@ class Headrace:
         return first
 
     def prefill(self, tokens: list[int]) -> tuple[float, list[int]]:
-        """As `Engine` says."""
+        """See `Engine`."""
         key = (0, len(tokens))
         if key not in self._kept:
             self._kept[key] = self._take(1, self._pages(len(tokens)))
@@ -91,7 +91,7 @@ class Headrace:
         return time.perf_counter() - start, first
 
     def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
-        """As `Engine` says."""
+        """See `Engine`."""
         key = (sequences, len(prompt))
         if key not in self._kept:
             self._kept[key] = self._take(sequences, self._pages(len(prompt) + steps))
@@ -139,11 +139,11 @@ class LlamaCpp:
         return answer["seconds"], answer["tokens"]
 
     def prefill(self, tokens: list[int]) -> tuple[float, list[int]]:
-        """As `Engine` says."""
+        """See `Engine`."""
         return self._ask({"prefill": tokens})
 
     def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
-        """As `Engine` says."""
+        """See `Engine`."""
         return self._ask({"decode": steps, "prompt": prompt, "sequences": sequences})
 
     def close(self) -> None:

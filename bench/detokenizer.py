@@ -1,9 +1,9 @@
-"""What does a step cost in a detokenizer process, written by the core and by Python?
+"""Measure a step in a detokenizer process, written by the core and by Python.
 
 Method: chats stream 64 tokens each with the demo model's vocabulary, in steps of B sequences, one
-        token each; a chat that ends is followed by the next. Decoding the message, all texts, and
-        the message to the frontend are in it; sending is not. Rounds alternate. Processor time,
-        which a busy machine stretches less than the clock's.
+        token each. The next chat follows each that ends. Decoding the message, all texts, and the
+        message to the frontend are in it; sending is not. Rounds alternate. Processor time, which a
+        busy machine stretches less than the clock's.
 Run:    python bench/detokenizer.py --rounds 5
 """
 

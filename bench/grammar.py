@@ -1,13 +1,13 @@
-"""What does a grammar cost each step?
+"""Measure the cost of a grammar per step.
 
 Method: the whole ring, embedded, with the demo model. B sequences generate the same number of
         tokens each, either freely or under a JSON Schema that has them go on; both are sampled.
-        "step" is the time of all, by tokens of a sequence: masks are made while the worker
-        computes, and what shows here is what could not be hidden, and applying them. "mask" is the
-        time of one mask in the engine, by the text of such a sequence, token by token.
-        "longest gap" is between two pieces of a running stream, while another request comes: one
-        without a grammar, the first of this engine with one, and one with another. Each round has
-        an engine of its own.
+        "step" is the time of all, by tokens of a sequence. Masks are made while the worker
+        computes, so it shows only their visible part and their application. "mask" is the time of
+        one mask in the engine, by the text of such a sequence, token by token. "longest gap" is the
+        longest time between two pieces of a running stream while another request comes. That
+        request has no grammar, the engine's first grammar, or a later one. Each round has an engine
+        of its own.
 Run:    python bench/grammar.py --rounds 5
 """
 

@@ -1,4 +1,4 @@
-"""What do thousands of idle connections cost the active ones?
+"""Measure the cost of thousands of idle connections to active ones.
 
 Method: a server with the mock engine. `/health` is asked 500 times over one connection, with no
         other open, then beside 10,000 on which nothing comes; rounds alternate. The frontend's

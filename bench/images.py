@@ -1,13 +1,13 @@
-"""How do hundreds of images at once affect health checks and other chats?
+"""Measure the effect of hundreds of simultaneous images on health checks and other chats.
 
-Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or
-        2.5 MB, to a server with one process that prepares images and to one with two. Meanwhile
-        another process asks for /health, 2 ms after each answer. Clients on a machine of their own
-        would not take the server's cores, so here they get long time slices that others interrupt.
-        The images per second are those of 100 clients without other load. Then short chats are
-        streamed one after the other, alone and beside the same 300 chats; TTFT is until their first
-        token. Last, one after the other, come images that are to be refused: truncated, moving,
-        bombs, SVG, elsewhere. The images are prepared as for Gemma 3 (896 x 896 pixels). No model
+Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or 2.5
+        MB. One server has one image process, the other two. Meanwhile another process asks for
+        /health, 2 ms after each answer. Clients on a machine of their own would not take the
+        server's cores, so here they get long time slices that others interrupt. The images per
+        second are those of 100 clients without other load. Then short chats are streamed one after
+        the other, alone and beside the same 300 chats; TTFT is until their first token. Last, one
+        after the other, come images that are to be refused: truncated, moving, bombs, SVG,
+        elsewhere. The images are prepared as for Gemma 3 (896 x 896 pixels). No model
         runs: the mock engine takes no time. All clients share the processor with the server.
 Run:    python bench/images.py --rounds 2
 """
@@ -118,12 +118,12 @@ def bad_urls() -> list[str]:
 
 
 def resized(png: bytes, width: int, height: int) -> bytes:
-    """Return a PNG that says it has another size."""
+    """Return a PNG whose header claims another size."""
     return png[:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + png[24:]
 
 
 def refusals_ms(server: Server) -> list[float]:
-    """Return how long each image that cannot be taken is looked at."""
+    """Return the time until each invalid image is refused, ms."""
     client, latencies = Client(server.url), []
     for url in bad_urls():
         content = [{"type": "image_url", "image_url": {"url": url}}]
@@ -143,7 +143,7 @@ def wait_until_empty(server: Server) -> None:
 
 
 class Results:
-    """What is measured, by how many processes prepare images."""
+    """Measurements, by number of image processes."""
 
     def __init__(self) -> None:
         systems = [f"{n} process{'es' * (n > 1)}" for n in PROCESSES]
@@ -155,7 +155,7 @@ class Results:
         self.refusal = Quantity("400 for a bad image, max", "ms", {s: [] for s in systems})
 
     def measure(self, folder: Path, num_procs: int, salt: str) -> None:
-        """Take a round with one server."""
+        """Measure one round with one server."""
         system, pages = self.names[num_procs], str(folder)
         flags = (*MOCK, "--preprocess-procs", str(num_procs), "--max-model-len", "8192")
         with headrace(str(vision_folder()), *flags) as server:

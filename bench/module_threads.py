@@ -1,9 +1,9 @@
-"""How many threads should a model's modules run on, on a CPU, and how should these wait?
+"""Measure numbers of threads and wait policies for transformers' modules on a CPU.
 
-Method: layers of a small decoder and an encoder, in processes of torch alone: on one core fewer
-        than are granted, and on all, with threads that spin while they wait and with threads that
-        sleep (OMP_WAIT_POLICY), as workers run. One call of each in turns. A second table has a
-        process beside them that keeps a core busy, as the rest of a ring does.
+Method: layers of a small decoder and an encoder, in processes of torch alone. They run on all
+        granted cores and on one fewer, with spinning and with sleeping threads (OMP_WAIT_POLICY),
+        as workers run. One call of each in turns. A second table has a process beside them that
+        keeps a core busy, as the rest of a ring does.
 Run:    python bench/module_threads.py --rounds 9
 """
 
@@ -35,7 +35,7 @@ SPIN: dict[str, str] = {}  # as libgomp does by itself
 
 
 def variants() -> dict[str, tuple[int, dict[str, str]]]:
-    """Return numbers of threads and what they wait by, by name."""
+    """Return thread counts and wait policies, by name."""
     num_cores = usable_cores()
     return {
         "one core left free": (max(1, num_cores - 1), {}),

@@ -1,14 +1,14 @@
-"""What is left of a server that is asked for ten times what it can do?
+"""Measure the throughput that remains at ten times the sustainable load.
 
-Method: the demo model. What it can do is measured first: 64 clients, each with a completion of 16
-        to 48 tokens followed by the next, so that no place is ever free. Lengths differ since
+Method: the demo model. The sustainable load is measured first. 64 clients each send a completion of
+        16 to 48 tokens followed by the next, so that no place is ever free. Lengths differ since
         requests of one length, begun together, go on in step: all end at once, and the next are
         begun as one. A server makes a tenth more of that, which no traffic is. Then ten times as
-        many requests a second arrive, at random moments (a Poisson process), for a minute, whether
-        answers come or not; what the server does not take it refuses with a 429. Another process
-        asks for /health meanwhile, and every process's memory is looked at after 15 s and at the
-        end. Goodput is the tokens of answers that were complete in that time, without its first
-        5 s. A refusal's time is from when the request was due. The load generator shares the cores.
+        many requests per second arrive for a minute, at random moments (a Poisson process),
+        independent of responses. The server rejects the excess with a 429. Another process asks for
+        /health meanwhile, and every process's memory is looked at after 15 s and at the end.
+        Goodput is the tokens of answers that were complete in that time, without its first 5 s. A
+        refusal's time is from when the request was due. The load generator shares the cores.
 Run:    python bench/overload.py --seconds 60
 """
 
@@ -99,7 +99,7 @@ def refusals_ms(records: list[Record]) -> list[float]:
 
 
 async def measure(server: Server, seconds: float) -> list[Quantity]:
-    """Return what was found."""
+    """Return the measurements."""
     target = Target(f"{server.url}/v1/completions")
     best = await peak(target)
     rows = [Quantity("goodput at capacity", "tok/s", {"headrace": [best]}, True)]

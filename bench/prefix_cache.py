@@ -1,10 +1,10 @@
-"""What does the prefix cache save when many requests begin alike?
+"""Measure the time that the prefix cache saves for requests with a common prefix.
 
-Method: 32 requests that share their first 1,000 tokens and end in 8 of their own, for one token
-        each, to a server with the prefix cache and to one without. They come all at once; or one
-        comes first, as with a system prompt that has been seen before, and the others when it is
-        answered. Work is counted by the server: `headrace:computed_tokens_total`. The prefix is a
-        new one in every round.
+Method: 32 requests for one token share their first 1,000 tokens and end in 8 of their own. They go
+        to a server with the prefix cache and to one without. They come all at once. In the second
+        case one comes first, like a known system prompt, and the others after its response. Work is
+        counted by the server: `headrace:computed_tokens_total`. The prefix is a new one in every
+        round.
 Run:    python bench/prefix_cache.py --rounds 2
 """
 

@@ -1,12 +1,12 @@
-"""How long do clients wait when a process dies, and is every answer right all the same?
+"""Measure the pause of clients when a process dies, and check every response.
 
 Method: the demo model and 64 clients, each with a stream of 96 tokens followed by the next. One
-        kind of process after the other is killed (SIGKILL) 20 times, at random moments, each time
-        when all processes serve again and all streams run. A pause is the longest silence of any
-        stream between that death and the next, beside the longest without one; of 20, the p99 is
-        the longest. Every answer is compared with the one before the first death. At the end no
-        process may be left running. The death of a frontend closes its connections; their clients
-        ask again, and are not counted.
+        kind of process after the other is killed (SIGKILL) 20 times, at random moments. Each time
+        all processes serve again and all streams run. A pause is the longest silence of any stream
+        between that death and the next, beside the longest without one. The p99 of 20 is the
+        longest. Every answer is compared with the one before the first death. At the end no process
+        may be left running. The death of a frontend closes its connections; their clients ask
+        again, and are not counted.
 Run:    python bench/recovery.py --kills 20
 """
 
@@ -43,7 +43,7 @@ def body(prompt: int) -> dict[str, Any]:
 
 
 class Clients:
-    """Clients, what they have been told, and when."""
+    """Clients, with the text and time of each piece they received."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(
@@ -73,7 +73,7 @@ class Clients:
         self.heard_at[client] = now
 
     def forget(self) -> None:
-        """Begin to look for the longest silence anew."""
+        """Reset the longest silence."""
         self.silences = [0.0] * NUM_CLIENTS
 
     async def learn(self) -> None:
@@ -81,7 +81,7 @@ class Clients:
         self.expected = [await self.ask(prompt, 0) for prompt in range(NUM_PROMPTS)]
 
     async def run(self, client: int) -> None:
-        """Ask for ever."""
+        """Send requests until cancelled."""
         prompts = random.Random(client)
         while True:
             prompt = prompts.randrange(NUM_PROMPTS)
@@ -93,7 +93,7 @@ class Clients:
                 self.num_failed += self.spares_frontends
 
     async def wait_heard(self, since: float) -> None:
-        """Wait until every client has been told something since a moment."""
+        """Wait until every client has received a piece since a moment."""
         deadline = time.perf_counter() + DEADLINE_S
         while min(self.heard_at) < since:
             if time.perf_counter() > deadline:

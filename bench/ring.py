@@ -1,15 +1,14 @@
-"""How many tokens a second does everything around the model carry, and what does it add to a step?
+"""Measure the throughput of everything around the model, and its overhead per step.
 
-Method: the whole ring, HTTP included, with the mock engine: chats of 64 streamed tokens from
-        1, 64 or 256 clients at once, each followed by the next. Steps that take no time show
-        what the ring can carry; at 2 ms per step it shows what the ring adds: the best there
-        could be at 256 is 128,000 tok/s and 128 ms, and between a stream's tokens 2 ms. Those
-        gaps are timed on 4 streams among the 256. Clients begin all at once, and the wait for that
-        counts: it is what p99 shows (steps of 2 ms, 256 streams: 155 to 161 ms of loads of
-        4 s, 151 of 10 s, 146 of 20 s). Then the same chats with a model of one layer,
-        which costs next to nothing, with steps sent ahead and without (--no-async-scheduling). The
-        load generator shares the cores; it is wrk where that is installed. Processor time is all
-        that a process used, per token of the load.
+Method: the whole ring, HTTP included, with the mock engine. Chats of 64 streamed tokens come from
+        1, 64 or 256 clients at once, each followed by the next. Steps of zero time show the
+        capacity of the ring, steps of 2 ms its overhead. The ideal at 256 is 128,000 tok/s, 128 ms,
+        and 2 ms between a stream's tokens. Those gaps are timed on 4 streams among the 256. Clients
+        begin all at once, and that wait counts: it is what p99 shows. With steps of 2 ms and 256
+        streams, p99 is 155 to 161 ms in 4 s, 151 in 10 s, 146 in 20 s. Then the same chats with a
+        model of one layer, which costs next to nothing, with steps sent ahead and without
+        (--no-async-scheduling). The load generator shares the cores; it is wrk where that is
+        installed. Processor time is all that a process used, per token of the load.
 Run:    python bench/ring.py --rounds 3
 """
 
@@ -58,7 +57,8 @@ def lag_counts(server: Server) -> dict[float, float]:
 
 
 def quantile_ms(before: dict[float, float], after: dict[float, float], share: float) -> float:
-    """Return a quantile of what was counted in between, on a line within its bucket."""
+    """Return a quantile of the observations between two snapshots, interpolated within its
+    bucket."""
     counts = [(0.0, 0.0), *((bound, after[bound] - before.get(bound, 0.0)) for bound in after)]
     wanted = share * counts[-1][1]
     for (low, below), (high, count) in pairwise(counts):

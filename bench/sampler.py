@@ -1,8 +1,8 @@
-"""How long does sampling one row take, for what a request may ask?
+"""Measure the sampling of one row, by sampling parameters.
 
-Method: rows of normally distributed logits, a hard case for top_p: 0.9 of the mass are thousands
-        of tokens, where a trained model mostly has tens. The C++ sampler takes B rows at a time,
-        then the plain numpy of the tests, which sorts, takes one.
+Method: rows of normally distributed logits, a hard case for top_p. 0.9 of the mass are thousands of
+        tokens, where a trained model mostly has tens. The C++ sampler takes B rows at a time, then
+        the plain numpy of the tests, which sorts, takes one.
 Run:    python bench/sampler.py --threads 2 --rounds 20
 """
 

@@ -1,4 +1,4 @@
-"""How much faster does prompt lookup make a text that copies from its prompt?
+"""Measure the gain of prompt lookup on a text that copies from its prompt.
 
 Method: one stream of `/v1/completions` to a server with `--speculative ngram` and to one without,
         in turns. The prompt is a real text twice, and its beginning once more: greedily, the model

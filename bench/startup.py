@@ -1,7 +1,7 @@
-"""How long until a server answers, and what does it keep in memory when it has nothing to do?
+"""Measure the time to the first response, and memory and CPU time when idle.
 
-Method: `launch_server` with the demo model, again and again, the files in the page cache as they
-        are after the first time, which is thrown away. Memory is read some seconds after one
+Method: `launch_server` with the demo model, repeatedly. The first run, which fills the page cache,
+    is discarded. Memory is read some seconds after one
         answer: resident counts a page that two processes share twice, proportional counts it once.
 Run:    python bench/startup.py --rounds 5
 """

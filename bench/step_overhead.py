@@ -1,14 +1,14 @@
-"""What does the engine add to a step, besides the model?
+"""Measure the engine's overhead per step, without the model.
 
 Method: the engine's own scheduler, step builder, step channel and link to the detokenizer, with B
-        sequences that decode. At the channel's other end a process runs no model: it keeps its
-        core busy for 3 ms, long enough for the engine to fall asleep, and answers with as many
-        tokens as are wanted. What the engine waits beyond that is "worker": encoding, waking,
-        decoding, both ways. Sampling is not in it. As in the engine, what a step brought is sent
-        to the detokenizer while the worker is busy with the next; "send" is how long that takes,
-        and not part of "all". With --async-scheduling the worker has the next step when it is done
-        with one; "one step ahead" is what is left of "all" then: the time from one result to the
-        next, without the 3 ms. Medians over the steps of a round.
+        sequences that decode. At the channel's other end a process runs no model. It keeps its core
+        busy for 3 ms, long enough for the engine to sleep, and returns the wanted number of tokens.
+        What the engine waits beyond that is "worker": encoding, waking, decoding, both ways.
+        Sampling is not in it. As in the engine, a step's output is sent to the detokenizer while
+        the worker computes the next. "send" is that time, which is not part of "all". With
+        --async-scheduling the worker has the next step when it ends one. "one step ahead" is then
+        the rest of "all": the time between two results, without the 3 ms. Medians over the steps of
+        a round.
 Run:    python bench/step_overhead.py --rounds 5
 """
 
@@ -67,7 +67,7 @@ def be_worker(step_fd: int, result_fd: int) -> None:
 
 
 def be_detokenizer(run_dir: str) -> None:
-    """Take what is sent until killed."""
+    """Receive messages until killed."""
     inbox: Inbox[ToDetokenizer] = Inbox(address(run_dir, "detokenizer"), ToDetokenizer)
     while True:
         inbox.receive(1000)
@@ -159,7 +159,7 @@ def process(*args: str, fds: tuple[int, ...] = ()) -> Iterator[None]:
 
 @contextmanager
 def engine_of(batch: int) -> Iterator[Engine]:
-    """Run an engine with what it talks to."""
+    """Run an engine with its peer processes."""
     with tempfile.TemporaryDirectory() as run_dir, process("detokenizer", run_dir):
         engine = Engine(run_dir, batch)
         with process("worker", *map(str, engine.fds), fds=engine.fds):

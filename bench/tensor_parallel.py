@@ -1,9 +1,9 @@
-"""What does a step gain, or lose, when several workers share a model?
+"""Measure the gain or loss per step when several workers share a model.
 
-Method: the executor of `bench/cpu_step.py` by itself, with a thread per core, and as `--ranks`
-        processes with an equal part of the threads, which share the same weights. They take turns
-        in every round; while one runs, the other sleeps. On one processor all share its memory and
-        its cores, so that a gain is not to be expected: what shows is the price of the sums.
+Method: the executor of `bench/cpu_step.py` alone, with a thread per core, and as `--ranks`
+        processes with an equal part of the threads. All share the same weights. They take turns in
+        every round; while one runs, the other sleeps. On one processor all share its memory and its
+        cores, so no gain is expected. The figures show the cost of the sums.
 Run:    python bench/tensor_parallel.py --ranks 2 --rounds 30
 """
 

@@ -1,10 +1,9 @@
-"""How fast do texts become tokens, and what do batches bring?
+"""Measure tokenization speed, and the gain of batches.
 
-Method: the demo model's tokenizer in both libraries, each in a process of its own with one thread:
-        a text that is new to the process ("cold") and the same again ("warm"); words are random
-        letters. Then a tokenizer process at work, with either library, one request at a time or
-        up to 32: 32 chats that have come over a link wait in its inbox, and an engine that is
-        played takes what it sends.
+Method: the demo model's tokenizer in both libraries, each in a process of its own with one thread.
+        A text is new to the process ("cold") or repeated ("warm"). Words are random letters. Then a
+        tokenizer process, with either library, takes one request at a time or up to 32. 32 chats
+        wait in its inbox, and a played engine receives its output.
 Run:    python bench/tokenizer.py --rounds 5
 """
 

@@ -1,4 +1,4 @@
-"""What do images gain by going through a vision tower in one call, on a CPU?
+"""Measure the gain of encoding images in one call of a vision tower, on a CPU.
 
 Method: towers of published sizes with random weights, a quarter of their layers, which are all
         alike. The same images go through one by one and then 2 and 4 in a call, in turns.

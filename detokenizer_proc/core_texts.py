@@ -117,7 +117,7 @@ class CoreTexts:
         self._unknown = (ctypes.c_uint32 * ROWS)()
 
     def __len__(self) -> int:
-        """How many requests there are."""
+        """Number of requests."""
         count: int = self._core.headrace_texts_count(self._texts)
         return count
 
@@ -142,7 +142,7 @@ class CoreTexts:
     def feed(
         self, ids: bytes, counts: bytes, finished: bytes, tokens: bytes | memoryview
     ) -> list[int]:
-        """Take the news of a step; return the rows of sequences that are not here.
+        """Take a step's outputs; return the rows of sequences that are unknown here.
 
         The columns are those of a `StepOutput`; `tokens` are u32.
         """
@@ -165,7 +165,7 @@ class CoreTexts:
         return found
 
     def render(self, frontend: int) -> CoreFrames:
-        """Write what there is to say to a frontend since the last time."""
+        """Write the new output for a frontend."""
         assert 0 <= frontend < self._num_frontends
         view = self._frames
         self._core.headrace_texts_render(self._texts, frontend, ctypes.byref(view))
@@ -190,7 +190,7 @@ class CoreTexts:
             yield CoreText(text, view.num_tokens, FinishReason(view.finished))
 
     def generated(self) -> tuple[bytes, bytes, bytes]:
-        """Return what all sequences have said: ids, u64, counts, u32, and tokens, u32."""
+        """Return the tokens of all sequences: ids, u64, counts, u32, and tokens, u32."""
         view = SaidView()
         self._core.headrace_texts_said(self._texts, ctypes.byref(view))
         return (

@@ -22,7 +22,7 @@ class Frames:
         self._heads[id] = head
 
     def put_first(self, core: CoreFrames) -> None:
-        """Take the entries that the core has made; they go before all others."""
+        """Put the core's entries before all others."""
         self._core = core
 
     def add(

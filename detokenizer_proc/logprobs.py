@@ -1,8 +1,8 @@
 """Log probabilities as clients read them: OpenAI's two forms, and vLLM's of a prompt.
 
-A token's text is that of its own bytes; what is no character by itself shows as U+FFFD, and
-`bytes` has the truth. The tokens told are those that the text is made of: a stop token is not told,
-nor what a stop string cuts off (as with OpenAI; vLLM tells both).
+A token's text is that of its own bytes; what is no character by itself shows as U+FFFD, and `bytes`
+has the truth. The reported tokens are those of the text. A stop token is not reported, nor are
+tokens that a stop string cuts off (as with OpenAI; vLLM reports both).
 """
 
 from typing import Any

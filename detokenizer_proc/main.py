@@ -65,7 +65,7 @@ class Detokenizer:
         mark_start(self._slot)
 
     def work(self) -> None:
-        """Take what there is, and render it; wait for something where there is nothing."""
+        """Handle and render pending messages; block if there are none."""
         is_away = self._engine_slot[CommonField.STATE] != State.READY
         wait_ms = AWAY_MS if is_away else IDLE_MS
         if self._is_holding:
@@ -86,14 +86,14 @@ class Detokenizer:
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
         if num_steps or self._is_holding or self._replies.is_writing:
-            self._tell()
+            self._send_frames()
             self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle_idle()
         self._slot[DetokenizerField.OPEN_REPLIES] = len(self._replies)
 
-    def _tell(self) -> None:
-        """Send what has been rendered to all frontends that are not behind."""
+    def _send_frames(self) -> None:
+        """Send rendered output to all frontends without a backlog."""
         for stop in self._replies.stops():
             self._engine.send(stop)
         for place, times in self._replies.readings().items():
@@ -112,7 +112,7 @@ class Detokenizer:
                 self._slot.add(DetokenizerField.FRAMES)
 
     def _begin_anew(self) -> None:
-        """Hand the engine what was said when the one before it died.
+        """Send the engine the tokens that were generated under its predecessor.
 
         The requests will be sent again: all there is here belongs to their old ids.
         """
@@ -131,7 +131,7 @@ class Detokenizer:
         )
 
     def _in_progress(self, request: int) -> None:
-        """Say on the board which reply to blame if this process dies; 0 is none."""
+        """Publish the reply to blame if this process dies; 0 is none."""
         self._slot[DetokenizerField.REPLY_AT_HAND] = request
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Detokenizer:
 
 
 def mark_start(slot: Slot) -> None:
-    """Say on the board at which reply the process died that was in this seat before.
+    """Publish the reply that was in progress when the previous process in this seat died.
 
     Frontends read it once this process is ready; by then another reply may be at hand.
     """

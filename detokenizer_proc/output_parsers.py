@@ -84,18 +84,18 @@ class SelectiveParser:
 
     @property
     def thought(self) -> range:
-        """Where in the text the thought is, told or not."""
+        """The range of the reasoning in the text, delivered or not."""
         return self._parser.thought
 
     def feed(self, text: str) -> list[Piece]:
-        """Take more text; return what has become certain."""
-        return [piece for piece in self._parser.feed(text) if self._is_told(piece)]
+        """Take more text; return the part that is final."""
+        return [piece for piece in self._parser.feed(text) if self._is_delivered(piece)]
 
     def flush(self) -> list[Piece]:
-        """Return what is left, where the text has ended."""
-        return [piece for piece in self._parser.flush() if self._is_told(piece)]
+        """Return the remaining text at the end."""
+        return [piece for piece in self._parser.flush() if self._is_delivered(piece)]
 
-    def _is_told(self, piece: Piece) -> bool:
+    def _is_delivered(self, piece: Piece) -> bool:
         match piece:
             case Thought():
                 return not self._parsing.hides_thoughts

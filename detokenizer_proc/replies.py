@@ -1,5 +1,5 @@
-"""All replies of a process. The core writes the common ones, whole steps at a time; those that tell
-log probabilities, choose among candidates or embed are put together here, sequence by sequence.
+"""All replies of a process. The core writes common replies, whole steps at a time. Replies with log
+probabilities, several candidates or embeddings are assembled here, by sequence.
 """
 
 import logging
@@ -56,7 +56,7 @@ class CoreReply:
     num_cached: int = 0
 
     def add(self, plan: ReplyPlan, num_cached: int) -> None:
-        """Take note of a sequence."""
+        """Add a sequence."""
         self.plans.append(plan)
         if not plan.shares_prompt:
             self.num_prompt += plan.num_prompt_tokens
@@ -106,7 +106,7 @@ class Replies:
         return len(self._bodies) > 0
 
     def feed(self, output: StepOutput, tokens: Frame) -> None:
-        """Take what a step brought."""
+        """Handle the outputs of a step."""
         self._in_progress(0)
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
@@ -128,7 +128,7 @@ class Replies:
         self._in_progress(self._bodies.in_progress)
 
     def _take_rows(self, rows: "range | list[int]", output: StepOutput, tokens: Frame) -> None:
-        """Take the news of sequences that the core does not have."""
+        """Handle the outputs of sequences outside the core."""
         wanted = set(rows)
         ids = array("I")
         ids.frombytes(tokens)
@@ -167,7 +167,7 @@ class Replies:
         return readings
 
     def generated(self) -> tuple[GeneratedTokens, bytes]:
-        """Return what all sequences have said, for an engine that has lost it."""
+        """Return the tokens of all sequences, for a replacement engine."""
         ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.generated()
         for request, reply in self._replies.items():
             for index, generated in (reply.generated if isinstance(reply, Reply) else {}).items():
@@ -177,7 +177,7 @@ class Replies:
         return GeneratedTokens(ids, counts), tokens
 
     def render(self, frontend: int) -> Frames | None:
-        """Return what there is to send to a frontend since the last time, if anything.
+        """Return the new frames for a frontend, if there are any.
 
         Of whole answers that is a slice, or several short ones: the rest comes the next times.
         """
@@ -275,7 +275,8 @@ class Replies:
         self._emit(id, reply, opening + data, reply.num_delivered(id - request))
 
     def _fail(self, request: int, reply: Reply) -> None:
-        """End a reply with an error. The engine hears of it, and says when it has let go."""
+        """End a reply with an error. The engine is notified, and confirms when it has dropped the
+        request."""
         error = InternalError()
         reply.has_failed = True
         if reply.head_sent or reply.has_begun:
@@ -303,7 +304,7 @@ class Replies:
             self._frames(request).add(request, *error_body(error, api), True)
 
     def _let_go(self, id: int, reply: Reply, finished: FinishReason | None) -> None:
-        """Take a sequence's news of a reply that has failed, which is forgotten at its end."""
+        """Handle outputs of a failed reply, which is removed at its end."""
         request = request_of(id)
         reply.end(id - request, finished)
         if reply.is_complete:
@@ -340,7 +341,7 @@ class Replies:
 
 
 def is_plain(plan: ReplyPlan) -> bool:
-    """Whether the core can write a reply: OpenAI's, with text and usage as all that is told.
+    """Whether the core can write a reply: an OpenAI response with only text and usage.
 
     A suspect is written outside: a death in the core is blamed on no request.
     """

@@ -81,7 +81,7 @@ class Reply:
 
     @property
     def streams(self) -> bool:
-        """Whether it is told as it comes."""
+        """Whether it is streamed."""
         return self._plan.stream
 
     @property
@@ -139,7 +139,8 @@ class Reply:
         finished: FinishReason | None,
         logprobs: bytes,
     ) -> tuple[bytes, bool]:
-        """Take a sequence's news; `logprobs` has a row of `token_logprobs.py` per id, or is empty.
+        """Take a sequence's outputs; `logprobs` has a row of `token_logprobs.py` per id, or is
+        empty.
 
         Returns:
             The bytes to write of a stream, and whether a stop string has just ended the sequence,
@@ -177,7 +178,7 @@ class Reply:
         return count, bool(delivered & ENDED)
 
     def num_delivered(self, index: int) -> int:
-        """Return what has been told of a sequence, as `ResponseFrames` has it."""
+        """Return the delivered tokens of a sequence, as `ResponseFrames` has them."""
         sequence = self._sequences[index]
         return sequence.num_taken | (ENDED if sequence.finished is not None else 0)
 
@@ -188,7 +189,7 @@ class Reply:
         finished: FinishReason | None,
         logprobs: bytes,
     ) -> None:
-        """Keep what is to be told of new tokens."""
+        """Keep the reported values of new tokens."""
         parser = self._parsers[sequence.plan.index]
         num_before = sequence.num_tokens
         text, reported = sequence.feed(ids, finished, logprobs)
@@ -208,7 +209,7 @@ class Reply:
         sequence.add(pieces, reported, new or [])
 
     def _event(self, index: int, sequence: SequenceText) -> bytes:
-        """Return the events of what has come since the last ones."""
+        """Return the events since the last ones."""
         pieces, reported, token_ids = sequence.take()
         self._count_reading(pieces)
         return self._renderer.delta(
@@ -222,7 +223,7 @@ class Reply:
         )
 
     def _count_reading(self, pieces: list[Piece]) -> None:
-        """Take note of what was read for calls, where there may be some."""
+        """Count the tool-call parse of a response that may have calls."""
         if self._plan.parsing is not None and self._plan.parsing.tools is not None:
             calls = any(isinstance(piece, ToolCallStart | Arguments) for piece in pieces)
             self._readings[reading_of(self._plan.api, self._plan.stream, calls)] += 1
@@ -233,7 +234,7 @@ class Reply:
         return {index: sequence.generated for index, sequence in self._sequences.items()}
 
     def end(self, index: int, finished: FinishReason | None) -> None:
-        """Take note that a sequence has ended, of a reply that has failed."""
+        """Record the end of a sequence of a failed reply."""
         if finished is not None:
             self._sequences[index].finished = finished
 
@@ -256,7 +257,7 @@ class Reply:
                 assert_never(plan.api)
 
     def _prompt_logprobs(self, sequence: SequenceText) -> LazyList | Object | None:
-        """Return what is told of how likely a prompt was."""
+        """Return the log probabilities of a prompt."""
         num_top = sequence.plan.prompt_logprobs
         if num_top is None:
             return None
@@ -295,7 +296,7 @@ class Reply:
 
     @property
     def num_reported_bytes(self) -> int:
-        """How many bytes of log probabilities are to be told of all sequences."""
+        """Size of the log probabilities of all sequences, bytes."""
         return sum(s.reported.num_bytes + s.prompt.num_bytes for s in self._sequences.values())
 
     def _choice(self, sequence: SequenceText) -> Choice:

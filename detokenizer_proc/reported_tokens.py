@@ -63,7 +63,7 @@ class ReportedTokens(Sequence[ReportedToken]):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the rows have."""
+        """Size of the rows, bytes."""
         return len(self._rows)
 
     def num_before(self, offset: int) -> int:

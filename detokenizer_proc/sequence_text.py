@@ -40,7 +40,7 @@ class SequenceText:
 
     @classmethod
     def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
-        """Begin as `plan` says."""
+        """Create the text state for a `plan`."""
         stops = StopMatcher(plan.stop, plan.include_stop)
         stream = vocabulary.stream(
             plan.skip_special_tokens, plan.spaces_between_special_tokens, marks_of(plan.parsing)
@@ -51,14 +51,13 @@ class SequenceText:
         return cls(plan, stream, stops, _starts=starts, _num_decoded=length, _num_given=length)
 
     def add(self, pieces: list[Piece], reported: ReportedTokens, token_ids: list[int]) -> None:
-        """Keep what is to be told."""
+        """Keep tokens for the next event."""
         self.pieces += pieces
         self.reported += reported
         self.token_ids += token_ids
 
     def is_due(self, interval: int) -> bool:
-        """Whether there is to be an event of what is kept: every `interval` tokens, at first and
-        at the end."""
+        """Whether an event is due: every `interval` tokens, at the first token and at the end."""
         if self.finished is not None:
             return True
         is_first = not self.num_taken
@@ -70,7 +69,7 @@ class SequenceText:
         return bool(self.pieces or self.reported or self.token_ids)
 
     def take(self) -> tuple[list[Piece], ReportedTokens, list[int]]:
-        """Return what is kept, and keep it no longer."""
+        """Return the kept tokens and clear them."""
         taken = self.pieces, self.reported, self.token_ids
         self.pieces, self.reported, self.token_ids = [], ReportedTokens(), []
         self.num_taken = self.num_tokens
@@ -78,21 +77,21 @@ class SequenceText:
 
     @property
     def prompt_token_ids(self) -> "array[int] | None":
-        """The prompt, where token ids are told."""
+        """The prompt, if token ids are reported."""
         if not self.plan.return_token_ids:
             return None
         return array("I", self.plan.prompt_token_ids)
 
     @property
     def usage(self) -> TokenUsage:
-        """How many tokens this sequence took."""
+        """Token counts of this sequence."""
         return TokenUsage(
             self.plan.num_prompt_tokens, self.num_tokens, self.num_cached, self.num_thought
         )
 
     @property
     def num_thought(self) -> int | None:
-        """How many tokens begin in a thought; None where no thoughts are looked for."""
+        """Number of tokens that begin in reasoning; None without a reasoning parser."""
         if self._starts is None:
             return None
         before = bisect_left(self._starts, self.thought.start)
@@ -100,13 +99,13 @@ class SequenceText:
 
     @property
     def mean_logprob(self) -> float:
-        """How likely the text is, per token."""
+        """Mean log probability per token."""
         return self.sum_logprobs / max(1, self.num_tokens)
 
     def feed(
         self, ids: list[int], finished: FinishReason | None, logprobs: bytes
     ) -> tuple[str, ReportedTokens]:
-        """Take new tokens; return the text that became certain, and where wanted the tokens that
+        """Take new tokens; return the text that became final and, if requested, the tokens that
         begin in it.
 
         A stop token ends the text without being part of it. A stop string sets `finished`, and

@@ -25,7 +25,7 @@ class TextStream(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return what is left at the end."""
+        """Return the remaining text at the end."""
         ...
 
 
@@ -148,7 +148,7 @@ class UnspacedStream:
         return text
 
     def flush(self) -> str:
-        """Return what is left at the end."""
+        """Return the remaining text at the end."""
         return self._stream.flush()
 
 
@@ -164,7 +164,7 @@ class SelectiveStream:
         return "" if id in self._unknown else self._stream.feed(id)
 
     def flush(self) -> str:
-        """Return what is left at the end."""
+        """Return the remaining text at the end."""
         return self._stream.flush()
 
 

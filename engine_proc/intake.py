@@ -33,7 +33,8 @@ class Intake:
         self._aborted = AbortedIds()
 
     def judge(self, sequence: int, is_full: bool) -> IntakeDecision:
-        """Take a request whole or, where the queue is full, refuse it whole."""
+        """Decide on a sequence; its first one decides for its request, which a full queue rejects
+        whole."""
         request = request_of(sequence)
         if request in self._aborted:
             return IntakeDecision.DROPPED

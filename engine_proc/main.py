@@ -113,7 +113,7 @@ def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
 
 
 def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | None:
-    """Return what sees to images, if the model takes some."""
+    """Return the encoder queue, if the model takes images."""
     if arena is None:
         return None
     assert config.image_token is not None
@@ -125,7 +125,7 @@ def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | Non
 def make_scheduler(
     pool: PagePool, ready: WorkerReady, config: EngineConfig, images: EncoderQueue | None = None
 ) -> Scheduler:
-    """Return the scheduler that the flags ask for."""
+    """Return the scheduler for the flags."""
     execution = config.execution
     longest = execution.max_model_len if ready.whole_prompts else 0
     return Scheduler(

@@ -20,27 +20,27 @@ class ResumeCache:
     """Generated tokens by the sequence's id before the crash."""
 
     def __init__(self) -> None:
-        self._said: dict[int, array[int]] = {}
+        self._generated: dict[int, array[int]] = {}
         self._came_at = 0.0
         self._ended: OrderedDict[int, tuple[float, Sequence]] = OrderedDict()
         self._all_served_at = 0.0
 
-    def keep(self, said: GeneratedTokens, tokens: Frame, now: float) -> None:
-        """Take note of what a detokenizer has of a dead engine's sequences."""
+    def keep(self, generated: GeneratedTokens, tokens: Frame, now: float) -> None:
+        """Record the tokens that a detokenizer has of a dead engine's sequences."""
         view, start = memoryview(tokens).cast("B").cast("I"), 0
-        ids, counts = memoryview(said.ids).cast("Q"), memoryview(said.counts).cast("I")
+        ids, counts = memoryview(generated.ids).cast("Q"), memoryview(generated.counts).cast("I")
         for id, count in zip(ids, counts, strict=True):
-            self._said[id] = array("i", view[start : start + count])
+            self._generated[id] = array("i", view[start : start + count])
             start += count
         self._came_at = now
 
     def keep_ended(self, sequence: Sequence, now: float) -> None:
-        """Take note of a sequence that has ended."""
+        """Record a sequence that has ended."""
         self._ended[sequence.id] = now, sequence
 
     def take(self, id: int) -> "array[int]":
-        """Return what a dead engine's sequence had said, once; nothing where that is not known."""
-        return self._said.pop(id, array("i"))
+        """Return and remove the tokens of a dead engine's sequence; None if unknown."""
+        return self._generated.pop(id, array("i"))
 
     def take_ended(self, id: int) -> Sequence | None:
         """Return a sequence that has ended, once; None where it is not known."""
@@ -48,9 +48,10 @@ class ResumeCache:
         return ended
 
     def forget_old(self, now: float, are_serving: bool) -> None:
-        """Let go of what has been here for too long; `are_serving` says it of detokenizers."""
-        if self._said and now - self._came_at > KEEP_S:
-            self._said.clear()
+        """Drop expired entries. Ended sequences are kept while a detokenizer is not
+        `are_serving`."""
+        if self._generated and now - self._came_at > KEEP_S:
+            self._generated.clear()
         if not are_serving:
             self._all_served_at = now
         if now - self._all_served_at < KEEP_ENDED_S:

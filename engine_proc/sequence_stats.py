@@ -27,7 +27,7 @@ class TokenRate:
         ]  # of an engine in whose place this one is
 
     def observe(self, now_ns: int) -> None:
-        """Look at how many there have been, once a second."""
+        """Publish tokens per second, once a second."""
         elapsed_ns = now_ns - self._since_ns
         if elapsed_ns < SECOND_NS:
             return
@@ -51,7 +51,7 @@ class SequenceStats:
         self._open.append((news, now_ns))
 
     def settle(self) -> None:
-        """Count what has been taken."""
+        """Count the tokens and times taken so far."""
         for news, now_ns in self._open:
             self._count(news, now_ns)
             self._rate.observe(now_ns)

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 
 def red_circle() -> Image.Image:
-    """Return an image to ask about."""
+    """Return a test image."""
     image = Image.new("RGB", (256, 256), "white")
     ImageDraw.Draw(image).ellipse((48, 48, 208, 208), fill="red")
     return image

@@ -1,7 +1,7 @@
 """`/admin`: status and actions for operators, with a key of their own.
 
-What is told comes from the board and the kernel; what is asked for is noted on the board, for the
-supervisor and the workers (`admin_requests.py`). Names have no characters that JSON would escape.
+Answers come from the board and the kernel. Requests are noted on the board, for the supervisor and
+the workers (`admin_requests.py`). Names have no characters that JSON would escape.
 """
 
 import time
@@ -47,7 +47,7 @@ WRONG_KEY = Rejection(
 
 
 def is_for_operators(path: str) -> bool:
-    """Whether `Admin` answers what is asked at a path."""
+    """Whether a path belongs to `Admin`."""
     return path.startswith(PREFIX) or path in PROFILES
 
 
@@ -79,7 +79,7 @@ class Admin:
     def answer(
         self, method: str, path: str, query: bytes, key: bytes | None
     ) -> AdminResponse | Rejection:
-        """Do what is asked for, or say why not."""
+        """Execute an admin request, or return the reason why not."""
         if not self._key_auth:
             return CLOSED
         if not self._key_auth.admits(key):
@@ -106,14 +106,16 @@ class Admin:
     def _admin_request(self, *admin_requests: str) -> AdminResponse:
         for what in admin_requests:
             admin_request(self._slot, what)
-        told = ",".join(f'"{what}"' for what in admin_requests)
-        return AdminResponse(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
+        entries = ",".join(f'"{what}"' for what in admin_requests)
+        return AdminResponse(202, f'{{"accepted":[{entries}]}}'.encode("ascii"))
 
     def _processes(self) -> bytes:
         now_ns = time.monotonic_ns()
-        told = [f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}']
-        told += [process_of(slot, now_ns) for slot in self._board.slots]
-        return f'{{"processes":[{",".join(told)}]}}'.encode("ascii")
+        entries = [
+            f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}'
+        ]
+        entries += [process_of(slot, now_ns) for slot in self._board.slots]
+        return f'{{"processes":[{",".join(entries)}]}}'.encode("ascii")
 
 
 def invalid(status: int, message: str, allow: str = "") -> Rejection:
@@ -122,7 +124,7 @@ def invalid(status: int, message: str, allow: str = "") -> Rejection:
 
 
 def process_of(slot: Slot, now_ns: int) -> str:
-    """Return what is told of a process, as JSON."""
+    """Return a process's status as JSON."""
     state = State(slot[CommonField.STATE]).name.lower()
     return (
         f'{{"process":"{slot.seat}","pid":{slot[CommonField.PID]},"role":"{slot.seat.role}",'
@@ -132,7 +134,7 @@ def process_of(slot: Slot, now_ns: int) -> str:
 
 
 def memory(pid: int) -> str:
-    """Return what the kernel says of a process, as JSON; null where there is none."""
+    """Return a process's kernel statistics as JSON; null if it is gone."""
     vitals = vitals_of(pid) if pid else None
     if vitals is None:
         return '"resident_bytes":null,"cpu_s":null'

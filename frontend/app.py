@@ -65,14 +65,14 @@ class App:
         elif self._cors is not None and self._cors.look(request):
             pass  # it has been answered
         elif request.path in PATHS:
-            self._tell_health(request)
+            self._write_health(request)
         elif is_for_operators(request.path):
             self._administer(request)
         else:
             return False
         return True
 
-    def _tell_health(self, request: HttpExchange) -> None:
+    def _write_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:
             request.refuse(ONLY_ASKED)
             return

@@ -33,11 +33,11 @@ class Dispatcher:
         self._incoming: deque[Incoming] = deque()
 
     def __len__(self) -> int:
-        """How many messages there are."""
+        """Number of waiting messages."""
         return len(self._incoming)
 
     def take(self, frames: ResponseFrames, data: Frame) -> None:
-        """Take a message; hand over what there is a turn for."""
+        """Enqueue a message; deliver as many as this turn allows."""
         with self._vital():
             self._incoming.append(Incoming(frames, data))
             if frames.stats:

@@ -58,7 +58,7 @@ class Forwarder:
         anthropic_pages: dict[str, bytes] | None = None,
         reports: RequestReports | None = None,
     ) -> None:
-        """Know what is told at some paths as long as the server runs: JSON, for two APIs."""
+        """Keep the constant responses of some paths: JSON, for two APIs."""
         self._reports = reports
         self._pages = pages or {}
         self._anthropic_pages = anthropic_pages or {}
@@ -74,7 +74,7 @@ class Forwarder:
         self._reading: set[asyncio.Task[None]] = set()
 
     def begin(self, request: HttpExchange) -> None:
-        """Let a request in, or say why not: then its body is not read."""
+        """Admit a request, or answer with the rejection; then its body is not read."""
         self._slot.add(FrontendField.REQUESTS)
         head = request.head
         row = self._counts.row(request.method, request.path)
@@ -109,7 +109,7 @@ class Forwarder:
             self._enter(proxy, body, key)
 
     def _page(self, request: HttpExchange) -> bytes | None:
-        """Return what is told at a path as long as the server runs, or None."""
+        """Return the constant response of a path, or None."""
         if request.method not in READS:
             return None
         pages = self._anthropic_pages if request.head.is_anthropic else self._pages
@@ -124,7 +124,7 @@ class Forwarder:
     def _end(
         self, row: HttpRow, length: int, request: HttpExchange, open_request: OpenRequest
     ) -> None:
-        """Take note that a request has been answered, or given up."""
+        """Record that a request was answered or dropped."""
         self._open_requests.close(open_request)
         duration_ns = time.monotonic_ns() - request.received_at
         row.end(open_request.status, duration_ns, length, open_request.declared_length)
@@ -163,7 +163,7 @@ class Forwarder:
                 proxy.refuse(rejection)
 
     async def _body_of(self, receive: Receive) -> bytes:
-        """Receive a body, which counts as held until it is whole, and not beyond what it may be."""
+        """Receive a body, up to its limit. It counts as held until it is whole."""
         body = BytesIO()  # grows without being copied; joined at the end, others would wait for it
         size = 0
         try:

@@ -27,8 +27,8 @@ def health_of(
 ) -> HealthResponse:
     """Return the answer to one of `PATHS`.
 
-    `/health` is 503 when a process does not serve; `/ready` also when the server takes no more
-    requests since it stops; `/startup` only until all processes have been ready.
+    `/health` is 503 when a process does not serve. `/ready` also is while the server stops.
+    `/startup` is 503 only until all processes have been ready.
 
     Args:
         since_ns: since when this process has been awake (`wake_clock.py`).
@@ -55,7 +55,7 @@ def has_started(slot: Slot) -> bool:
 
 
 def process_of(board: Board, slot: Slot, now_ns: int) -> str:
-    """Return what is told of a process, as JSON."""
+    """Return a process's status as JSON."""
     restarts = max(slot[CommonField.STARTS], 1) - 1
     found = process_status(board, slot, now_ns)
     details = "".join(f',"{name}":{value}' for name, value in found.items())

@@ -54,8 +54,8 @@ def main(config: FrontendConfig, context: Context) -> None:
         uvloop.run(Frontend(config, context).serve())
     finally:
         if context.orphaned:
-            # The supervisor was killed, and with it everyone but the frontends, whose loop never
-            # blocks: they sweep up.
+            # The supervisor was killed, and with it all processes except the frontends. Their loop
+            # never blocks, so they remove the run directory.
             shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
@@ -137,7 +137,7 @@ class Frontend:
         )
 
     async def serve(self) -> None:
-        """Take connections from the socket the supervisor has bound."""
+        """Accept connections from the supervisor's socket."""
         loop = asyncio.get_running_loop()
         dispatcher = Dispatcher(loop, self._open_requests, self._slot)
         self._inbox.attach(loop, dispatcher.take)
@@ -189,15 +189,15 @@ class Frontend:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _drain(self) -> None:
-        """Take no more requests; the supervisor waits until those there are have been answered."""
+        """Accept no more requests; the supervisor waits until the open ones are answered."""
         self._gate.is_closed = True
         self._slot[FrontendField.IS_CLOSED] = 1
 
     def _leave(self) -> None:
         """End when open requests are answered. New connections wait for the next in this seat.
 
-        To close one on which nothing has been asked would lose the request that is on its way; it
-        is waited for as long as for any (`PATIENCE_S`).
+        A close before the first request would lose a request that is on its way. So the connection
+        has the time that any has (`PATIENCE_S`).
         """
         self._is_leaving = True
         self._server.config.timeout_graceful_shutdown = self._config.drain_timeout

@@ -22,7 +22,7 @@ MAX_TOTAL_UNSENT_BYTES = 256 << 20  # of all responses; past it the client that 
 
 @dataclass(eq=False)
 class OpenRequest:
-    """One request and what has come back for it so far."""
+    """One request and its response so far."""
 
     id: int
     wants_timing: bool = False
@@ -43,7 +43,7 @@ class OpenRequest:
     write: Callable[[Frame, int], bool] | None = None
 
     def deliver(self, data: Frame, last: bool, num_written: int = 0) -> None:
-        """Take response bytes. Past the limit the exchange is dropped: memory stays bounded.
+        """Take response bytes. Past the limit the request is dropped: memory stays bounded.
 
         Args:
             num_written: how many bytes of their HTTP chunk have been written.
@@ -60,11 +60,11 @@ class OpenRequest:
 
     @property
     def num_unsent_bytes(self) -> int:
-        """How many bytes of its answer are here."""
+        """Bytes of its response that wait here."""
         return self.unsent.num_bytes + (0 if self.sent is None else self.sent.num_held_bytes)
 
     def drop(self) -> None:
-        """Give up: the client is gone."""
+        """Drop the request after a disconnect."""
         self.dropped = True
         self._tell()
 
@@ -169,7 +169,7 @@ class OpenRequests:
         num_delivered: int,
         num_written: int = 0,
     ) -> None:
-        """Hand an entry of a message to the request it is for, as in `OpenRequest.deliver`."""
+        """Deliver an entry of a message to its request, as in `OpenRequest.deliver`."""
         open_request = self._open.get(request_of(id))
         if open_request is None:
             return

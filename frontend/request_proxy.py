@@ -39,7 +39,7 @@ class RequestProxy:
         retry_after_s: Callable[[], int],
         on_end: Callable[[HttpExchange, OpenRequest], None],
     ) -> None:
-        """Be the way of a request that has come in.
+        """Start the proxy of a request.
 
         Args:
             streams: write the pieces of a stream whose client reads.
@@ -100,7 +100,7 @@ class RequestProxy:
             self._open_request.sent.body = b""
 
     def _write_news(self) -> None:
-        """Write what has come, if the client reads; it may be the last."""
+        """Write received data if the client reads; it may be the last."""
         request, open_request = self._request, self._open_request
         if open_request.complete and self._has_place:
             self._give_up_place()
@@ -136,8 +136,8 @@ class RequestProxy:
     def _write_most(self) -> bool:
         """Write all of the rest but its last piece; return whether that can be written now.
 
-        Where the client does not read it is written when it does, and what is left after some
-        pieces in the next turn of the event loop.
+        If the client does not read, the data is written when it does. Data left after some pieces
+        is written in the next turn of the event loop.
         """
         request, unsent = self._request, self._open_request.unsent
         for _ in range(MAX_PIECES):

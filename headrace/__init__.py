@@ -40,7 +40,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used, where it is used: the server's processes need neither httpx nor tqdm."""
+    """Import public names on access: the server's processes need neither httpx nor tqdm."""
     if name in HOMES:
         return getattr(importlib.import_module(HOMES[name]), name)
     raise AttributeError(f"module 'headrace' has no attribute '{name}'")

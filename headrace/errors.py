@@ -24,7 +24,7 @@ def anthropic_type(status: int) -> str:
 
 
 def in_a_line(error: Exception) -> str:
-    """Return the first line of an error that may fill a page; what it announces, too."""
+    """Return the first line of an error that may fill a page, with the text it announces."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     num_lines = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:num_lines]) or type(error).__name__
@@ -130,7 +130,7 @@ class MethodNotAllowed(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt is too long, or leaves no room for what is to be generated."""
+    """The prompt is too long, or leaves no room for the output."""
 
     code = "context_length_exceeded"
 
@@ -159,7 +159,7 @@ class WrongKind(RequestError):
 
 
 class InternalError(RequestError):
-    """The server's own fault; the log says more."""
+    """An internal error; the log has the details."""
 
     status, type, code = 500, "server_error", "internal_error"
 
@@ -186,7 +186,7 @@ class QueueFull(RequestError):
 
 
 class ApiError(HeadraceError):
-    """What a client of a server raises: the HTTP status and OpenAI's `code` and `param`.
+    """An error response, as a client raises it: the HTTP status and OpenAI's `code` and `param`.
 
     `retry_after_s` is the server's `Retry-After`, in seconds, where it sends one.
     """

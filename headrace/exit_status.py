@@ -5,7 +5,7 @@ import signal
 
 
 class ExitStatus(enum.IntEnum):
-    """Why a process ended on its own. Errors 2 to 6 are logged in one line before the exit."""
+    """Exit status of a process. Errors 2 to 6 are logged in one line before the exit."""
 
     TOLD = 0  # asked to stop
     FAILED = 1  # an unexpected error; its traceback is in the log

@@ -82,7 +82,7 @@ class LineWriter(logging.Handler):
         self.keep: Callable[[bytes], None] | None = None  # where every line is remembered
         self._num_lost = 0  # ever, counted by the logging threads,
         self._num_unwritten = 0  # by the writer thread,
-        self._num_told = 0  # and how many of both the log has reported
+        self._num_reported = 0  # and how many of both the log has reported
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
@@ -121,9 +121,9 @@ class LineWriter(logging.Handler):
             return
 
     def _write(self, line: str) -> None:
-        """Write a line, and what has been lost since the last one that could be written."""
+        """Write a line, with the number of lines lost since the last successful write."""
         num_lost = self._num_lost + self._num_unwritten
-        lost = num_lost - self._num_told
+        lost = num_lost - self._num_reported
         if lost:
             line += self._loss(lost)
         data = line.encode(errors="backslashreplace")
@@ -135,7 +135,7 @@ class LineWriter(logging.Handler):
         except OSError:  # the disk is full, say; there may be room for the next
             self._num_unwritten += 1
         else:
-            self._num_told = num_lost
+            self._num_reported = num_lost
 
     def _loss(self, num_lines: int) -> str:
         """Return the line that tells of lost ones."""
@@ -147,7 +147,8 @@ class LineWriter(logging.Handler):
 
 
 def log_failure(log: logging.Logger, what: str, error: BaseException, request_id: str = "") -> None:
-    """Log that a request has failed, and where; what the error says may be the request's text."""
+    """Log that a request failed, and where. The error's text is left out: it may quote the
+    request."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     extra = about(request_id, exception=frames)
     log.error("%s: %s", what, type(error).__name__, extra=extra)

@@ -35,7 +35,7 @@ class Lane(Enum):
 
 
 class Need(Enum):
-    """What a model must do for a route to be described."""
+    """A capability that a route requires of the model."""
 
     NOTHING = "nothing"
     GENERATION = "generation"

@@ -25,7 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A test that hangs fails, and the others go on; 0 is no limit. No test comes near it, however slow
 # the machine.
 TEST_S = int(os.environ.get("TEST_S", "1200"))
-# Answers have the time that tests have: 5 s, httpx's, may pass where everybody wants the cores.
+# Responses have the time that tests have: httpx's 5 s may pass where many processes share the
+# cores.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
 
 SYSTEM = "tests/system/"

@@ -1,4 +1,4 @@
-"""Bodies of requests that embed or compare texts, made into the sequences they ask for."""
+"""Bodies of requests that embed or compare texts, converted to sequences."""
 
 from collections.abc import Sequence
 
@@ -87,9 +87,9 @@ class EmbeddingPlanner:
         documents = request.texts
         plan = self._similarity_plan(http, "rerank")
         plan = msgspec.structs.replace(plan, ranks=True, top_n=request.top_n or 0)
-        told = documents if request.return_documents else []
+        returned = documents if request.return_documents else []
         texts = {"query": [request.query], "documents": documents}
-        return (yield from self._compare(http, request, plan, texts, told))
+        return (yield from self._compare(http, request, plan, texts, returned))
 
     def score(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/score` request."""
@@ -117,18 +117,18 @@ class EmbeddingPlanner:
         request: RerankRequest | ScoreRequest,
         plan: SimilarityPlan,
         texts: dict[str, list[str]],
-        told: list[str],
+        returned: list[str],
     ) -> Stages:
         """Plan the sequences of queries and of documents, which `texts` has by field."""
         self._prompts.check_model(request.model, embeds=True, compares=True)
         if self._card.compares:
-            return (yield from self._compare_pairs(http, request, plan, texts, told))
+            return (yield from self._compare_pairs(http, request, plan, texts, returned))
         prompts: list[Ids] = []
         for param, some in texts.items():
             prompts += yield from self._embedded(request, some, param)
         (num_queries, num_documents) = map(len, texts.values())
         documents: list[str | None] = [None] * num_queries
-        documents += told or [None] * num_documents
+        documents += returned or [None] * num_documents
         plan = msgspec.structs.replace(plan, num_queries=num_queries)
         return self._embedding_sequences(http, request, prompts, each(plan, prompts, documents))
 
@@ -138,7 +138,7 @@ class EmbeddingPlanner:
         request: RerankRequest | ScoreRequest,
         plan: SimilarityPlan,
         texts: dict[str, list[str]],
-        told: list[str],
+        returned: list[str],
     ) -> Stages:
         """Plan a sequence for each query and document, of both."""
         limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
@@ -154,7 +154,7 @@ class EmbeddingPlanner:
         pairs = [pair(marks, *both, limit) for both in zip(queries, documents, strict=True)]
         param = next(reversed(texts))
         prompts = [self._shortened(one.ids, None, param) for one in pairs]
-        plans = each(plan, prompts, told or [None] * len(prompts))
+        plans = each(plan, prompts, returned or [None] * len(prompts))
         sequences = self._embedding_sequences(http, request, prompts, plans)
         seconds = [
             msgspec.structs.replace(request, second_text=one.second_text)
@@ -208,7 +208,7 @@ class EmbeddingPlanner:
     def _embedded(
         self, request: Embedded, texts: Sequence[str | list[int]], param: str
     ) -> Encoding[list[Ids]]:
-        """Return what is embedded of texts; one that is cut keeps the token that ends them all."""
+        """Return the ids of texts to embed; a truncated text keeps its final special token."""
         limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
         found = yield from self._prompts.encode(texts, param, 0, truncates=limit is not None)
         return [self._shortened(ids, limit, param) for ids in found]
@@ -227,7 +227,7 @@ class EmbeddingPlanner:
 def each(
     plan: SimilarityPlan, prompts: list[Ids], documents: Sequence[str | None]
 ) -> list[SimilarityPlan]:
-    """Return the plan of each sequence; a document is told where it is there."""
+    """Return the plan of each sequence; a document is included if it is returned."""
     return [
         msgspec.structs.replace(
             plan,

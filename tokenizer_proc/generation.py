@@ -105,7 +105,7 @@ Generation = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and the text to echo before what is generated."""
+    """Token ids, and the text to echo before the output."""
 
     ids: Ids
     echo: str = ""
@@ -234,9 +234,9 @@ class GenerationPlanner:
         )
         planned = Sequences([], [])
         for part in parts:
-            num_told = num_entries(planned.requests, planned.prompts)
+            num_reported = num_entries(planned.requests, planned.prompts)
             following = dataclasses.replace(
-                form, first=len(planned.requests), num_logprobs=num_told
+                form, first=len(planned.requests), num_logprobs=num_reported
             )
             with as_written(part.names):
                 found = yield from self._continue(http, part.request, following)
@@ -319,19 +319,19 @@ class GenerationPlanner:
     ) -> Encoding[Sequences]:
         num_each = request.num_sequences
         num_sequences = len(prompts) * num_each
-        num_told = form.num_sequences or num_sequences
-        first = self._reply_plan(http, request, form, num_told, parsing)
+        num_reported = form.num_sequences or num_sequences
+        first = self._reply_plan(http, request, form, num_reported, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         sampling = self._sampling(http, request, bad_words)
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
-        told, of_prompts, room = first, form.num_logprobs, None
-        tells_logprobs = first.logprobs is not None or sampling.prompt_logprobs is not None
-        if tells_logprobs:
+        reply_plan, of_prompts, room = first, form.num_logprobs, None
+        reports_logprobs = first.logprobs is not None or sampling.prompt_logprobs is not None
+        if reports_logprobs:
             of_prompts += prompt_entries(sampling, first, prompts, num_each)
-            told = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
-            room = room_of(told, of_prompts, num_told)
+            reply_plan = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
+            room = room_of(reply_plan, of_prompts, num_reported)
         ends = self._card.eos_token_ids if grammar else []  # a grammar may come to its end
         allowed = allowed_mask(request, self._card.vocab_size, ends)
         requests = []
@@ -366,8 +366,8 @@ class GenerationPlanner:
                     allowed=allowed,
                 )
             )
-        if tells_logprobs:
-            check_logprobs(told, of_prompts, (request.max_tokens for request in requests))
+        if reports_logprobs:
+            check_logprobs(reply_plan, of_prompts, (request.max_tokens for request in requests))
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
 
     def _reply_plan(
@@ -485,7 +485,7 @@ class GenerationPlanner:
 def prompt_entries(
     sampling: Sampling, plan: ReplyPlan, prompts: list[Prompt], num_each: int
 ) -> int:
-    """Return how many log probabilities are told of the prompts of all sequences."""
+    """Return the number of log probabilities reported for the prompts of all sequences."""
     num_looks = 1 if plan.chat else num_each
     num_tokens = sum(len(prompt.ids) for prompt in prompts)
     return num_looks * entries_of(num_tokens, sampling.prompt_logprobs)

@@ -40,7 +40,7 @@ def limit_of(plan: ReplyPlan) -> int:
 
 
 def room_of(plan: ReplyPlan, num_of_prompts: int, num_sequences: int) -> int | None:
-    """Return how many tokens a sequence may get where its request says nothing; None is any.
+    """Return a sequence's token limit if its request has none; None is unlimited.
 
     Args:
         num_of_prompts: entries of all prompts.
@@ -50,7 +50,7 @@ def room_of(plan: ReplyPlan, num_of_prompts: int, num_sequences: int) -> int | N
 
 
 def check_logprobs(plan: ReplyPlan, num_of_prompts: int, max_tokens: Iterable[int]) -> None:
-    """Refuse a reply that would tell too many log probabilities.
+    """Refuse a reply with too many log probabilities.
 
     Args:
         num_of_prompts: entries of all prompts.

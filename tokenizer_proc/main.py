@@ -80,7 +80,7 @@ def serve_about(
 def serve_long(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
-    """Handle long requests one by one. What they need is loaded when the first one comes."""
+    """Handle long requests one by one. The tokenizer is loaded with the first one."""
     os.nice(LONG_NICENESS)
     heartbeat = context.keep_beating()
     context.ready()

@@ -80,7 +80,7 @@ class Prompts:
             raise ContextLengthExceeded(fewest, wanted, limit, param, is_estimate=True)
 
     def kept(self, limit: int | None, wanted: int | None) -> int | None:
-        """Return how many tokens of a prompt are kept, as `truncate_prompt_tokens` says.
+        """Return the number of prompt tokens kept by `truncate_prompt_tokens`.
 
         None is all of them, and -1 as many as leave room for what is wanted.
         """
@@ -96,7 +96,7 @@ class Prompts:
         return left
 
     def last_tokens(self, ids: Ids, limit: int | None) -> Ids:
-        """Return the end of a text; what is cut keeps the token that begins all texts."""
+        """Return the end of a text; a truncated text keeps its first special token."""
         begins = self.vocabulary.empty[:1]
         if limit is None or len(ids) <= limit or limit == 1 or begins != ids[:1]:
             return last_tokens(ids, limit)
@@ -112,7 +112,7 @@ def exceeds(num_prompt: int, wanted: int | None, limit: int) -> bool:
 
 
 def last_tokens(ids: Ids, limit: int | None) -> Ids:
-    """Return the last `limit` tokens of a prompt: what is generated follows its end."""
+    """Return the last `limit` tokens of a prompt; the output follows its end."""
     return ids if limit is None else ids[-limit:]
 
 

@@ -32,7 +32,7 @@ class Routes:
         }
 
     def handle(self, request: HttpRequest, body: Body) -> Stages:
-        """Answer a request, or say what the engine is to do for it.
+        """Answer a request, or return the sequences for the engine.
 
         Raises:
             RequestError: it is refused.

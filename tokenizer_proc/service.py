@@ -1,9 +1,9 @@
 """The tokenizer service: takes requests in batches, and sends the outcomes around the ring.
 
-A lone request goes at once. Where others wait, a batch takes them until it is full or has been
-filled for long enough; it never waits for what has not come. A request that waits for something
-else is laid aside, and looked at again with the next batch. One that was here when a process died
-is handled alone, so that it is known what kills. One whose client has left goes no further.
+A lone request goes at once. If others wait, a batch takes them until it is full or its time is
+over. It never waits for requests that have not come. A request that waits for something else is
+laid aside, and looked at again with the next batch. One that was here when a process died is
+handled alone, so that it is known what kills. One whose client has left goes no further.
 """
 
 import itertools
@@ -104,7 +104,7 @@ class Service:
         self._encoder.load_fast()
 
     def show_images(self) -> None:
-        """Say on the board what images there are."""
+        """Publish the images on the board."""
         if self._images is not None:
             self._images.show()
 
@@ -134,7 +134,7 @@ class Service:
         return True
 
     def _work(self, jobs: list[Job]) -> None:
-        """Take the jobs of a batch as far as they go, and lay aside those that wait."""
+        """Run the jobs of a batch as far as they go, and lay aside those that wait."""
         while ready := self._ready(jobs):
             self._encode(ready)
         self._aside += [job for job in jobs if job.is_waiting]
@@ -184,7 +184,7 @@ class Service:
         return job
 
     def _encode(self, jobs: list[Job]) -> None:
-        """Take jobs a stage further. What fails for several is tried again for each."""
+        """Run jobs one stage further. A stage that fails for several is repeated for each."""
         try:
             found = iter(self._encoder.encode([text for job in jobs for text in job.texts]))
         except Exception as error:
@@ -198,7 +198,7 @@ class Service:
             job.advance(list(itertools.islice(found, len(job.texts))))
 
     def _messages(self, job: Job) -> list[tuple[GenerateRequest, Ids]]:
-        """Return what the engine is told of a request."""
+        """Return the messages of a request to the engine."""
         if not isinstance(job.outcome, Sequences):
             return []
         times, outcome = job.times, job.outcome
@@ -210,7 +210,7 @@ class Service:
         return list(zip(requests, outcome.prompts, strict=True))
 
     def _count(self, jobs: list[Job]) -> None:
-        """Take note on the board of what has been done."""
+        """Count the completed work on the board."""
         slot = self._slot
         for job in jobs:
             match outcome := job.outcome:

@@ -34,7 +34,7 @@ class Client:
             self._socket.sendall(piece)
 
     def receive(self) -> bytes:
-        """Return what has come, at least a byte."""
+        """Return the received bytes, at least one."""
         size = self._socket.recv_into(self._buffer)
         if size == 0:
             raise ConnectionError("the server closed the connection")

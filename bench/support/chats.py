@@ -1,7 +1,7 @@
 """Chats of 64 streamed tokens, as many at once as wanted, for some seconds.
 
-By `wrk` where that is installed, since it costs least of the cores it shares with the server, else
-by the load generator of `headrace bench`.
+By `wrk` if it is installed, since it takes the least of the shared cores. Else by the load
+generator of `headrace bench`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ BODY = json.dumps(
 
 @dataclass(frozen=True)
 class Chats:
-    """What a load found."""
+    """Results of a load."""
 
     num_requests: int
     num_failures: int

@@ -1,4 +1,4 @@
-"""How soon /health, or what else takes GET, answers: asked again and again by a process of its own.
+"""Latency of /health or another GET, polled by a process of its own.
 
 An answer's time is when the kernel receives it (`SO_TIMESTAMPING`). On busy cores the client may
 read it later, and that delay is not the server's.

@@ -1,4 +1,4 @@
-"""The largest request of each kind, or beyond what is taken, or a share of it. Pure.
+"""Request bodies at a share of the largest accepted size of each kind, or beyond it. Pure.
 
 Sizes are those of the limits in `tokenizer_proc/`, or past them. The worst kinds come first.
 """
@@ -53,19 +53,19 @@ def body(path: str, **fields: Any) -> Body:
 
 
 def prompt_logprobs(rng: random.Random, share: float) -> Body:
-    """Ask for log probabilities of 60 long prompts."""
+    """Request log probabilities of 60 long prompts."""
     tokens = ids(rng, of(share, 60 * 8000))
     prompts = [tokens[at : at + 8000] for at in range(0, len(tokens), 8000)]
     return body(TEXT, prompt=prompts, max_tokens=1, prompt_logprobs=20)
 
 
 def logprobs(rng: random.Random, share: float) -> Body:
-    """Ask for log probabilities of 60 long texts."""
+    """Request log probabilities of 60 long texts."""
     return body(TEXT, prompt=ids(rng, 8), n=of(share, 60), max_tokens=3000, logprobs=20)
 
 
 def one_long_text(rng: random.Random, share: float) -> Body:
-    """Ask for one long text, told at once."""
+    """Request one long text as a whole response."""
     message = {"role": "user", "content": words(rng, 10)}
     options = {
         "logprobs": True,
@@ -82,7 +82,7 @@ def detokenize(rng: random.Random, share: float) -> Body:
 
 
 def tokenize(rng: random.Random, share: float) -> Body:
-    """Have a text made into ids, which are told as texts, too."""
+    """Tokenize a text, with token strings in the response."""
     text = words(rng, 1000)
     return body(
         "/tokenize",
@@ -92,7 +92,7 @@ def tokenize(rng: random.Random, share: float) -> Body:
 
 
 def echo(rng: random.Random, share: float) -> Body:
-    """Have many prompts told again with what follows."""
+    """Echo many prompts with their continuations."""
     prompts = [words(rng, 2000) for _ in range(of(share, 128))]
     return body(TEXT, prompt=prompts, echo=True, max_tokens=16, logprobs=20)
 

@@ -2,9 +2,9 @@
 
 Lines of JSON on standard input, each answered by one on standard output. `{"prefill": ids}`
 computes a prompt. `{"decode": steps, "prompt": ids, "sequences": n}` continues n equal prompts
-greedily; they are computed untimed when first named and kept, each kind in a context of its own, so
-that a short sequence never pays for a long one. Between commands the process waits on its input and
-uses no core.
+greedily. They are computed untimed at first use and kept. Each kind has its own context, so a short
+sequence does not pay for a long one. Between commands the process waits on its input and uses no
+core.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""How long others wait: a process that reads a stream, and asks for a little again and again.
+"""Longest wait of other clients: a process reads a stream and sends small requests.
 
 Both have an API key of their own, so the engine is shared with all other clients.
 """
@@ -53,7 +53,7 @@ class Longest:
         self._since = time.perf_counter()
 
     def begin(self) -> None:
-        """Something is asked for now."""
+        """Mark the start of a request."""
         self._since = time.perf_counter()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""How much memory processes have of their own, and have had at most."""
+"""Private memory of processes, current and peak."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ def own_bytes(ring: Mapping[str, psutil.Process]) -> dict[str, int]:
 
 
 class MemoryWatch:
-    """Looks at the memory of processes while the context lasts."""
+    """Samples the memory of processes while the context lasts."""
 
     def __init__(self, ring: Mapping[str, psutil.Process]) -> None:
         self._ring = ring

@@ -1,8 +1,9 @@
 """One set of weights in every format that is compared: the demo model's, rounded to bf16.
 
-The demo model is stored as Q4_1, which decodes to numbers that bf16 cannot always hold: they are
-rounded once, and that is what the folder, the BF16 file and, quantized again, the others hold. All
-matrices of a file have its format, the embedding included. Files are made once, in a cache folder.
+The demo model is stored as Q4_1, which decodes to numbers that bf16 cannot always hold. They are
+rounded once. The folder and the BF16 file hold the rounded numbers, and the others hold them
+quantized again. All matrices of a file have its format, the embedding included. Files are made
+once, in a cache folder.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A free port, for what has to be told one before it starts."""
+"""A free port, for programs that need its number before they start."""
 
 import contextlib
 import socket

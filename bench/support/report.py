@@ -1,4 +1,4 @@
-"""What every benchmark reports: a table for people, a line of JSON, a file and a plot to keep.
+"""The output of every benchmark: a table, a line of JSON, a file and a plot.
 
 A benchmark measures several quantities on several systems, in rounds that alternate between the
 systems. All samples are kept, one per round; a quantity's figure is their median.
@@ -24,7 +24,7 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp1
 
 @dataclass(frozen=True)
 class Quantity:
-    """One row of the table. With two systems, the ratio says how many times better the first is."""
+    """One row of the table. With two systems, `ratio` is above 1 where the first is better."""
 
     name: str
     unit: str
@@ -63,7 +63,7 @@ class Quantity:
 
 
 class Report:
-    """What one run of one benchmark found."""
+    """Result of one run of one benchmark."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         """Begin: `name` is that of the script, `options` are recorded."""
@@ -81,7 +81,7 @@ class Report:
         self.quantities.append(quantity)
 
     def miss(self, what: str) -> None:
-        """Say what could not be measured, and why."""
+        """Record a measurement that was not possible, with the reason."""
         self.missing.append(what)
         print(f"not measured: {what}", flush=True)
 
@@ -198,7 +198,7 @@ def peer_version(python: str | None, package: str) -> str | None:
 
 
 def is_path(value: object) -> bool:
-    """Whether an option names a place on this machine, which says nothing about a figure."""
+    """Whether an option is a path on this machine, which does not affect a figure."""
     return isinstance(value, str) and value.startswith("/")
 
 

@@ -1,4 +1,4 @@
-"""Starting servers to be measured, and what they cost: time to start, memory, processor time."""
+"""Servers to be measured, and their cost: start time, memory, CPU time."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A server of a shape, on a GPU unless it is said otherwise, and what it makes of a load."""
+"""A server of a given shape, by default on a GPU, and its results under a load."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ def serving_parser(doc: str | None, rounds: int, shape: str) -> argparse.Argumen
 
 
 def lacks_gpu(report: Report, device: str, what: str) -> bool:
-    """Return whether there is no GPU for what was to be measured on one; then say so."""
+    """Return whether the benchmark lacks a GPU; print a message if so."""
     if device == "cpu" or NVIDIA.exists():
         return False
     report.miss(f"{what}: this machine has no GPU")
@@ -49,7 +49,7 @@ def serve(args: argparse.Namespace, *flags: str) -> Server:
 
 @dataclass(frozen=True)
 class Served:
-    """What came of a load. Times are milliseconds, medians over requests."""
+    """Results of a load. Times are milliseconds, medians over requests."""
 
     requests_per_s: float
     tokens_per_s: float  # generated

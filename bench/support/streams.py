@@ -1,7 +1,7 @@
 """Completion requests that stream, all at once, and when their tokens came.
 
-A load generator that shares the machine with what it measures must cost next to nothing: bytes are
-stamped as they arrive and looked at only after the last stream has ended.
+A load generator that shares the machine with its target must cost next to nothing. Bytes are
+stamped as they arrive and parsed only after the last stream has ended.
 """
 
 import asyncio

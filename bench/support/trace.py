@@ -1,4 +1,4 @@
-"""Where a trace of a worker is idle: a GPU's, or the C++ core's."""
+"""Idle times in a worker's trace: of a GPU, or of the C++ core."""
 
 import gzip
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Trace(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Idleness:
-    """How much of the time from the first step to the last nothing ran."""
+    """Share of the time from the first step to the last in which nothing ran."""
 
     per_step_us: list[float]  # from a step's beginning to the next one's
     share: float

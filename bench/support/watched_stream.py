@@ -69,7 +69,7 @@ class WatchedStream:
         return "".join(piece for _, piece in self.pieces)
 
     def text_alone(self) -> str:
-        """Ask for the same text, as much as has come."""
+        """Request the same text alone, up to the length received so far."""
         size, text = len(self.text), ""
         with closing(events(self._url, self._seed)) as pieces:
             for piece in pieces:

@@ -134,7 +134,7 @@ DEVICE bool enter(const Group &group, u32 &epoch) {
     return !shared.failed;
 }
 
-// Note what failed, the first time, and let everyone know. Returns false.
+// Record the first failure and set the abort word for all ranks. Returns false.
 DEVICE bool fail(const Group &group, Code code, u32 peer, u32 phase, u32 epoch) {
     Counters *counters = reinterpret_cast<Counters *>(group.counters);
     if (exchange(&counters->failed, 1) == 0) {

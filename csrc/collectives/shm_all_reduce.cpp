@@ -69,7 +69,7 @@ Verdict ShmAllReduce::all_reduce(void *data, size_t n, Number number) {
                   : add_all(numbers, bytes, number, meta);
 }
 
-// A round per piece: everybody publishes all and adds all.
+// A round per piece: every rank publishes and adds all of it.
 Verdict ShmAllReduce::add_all(char *data, size_t bytes, Number number, uint64_t meta) {
     size_t first = 0;
     do {

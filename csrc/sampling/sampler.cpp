@@ -16,7 +16,7 @@ namespace headrace {
 
 namespace {
 
-struct SampleStep { // sampler.py
+struct SampleStep { // cpu_sampler.py
     const float *logits;
     const float *maxima; // [rows, num_blocks_of(vocab_size)], of each 64 logits of a row, or null
     const SamplingRow *rows;

@@ -1,4 +1,4 @@
-"""Calls of custom tools: their one argument is told as text, not as JSON."""
+"""Calls of custom tools: their one argument is delivered as text, not as JSON."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ INPUT = "input"  # the argument
 
 
 class CustomToolParser:
-    """A parser whose calls of some tools are told with their input, at the call's end."""
+    """A parser that delivers the input of custom tools as text, at the call's end."""
 
     def __init__(self, parser: OutputParser, names: frozenset[str]) -> None:
         self._parser = parser
@@ -18,19 +18,19 @@ class CustomToolParser:
 
     @property
     def thought(self) -> range:
-        """Where in the text the thought is."""
+        """The range of the reasoning in the text."""
         return self._parser.thought
 
     def feed(self, text: str) -> list[Piece]:
-        """Take more text; return what has become certain."""
-        return [told for piece in self._parser.feed(text) for told in self._told(piece)]
+        """Take more text; return the part that is final."""
+        return [out for piece in self._parser.feed(text) for out in self._converted(piece)]
 
     def flush(self) -> list[Piece]:
-        """Return what is left, where the text has ended."""
-        found = [told for piece in self._parser.flush() for told in self._told(piece)]
+        """Return the remaining text at the end."""
+        found = [out for piece in self._parser.flush() for out in self._converted(piece)]
         return found + self._ended()
 
-    def _told(self, piece: Piece) -> list[Piece]:
+    def _converted(self, piece: Piece) -> list[Piece]:
         if isinstance(piece, Arguments) and piece.index == self._call:
             self._arguments.append(piece.text)
             return []
@@ -44,13 +44,13 @@ class CustomToolParser:
         """Return the input of the custom call that has been read, if there is one."""
         if self._call is None:
             return []
-        told = Arguments(self._call, input_of("".join(self._arguments)), is_custom=True)
+        out = Arguments(self._call, input_of("".join(self._arguments)), is_custom=True)
         self._call, self._arguments = None, []
-        return [told] if told.text else []
+        return [out] if out.text else []
 
 
 def input_of(arguments: str) -> str:
-    """Return a custom tool's input. What the model has not written as one is told as it is."""
+    """Return a custom tool's input; text that is not written as one is returned unchanged."""
     try:
         found = msgspec.json.decode(arguments, type=dict[str, str])
     except (msgspec.DecodeError, RecursionError):

@@ -55,7 +55,7 @@ def read_arguments(source: TextSource, calls: Calls) -> Reading[bool]:
 
 
 def read_value(source: TextSource) -> Reading[str]:
-    """Take a value and return it, as it is written; nothing where there is none."""
+    """Read a value and return its source; "" if there is none."""
     if (yield from source.peek()) not in ("{", "[", '"'):
         return (yield from source.run(SCALAR))
     shape, parts = Shape(), []
@@ -68,14 +68,14 @@ def read_value(source: TextSource) -> Reading[str]:
 
 
 def read_string(source: TextSource) -> Reading[str | None]:
-    """Take a string and return what it says; None where there is none."""
+    """Read a string and return its value; None if there is none."""
     if (yield from source.peek()) != '"':
         return None
-    return said((yield from read_value(source)))
+    return string_value((yield from read_value(source)))
 
 
-def said(value: str) -> str | None:
-    """Return what a string says that is written as JSON; None for anything else."""
+def string_value(value: str) -> str | None:
+    """Return the value of a JSON string; None for anything else."""
     try:
         found = json.loads(value, strict=False)
         return found if isinstance(found, str) and found.encode() is not None else None
@@ -96,7 +96,7 @@ class CallReader:
         self._has_begun = False
 
     def read(self) -> Reading[bool]:
-        """Take an object; return whether a call has begun. What else it has is unsettled.
+        """Read an object; return whether a call has begun. Later entries are unsettled.
 
         Where a call is whole nothing is, and where none has begun everything.
         """
@@ -120,7 +120,7 @@ class CallReader:
         return True
 
     def _entry(self) -> Reading[bool]:
-        """Take a key and its value; return whether they are well-formed."""
+        """Read a key and its value; return whether they are well-formed."""
         source = self._source
         yield from source.run(SPACE)
         key = yield from read_string(source)
@@ -138,7 +138,7 @@ class CallReader:
         return bool((yield from read_value(source)))
 
     def _take_arguments(self) -> Reading[bool]:
-        """Take the arguments: an object, or a string that has one."""
+        """Read the arguments: an object, or a string that contains one."""
         source = self._source
         self._arguments = NOTHING
         if self._name is not None and (yield from source.peek()) == "{":
@@ -147,7 +147,7 @@ class CallReader:
             return (yield from read_arguments(source, self._calls))
         value = yield from read_value(source)
         if value.startswith('"'):
-            value = (said(value) or "").strip() or NOTHING
+            value = (string_value(value) or "").strip() or NOTHING
         elif value == "null":
             value = NOTHING
         self._arguments = value

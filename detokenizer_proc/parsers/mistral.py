@@ -32,7 +32,7 @@ def read_mistral(source: TextSource, calls: Calls) -> Reading[None]:
 
 
 def read_list(source: TextSource, calls: Calls) -> Reading[None]:
-    """Read calls up to the end of their list; what is not one of them is unsettled."""
+    """Read calls up to the end of their list; text that is not a call is unsettled."""
     while True:
         yield from source.run(SPACE)
         is_call = yield from CallReader(source, calls).read()
@@ -48,7 +48,7 @@ def read_list(source: TextSource, calls: Calls) -> Reading[None]:
 
 
 def read_named(source: TextSource, calls: Calls) -> Reading[None]:
-    """Read a name and its arguments; what is neither is unsettled."""
+    """Read a name and its arguments; other text is unsettled."""
     name = yield from source.run(WORD)
     if (yield from source.has(CALL_ID)):
         yield from source.run(WORD)

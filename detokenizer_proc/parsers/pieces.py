@@ -65,15 +65,15 @@ class OutputParser(Protocol):
 
     @property
     def thought(self) -> range:
-        """Where in the text the thought is, so far as it is certain."""
+        """The range of the reasoning in the text, as far as it is final."""
         ...
 
     def feed(self, text: str) -> list[Piece]:
-        """Take more text; return what has become certain."""
+        """Take more text; return the part that is final."""
         ...
 
     def flush(self) -> list[Piece]:
-        """Return what is left, where the text has ended."""
+        """Return the remaining text at the end."""
         ...
 
 
@@ -101,7 +101,7 @@ class Call(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """All pieces of an answer that is told at once."""
+    """All pieces of a response that is sent whole."""
 
     text: str
     thought: str

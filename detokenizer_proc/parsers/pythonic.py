@@ -45,7 +45,7 @@ def read_pythonic(source: TextSource, calls: Calls) -> Reading[None]:
 
 
 def read_list(source: TextSource) -> Reading[str]:
-    """Take a list that begins with a call and return it; nothing where there is none."""
+    """Read a list that begins with a call and return it; "" if there is none."""
     shape = Shape(PYTHON)
     if not (yield from source.has("[")):
         return ""

@@ -1,5 +1,5 @@
-"""Finds the end of a value written like JSON or Python: brackets and strings are looked
-at and nothing else, so it may come in parts, and is passed on before its end is known."""
+"""Finds the end of a value written like JSON or Python. It reads only brackets and strings, so a
+value may come in parts and is passed on before its end is known."""
 
 import re
 
@@ -7,7 +7,7 @@ CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
 class Syntax:
-    """What stands outside strings, and what strings are between."""
+    """Characters with a meaning outside strings, and the string delimiters."""
 
     def __init__(self, between: str, openers: str, quotes: str) -> None:
         self.between = re.compile(f"[{between}]*")
@@ -33,18 +33,18 @@ class Shape:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more of it is to come."""
+        """Whether the value is complete."""
         return self.is_whole or self.is_broken
 
     def scan(self, text: str, start: int) -> int:
-        """Look at `text` from `start` on; return the position up to which it belongs here."""
+        """Scan `text` from `start` on; return the end of the part that belongs to the value."""
         at = start
         while at < len(text) and not self.is_over:
             at = self._within(text, at) if self._quote else self._between(text, at)
         return at
 
     def _within(self, text: str, at: int) -> int:
-        """Go on to the end of a string."""
+        """Skip to the end of a string."""
         if self._is_escaped:
             self._is_escaped = False
             return at + 1
@@ -60,7 +60,7 @@ class Shape:
         return at + 1
 
     def _between(self, text: str, at: int) -> int:
-        """Go on to the next bracket or quote, and past it."""
+        """Skip past the next bracket or quote."""
         if self._closers:
             found = self._syntax.between.match(text, at)
             assert found is not None

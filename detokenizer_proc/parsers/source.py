@@ -38,34 +38,34 @@ class TextSource:
 
     @property
     def position(self) -> int:
-        """How many characters have been taken."""
+        """Number of characters taken."""
         return self._num_dropped + self._at
 
     def give(self, text: str) -> None:
-        """Add what has come."""
+        """Append received text."""
         self._num_dropped += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self) -> None:
-        """Say that no more will come."""
+        """Mark the end of the text."""
         self._has_ended = True
 
     def take(self, end: int) -> str:
-        """Take the text up to position `end` of what there is."""
+        """Take the text up to position `end`."""
         taken = self._text[self._at : end]
         self._unsettled.append(taken)
         self._at = end
         return taken
 
     def settle(self) -> str:
-        """Return what has been taken since the last time, for good."""
+        """Commit the text taken since the last commit, and return it."""
         taken = "".join(self._unsettled)
         self._unsettled.clear()
         return taken
 
     def rewind(self) -> None:
-        """Put back what is unsettled."""
+        """Put back the unsettled text."""
         taken = self.settle()
         if len(taken) <= self._at:
             self._at -= len(taken)
@@ -81,7 +81,7 @@ class TextSource:
         return self._text[self._at : self._at + 1]
 
     def has(self, literal: str) -> Reading[bool]:
-        """Take `literal` where it comes next; return whether it does."""
+        """Take `literal` if it comes next; return whether it does."""
         while (
             not self._has_ended
             and len(self._text) - self._at < len(literal)
@@ -94,7 +94,7 @@ class TextSource:
         return found
 
     def run(self, some: re.Pattern[str]) -> Reading[str]:
-        """Take what `some` matches, a class of characters, as often as it comes."""
+        """Take the longest run of characters of a class."""
         parts = []
         while True:
             found = some.match(self._text, self._at)
@@ -105,7 +105,7 @@ class TextSource:
             yield None
 
     def before(self, marks: tuple[str, ...]) -> Reading[tuple[str, str]]:
-        """Take text as far as it is certain to come before `marks`, or one of them.
+        """Take text as far as it certainly precedes `marks`, or one of them.
 
         Returns:
             The text or the mark, and nothing for the other; nothing for both at the end.
@@ -138,7 +138,7 @@ class TextSource:
             yield make(text)
 
     def scan(self, how_far: Callable[[str, int], int]) -> Reading[str]:
-        """Take what `how_far(text, start)` says, the position of its end; nothing at the end."""
+        """Take text up to the position that `how_far(text, start)` returns; "" at the end."""
         if not (yield from self.peek()):
             return ""
         return self.take(how_far(self._text, self._at))
@@ -153,12 +153,12 @@ class SourceParser:
         self._reading = read(self._source)
 
     def feed(self, text: str) -> list[Piece]:
-        """Take more text; return what has become certain."""
+        """Take more text; return the part that is final."""
         self._source.give(text)
         return self._news()
 
     def flush(self) -> list[Piece]:
-        """Return what is left, where the text has ended."""
+        """Return the remaining text at the end."""
         self._source.end()
         return self._news()
 

@@ -34,7 +34,7 @@ class StopMatcher:
         return given
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the stream."""
+        """Return the held-back text, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 

@@ -67,7 +67,7 @@ def thinking_block(text: str, signature: str) -> Object:
 
 
 def tool_use_block(call: Call) -> Object:
-    """Return a block that calls a tool. Arguments that were cut off are no JSON: none are told."""
+    """Return a `tool_use` block. Truncated arguments, which are invalid JSON, become {}."""
     try:
         arguments = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:

@@ -38,11 +38,11 @@ class EmbeddingReply:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of vectors the answer is made of."""
+        """Number of bytes of vectors in the response."""
         return sum(4 * len(vector) for vector in self._vectors.values())
 
     def take(self, plan: VectorPlan, vector: bytes) -> None:
-        """Take a text's embedding, f32."""
+        """Add a text's embedding, f32."""
         self._num_found += 1
         self._num_tokens += plan.num_prompt_tokens
         if self._similarities is not None and isinstance(plan, SimilarityPlan):

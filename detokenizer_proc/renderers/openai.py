@@ -78,7 +78,7 @@ def delta_of(piece: Piece) -> Object:
 
 
 def function_delta(piece: Piece) -> Object:
-    """Return the same where calls are told as `function_call`."""
+    """Return the same delta where calls are written as `function_call`."""
     match piece:
         case ToolCallStart(name=name):
             return {"function_call": {"name": name, "arguments": ""}}
@@ -103,7 +103,7 @@ class OpenAIRenderer:
     def opening(
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
-        """Return a sequence's first event: in a chat, the role; the prompt, where it is told."""
+        """Return a sequence's first event: the role, in a chat; the prompt, if it is echoed."""
         plan = self._plan
         if not plan.chat and prompt_token_ids is None:
             return b""
@@ -154,7 +154,7 @@ class OpenAIRenderer:
         logprobs: Object | None,
         token_ids: list[int] | None,
     ) -> Object:
-        """Return a choice with what is new of it."""
+        """Return a choice with its new content."""
         choice: Object = {"index": index, "delta" if self._plan.chat else "text": content}
         choice |= {"logprobs": logprobs, "finish_reason": finish_name(finished)}
         if token_ids is not None:
@@ -224,7 +224,7 @@ class OpenAIRenderer:
 
 
 def message_body(answer: Choice, function_call: bool = False) -> Object:
-    """Return the `message` of a chat's choice; with `function_call` calls are told by that."""
+    """Return the `message` of a chat's choice; `function_call` selects the legacy form of calls."""
     content = answer.text or (None if answer.calls else "")
     message: Object = {"role": "assistant", "content": content, "refusal": None}
     if answer.thought:
@@ -237,6 +237,6 @@ def message_body(answer: Choice, function_call: bool = False) -> Object:
 
 
 def of_prompt(answer: Choice) -> Object:
-    """Return what is told of an answer's prompt."""
+    """Return the response fields about the prompt."""
     told = {"prompt_logprobs": answer.prompt_logprobs, "prompt_token_ids": answer.prompt_token_ids}
     return {name: value for name, value in told.items() if value is not None}

@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 
 class TokenUsage(NamedTuple):
-    """How many tokens a request took."""
+    """Token counts of a request."""
 
     num_prompt: int
     num_completion: int
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 class Answers(Protocol):
-    """A list of `Choice`; maybe each is made when it is asked for."""
+    """A list of `Choice`, possibly created on access."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, place: int, /) -> Choice: ...

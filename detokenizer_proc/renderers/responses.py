@@ -193,7 +193,7 @@ class ResponsesRenderer:
         return [self._placed(body) for body in ended]
 
     def _placed(self, body: Object) -> Object:
-        """Return an event that says of which item it is."""
+        """Return an event with the index of its item."""
         place: Object = {"output_index": len(self._items) - 1}
         if "item" not in body:
             place["item_id"] = self._items[-1].id
@@ -238,7 +238,7 @@ class ResponsesRenderer:
         self._items[-1].status = "completed"
 
     def _response(self, status: str, usage: TokenUsage | None) -> Object:
-        """Return the response, with what there is of its output."""
+        """Return the response with its output so far."""
         plan, is_cut = self._plan, status == "incomplete"
         return {
             "id": plan.response_id,

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`: text and what there is to know of it, per sequence.
+"""SGLang's `/generate`: text and `meta_info`, per sequence.
 
 https://docs.sglang.ai/basic_usage/native_api.html. As there, each event of a stream has all of the
 text so far.
@@ -30,7 +30,8 @@ Columns = dict[str, Any]  # of JSON values
 
 @dataclass(slots=True)
 class Grown:
-    """A JSON string or list that grows. It is encoded once, however often it is said."""
+    """A JSON string or list that grows. Each part is encoded once, however often the value is
+    sent."""
 
     marks: bytes  # the first and the last
     data: bytearray = field(default_factory=bytearray)
@@ -61,7 +62,7 @@ class GenerateRenderer:
     """A `Renderer`."""
 
     def __init__(self, plan: ReplyPlan, clock: Callable[[], float]) -> None:
-        """`clock` tells seconds since the epoch."""
+        """`clock` returns seconds since the epoch."""
         assert isinstance(plan.form, GenerateForm)
         self._plan = plan
         self._form = plan.form
@@ -76,7 +77,7 @@ class GenerateRenderer:
     def opening(
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
-        """Return nothing: there is nothing to say before the first token."""
+        """Return nothing: this API has no event before the first token."""
         self._said[index] = SoFar()
         return b""
 
@@ -138,12 +139,12 @@ class GenerateRenderer:
         return body
 
     def _body(self, index: int, text: Any, token_ids: Any, columns: Columns) -> Object:
-        """Return what is told of a sequence, but for its end."""
+        """Return the fields of a sequence without its end."""
         meta: Object = {"id": self._id(index)}
         return {"text": text, "output_ids": token_ids, "meta_info": meta | columns}
 
     def _id(self, index: int) -> str:
-        """Return the client's id of a sequence; those of several are told apart."""
+        """Return the client's id of a sequence; ids of several have a suffix."""
         form = self._form
         id = form.ids[index // form.num_each] if form.ids else self._plan.response_id
         number = index % form.num_each if form.ids else index
@@ -152,7 +153,7 @@ class GenerateRenderer:
     def _ending(
         self, finished: FinishReason | None, stopped_by: str | int | None, usage: TokenUsage
     ) -> Object:
-        """Return why a sequence has ended, and what it took."""
+        """Return the finish reason and token counts of a sequence."""
         count = usage.num_completion
         reason: Object | None = None
         if finished is not None:
@@ -170,11 +171,11 @@ class GenerateRenderer:
         return ending
 
     def _of(self, values: list[int | None], index: int) -> int | None:
-        """Return what is asked for the prompt of a sequence."""
+        """Return the requested value for the prompt of a sequence."""
         return values[index // self._form.num_each if len(values) > 1 else 0]
 
     def _of_prompt(self, index: int, logprobs: object) -> Object:
-        """Return what is told of a prompt. What the first token told follows is not known."""
+        """Return the fields about a prompt. The first reported token has no known predecessor."""
         first = self._of(self._form.first_logprob, index)
         if first is None or not isinstance(logprobs, dict):
             return NO_LOGPROBS

@@ -1,5 +1,5 @@
-"""Similarity scores, in the shapes of vLLM's `/v1/score` and `/v1/rerank`: the cosines of their
-embeddings, or what a cross-encoder says."""
+"""Similarity scores in the shapes of vLLM's `/v1/score` and `/v1/rerank`: cosines of embeddings, or
+scores of a cross-encoder."""
 
 import math
 import operator
@@ -26,7 +26,7 @@ class Similarities:
         self._early: dict[int, list[float]] = {}  # documents that came before their queries
 
     def take(self, plan: SimilarityPlan, vector: "array[float]") -> None:
-        """Take a text's embedding, or a pair's score."""
+        """Add a text's embedding, or a pair's score."""
         num_queries = plan.num_queries
         document = plan.index - num_queries
         if document >= 0:
@@ -62,7 +62,7 @@ class Similarities:
         return {"index": index, "object": "score", "score": self._scores[index]}
 
     def _rank(self, index: int) -> Object:
-        """Return what is told of a document; the likest goes first, of equals the first."""
+        """Return the ranked documents, best first; equal ones keep their order."""
         result: Object = {"index": index, "relevance_score": self._scores[index]}
         text = self._texts[index]
         if text is not None:

@@ -29,7 +29,7 @@ class WorkerDied(HeadraceError):
         super().__init__(message)
         self.rank = rank
         self.is_chaos = is_chaos
-        self.has_said_why = code in CAUSES
+        self.has_reason = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
@@ -67,12 +67,12 @@ class ChildProcess(Generic[Ask, Answer]):
         self._asks.send(message)
 
     def receive(self, timeout_s: float) -> Answer | None:
-        """Return what it has said, if anything within `timeout_s`."""
+        """Return its next message, if one arrives within `timeout_s`."""
         return self._answers.receive(timeout_s)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said that it serves."""
+        """Whether it has reported that it serves."""
         return self._slot[CommonField.STATE] == State.READY
 
     @property
@@ -103,7 +103,7 @@ class ChildProcess(Generic[Ask, Answer]):
     def make_crash_report(
         self, crash_reports: CrashReports, death: WorkerDied, requests: list[int]
     ) -> None:
-        """Keep what is known of its death."""
+        """Write a crash report of its death."""
         self._slot[CommonField.STATE] = State.DEAD
         crash_reports.make(self._slot, str(death), self._process.stacks.take(), requests)
 

@@ -99,7 +99,7 @@ class VisionClient:
         return self._ready.gpu_bytes
 
     def take(self, images: EncoderQueue, wait_s: float = 0.0) -> Losses:
-        """Take what has been made of images since the last time, if anything within `wait_s`.
+        """Return the vision worker's results since the last call, if any arrive within `wait_s`.
 
         Raises:
             WorkerDied: one could not start at all, or too many died in a row.
@@ -124,8 +124,8 @@ class VisionClient:
         return Losses()
 
     def _schedule_restart(self, death: WorkerDied, images: EncoderQueue) -> Losses:
-        """Say when the next one starts, and what is lost."""
-        is_hopeless = death.has_said_why and not self._has_served
+        """Schedule the next start, and return the lost work."""
+        is_hopeless = death.has_reason and not self._has_served
         delay_s = None if is_hopeless else self._restarts.delay_s()
         if delay_s is None:
             self._crash_reports.close()

@@ -160,7 +160,7 @@ class WorkerGroup:
             try:
                 result = self._receive()
             except WorkerDied as death:
-                if death.has_said_why:
+                if death.has_reason:
                     raise
                 self.replace(death, [])
                 time.sleep(max(0.0, self._start_at - self._clock()))
@@ -192,7 +192,7 @@ class WorkerGroup:
             worker.send(step)
 
     def masks_written(self) -> None:
-        """Say that the masks of the oldest step that was started are there."""
+        """Signal that the masks of the oldest started step are written."""
         for worker in self._all:
             worker.send(Masks())
 
@@ -217,12 +217,12 @@ class WorkerGroup:
             worker.send(Resume())
 
     def _receive(self) -> FromWorker:
-        """Wait until all have said something, which must be the same, unless one has failed."""
-        said = [self._receive_from(worker) for worker in self._all]
-        failures = dict.fromkeys(each.why for each in said if isinstance(each, StepFailed))
+        """Wait for a message from every worker. All must be equal, unless one reports a failure."""
+        messages = [self._receive_from(worker) for worker in self._all]
+        failures = dict.fromkeys(each.why for each in messages if isinstance(each, StepFailed))
         if failures:
             return StepFailed("; ".join(failures))
-        first, *others = said
+        first, *others = messages
         assert all(other == first for other in others), "workers disagree"
         return first
 
@@ -243,7 +243,7 @@ class WorkerGroup:
             worker.check()
 
     def replace(self, death: WorkerDied, requests: list[int], is_explained: bool = False) -> None:
-        """End what is left of them for one that died, and start anew when it is time to.
+        """End the remaining workers after one has died, and restart all when their back-off ends.
 
         Args:
             requests: ids of the sequences that they were at.

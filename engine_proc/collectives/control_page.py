@@ -59,13 +59,13 @@ class ControlPage:
         return LINE_BYTES * (1 + rank)
 
     def abort(self, outcome: CollectiveOutcome = CollectiveOutcome.ABORTED) -> None:
-        """End all waits, for good. The first to call this says why."""
+        """End all waits, for good. The first call sets the reason."""
         if self.aborted is CollectiveOutcome.OK:
             WORD.pack_into(self._map, 0, outcome)
 
     @property
     def aborted(self) -> CollectiveOutcome:
-        """Why waits end; OK is that they do not."""
+        """Reason why waits end; OK while they do not."""
         return CollectiveOutcome(WORD.unpack_from(self._map)[0])
 
     def status(self, rank: int) -> Status:
@@ -74,7 +74,7 @@ class ControlPage:
         return Status(CollectiveOutcome(outcome), *rest)
 
     def check(self, rank: int) -> None:
-        """Raise `CollectiveFailed` if a rank's kernels gave up or all were told to."""
+        """Raise `CollectiveFailed` if a rank's kernels gave up or the group was aborted."""
         status, aborted = self.status(rank), self.aborted
         if status.outcome is CollectiveOutcome.OK and aborted is CollectiveOutcome.OK:
             return

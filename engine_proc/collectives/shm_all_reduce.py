@@ -116,7 +116,7 @@ class ShmAllReduce(Collectives[Any]):
     def abort(
         self, outcome: CollectiveOutcome = CollectiveOutcome.ABORTED, rank: int | None = None
     ) -> None:
-        """End all waits, in every process; the first to call this says why.
+        """End all waits, in every process; the first call sets the reason.
 
         Args:
             rank: the rank that failed. Default: this rank; None for the watcher.
@@ -129,7 +129,7 @@ class ShmAllReduce(Collectives[Any]):
         self._core.headrace_shm_revive(self._group)
 
     def rejoin(self) -> None:
-        """Go on as this rank in a group that was revived, before anything else."""
+        """Rejoin a revived group as this rank, before any other call."""
         self._core.headrace_shm_rejoin(self._group)
 
     def check(self) -> None:

@@ -83,7 +83,7 @@ class EncoderQueue:
         return [sequence.id for job, _ in self._in_progress for sequence, _ in job.needed_by]
 
     def enter(self, sequence: Sequence) -> None:
-        """Begin to see to the images of a sequence."""
+        """Start to track the images of a sequence."""
         sequence.images = [
             ImagePlaceholder.of(image, sequence.tokens, self._image_token, self._are_whole)
             for image in sequence.request.images
@@ -142,7 +142,7 @@ class EncoderQueue:
             del self._jobs[key]
 
     def next_batch(self, max_numbers: int) -> Encode | None:
-        """Choose what to encode now, if there is something and nothing is at hand.
+        """Choose the next batch to encode, if images wait and none is in progress.
 
         Args:
             max_numbers: as in `can_join`.
@@ -169,7 +169,7 @@ class EncoderQueue:
         return min(self._importance(sequence) for sequence, _ in job.needed_by)
 
     def take(self, answer: Encoded) -> Losses:
-        """Take what the vision worker has made of the last batch."""
+        """Take the vision worker's results for the last batch."""
         losses = Losses()
         for place, (job, source) in enumerate(self._in_progress):
             if place in answer.gone:
@@ -185,7 +185,7 @@ class EncoderQueue:
         return losses
 
     def died(self) -> Losses:
-        """Note that the vision worker has died, with what it had at hand."""
+        """Record the death of the vision worker, with its batch in progress."""
         losses = Losses()
         for job, _ in self._in_progress:
             job.num_deaths += 1

@@ -88,7 +88,7 @@ def read_words(model: Path) -> Words:
 
 
 def allowed_words(request: GenerateRequest, words: Words) -> Words:
-    """Return what a text may say: the allowed words, or else the first allowed tokens.
+    """Return the words of a text: the allowed ones, or else the first allowed tokens.
 
     A token that would end the text is said only where no other one is allowed.
     """
@@ -185,7 +185,7 @@ class MockEngine:
         return bool(self._sequences)
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
-        """Take all messages there are; wait for one where there is nothing else to do."""
+        """Receive all pending messages; block for one if there is no other work."""
         is_idle = not self.has_work
         if is_idle:
             self._detokenizers.flush()
@@ -200,7 +200,7 @@ class MockEngine:
         self._update_board()
 
     def take(self, message: ToEngine, bulk: Frame) -> None:
-        """Take one message; `bulk` is a prompt's token ids."""
+        """Handle one message; `bulk` is a prompt's token ids."""
         match message:
             case GenerateRequest():
                 self._add(message, len(bulk) // 4)
@@ -221,7 +221,7 @@ class MockEngine:
                 assert_never(message)
 
     def _release(self, request: GenerateRequest) -> None:
-        """Be done with the images of a sequence."""
+        """Release the images of a sequence."""
         for image in request.images:
             for tensor in image.tensors.values():
                 assert self._arena is not None
@@ -264,7 +264,7 @@ class MockEngine:
         self._requests.setdefault(request_of(request.id), []).append(request.id)
 
     def _end(self, request: GenerateRequest, why: FinishReason) -> None:
-        """Tell the detokenizer of an end without tokens."""
+        """Report an end without tokens to the detokenizer."""
         output = StepOutput.of({}, [request.id], [0], [why])
         self._detokenizers.hold(request.detokenizer, output, b"")
 
@@ -291,7 +291,7 @@ class MockEngine:
             del self._requests[request_of(id)]
 
     def step(self) -> None:
-        """Compute for as long as the profile says and send what that brought."""
+        """Compute for the profile's step time and send the results."""
         num_generating = self._num_generating
         begun, num_prompt_tokens = self._compute_prompts(self._max_tokens - num_generating)
         num_tokens = num_generating + num_prompt_tokens
@@ -368,7 +368,7 @@ class MockEngine:
         close(self._slot, why, moments, counts)
 
     def _publish(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
-        """Have a detokenizer told what concerns it."""
+        """Send a detokenizer the outputs of its sequences."""
         rows = self._rows[index]
         if not begun and not ended:  # most steps
             if rows:

@@ -16,9 +16,9 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A step's time, in milliseconds, is the sum of
 
-    - what `step_ms` says of the number of tokens computed in it, prompts' and one per text: points
-      (tokens, ms) with straight lines between; before the first point and after the last, the
-      nearest line goes on, and a single point is a constant;
+    - `step_ms` at the number of its tokens, prompts' and one per text. Points (tokens, ms) are
+      joined by straight lines, which extend beyond the first and the last. A single point is a
+      constant;
     - `sequence_ms` for each sequence in it;
     - `context_token_ms` for each token that these sequences have in the KV cache.
     """

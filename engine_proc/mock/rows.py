@@ -13,7 +13,7 @@ class Rows:
     """The sequences of one detokenizer that generate; each gets a token per step."""
 
     def __init__(self, capacity: int, words: Words) -> None:
-        """Every text says `words`, token ids, again and again from the first."""
+        """Every text repeats `words`, token ids."""
         self._ids = np.zeros(capacity, np.uint64)
         self._leads = np.zeros(capacity, np.int64)  # words that it is ahead of the step's number
         self._words = np.concatenate([words, words])  # no text is further ahead than all of them

@@ -24,7 +24,7 @@ class FairShare:
         self._num_sequences[key] += 1
 
     def leave(self, key: int) -> None:
-        """Note that a sequence of a key is gone."""
+        """Record the end of a sequence of a key."""
         self._num_sequences[key] -= 1
         if not self._num_sequences[key]:
             del self._num_sequences[key]

@@ -17,7 +17,7 @@ class OomBackoff:
         self._num_worked = 0
 
     def failed(self, num_tokens: int) -> None:
-        """Take note of a step for which there was no memory."""
+        """Record a step that ran out of memory."""
         if self.num_tokens is not None:
             num_tokens = min(num_tokens, self.num_tokens)
             self._hold = min(2 * self._hold, MAX_HOLD_STEPS)
@@ -26,7 +26,7 @@ class OomBackoff:
         self._num_worked = 0
 
     def worked(self) -> None:
-        """Take note of a step that was computed."""
+        """Record a step that was computed."""
         if self.num_tokens is None:
             return
         self._num_worked += 1

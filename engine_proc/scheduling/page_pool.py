@@ -97,7 +97,7 @@ class PagePool:
                 self._free.append(page)
 
     def reset(self) -> None:
-        """Empty the prefix cache: the workers' memory is gone. No page may be in use."""
+        """Empty the prefix cache after the loss of the workers' memory. No page may be in use."""
         assert not any(self._num_users), "pages are in use"
         self._free += self._idle
         self._idle.clear()

@@ -34,7 +34,7 @@ class ResultReader:
         return row
 
     def pass_over(self, chunk: Chunk) -> None:
-        """Go on behind what is of a sequence that has ended since."""
+        """Skip the columns of a sequence that has ended since."""
         sampling = chunk.sequence.request.sampling
         for _ in chunk.watched:
             self.token()

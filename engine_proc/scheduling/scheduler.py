@@ -4,7 +4,7 @@ Continuous batching with chunked prefill: one token budget per step covers promp
 Running sequences are scheduled first, the highest priority at the head. Waiting sequences follow in
 the order of the queue's policy. The first that does not fit ends the step: skipping it would let
 short prompts starve a long one. When no page is free, the running sequence of the lowest priority
-is preempted: its pages are freed and its tokens are recomputed later, as in vLLM.
+is preempted. Its pages are freed and its tokens are recomputed later, as in vLLM.
 
 Async scheduling: a step may be chosen while the step before is in flight. Each sequence that
 samples in the earlier step is assumed to gain one token. A sequence that proves to have ended is
@@ -168,8 +168,8 @@ class Scheduler:
     def schedule(self, budget: int | None = None) -> list[Chunk]:
         """Choose the chunks of the next step and give them pages.
 
-        The result is empty in three cases: there is no work; all work needs images that are not
-        encoded yet; or the choice depends on the result of the step in flight.
+        The result is empty in three cases. There is no work. All work needs images that are not
+        encoded yet. The choice depends on the result of the step in flight.
 
         Args:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
@@ -462,7 +462,7 @@ class Scheduler:
             self._pool.free(pages)
 
     def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
-        """Account for the oldest step, which has ended; return what there is to say."""
+        """Account for the oldest step, which has ended; return the outputs."""
         step = self._open.pop(0)
         assert step.chunks is chunks, "steps end in their order"
         news = []
@@ -508,7 +508,7 @@ class Scheduler:
         return SequenceOutput(sequence, [token], finished)
 
     def _collect_prompt_logprobs(self, chunk: Chunk, outcome: ResultReader) -> None:
-        """Take the log probabilities of prompt tokens."""
+        """Read the log probabilities of prompt tokens."""
         num_top = chunk.sequence.request.sampling.prompt_logprobs
         assert num_top is not None
         for _ in chunk.watched:
@@ -516,10 +516,10 @@ class Scheduler:
             chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
     def _accept_tokens(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
-        """Take the tokens that a step drew: one, and one more for every guess that was right.
+        """Read the tokens that a step drew: one, and one more for every accepted draft.
 
-        What was drawn without a grammar that should have been followed is not told: the sequence
-        ends as if aborted, and its request is to fail.
+        Tokens drawn without their required grammar are not sent. The sequence ends as if aborted,
+        and its request must fail.
         """
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs

@@ -61,7 +61,7 @@ class WaitingQueue:
         self.num_tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out."""
+        """Remove a sequence."""
         name = self._line_of(sequence)
         line = self._lines[name]
         found = line.pop(bisect_left(line, sequence.turn, key=turn_of))

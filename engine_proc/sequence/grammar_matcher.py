@@ -32,7 +32,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str:
-        """Why it is stuck, in llguidance's words, for the log; empty where it is not."""
+        """Why it is stuck, in llguidance's words, for the log; "" while it is not."""
         return self._inner.get_error().partition("\n")[0]
 
     def fill(

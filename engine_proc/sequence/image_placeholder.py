@@ -62,8 +62,8 @@ def whole_end(images: Iterable[ImagePlaceholder], start: int, end: int, room: in
     """Return where a chunk ends that computes all of an image's adjacent tokens, or none.
 
     Args:
-        end: where it would otherwise. Before that, where an image has begun by then; after it,
-            where the image is all there is to compute, in a step that has `room` for so many.
+        end: where it would otherwise. Before that, if an image has begun by then. After it, if only
+            the image is left to compute, in a step that has `room` for so many.
     """
     for placed in images:
         run = placed.run_around(end) if placed.is_whole else None

@@ -15,7 +15,7 @@ class MRopePositions:
     """Those of one sequence."""
 
     def __init__(self, images: Iterable[tuple[int, Grid]] = ()) -> None:
-        """Take the index of each image's first token that is a row, and its grid, in order."""
+        """`images` has the index of each image's first row token and its grid, in order."""
         self._triples = array("i")  # up to the end of the last image
         self._shift = 0  # from index to position, behind it
         for first, (frames, rows, columns) in images:

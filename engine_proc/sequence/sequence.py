@@ -44,7 +44,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are told
-    draft_length: int = 0  # tokens to guess next, see `speculation.py`
+    draft_length: int = 0  # tokens to guess next, see `ngram_proposer.py`
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingMetadata`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
@@ -80,7 +80,7 @@ class Sequence:
         )
 
     def take_after(self, old: "Sequence") -> None:
-        """Take over the history of the same sequence."""
+        """Continue the history of the same sequence."""
         self.num_cached = old.num_cached
         self.queued_ns, self.scheduled_ns = old.queued_ns, old.scheduled_ns
         self.first_token_ns, self.last_token_ns = old.first_token_ns, old.last_token_ns
@@ -93,7 +93,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """How many tokens have been generated."""
+        """Number of generated tokens."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -135,10 +135,10 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether the log probabilities of its prompt are wanted and have not been told."""
+        """Whether the log probabilities of its prompt are requested and not yet sent."""
         return self.request.sampling.prompt_logprobs is not None and not self.has_started
 
 
 def asks(sampling: Sampling, names: Iterable[str]) -> bool:
-    """Whether one of these fields is not what it is by default."""
+    """Whether one of these fields differs from its default."""
     return any(getattr(sampling, name) != getattr(PLAIN, name) for name in names)

@@ -39,7 +39,7 @@ class GrammarBitmask:
         return self._base + row * self.mask_bytes
 
     def allow_only(self, row: int, allowed: bytes) -> bool:
-        """Take from a mask what `allowed`, a mask of the same form, does not have.
+        """Intersect a mask with `allowed`, a mask of the same form.
 
         A mask that is cut short has no tokens beyond its end. Returns whether a token is left.
         """

@@ -47,7 +47,7 @@ class ImageColumns:
 
     @property
     def embed_rows(self) -> bytes:
-        """Which row of the embedding area each token comes in as."""
+        """Row of the embedding area for each image token."""
         return self._embed_rows.tobytes() if self._has_rows else b""
 
     @property

@@ -117,7 +117,7 @@ def banned_tokens(sequence: Sequence, position: int, drafts: "array[int]") -> li
 
 
 def ends_with(sequence: Sequence, drafts: "array[int]", suffix: list[int]) -> bool:
-    """Whether what has been generated, then `drafts`, ends with `suffix`; prompts do not count."""
+    """Whether the generated tokens, then `drafts`, end with `suffix`; prompts do not count."""
     if not suffix:
         return True
     start = max(sequence.num_prompt, len(sequence.tokens) - len(suffix))

@@ -26,7 +26,7 @@ class ImageEncoder(Protocol):
 
 
 def encode(message: Encode, encoder: ImageEncoder, arena: Arena, area: Floats) -> Encoded:
-    """Write the rows of all images that can be encoded; say which cannot."""
+    """Write the rows of all images that can be encoded; return those that cannot."""
     images: dict[int, Tensors] = {}  # by place, like all that follows
     gone: list[int] = []
     for place, tensors in enumerate(message.images):

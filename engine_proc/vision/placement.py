@@ -40,7 +40,7 @@ def placement_of(config: ExecutionConfig) -> Placement:
 
 
 def runs_on_gpus(config: ExecutionConfig) -> bool:
-    """Whether the decoder does. Where nothing can run it, its worker says so, and why."""
+    """Whether the decoder runs on GPUs. If no device can run it, its worker reports the reason."""
     try:
         prognosis = foresee(config)
     except (ConfigError, ModelError):

@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Tower:
-    """Makes rows of images. On a CPU with as many threads as torch is told to use.
+    """Computes rows of images. On a CPU it uses torch's number of threads.
 
     Args:
         module: what `load` returns.

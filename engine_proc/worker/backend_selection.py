@@ -58,7 +58,7 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
 
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:
-    """Say what `--model-impl` comes to; and the model, if it is one of our own decoders."""
+    """Return the resolved `--model-impl`, and the model if it is one of our own decoders."""
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
         return BackendChoice(TRANSFORMERS, "it is a cross-encoder"), None

@@ -29,7 +29,7 @@ class Device(NamedTuple):
 
 
 def choose(asked: str, why_not: str, find_gpus: Callable[[], str]) -> Device:
-    """Say where `--device` has a model run.
+    """Return the device that `--device` resolves to.
 
     Args:
         why_not: why GPUs cannot run it, as it is asked for; "" is that they can.

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def open_for(
     config: ExecutionConfig, group: ShmAllReduce | None = None
 ) -> "DecoderModel | TransformersModel | Classifier":
-    """Open a model as `--model-impl` says; cross-encoders run in transformers only.
+    """Open a model for `--model-impl`; cross-encoders run in transformers only.
 
     One of a group has a share of a model that runs in transformers; others come whole.
 

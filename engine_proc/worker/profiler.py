@@ -1,4 +1,4 @@
-"""Profiles of a worker's steps, when operators ask for them: traces for Perfetto and Chrome.
+"""Profiles of a worker's steps, on request: traces for Perfetto and Chrome.
 
 Where torch runs the model its profiler records; the C++ core has none, so there it is told when
 steps ran, and nothing within them. A profile ends by itself after so many steps, and of each
@@ -30,10 +30,10 @@ class Recorder(Protocol):
     max_steps: int  # after which a profile would be too large to be of use
 
     def took(self, num_tokens: int, began_ns: int, ended_ns: int) -> None:
-        """Take note of a step."""
+        """Record a step."""
 
     def write(self, path: Path) -> None:
-        """End, and write what there is, compressed."""
+        """Stop, and write the trace, compressed."""
 
 
 class StepTimes:
@@ -108,12 +108,12 @@ class Profiler:
             log.info("profiling %d steps, or until /stop_profile", self._recorder.max_steps)
 
     def began(self) -> None:
-        """Take note that a step begins."""
+        """Record the begin of a step."""
         if self._recorder is not None:
             self._began_ns = time.monotonic_ns()
 
     def took(self, num_tokens: int) -> None:
-        """Take note that it has ended, and end the profile if that was its last."""
+        """Record the end of a step, and end the profile after its last."""
         if self._recorder is None:
             return
         self._recorder.took(num_tokens, self._began_ns, time.monotonic_ns())

@@ -32,7 +32,7 @@ class ResultSender:
         return self._pending is not None and self._pending.is_there
 
     def add(self, result: StepResult | StepFailed | PendingResult) -> None:
-        """Send what there was to be sent before, and take the next."""
+        """Send the previous result, then this one; a pending one is kept until it is there."""
         self.flush()
         if isinstance(result, StepResult | StepFailed):
             self._send(result)

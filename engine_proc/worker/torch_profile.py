@@ -18,6 +18,6 @@ class TorchProfile:
         """Nothing: the profiler sees what happens."""
 
     def write(self, path: Path) -> None:
-        """End, and write what there is, compressed, as the path's suffix says."""
+        """Stop, and write the trace, compressed, as the path's suffix says."""
         self._profile.stop()
         self._profile.export_chrome_trace(str(path))

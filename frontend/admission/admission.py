@@ -1,7 +1,7 @@
 """Admission control, decided before a body is read, from numbers on the board. Pure.
 
-A request that would wait longer than it is worth is better told so at once: it gets a 429, and when
-to come again, from how fast work gets done.
+A request that would wait too long is rejected at once. It gets a 429, with a `Retry-After` from the
+measured drain rate.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Load(NamedTuple):
 
 
 class DrainRate:
-    """How fast a counter grows, per second, lately."""
+    """Recent rate of a counter, per second."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -43,7 +43,7 @@ class DrainRate:
         self.per_s = 0.0
 
     def observe(self, total: int, now: float) -> None:
-        """Look at the counter, again and again."""
+        """Sample the counter; called periodically."""
         if self._at is not None and now > self._at:
             elapsed_s = now - self._at
             weight = min(1.0, elapsed_s / MEMORY_S)

@@ -1,6 +1,6 @@
 """Long bodies are read few at a time, so that short requests come between and memory is bounded.
 
-A local client's body arrives at 256 KiB per turn of the event loop: with sixty bodies at once, each
+A local client's body arrives at 256 KiB per turn of the event loop. With sixty bodies at once, each
 request would wait for sixty pieces. A request that waits here has sent its head; the rest stays in
 the kernel. A slow client blocks no other: its body is read beside the others.
 """
@@ -64,7 +64,7 @@ class BodyThrottle:
 
     @asynccontextmanager
     async def turn(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Wait until it is a body's turn to be read from what is given."""
+        """Wait for the turn of a body to be read."""
         await self._readers.acquire()
         try:
             while self._links.long_backlog() > MAX_BACKLOG_BYTES:

@@ -79,7 +79,7 @@ class Gate:
         return self._admission.requests.seconds_for(self._engine[EngineField.WAITING] // 2)
 
     def observe(self, now: float) -> None:
-        """Look at how fast work gets done; now and then."""
+        """Sample the drain rate; called periodically."""
         self._admission.requests.observe(self._engine[EngineField.FINISHED], now)
         self._admission.tokens.observe(self._engine[EngineField.COMPUTED_TOKENS], now)
 
@@ -92,7 +92,7 @@ class Gate:
 
     @property
     def _num_body_bytes(self) -> int:
-        """How many bytes of bodies there are, in all frontends."""
+        """Bytes of bodies in all frontends."""
         return sum(
             [
                 slot[FrontendField.HELD_BYTES] + slot[FrontendField.KEPT_BYTES]

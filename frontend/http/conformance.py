@@ -46,7 +46,7 @@ def framing_fault(method: bytes, version: str, codings: Sequence[bytes]) -> Reje
 
 
 def head_fault(version: str, head: RequestHead) -> Rejection | None:
-    """Return why a head that ends where it says is refused, or None."""
+    """Return why a complete head is refused, or None."""
     num_hosts = head.num_hosts
     if num_hosts != 1 and (num_hosts or version != "1.0"):
         return rejection(400, f"the request has {num_hosts} Host headers; send one", "invalid_host")

@@ -1,9 +1,9 @@
 """A client's connection: uvicorn's, with timeouts and limits added.
 
 uvicorn waits for ever for a request's head, and takes heads of any length and bodies at any pace.
-Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least
-500 bytes/s of the body. Answers have nginx's send_timeout: in a minute as much must be read of
-them, since what waits for a client is memory, and a place that others want.
+Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least 500
+bytes/s of the body. Responses have nginx's send_timeout: a minimum must be read of them per minute.
+A response that waits for its client holds memory, and a place that others want.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ HTTP2_METHOD = b"PRI"  # of HTTP/2's preface
 
 
 class Parted(Exception):
-    """Nothing more is read: ends the parser's work in the middle of what has come."""
+    """The connection reads no more; ends the parser's work within received data."""
 
 
 class Connection(HttpToolsProtocol):
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
         on_parting: Callable[[], None] = ignore,
         **uvicorn: Any,
     ) -> None:
-        """Be a connection of a server that takes `max_connections`, and may be about to end.
+        """Handle a connection of a server with at most `max_connections`.
 
         Args:
             deadlines: of clients that are to say something.
@@ -103,7 +103,7 @@ class Connection(HttpToolsProtocol):
         self._disown()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio.Protocol
-        """Answer a client that says no more (half-closed), unless it has gone; else part.
+        """Answer a half-closed client that still reads; else close.
 
         Returns:
             Whether the connection stays open for that. TLS does not let it.
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(too_long("trailer"))
 
     def _refuse_malformed(self, error: httptools.HttpParserError) -> None:
-        """Refuse what is not HTTP/1.1."""
+        """Refuse data that is not HTTP/1.1."""
         if INVALID_VERSION in str(error) or self.parser.get_method() == HTTP2_METHOD:
             self._refuse(NOT_SERVED)
         else:
@@ -209,7 +209,7 @@ class Connection(HttpToolsProtocol):
         return parser
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the head of a request, if there are not too many before it."""
+        """Start the deadline of a request's head, unless too many requests are before it."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(
                 Rejection(
@@ -266,7 +266,7 @@ class Connection(HttpToolsProtocol):
         self._start_queue.add(begin, is_first=request.method != "POST")
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body; of one that has been refused, not without end."""
+        """Handle a piece of a body; a refused body is discarded up to a limit."""
         self._num_bodiless = 0
         cycle: Any = self.cycle
         if not cycle.body:
@@ -311,7 +311,7 @@ class Connection(HttpToolsProtocol):
             self._part(self._rejection)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close when nothing more has come, and what there is has been read."""
+        """Close an idle connection whose responses have been read."""
         super().timeout_keep_alive_handler()
         self._await_reader()
 
@@ -327,7 +327,7 @@ class Connection(HttpToolsProtocol):
             self.cut()
 
     def _await_reader(self) -> None:
-        """Look in a while at how much has been read of what there is now."""
+        """Schedule the check of how much of the pending response was read."""
         if self in self.connections:  # it has not been lost
             self._num_unread = self._count_unread()
             self._readers.start(self, self.loop.time())
@@ -339,7 +339,7 @@ class Connection(HttpToolsProtocol):
         return int(self.transport.get_write_buffer_size() + in_kernel)
 
     def on_deadline(self) -> None:
-        """Part from a client that has said too little; the parser is in the middle of a request."""
+        """Close a connection whose client is too slow; the parser is within a request."""
         if self._is_leaving:
             if self.transport.get_write_buffer_size():  # `_readers` has an eye on it
                 self._deadlines.start(self, self.loop.time())
@@ -361,13 +361,13 @@ class Connection(HttpToolsProtocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
+        """Refuse data that is not HTTP."""
         self._refuse(
             Rejection(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
         )
 
     def cut(self) -> None:
-        """Close at once, without sending what is left to send."""
+        """Close at once, without sending pending data."""
         self.transport.abort()
 
     def _disown(self) -> None:

@@ -37,4 +37,4 @@ class Cors:
 
 
 async def no_application(*_: Any) -> None:
-    """Be what the policy is not asked about."""
+    """Stand in for the application of the policy, which is never called."""

@@ -1,4 +1,4 @@
-"""Tells half-closed clients (shutdown(SHUT_WR)), which still read, from those that have left.
+"""Distinguishes half-closed clients (shutdown(SHUT_WR)), which still read, from disconnected ones.
 
 To the server both look alike: the end of what it reads. A byte that is sent to a closed socket is
 answered by a reset. One that is sent to a half-closed socket is read. So the answer's first bytes,
@@ -48,7 +48,7 @@ class HalfClosed:
         probe()
 
     def stop(self) -> None:
-        """Look no more; before the socket is closed."""
+        """Stop the probe, before the socket is closed."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -51,7 +51,7 @@ class HttpExchange:
     )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        """Be the request that uvicorn keeps as `cycle`, whose head has just been read."""
+        """Create the request that uvicorn keeps as `cycle`, from its head."""
         self._cycle = cycle
         scope = cycle.scope
         self.method: str = scope["method"]
@@ -70,7 +70,7 @@ class HttpExchange:
 
     @property
     def cycle(self) -> RequestResponseCycle:
-        """What uvicorn has of it."""
+        """uvicorn's part of it."""
         return self._cycle
 
     @property
@@ -81,7 +81,7 @@ class HttpExchange:
 
     @property
     def query(self) -> bytes:
-        """What follows the question mark."""
+        """The query string, without the question mark."""
         query: bytes = self._cycle.scope["query_string"]
         return query
 
@@ -92,12 +92,12 @@ class HttpExchange:
 
     @property
     def has_begun(self) -> bool:
-        """Whether some of the answer has been said."""
+        """Whether the response has begun."""
         return bool(self._cycle.response_started)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the answer has been said."""
+        """Whether the response is complete."""
         return bool(self._cycle.response_complete)
 
     def give_up(self) -> None:
@@ -108,7 +108,7 @@ class HttpExchange:
         self.on_lost()
 
     def take_body(self) -> bytes | None:
-        """Return the body if all of it has come; None where it is to be received."""
+        """Return the body if it is whole; None if it must be received."""
         if self._cycle.more_body:
             return None
         self._cycle.flow.resume_reading()  # else the client could not be seen to leave
@@ -132,7 +132,7 @@ class HttpExchange:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client reads what it is sent."""
+        """Whether the client reads."""
         return not self._cycle.flow.write_paused
 
     def begin(self, status: int, headers: Headers, length: int | None = None) -> None:
@@ -166,7 +166,8 @@ class HttpExchange:
 
     @property
     def clear_socket(self) -> int:
-        """Where chunks can be written at once, the socket's number: all before them is; else -1."""
+        """The socket's number if all earlier chunks are written, so the next can be written
+        directly; else -1."""
         cycle = self._cycle
         transport = cycle.transport
         is_plain = self._is_chunked and self.method != HEAD and cycle.scope["scheme"] == "http"
@@ -187,7 +188,7 @@ class HttpExchange:
         on_response()
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Say all there is to say."""
+        """Send a whole response."""
         self.begin(status, headers, len(body))
         self.end(body)
 
@@ -218,7 +219,7 @@ class HttpExchange:
         return (data,)
 
     def _write(self, body: Iterable[Frame]) -> None:
-        """Write what has not been written of the head, then this of the body, if there is one."""
+        """Write the unwritten head, then this part of the body, if there is one."""
         transport = self._cycle.transport
         if not self._cycle.disconnected and not transport.is_closing():
             transport.write(b"".join((self._head, *(() if self.method == HEAD else body))))

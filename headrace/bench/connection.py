@@ -28,7 +28,7 @@ class ReceivedChoice(msgspec.Struct):
 
 
 class ReceivedUsage(msgspec.Struct):
-    """How many tokens there were."""
+    """Token counts from `usage`."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None

@@ -31,7 +31,7 @@ class Endpoint:
 
     @property
     def target(self) -> Target:
-        """Where the load goes."""
+        """The URL under load."""
         return Target(self.base_url + self.path, self.headers)
 
     def model(self) -> str:
@@ -62,7 +62,7 @@ class Endpoint:
         return tuple(tokens)
 
     def _count(self, model: str, text: str) -> int:
-        """Return how many tokens a prompt has, and what is always around it."""
+        """Return the token counts of a prompt and of the template around it."""
         body: dict[str, Any] = {"model": model}
         if self.kind == "embeddings":
             body["input"] = text

@@ -6,8 +6,8 @@
 - TPOT: (E2EL - TTFT) / (tokens - 1) of each request with more than one token.
 - E2EL: from sending a request to its last piece of text.
 - Goodput: requests a second that kept every promise of `--goodput`.
-- Peak output throughput is of the best whole second; peak concurrency is exact, where vLLM counts
-  the requests that were open at any time in a second.
+- Peak output throughput is of the best whole second. Peak concurrency is exact; vLLM counts the
+  requests that were open at any time in a second.
 """
 
 from dataclasses import dataclass

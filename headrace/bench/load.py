@@ -74,7 +74,7 @@ class LoadDone(msgspec.Struct, array_like=True, tag="done"):
     busy: float  # the share of a core that the process used, 0 to 1
 
 
-Told = LoadReady | LoadProgress | LoadDone
+LoadReport = LoadReady | LoadProgress | LoadDone
 ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -136,19 +136,19 @@ def progress_of(records: list[Record], num_open: int = 0) -> LoadProgress:
 
 
 async def send_all(
-    share: Share, start: float, tell: Callable[[LoadProgress], None]
+    share: Share, start: float, report: Callable[[LoadProgress], None]
 ) -> tuple[list[Record], float]:
     """Send all requests of a share; return the records and the share of a core that this took."""
     sender = LoadSender(share.target, share.max_concurrency)
     await asyncio.sleep(start - time.monotonic())
     used_before = cpu_s()
 
-    async def report() -> None:
+    async def keep_reporting() -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
-            tell(progress_of(sender.records, sender.num_open))
+            report(progress_of(sender.records, sender.num_open))
 
-    reporting = asyncio.create_task(report())
+    reporting = asyncio.create_task(keep_reporting())
     sending = []
     for request in share.requests:
         due = start + request.due
@@ -202,7 +202,7 @@ class LoadProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._input, self._output = process, process.stdin, process.stdout
-        self._decoder: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
+        self._decoder: msgspec.msgpack.Decoder[LoadReport] = msgspec.msgpack.Decoder(LoadReport)
         self.progress = LoadProgress(0, 0, 0, 0)
 
     @classmethod
@@ -214,30 +214,30 @@ class LoadProcess:
             stdout=asyncio.subprocess.PIPE,
         )
         made = cls(process)
-        await made._tell(share)
+        await made._send(share)
         assert isinstance(await made._hear(), LoadReady)
         return made
 
     async def run(self, start: float) -> LoadDone:
-        """Have it begin at `start`; return what it found."""
-        await self._tell(start)
-        while isinstance(told := await self._hear(), LoadProgress):
-            self.progress = told
-        assert isinstance(told, LoadDone)
-        self.progress = progress_of(told.records)
+        """Start the load process at `start`; return its results."""
+        await self._send(start)
+        while isinstance(report := await self._hear(), LoadProgress):
+            self.progress = report
+        assert isinstance(report, LoadDone)
+        self.progress = progress_of(report.records)
         await self._process.wait()
-        return told
+        return report
 
     def kill(self) -> None:
         """End it, if it has not ended."""
         if self._process.returncode is None:
             self._process.kill()
 
-    async def _tell(self, message: Any) -> None:
+    async def _send(self, message: Any) -> None:
         self._input.write(framed(message))
         await self._input.drain()
 
-    async def _hear(self) -> Told:
+    async def _hear(self) -> LoadReport:
         try:
             length = int.from_bytes(await self._output.readexactly(4), "little")
             return self._decoder.decode(await self._output.readexactly(length))
@@ -279,7 +279,7 @@ def framed(message: Any) -> bytes:
 
 
 def main() -> None:
-    """Be a load process."""
+    """Run a load process."""
     die_with_parent(os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
 
@@ -290,15 +290,15 @@ def main() -> None:
     # With PYTHONUNBUFFERED, sys.stdout.buffer may write a part and leave the rest to its caller.
     output = open(sys.stdout.fileno(), "wb", closefd=False)  # noqa: SIM115
 
-    def tell(message: Told) -> None:
+    def report(message: LoadReport) -> None:
         output.write(framed(message))
         output.flush()
 
     share = hear(Share)
     gc.disable()  # to look through the records of many requests takes 50 ms, in which none is sent
-    tell(LoadReady())
+    report(LoadReady())
     start = hear(float)
-    tell(LoadDone(*uvloop.run(send_all(share, start, tell))))
+    report(LoadDone(*uvloop.run(send_all(share, start, report))))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def run_command(parser: argparse.ArgumentParser, bench: Bench, argv: Sequence[st
 
 @contextlib.contextmanager
 def own_engine(fields: dict[str, Any]) -> Iterator[tuple[Engine, int]]:
-    """Run an engine with some flags; tell it and the size of its vocabulary."""
+    """Run an engine with some flags; yield it and its vocabulary size."""
     model, flags = fields.get("model"), {k: v for k, v in fields.items() if k != "model"}
     card = read_card(embedded_config(model, flags))
     print(f"starting an engine for {card.name} …", file=sys.stderr)
@@ -78,6 +78,6 @@ def full_length(num_tokens: int, n: int) -> SamplingParams:
 
 
 def save(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Write the result where `--output-json` says."""
+    """Write the result to `--output-json`."""
     if args.output_json is not None:
         args.output_json.write_text(json.dumps(result, indent=4) + "\n")

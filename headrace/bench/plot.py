@@ -37,12 +37,12 @@ class Panel:
 
     @property
     def x_max(self) -> float:
-        """Where the x axis ends."""
+        """Right end of the x axis."""
         return float(self.x.max(initial=0)) or 1.0
 
     @property
     def y_max(self) -> float:
-        """Where the y axis ends."""
+        """Top of the y axis."""
         return float(self.y.max(initial=0)) or 1.0
 
     def frame(self) -> list[Point]:
@@ -58,7 +58,7 @@ class Panel:
         return list(zip(x.tolist(), y.tolist(), strict=True))
 
     def texts(self) -> list[tuple[Point, str, str]]:
-        """Return where texts are, how they are anchored there, and what they say."""
+        """Return the position, anchor and content of texts."""
         base, right = HEIGHT - MARGIN, WIDTH - MARGIN
         return [
             ((MARGIN, MARGIN - 10), "start", self.title),

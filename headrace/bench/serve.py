@@ -53,7 +53,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which server, and how much of it."""
+    """Add the flags of the target and of the load on it."""
     add = parser.add_argument
     add("--backend", choices=BACKENDS, default="openai-chat", help="the API")
     add("--base-url", help="http(s)://host:port; instead of --host and --port")
@@ -81,7 +81,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is asked. Lengths are in tokens."""
+    """Add the flags of the workload. Lengths are in tokens."""
     add = parser.add_argument
     add("--dataset-name", choices=DATASETS, default="random")
     add("--dataset-path", type=Path, help="the ShareGPT file")
@@ -103,7 +103,7 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is made of it."""
+    """Add the flags of the output."""
     add = parser.add_argument
     add("--percentile-metrics", help="of ttft, tpot, itl, e2el; default: the first three")
     add("--metric-percentiles", default="99", help="such as 50,90,99")
@@ -248,7 +248,7 @@ def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[BenchPrompt]
 
 
 def with_images(args: argparse.Namespace, prompts: list[BenchPrompt]) -> list[BenchPrompt]:
-    """Return prompts with the images that are asked for."""
+    """Return prompts with the requested images."""
     if args.dataset_name == "random-mm":
         images = RandomImages.of(
             args.random_mm_bucket_config,
@@ -314,7 +314,7 @@ class ProgressBar:
         self._began = time.monotonic()
 
     def show(self, progress: list[LoadProgress]) -> None:
-        """Sum up what the load processes say."""
+        """Combine the results of the load processes."""
         done = sum(p.num_done for p in progress)
         rate = sum(p.num_tokens for p in progress) / max(time.monotonic() - self._began, 1e-9)
         self._bar.set_postfix(
@@ -371,7 +371,7 @@ def save(args: argparse.Namespace, result: dict[str, Any]) -> Path:
 
 
 def bench(args: argparse.Namespace) -> dict[str, Any]:
-    """Run what the flags say; print the table; return the result."""
+    """Run the benchmark of the flags; print the table; return the result."""
     check(args)
     settings = settings_of(args)
     endpoint = endpoint_of(args)
@@ -386,11 +386,11 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.plot is not None:
         write_plot(args.plot, outcome, result)
-    told = [table(result, settings)]
+    lines = [table(result, settings)]
     if args.save_result or args.save_detailed:
         saved = result | (details_of(outcome) if args.save_detailed else {})
-        told.append(f"saved {save(args, saved)}")
-    print(*told, sep="\n")
+        lines.append(f"saved {save(args, saved)}")
+    print(*lines, sep="\n")
     return result
 
 

@@ -1,8 +1,8 @@
 """`headrace bench stream`: latency of streamed answers by part, from the client to the model.
 
-The server's part is what it says in `Server-Timing` when a request asks by `x-request-timing`, as
-Headrace's do; a server that does not has "-" there. With `--repeat-runs` each figure is the median
-of the runs, each with prompts of its own, and a column has the least and the greatest p50.
+The server's part is from `Server-Timing`, which Headrace sends for requests with
+`x-request-timing`. A server without it has "-" there. With `--repeat-runs` each figure is the
+median of the runs, each with prompts of its own. A column has the least and the greatest p50.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SPREAD = "p50 from least to most"
 
 
 def timings(records: list[Record], *names: str) -> Floats:
-    """Return the sums of some spans that the server tells, ms; nothing where it tells none."""
+    """Return the sums of some spans from `Server-Timing`, ms; {} without them."""
     known = [[r.timing[name] for name in names if name in r.timing] for r in records]
     return np.array([sum(spans) for spans in known if spans], np.float64)
 
@@ -106,7 +106,7 @@ def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def median(results: list[dict[str, Any]], key: str) -> float | None:
-    """Return the median of what is known."""
+    """Return the median of the known values."""
     known = [result[key] for result in results if result[key] is not None]
     return float(np.median(known)) if known else None
 
@@ -139,7 +139,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how streams are submitted."""
+    """Add the flags of the submission of streams."""
     add = parser.add_argument
     add("--pretok", action="store_true", help="send token ids, to /v1/completions")
     add("--repeat-runs", type=int, default=1, help="number of runs")
@@ -171,7 +171,7 @@ def check_runs(args: argparse.Namespace) -> None:
 
 
 def bench(args: argparse.Namespace) -> dict[str, Any]:
-    """Run what the flags say; print the table; return the result."""
+    """Run the benchmark of the flags; print the table; return the result."""
     check_runs(args)
     plain = endpoint_of(args)
     headers = plain.headers | {"x-request-timing": "1"}
@@ -183,12 +183,12 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
         outcome = run(seeded, endpoint, requests_of(seeded, endpoint, model))
         results.append(compute(outcome))
     result = combine(results)
-    told = [table(result)]
+    lines = [table(result)]
     if args.save_result:
         path = args.result_dir / (args.result_filename or "stream.json")
         path.write_text(json.dumps(result, indent=1) + "\n")
-        told.append(f"saved {path}")
-    print(*told, sep="\n")
+        lines.append(f"saved {path}")
+    print(*lines, sep="\n")
     return result
 
 

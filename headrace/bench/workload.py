@@ -1,7 +1,7 @@
 """The workload: prompts and numbers of tokens to generate, from a file or random.
 
-Nothing here knows a tokenizer. A server counts the tokens of a text itself, in `usage`, and so a
-few requests before the load tell how many tokens its model makes of a word or of a byte.
+Nothing here knows a tokenizer. A server counts the tokens of a text in `usage`. A few requests
+before the load measure how many tokens its model makes of a word or of a byte.
 """
 
 import re

@@ -21,7 +21,7 @@ def admin_request(slot: Slot, what: str) -> None:
 
 
 class AdminRequests:
-    """What has been asked for since the last look, of what is `heeded`."""
+    """Admin requests since the last poll, of the kinds in `heeded`."""
 
     def __init__(self, board: Board, heeded: tuple[str, ...] = SUPERVISED) -> None:
         self._heeded = heeded

@@ -22,11 +22,11 @@ class Backlog:
         return self._total() - self._receiver[self._taken]
 
     def settle(self) -> None:
-        """Take all that has been sent as handled: nothing is on its way. For the receiver alone."""
+        """Count all sent messages as handled. For the receiver alone."""
         self._receiver[self._taken] = self._total()
 
     def settle_idle(self) -> None:
-        """Settle, if nothing has been sent since the last call: what has not come by now is lost.
+        """Settle if nothing was sent since the last call: later messages are lost.
 
         For the receiver, when nothing has come for a while. A machine that stood still may have it
         wait in vain, and deliver in the next moment what was sent meanwhile.

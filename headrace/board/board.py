@@ -1,8 +1,8 @@
 """The board: state, heartbeat and metrics of every process, in shared memory.
 
 One memfd, inherited by file descriptor: it has no name, so nothing is left behind however the
-server dies. Each process owns one slot and is its only writer; 8-byte aligned stores are atomic
-on the processors we run on, so readers need no lock. `fields.py` has the words.
+server dies. Each process owns one slot and is its only writer. 8-byte aligned stores are atomic on
+the supported processors, so readers need no lock. `fields.py` has the words.
 """
 
 import enum
@@ -78,7 +78,7 @@ class Timing(enum.IntEnum):
 
     @property
     def scale(self) -> Scale:
-        """What it is counted in."""
+        """Unit of the value."""
         return SECONDS if self < Timing.PROMPT else COUNTS
 
 
@@ -130,7 +130,7 @@ class Slot:
         return self._histograms[span]
 
     def beat(self) -> None:
-        """Say that this process is alive."""
+        """Publish a heartbeat of this process."""
         self._words[CommonField.HEARTBEAT_NS] = time.monotonic_ns()
 
     def silent_s(self, now_ns: int) -> float:
@@ -170,7 +170,7 @@ class Slot:
 
     @property
     def exit_reason(self) -> str:
-        """Why the process could not go on; "" where it did not say."""
+        """Why the process could not continue; "" if it gave no reason."""
         return bytes(self._text).rstrip(b"\0").decode(errors="replace")
 
     @exit_reason.setter

@@ -14,7 +14,7 @@ MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 
 
 class Kind(enum.Enum):
-    """What becomes of a field at a restart, and whether a change of it means work done."""
+    """Behavior of a field at a restart, and whether a change counts as progress."""
 
     COUNTER = enum.auto()  # only grows; survives a restart
     KEPT = enum.auto()  # any value; survives a restart
@@ -63,7 +63,7 @@ class BoardField(enum.IntEnum):
 
 
 class CommonField(BoardField):
-    """Fields that every role has. None of them tells of work."""
+    """Fields of every role. None of them counts as progress."""
 
     PID = KEPT
     STATE = KEPT

@@ -16,7 +16,7 @@ class Scale:
     """The unit and the bucket bounds of a histogram."""
 
     def __init__(self, bounds: Bounds, units: int) -> None:
-        """`bounds` ascend; what is observed comes as whole `units`, so many to one of them."""
+        """`bounds` ascend; observed values are integers, in 1 / `units` of a bound's unit."""
         self.bounds = bounds
         self.units = units
         self.limits = tuple(round(bound * units) for bound in bounds)
@@ -24,7 +24,7 @@ class Scale:
 
     @property
     def num_buckets(self) -> int:
-        """How many buckets there are, that of what is beyond all bounds included."""
+        """Number of buckets, the one beyond all bounds included."""
         return len(self.bounds) + 1
 
     def places(self, bounds: Bounds) -> list[int]:
@@ -84,7 +84,7 @@ class Histogram:
 
     @property
     def counts(self) -> list[int]:
-        """How many fell into each bucket, not cumulated."""
+        """Count of each bucket, not cumulative."""
         return self._words[: self.scale.num_buckets].tolist()
 
     @property
@@ -116,5 +116,5 @@ class HistogramSum:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of observations."""
         return self._up_to[-1]

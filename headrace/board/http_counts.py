@@ -70,12 +70,12 @@ class HttpRow:
 
     @property
     def num_begun(self) -> int:
-        """How many requests have come."""
+        """Number of requests begun."""
         return self._words[0]
 
     @property
     def answers(self) -> dict[int, int]:
-        """How many have been answered, by status."""
+        """Number of responses, by status."""
         return {status: self._words[place] for status, place in PLACES.items()}
 
     @property
@@ -111,10 +111,10 @@ class HttpCounts:
             row.settle()
 
     def __iter__(self) -> Iterator[tuple[RowKey, HttpRow]]:
-        """Yield the rows to be told of."""
+        """Yield the rows to be exported."""
         return iter(self._rows.items())
 
 
 def nowhere(method: str) -> RowKey:
-    """Return the key of a request for what is not served."""
+    """Return the key of requests to unknown paths."""
     return RowKey(method if method in METHODS else METHODS[-1], NOWHERE)

@@ -13,7 +13,7 @@ from headrace.board.fields import (
 
 
 def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
-    """Return what there is to tell of a process, by name; seconds where that ends in `_s`."""
+    """Return a process's status values, by name; seconds where a name ends in `_s`."""
     index = slot.seat.index
     match slot.seat.role:
         case "frontend":

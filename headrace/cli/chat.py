@@ -32,11 +32,11 @@ class ChatSession:
         self._messages = [*self._opening]
 
     def begin(self) -> None:
-        """Forget what has been said."""
+        """Clear the conversation."""
         self._messages = [*self._opening]
 
     def say(self, text: str) -> Generator[str, None, None]:
-        """Yield the answer as it comes. What came of one that was stopped counts as said.
+        """Yield the response as it comes. A stopped response stays in the conversation.
 
         Raises:
             ApiError: the server refuses; nothing has been said then.
@@ -57,7 +57,7 @@ class ChatSession:
 def converse(
     conversation: ChatSession, lines: Iterable[str], write: Callable[[str], object]
 ) -> None:
-    """Answer each line that is said."""
+    """Answer each line of input."""
     for line in lines:
         if line.strip() == NEW:
             conversation.begin()
@@ -93,7 +93,7 @@ def typed() -> Iterator[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of what is not about a server."""
+    """Return the parser of the flags that do not concern a server."""
     made = argparse.ArgumentParser(
         prog="headrace chat",
         usage="%(prog)s [URL | MODEL] [flags]",

@@ -32,14 +32,14 @@ FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong, and what to do. `fatal` is that the server would not start."""
+    """A problem and its remedy. A `fatal` one keeps the server from starting."""
 
     text: str
     fatal: bool = False
 
 
 def gib(num_bytes: float) -> str:
-    """Return a size as people say it."""
+    """Return a size in human-readable form."""
     return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
@@ -51,7 +51,7 @@ def weight_bytes(path: Path) -> int:
 
 
 def is_for_gpus(config: ServerConfig, machine: Machine) -> bool:
-    """Whether weights and pages go to GPUs, as far as flags and machine tell."""
+    """Whether weights and pages go to GPUs, judged by flags and machine."""
     return config.device == "cuda" or (config.device == "auto" and bool(machine.gpus))
 
 
@@ -94,7 +94,7 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
 def all_reduce(
     config: ServerConfig, machine: Machine, find: Callable[[int], Topology]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what sums over the workers of a model: as many as `--tp` says, or as there are GPUs.
+    """Yield the all-reduce choice for the workers of a model: `--tp` of them, or one per GPU.
 
     Args:
         find: returns how a number of GPUs reach each other.
@@ -141,7 +141,7 @@ def facts_of_gpus(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
 
 
 def wrong_with_gpus(config: ServerConfig, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Yield what is wrong with those that workers would use."""
+    """Yield problems of the GPUs that workers would use."""
     share = config.gpu_memory_utilization
     for gpu in gpus[: config.tp]:
         if gpu.free_bytes < share * gpu.total_bytes:
@@ -152,7 +152,7 @@ def wrong_with_gpus(config: ServerConfig, gpus: list[Gpu]) -> Iterator[Finding]:
 
 
 def examine_gpus(config: ServerConfig, find: Callable[[], list[Gpu]]) -> list[Finding]:
-    """Print which GPUs there are and return what is wrong with them."""
+    """Print the GPUs and return their problems."""
     try:
         gpus = find()
     except HeadraceError as error:
@@ -185,7 +185,7 @@ def plan(
 
 
 def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
-    """Yield what is wrong with a machine, whatever it is to serve."""
+    """Yield problems of a machine, independent of the model."""
     if machine.isa == "portable":
         yield Finding("the processor has no AVX2: the kernels are slow")
     if machine.is_refused_tiles:
@@ -214,7 +214,7 @@ def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
 
 
 def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) -> Iterator[Finding]:
-    """Yield what is wrong with serving a model on a machine."""
+    """Yield problems of serving a model on a machine."""
     if config.engine == "mock":
         return
     needed = weight_bytes(Path(card.path)) + (0 if card.embeds else kv_bytes(config))
@@ -229,7 +229,7 @@ def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) ->
 
 
 def wrong_with_install(found: dict[str, str | None]) -> Iterator[Finding]:
-    """Yield what is wrong with the installation."""
+    """Yield problems of the installation."""
     for name, version in found.items():
         if version is None:
             yield Finding(f"the package {name} is missing; `pip install {name}`", fatal=True)
@@ -259,7 +259,7 @@ def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) 
 
 
 def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
-    """Print what there is and return what is wrong."""
+    """Print the findings and return the problems."""
     report("machine", chain(facts(machine), all_reduce(config, machine, find_topology)))
     findings = [*wrong_with_machine(machine)]
     if machine.gpus and config.device != "cpu":
@@ -283,7 +283,7 @@ def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
 
 
 def main(argv: list[str]) -> None:
-    """Tell, and exit with 1 where the server could not start."""
+    """Print a report; exit with 1 if the server could not start."""
     try:
         findings = examine(from_flags(argv, has_gpus()), Machine.look())
     except HeadraceError as error:

@@ -27,12 +27,12 @@ def main() -> None:
 
 
 def launch_server() -> None:
-    """Be the command `launch_server`, which is `headrace serve`."""
+    """Run the command `launch_server`, which is `headrace serve`."""
     run_safely("serve", *sys.argv[1:])
 
 
 def run_safely(*argv: str) -> None:
-    """Run a command; end without a traceback on Ctrl-C, and where nothing reads what it prints."""
+    """Run a command; end without a traceback on Ctrl-C and on a closed pipe."""
     standard_streams.open_closed()
     try:
         try:

@@ -1,8 +1,7 @@
 """`headrace replay DIR`: replays a process's recorded messages to one that runs alone.
 
-The files are those of `--record DIR`. The process gets the messages of one of them, and the
-processes around it are played: what it sends them is counted, timed and compared with what they
-received when the record was made.
+The files are those of `--record DIR`. The process gets the messages of one file, and the processes
+around it are played. Its output is counted, timed and compared with the recorded output.
 """
 
 import argparse
@@ -84,12 +83,12 @@ class Burst:
 
     @property
     def seat(self) -> Seat:
-        """Whose it was."""
+        """The seat of the process."""
         return Seat(self.note.role, self.note.index)
 
     @property
     def seconds(self) -> float:
-        """How long it took to come."""
+        """Duration of the recording, seconds."""
         return (self.messages[-1][0] - self.messages[0][0]) / 1e9 if self.messages else 0.0
 
 
@@ -193,7 +192,7 @@ class Stage:
             raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.exit_reason})")
 
     def _listen(self, slot: Slot) -> None:
-        """Be a process that receives."""
+        """Receive messages as one process."""
         role, index = slot.seat.role, slot.seat.index
         inbox: Inbox[Any] = Inbox(address(self._directory.path, role, index), UNIONS[role])
         while not self._stop.is_set():
@@ -215,7 +214,7 @@ class Stage:
         self._outbox.send_all(pairs)
 
     def renew(self) -> None:
-        """Tell an engine, now and then, that its requests are waited for."""
+        """Renew the leases of the requests at an engine, periodically."""
         now = time.monotonic()
         if self.slot.seat.role == "engine" and now - self._renewed_at > RENEW_S:
             self._renewed_at = now
@@ -233,15 +232,16 @@ class Stage:
 
 
 class Silence:
-    """How long a process has sent nothing while its heart beats: a stalled one is not silent."""
+    """Time since a process last sent a message while its heartbeats continue; a stopped one is not
+    silent."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._said_at = 0.0
+        self._message_at = 0.0
         self._beat_ns = 0
         self._num_beats = 0
 
-    def is_final(self, said_at: float, now_ns: int) -> bool:
+    def is_final(self, message_at: float, now_ns: int) -> bool:
         """Whether nothing more is to come; to be called often.
 
         Args:
@@ -253,8 +253,8 @@ class Silence:
         if self._slot.silent_s(now_ns) > STUCK_S:
             raise HeadraceError(f"{self._slot.seat} has been silent for {STUCK_S:g} s")
         beat_ns = self._slot[CommonField.HEARTBEAT_NS]
-        if said_at != self._said_at:
-            self._said_at, self._beat_ns, self._num_beats = said_at, beat_ns, 0
+        if message_at != self._message_at:
+            self._message_at, self._beat_ns, self._num_beats = message_at, beat_ns, 0
         elif beat_ns - self._beat_ns >= BEAT_NS:
             self._beat_ns = beat_ns
             self._num_beats += 1
@@ -290,7 +290,7 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
 
 
 def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator[str]:
-    """Yield the lines that tell how a process has done."""
+    """Yield the report lines of a process."""
     num_messages = sum(len(pairs) for _, pairs in burst.messages)
     rate = num_messages / seconds if seconds else 0.0
     yield (
@@ -305,7 +305,7 @@ def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator
 
 
 def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) -> int:
-    """Play a record and tell how it went; return the exit status: 0 where answers are the same.
+    """Replay a record and print the report; return the exit status: 0 if answers are equal.
 
     The mock engine's are its own, and only have to be all there.
     """
@@ -314,7 +314,7 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
         raise HeadraceError(f"{folder} has no messages of {seat}")
     role = seat.role
     requests = comparable(message for _, pairs in burst.messages for message, _ in pairs)
-    recorded = answers_of(role, outcomes(told_by(folder, burst)), requests)
+    recorded = answers_of(role, outcomes(messages_of(folder, burst)), requests)
     stage = Stage(burst, recorded, is_mock)
     try:
         seconds = perform(stage, burst, keeps_pace)
@@ -323,12 +323,12 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
     if is_mock:
         print(*report(burst, stage.answers, seconds), sep="\n")
         return 0 if stage.answers.are_complete else 1
-    verdict = compare(recorded, answers_of(role, outcomes(stage.answers.told), requests))
+    verdict = compare(recorded, answers_of(role, outcomes(stage.answers.messages), requests))
     print(*report(burst, stage.answers, seconds), verdict, sep="\n")
     return 0 if verdict.is_same else 1
 
 
-def told_by(folder: Path, burst: Burst) -> Iterator[tuple[Message, bytes]]:
+def messages_of(folder: Path, burst: Burst) -> Iterator[tuple[Message, bytes]]:
     """Yield the recorded messages to the receivers of a process."""
     for seat in burst.note.seats:
         if seat.role in RECEIVERS[burst.seat.role]:

@@ -34,7 +34,7 @@ PIECES |= {"partial_json", "refusal", "signature"}
 COUNTERS = {"sequence_number"}  # of events, which may be fewer and longer
 SHOWN = 5  # ids of answers that differ
 
-Told = tuple[Message, bytes]
+Received = tuple[Message, bytes]
 Outcomes = dict[tuple[int, str], Any]  # by id, of a sequence or a request, and kind
 KINDS = {
     "tokenizer": ("request", "body"),
@@ -54,7 +54,7 @@ def ids_of(message: Message) -> list[int]:
 
 
 def ends_of(message: Message) -> list[int]:
-    """Return of which of them it tells the last there is to tell."""
+    """Return the requests whose last message it is."""
     match message:
         case GenerateRequest(id=id):
             return [id]
@@ -71,8 +71,8 @@ class ReplayedResponses:
     """Collects responses during a replay; from several threads."""
 
     def __init__(self, expected: Outcomes) -> None:
-        """Wait for the ends of what is expected, if anything is."""
-        self.told: list[Told] = []
+        """Wait for the ends of the expected requests, if there are any."""
+        self.messages: list[Received] = []
         self.latencies_s: list[float] = []
         self.last_at = 0.0
         self._sent_at: dict[int, float] = {}
@@ -87,11 +87,11 @@ class ReplayedResponses:
             self._sent_at |= dict.fromkeys(requests, now)
 
     def take(self, message: Message, bulk: Frame) -> None:
-        """Take an answer."""
+        """Record an answer."""
         now = time.monotonic()
         with self._lock:
             self.last_at = now
-            self.told.append((message, bytes(bulk)))
+            self.messages.append((message, bytes(bulk)))
             for request in {request_of(id) for id in ids_of(message)}:
                 if (sent_at := self._sent_at.pop(request, None)) is not None:
                     self.latencies_s.append(now - sent_at)
@@ -113,7 +113,7 @@ class ReplayedResponse:
 
     @property
     def outcome(self) -> Any:
-        """What the client knows in the end."""
+        """The final state of the client."""
         if self.head is None:
             return bytes(self.data)
         kind = self.head.content_type
@@ -121,12 +121,12 @@ class ReplayedResponse:
         return self.head.status, kind, text
 
 
-def outcomes(told: Iterable[Told]) -> Outcomes:
+def outcomes(messages: Iterable[Received]) -> Outcomes:
     """Return what messages come to."""
     found: Outcomes = {}
     tokens: dict[int, bytearray] = {}
     bodies: dict[int, ReplayedResponse] = {}
-    for message, bulk in told:
+    for message, bulk in messages:
         match message:
             case GenerateRequest(id=id):
                 asked = msgspec.msgpack.encode(msgspec.structs.replace(message, times=None))
@@ -147,7 +147,7 @@ def outcomes(told: Iterable[Told]) -> Outcomes:
 def add_tokens(
     output: StepOutput, bulk: bytes, tokens: dict[int, bytearray], found: Outcomes
 ) -> None:
-    """Take note of what a step brought."""
+    """Record the tokens of a step."""
     start = 0
     for id, count, finish in output.rows():
         end = start + 4 * count
@@ -170,7 +170,7 @@ def merged(stream: bytes | bytearray) -> dict[str, Any]:
 
 
 def merge(value: Any, path: str, name: str, found: dict[str, Any]) -> None:
-    """Add a value of an event to what was found there before."""
+    """Merge a value of an event into the values so far."""
     match value:
         case dict():
             # Pieces of one thing are those of events of one type.
@@ -232,7 +232,7 @@ def comparable(sent: Iterable[Message]) -> set[int]:
 
 
 def answers_of(role: str, found: Outcomes, requests: set[int]) -> Outcomes:
-    """Return what a kind of process had to do with, of what is told of some requests.
+    """Return the answers of a kind of process to some requests.
 
     Frontends hear of generated text from detokenizers, and of all else from tokenizers.
     """

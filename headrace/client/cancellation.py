@@ -4,7 +4,7 @@ httpx names a request's connection with the response only. Here each connection 
 `CancelScope` of the thread that writes to it. Closing a socket wakes no thread that waits for it;
 shutting it down does.
 
-`have_connections_tell` replaces a private attribute, as public means lose behaviour (httpx 0.28,
+`hook_connections` replaces a private attribute, as public means lose behaviour (httpx 0.28,
 httpcore 1.0):
 
 - the extension `trace` names a new connection, and none that is reused;
@@ -46,7 +46,7 @@ class CancelScope:
         return self._is_cut.is_set()
 
     def take(self, stream: Any) -> None:
-        """Take the connection that the request is on."""
+        """Attach the connection of the request."""
         self._stream = stream
         if self.is_cut:
             hang_up(stream)
@@ -68,7 +68,7 @@ class CancelScope:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """Be told of the connections that are written to here."""
+        """Report the connections that are written to within this context."""
         token = ASKING.set(self)
         try:
             yield
@@ -96,7 +96,7 @@ class TellingStream(httpcore.NetworkStream):
         return self._stream.read(max_bytes, timeout)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Tell, and write."""
+        """Report the connection, and write."""
         line = ASKING.get(None)
         if line is not None:
             line.take(self._stream)
@@ -116,7 +116,7 @@ class TellingStream(httpcore.NetworkStream):
         return TellingStream(self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what is known of it."""
+        """Return the transport's extra info."""
         return self._stream.get_extra_info(info)
 
 
@@ -135,8 +135,8 @@ class TellingBackend(httpcore.NetworkBackend):
         return TellingStream(self._backend.connect_unix_socket(*args, **kwargs))
 
 
-def have_connections_tell(http: httpx.Client) -> None:
-    """Have a client's connections tell.
+def hook_connections(http: httpx.Client) -> None:
+    """Hook a client's connections into cancel scopes.
 
     httpx has no name for this. Where its parts are called otherwise than they have been, an answer
     can be canceled once it has begun.

@@ -5,9 +5,9 @@
             print(text, end="")
 
 Options are the fields of OpenAI's requests (and `top_k`, `ignore_eos`, ... as in vLLM), sent as
-they are: the server checks them. What the server refuses raises `ApiError`. A server that is not
-there and a connection that breaks raise its subclass `ApiConnectionError`; a server that is silent
-for `timeout_s` raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
+they are: the server checks them. What the server refuses raises `ApiError`. A missing server and a
+broken connection raise its subclass `ApiConnectionError`. A server that is silent for `timeout_s`
+raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from headrace.client.cancellation import CancelScope, have_connections_tell
+from headrace.client.cancellation import CancelScope, hook_connections
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
     ChatCompletion,
@@ -77,7 +77,7 @@ C = TypeVar("C", "Client", "AsyncClient")
 
 
 def refusal(response: httpx.Response, body: bytes) -> ApiError:
-    """Return the error that a response tells of."""
+    """Return the error of a response."""
     error = error_of(response.status_code, body)
     error.retry_after_s = retry_after_s(response.headers, time.time())
     return error
@@ -130,7 +130,7 @@ class Client:
         max_retries: int = MAX_RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Know where to ask; nothing is sent yet.
+        """Configure the client; nothing is sent yet.
 
         Args:
             timeout_s: how long the server may be silent; `with_options` has others.
@@ -139,7 +139,7 @@ class Client:
         """
         brief_interrupts()
         self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
-        have_connections_tell(self._http)
+        hook_connections(self._http)
         self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
 
@@ -174,7 +174,7 @@ class Client:
     def with_options(
         self, *, timeout_s: float | None = None, max_retries: int | None = None
     ) -> "Client":
-        """Return a client of the same connections for calls that wait, or ask again, otherwise.
+        """Return a client of the same connections with other timeouts or retries.
 
         >>> client.with_options(timeout_s=5, max_retries=0).models()[0].max_model_len
         8192
@@ -183,7 +183,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The URL of the server."""
         return str(self._http.base_url).rstrip("/")
 
     def __enter__(self) -> Self:
@@ -354,7 +354,7 @@ class AsyncClient:
         max_retries: int = MAX_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Know where to ask, as `Client` does."""
+        """Configure the client, as `Client` does."""
         brief_interrupts()
         self._http = httpx.AsyncClient(**settings(base_url, api_key), transport=transport)
         self._timeout_s = timeout_s
@@ -381,7 +381,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The URL of the server."""
         return str(self._http.base_url).rstrip("/")
 
     async def __aenter__(self) -> Self:

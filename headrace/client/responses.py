@@ -16,19 +16,19 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class PromptDetails(msgspec.Struct):
-    """How many tokens of a prompt were found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionDetails(msgspec.Struct):
-    """How many tokens of an answer were thoughts."""
+    """Number of reasoning tokens in a response."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """How many tokens a request took. Embeddings complete nothing."""
+    """Token counts of a request. Embeddings have no completion tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -52,13 +52,13 @@ class ChosenToken(LikelyToken):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """How likely an answer was, where `logprobs` was True."""
+    """Log probabilities of a chat response, with `logprobs` true."""
 
     content: list[ChosenToken]
 
 
 class TextLogprobs(msgspec.Struct):
-    """How likely a continuation was, where `logprobs` was a number; the same in columns.
+    """Log probabilities of a completion, with a number of `logprobs`, in columns.
 
     An entry is None for the first token of a prompt that is echoed.
     """
@@ -70,7 +70,7 @@ class TextLogprobs(msgspec.Struct):
 
 
 class PromptToken(msgspec.Struct):
-    """How likely a token was in a prompt; rank 1 is the likeliest."""
+    """Log probability of a prompt token; rank 1 is the likeliest."""
 
     logprob: float
     rank: int
@@ -107,7 +107,7 @@ class ToolCall(msgspec.Struct, omit_defaults=True):
 
 
 class ChatMessage(msgspec.Struct, omit_defaults=True):
-    """What the assistant says, and what it wants called. Content is None where it only calls.
+    """The assistant's message: text, and tool calls. `content` is None if it only calls.
 
     It may be one of the messages of the next request.
     """
@@ -231,7 +231,7 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingList(msgspec.Struct):
-    """What `/v1/embeddings` answers where `encoding_format` is "base64"."""
+    """Response of `/v1/embeddings` with `encoding_format` "base64"."""
 
     data: list[Embedding]
     usage: Usage
@@ -244,7 +244,7 @@ class RankedDocument(msgspec.Struct):
 
 
 class Rank(msgspec.Struct):
-    """How alike a document is to the query: a cosine of embeddings, or a cross-encoder's score."""
+    """Similarity of a document to the query: a cosine of embeddings, or a cross-encoder's score."""
 
     index: int
     relevance_score: float
@@ -252,7 +252,7 @@ class Rank(msgspec.Struct):
 
 
 class Ranking(msgspec.Struct):
-    """What `/v1/rerank` answers, the likest document first."""
+    """Response of `/v1/rerank`, the best document first."""
 
     id: str
     created: int
@@ -262,14 +262,14 @@ class Ranking(msgspec.Struct):
 
 
 class Score(msgspec.Struct):
-    """How alike two texts are: the cosine of embeddings, or a cross-encoder's score."""
+    """Similarity of two texts: the cosine of embeddings, or a cross-encoder's score."""
 
     index: int
     score: float
 
 
 class ScoreList(msgspec.Struct):
-    """What `/v1/score` answers, by the order of the texts."""
+    """Response of `/v1/score`, in the order of the texts."""
 
     id: str
     created: int
@@ -279,7 +279,7 @@ class ScoreList(msgspec.Struct):
 
 
 class Tokens(msgspec.Struct):
-    """What a text is to the model. `token_strs` is how the vocabulary spells them, where asked."""
+    """Tokens of a text. `token_strs` has the vocabulary's spelling, if requested."""
 
     count: int
     max_model_len: int
@@ -288,13 +288,13 @@ class Tokens(msgspec.Struct):
 
 
 class Detokenized(msgspec.Struct):
-    """What `/detokenize` answers."""
+    """Response of `/detokenize`."""
 
     prompt: str
 
 
 class Version(msgspec.Struct):
-    """What `/version` answers."""
+    """Response of `/version`."""
 
     version: str
 
@@ -309,7 +309,7 @@ class Model(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """What `/v1/models` answers."""
+    """Response of `/v1/models`."""
 
     data: list[Model]
 
@@ -341,7 +341,7 @@ def decode(body: bytes | str, kind: type[T]) -> T:
 
 
 def error_of(status: int, body: bytes | str) -> ApiError:
-    """Return the error that a body tells of, in OpenAI's shape or any other."""
+    """Return the error of a response body, in OpenAI's shape or any other."""
     try:
         fields = msgspec.json.decode(body, type=ErrorResponse).error
     except BAD_JSON:
@@ -385,7 +385,7 @@ class EventParser:
 
 
 def chat_body(messages: Messages, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a conversation; a string is what the user says."""
+    """Return the body of a conversation; a string is a user message."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return {"messages": msgspec.to_builtins(list(messages))} | options

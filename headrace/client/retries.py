@@ -1,7 +1,7 @@
 """Retry policy: which rejected requests to send again, and after how long. Pure.
 
-Only what the server has not begun is asked again: it says so with 429, or with 503 where it is
-overloaded or not all there.
+Only requests that the server has not begun are repeated. Its answer is then 429, or 503 if it is
+overloaded or incomplete.
 """
 
 import time
@@ -14,7 +14,7 @@ LONGEST_WAIT_S = 60.0  # a longer Retry-After is an error at once
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return in how many seconds `Retry-After` says to come back: a number, or a date.
+    """Return the seconds of a `Retry-After` header: a number, or a date.
 
     Args:
         now: seconds since the epoch.
@@ -46,6 +46,6 @@ class Retries:
         """
         if status not in WORTH_RETRYING or num_before >= self._max_retries:
             return None
-        told = retry_after_s(headers, time.time())
-        wait_s = FIRST_WAIT_S * 2**num_before if told is None else told
+        server_wait_s = retry_after_s(headers, time.time())
+        wait_s = FIRST_WAIT_S * 2**num_before if server_wait_s is None else server_wait_s
         return wait_s if wait_s <= LONGEST_WAIT_S else None

@@ -65,14 +65,14 @@ class AnswerStream(Iterator[T]):
             return
         try:
             with transport_errors():
-                yield from self._told(read)
+                yield from self._emitted(read)
         except Canceled:
             pass
         except ApiConnectionError:
             if not self._line.is_cut:
                 raise
 
-    def _told(self, read: Read[T]) -> Generator[T, None, None]:
+    def _emitted(self, read: Read[T]) -> Generator[T, None, None]:
         parser = EventParser()
         with self._line.asking():
             response = self._opening(self._line)

@@ -20,7 +20,8 @@ def transport_errors() -> Iterator[None]:
 
 
 def of_httpx(error: Exception) -> ApiConnectionError:
-    """Return the error that tells of one of httpx's: where, what, and the remedy of a timeout."""
+    """Return the client error for an httpx error, with the URL, the cause and, for a timeout, the
+    remedy."""
     request = getattr(error, "_request", None)  # `request` raises where there is none
     where = "the server" if request is None else str(request.url.copy_with(raw_path=b"/"))[:-1]
     cause = str(error) or type(error).__name__

@@ -12,7 +12,7 @@ ADMIN_VARIABLE = "HEADRACE_ADMIN_API_KEY"
 
 
 def digest(key: bytes) -> bytes:
-    """Return what is kept of a key."""
+    """Return the stored form of a key."""
     return hashlib.sha256(key).digest()
 
 

@@ -62,88 +62,106 @@ class ServerConfig:
     port: int = flag(8000, "TCP port to listen on; 0 takes a free one")
     uds: str | None = flag(None, "a Unix socket to listen on instead")
     ssl_certfile: str | None = flag(None, "certificate, PEM; serve HTTPS")
-    ssl_keyfile: str | None = flag(None, "its key, unless it is in the same file")
-    api_key: tuple[str, ...] = flag((), "an API key that clients must send; may be repeated")
-    api_key_file: str | None = flag(None, "a file with an API key on each line")
-    admin_api_key: str | None = flag(None, "the key of /admin, which is closed without one")
-    allowed_origins: tuple[str, ...] = flag((), "an allowed CORS origin; may be repeated")
+    ssl_keyfile: str | None = flag(None, "its key, if not in the same file")
+    api_key: tuple[str, ...] = flag((), "a key that clients must send; may be repeated")
+    api_key_file: str | None = flag(None, "a file with a key on each line")
+    admin_api_key: str | None = flag(None, "the key of /admin; without one /admin is closed")
+    allowed_origins: tuple[str, ...] = flag(
+        (), "an allowed origin (CORS); may be repeated; * is all"
+    )
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor parallel size: workers that share the model")
-    disable_custom_all_reduce: bool = flag(False, "use NCCL for every all-reduce over GPUs")
-    enforce_eager: bool = flag(False, "no CUDA graphs: a faster start, and slower steps")
+    disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
+    enforce_eager: bool = flag(False, "no CUDA graphs: faster start, slower steps")
     cudagraph_capture_sizes: tuple[int, ...] = flag(
-        (), "a step size in tokens to capture a CUDA graph for; may be repeated; default: many"
+        (), "token counts of CUDA graphs, as 1 2 4 8; default: many"
     )
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
     tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
-    preprocess_procs: int = flag(1, "processes that prepare images, for models that take some")
+    preprocess_procs: int = flag(1, "processes that prepare images, for models that take images")
     detokenizer_procs: int = flag(1, "detokenizer processes")
     tokenizer_max_batch_size: int = flag(32, "requests encoded together; 1 is no batching")
-    tokenizer_batch_wait_ms: int = flag(2, "the longest wait for a batch to fill")
+    tokenizer_batch_wait_ms: int = flag(2, "longest time to fill a batch")
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
-    engine: str = flag("auto", "mock runs no model: step times come from a profile", ENGINES)
-    mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
-    device: str = flag(
-        "auto", "hardware to run on; auto is GPUs, where they support the model", DEVICES
-    )
-    model_impl: str = flag("auto", "model implementation; auto prefers ours", MODEL_IMPLS)
+    engine: str = flag("auto", "mock: no model, step times from a profile", ENGINES)
+    mock_profile: str = flag("zero", "zero, 2ms, h200-8b, encoder (estimates), or a JSON file")
+    device: str = flag("auto", "auto is GPUs that can run the model", DEVICES)
+    model_impl: str = flag("auto", "model implementation; auto prefers Headrace's own", MODEL_IMPLS)
     load_format: str = flag(
-        "auto", "dummy needs no weights: random ones, for a folder with config.json", LOAD_FORMATS
+        "auto",
+        "dummy: random weights, for a folder with config.json and a tokenizer alone",
+        LOAD_FORMATS,
     )
     dtype: str = flag(
         "auto",
-        "arithmetic; auto is the file's, float32 rounds nothing, float16 is for GPUs",
+        "type of matrix products; auto is as stored, on GPUs float16 or bfloat16; float16 is "
+        "for GPUs",
         DTYPES,
     )
     quantization: str = flag(
         "none",
-        "int8, on CPUs, and fp8, on GPUs, round activations, too, to 8 bits, and are faster for "
-        "many tokens",
+        "int8 rounds weights and activations to 8 bits in groups of 32, int8_weight_only weights "
+        "alone; fp8, on GPUs: weights by row, activations by token",
         QUANTIZATIONS,
     )
     attention_backend: str = flag(
         "auto",
-        "attention backend on GPUs; auto is triton; with flashinfer, for prompts, a text may "
+        "attention backend on GPUs; auto is triton; with flashinfer, for long prompts, a text may "
         "depend on its batch mates",
         ATTENTION_BACKENDS,
     )
-    seed: int = flag(0, "seed of requests that bring none")
-    max_num_seqs: int = flag(64, "sequences that run at once; default on GPUs: 256")
-    max_num_batched_tokens: int = flag(512, "tokens computed in one step; default on GPUs: 8192")
-    max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
-    max_queued_tokens: int = flag(0, "prompt tokens that wait; more get a 429; 0 is no limit")
+    seed: int = flag(0, "seed of requests without one")
+    max_num_seqs: int = flag(64, "sequences that run at once; on GPUs the default is 256")
+    max_num_batched_tokens: int = flag(
+        512, "tokens computed in one step; on GPUs the default is 8192"
+    )
+    max_num_queued: int = flag(1024, "waiting sequences; further ones get 429")
+    max_queued_tokens: int = flag(0, "waiting prompt tokens; further ones get 429; 0 is no limit")
     scheduling_policy: str = flag(
-        "fcfs", "order of the queue; lpm is longest cached prefix", ("fcfs", "priority", "lpm")
+        "fcfs",
+        "order of the queue; lpm is longest cached prefix; then fair shares by key",
+        ("fcfs", "priority", "lpm"),
     )
     target_itl_ms: int = flag(
-        100, "prompts are computed in chunks that let others' tokens come this often; 0 is off"
+        100, "target time between tokens of running streams: prompts are cut to keep it; 0 is off"
     )
-    enable_prefix_caching: bool = flag(True, "compute a prefix that prompts share once")
+    enable_prefix_caching: bool = flag(True, "compute a shared prefix once")
     async_scheduling: bool | None = flag(
-        None, "send a step while another is computed; default: on GPUs, and while steps are short"
+        None,
+        "send a step while the previous one is computed; default: on GPUs, and while steps are "
+        "short",
     )
     speculative: str = flag(
-        "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
+        "off", "ngram: draft tokens from the text; changes no output", ("off", "ngram")
     )
     gpu_memory_utilization: float = flag(
-        0.9, "share of each GPU that weights, steps, the KV cache and a vision tower may fill"
+        0.9, "share of each GPU for weights, steps, the KV cache and a vision tower"
     )
     kv_cache_memory_bytes: int | None = flag(
         None,
-        f"memory of the KV cache, of all workers; default: on CPUs {CPU_KV_BYTES}, on GPUs what "
-        "--gpu-memory-utilization leaves",
+        f"memory of the KV cache, of all workers together; default: on CPUs {CPU_KV_BYTES}, on "
+        f"GPUs what --gpu-memory-utilization leaves",
     )
-    kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", KV_DTYPES)
-    stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
-    max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
-    max_images: int = flag(16, "images in a request")
+    kv_cache_dtype: str = flag(
+        "auto",
+        "keys and values; auto is bfloat16, on GPUs the type of products; float16, fp8 are for "
+        "GPUs",
+        KV_DTYPES,
+    )
+    stream_interval: int = flag(1, "tokens per event of a stream, except the first and last")
+    max_body_bytes: int = flag(32 << 20, "larger request bodies get 413")
+    max_images: int = flag(16, "images per request")
     image_memory_bytes: int = flag(
-        512 << 20, "prepared images of each process that prepares some, and again embeddings of all"
+        512 << 20,
+        "prepared images per image process, cached ones included; embeddings may take as much "
+        "again",
     )
     allowed_media_domains: tuple[str, ...] = flag(
-        (), "a host whose images are fetched, or HOST:PORT at any address; may be repeated"
+        (), "a host that images may be fetched from, or HOST:PORT at any address; may be repeated"
     )
-    chat_template: str | None = flag(None, "a Jinja file to use instead of the model's template")
+    chat_template: str | None = flag(
+        None, "a Jinja file to use instead of the model's chat template"
+    )
     tool_call_parser: str = flag(
         "auto", "format of the model's tool calls; auto reads the chat template", TOOL_PARSERS
     )
@@ -152,24 +170,25 @@ class ServerConfig:
     )
     generation_config: str = flag(
         "auto",
-        "how tokens are chosen, and how many, where a request does not say; auto is as the model's "
-        "generation_config.json says, vllm is as OpenAI does",
+        "defaults of sampling and length: auto takes the model's generation_config.json, vllm "
+        "takes OpenAI's",
         ("auto", "vllm"),
     )
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
-    metrics_dialect: str = flag("vllm", "names in /metrics, beside ours", METRICS_DIALECTS)
-    drain_timeout: int = flag(30, "seconds for open requests to finish after SIGTERM")
-    watchdog_timeout: int = flag(8, "seconds of silence after which a process is replaced")
+    metrics_dialect: str = flag("vllm", "metric names beside headrace:", METRICS_DIALECTS)
+    drain_timeout: int = flag(
+        30,
+        "seconds for open requests to end after SIGTERM; a second SIGTERM, and Ctrl-C, end at once",
+    )
+    watchdog_timeout: int = flag(8, "seconds without a heartbeat after which a process is replaced")
     chaos: str | None = flag(
-        None, "signal processes at random, such as kill=engine:0.1/s,stop=worker:0.02/s"
+        None, "fault injection, ends processes at random: kill=engine:0.1/s,stop=worker:0.02/s"
     )
     record: str | None = flag(
-        None, "folder of recorded messages, texts included, for headrace replay"
+        None, "a folder that records all messages, texts of requests included"
     )
-    crash_dir: str | None = flag(None, "folder of crash reports; an empty value writes none")
-    profile_dir: str | None = flag(
-        None, "folder of step profiles, made by POST /start_profile and /stop_profile"
-    )
+    crash_dir: str | None = flag(None, "folder for crash reports; an empty one keeps none")
+    profile_dir: str | None = flag(None, "folder for profiles of steps, see POST /start_profile")
     nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
     log_level: str = flag("info", "log level", LOG_LEVELS)
     access_log: bool = flag(False, "a log line per request")
@@ -273,7 +292,8 @@ def flag_name(name: str) -> str:
 
 
 def check_plain(name: str, value: object) -> None:
-    """Refuse what cannot be told other processes: long numbers, and text that is not UTF-8."""
+    """Refuse values that cannot be sent to other processes: long numbers, and text that is not
+    UTF-8."""
     if isinstance(value, tuple):
         for item in value:
             check_plain(name, item)
@@ -351,7 +371,7 @@ class ModelCard:
 
     @property
     def compares(self) -> bool:
-        """Whether it is a cross-encoder, which reads two texts and says how alike they are."""
+        """Whether it is a cross-encoder, which scores pairs of texts."""
         return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
 
 
@@ -367,9 +387,9 @@ class CrashConfig:
 
     @classmethod
     def of(cls, config: ServerConfig, directory: str | None) -> "CrashConfig":
-        """Take the flags of a server, without its keys."""
-        told = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
-        return cls(directory=directory, flags=told)
+        """Return the flags of a server, without its keys."""
+        public = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
+        return cls(directory=directory, flags=public)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,7 +482,7 @@ class ExecutionConfig:
 
     @classmethod
     def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
-        """Combine the flags with what the model's files say."""
+        """Combine the flags with the model's files."""
         flags = {
             f.name: getattr(config, f.name) for f in dataclasses.fields(cls) if f.name in TYPES
         }

@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
     """Raises `ConfigError` where argparse would end the program."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line."""
+        """Raise the error of the command line."""
         raise ConfigError(message)
 
 
@@ -135,7 +135,7 @@ def server_parser() -> Parser:
 
 
 def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]") -> None:
-    """Add the flag of a field. What it may be `ServerConfig` checks."""
+    """Add the flag of a field. `ServerConfig` checks its value."""
     hint, name, help = HINTS[field.name], flag_name(field.name), help_of(field)
     if field.name == "model":
         group.add_argument("model", metavar="MODEL", nargs="?", help=help)

@@ -34,7 +34,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Already:
-    """What is so anyhow. Without `values` theirs takes none; others than these are refused."""
+    """A flag for existing behavior. Without `values` it takes none; other values are refused."""
 
     values: tuple[str, ...] = ()
     instead: str = ""
@@ -42,7 +42,7 @@ class Already:
 
 @dataclass(frozen=True)
 class Unused:
-    """What takes a value and changes nothing; `why` is for the log, and says what does."""
+    """A flag whose value changes nothing; `why` is for the log, and names the alternative."""
 
     why: str
 
@@ -59,7 +59,7 @@ Meaning = Same | Switch | Already | Unused | RefusedFlag
 
 @dataclass(frozen=True)
 class Row:
-    """What a flag is for, its spellings there, and its meaning here."""
+    """A flag's subject, its spellings in vLLM and SGLang, and its meaning here."""
 
     purpose: str
     vllm: tuple[str, ...]

@@ -97,8 +97,8 @@ def read_card(config: ServerConfig) -> ModelCard:
 
     Raises:
         ModelError: the hub has no such model, or its files are not what they should be.
-        ConfigError: there is no such file or folder, --max-model-len is more than the model was
-            trained for, or a step has no room for what it has to compute at once.
+        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum,
+            or a step has too few tokens.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)
@@ -178,7 +178,7 @@ def read_folder(path: Path) -> ModelCard:
 
 
 def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> ModelCard:
-    """Read what a card says of text, of a config and what it says of the decoder."""
+    """Read the text limits of a card, from its config and its decoder's config."""
     tokenizer = read_json(path / "tokenizer_config.json", optional=True)
     generation = read_json(path / "generation_config.json", optional=True)
     pooling = read_pooling(path, text)
@@ -204,11 +204,11 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
 
 
 def _ends(path: Path, generation: dict[str, Any], *configs: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end a text: as the first file says that says it."""
+    """Return the tokens that end a text, from the first file that has some."""
     key = "eos_token_id"
     file = path / ("generation_config.json" if key in generation else "config.json")
-    said = next((values for values in (generation, *configs) if key in values), {})
-    ids = _read(said, key, file, TokenIds)
+    source = next((values for values in (generation, *configs) if key in values), {})
+    ids = _read(source, key, file, TokenIds)
     return sorted(set(ids)) if isinstance(ids, list) else [] if ids is None else [ids]
 
 

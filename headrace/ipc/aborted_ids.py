@@ -1,4 +1,5 @@
-"""Requests that are to be dropped when they come: an abort may overtake what it aborts. Pure."""
+"""Ids of aborted requests, kept until the requests arrive: an abort may overtake its request.
+Pure."""
 
 from collections import OrderedDict
 
@@ -12,7 +13,7 @@ class AbortedIds:
         self._requests: OrderedDict[int, None] = OrderedDict()
 
     def add(self, request: int) -> None:
-        """Take note of one; it may have come, or may be still to come."""
+        """Add an id; its request may have arrived, or may still arrive."""
         self._requests[request] = None
         if len(self._requests) > MAX_ABORTED:
             self._requests.popitem(last=False)

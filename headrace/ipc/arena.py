@@ -22,7 +22,7 @@ COUNT_MASK = (1 << COUNT_BITS) - 1
 
 
 class Stale(Exception):
-    """A tensor is gone: its place is another's, or a process has died that it depended on."""
+    """A tensor is gone: its place was reused, or a process that held it has died."""
 
 
 class Arena:
@@ -53,7 +53,7 @@ class Arena:
         return cls(fd, num_regions)
 
     def region(self, index: int) -> "Region":
-        """Take a region over; all that has been in it is stale. For its owner alone."""
+        """Take over a region; all earlier content is stale. For its owner alone."""
         start = self._starts[index]
         return Region(self._words, self._bytes, start, self._region_pages)
 
@@ -75,7 +75,7 @@ class Arena:
         return self._words[word] >> COUNT_BITS == tensor.generation
 
     def release(self, tensor: Tensor) -> None:
-        """Be done with a tensor that has been sent once. For its one reader alone."""
+        """Release a tensor that was sent once. For its one reader alone."""
         word = tensor.offset // PAGE_BYTES * WORDS + 1
         before = self._words[word]
         count = before & COUNT_MASK if before >> COUNT_BITS == tensor.generation else 0
@@ -133,18 +133,18 @@ class Region:
         return self._words[place // PAGE_BYTES * WORDS] >> COUNT_BITS
 
     def send(self, place: int) -> None:
-        """Count what is in a place as sent to the engine once more."""
+        """Count a place's content as sent to the engine once more."""
         self._words[place // PAGE_BYTES * WORDS] += 1
 
     def num_sent(self, place: int) -> int:
-        """Return how often what is in a place has been sent and the engine is not done with it."""
+        """Return how often a place's content was sent without a release by the engine."""
         word = place // PAGE_BYTES * WORDS
         sent, done = self._words[word], self._words[word + 1]
         is_same = sent >> COUNT_BITS == done >> COUNT_BITS
         return (sent & COUNT_MASK) - (done & COUNT_MASK if is_same else 0)
 
     def free(self, place: int) -> None:
-        """Give a place back. What was in it is stale."""
+        """Free a place. Its content becomes stale."""
         page = place // PAGE_BYTES
         length = self._sizes.pop(page)
         self.num_bytes -= length * PAGE_BYTES
@@ -158,7 +158,7 @@ class Region:
         self._holes = joined
 
     def forget_sent(self) -> None:
-        """Take nothing as sent: the engine has died. What is here stays, in new generations."""
+        """Count nothing as sent, after the engine died. The content stays, in new generations."""
         for page in self._sizes:
             self._turn(page)
 

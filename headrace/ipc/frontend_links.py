@@ -21,7 +21,7 @@ class FrontendLinks:
         return len(self._outboxes)
 
     def backlog(self, frontend: int) -> int:
-        """Return how many messages a frontend has been sent, by anyone, and not handled."""
+        """Return how many messages a frontend has been sent, by all senders, and not handled."""
         return self._backlogs[frontend]()
 
     def send(self, frontend: int, frames: ResponseFrames, data: Frame) -> None:

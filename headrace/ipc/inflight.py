@@ -1,8 +1,8 @@
 """A request on its way around the ring, with everything needed to send it again. Pure.
 
 The sender of a request keeps its body until the response is complete. After a process has died and
-been replaced, its requests are sent again: the ring computes the same text, and sends only what the
-client does not have.
+been replaced, its requests are sent again. The ring computes the same text, and sends only what the
+client lacks.
 """
 
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class InflightRequest:
 
     @property
     def num_held_bytes(self) -> int:
-        """How many bytes of the answer have come and wait for the rest of their piece."""
+        """Bytes of the response that wait for the rest of their piece."""
         return sum(map(len, self.held))
 
     def is_lost_with(self, seat: Seat, num_detokenizers: int) -> bool:
@@ -72,12 +72,12 @@ class InflightRequest:
         return self.tokenizer >= 0 and not self.is_answered
 
     def blame(self, in_progress: int) -> bool:
-        """Take note of what a dead process was at; return whether this is sent once more."""
+        """Record that a dead process had this in progress; return whether it is sent once more."""
         self.num_blamed += in_progress == self.request.id
         return self.num_blamed < MAX_BLAMED
 
     def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:
-        """Be sent once more, with a new id. A suspect stays one."""
+        """Prepare to be sent again under a new id. A suspect stays one."""
         before = self.request
         self.request = msgspec.structs.replace(
             before,

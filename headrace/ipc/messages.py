@@ -1,7 +1,7 @@
 """Messages that cross a process border, grouped by receiver; a step is in `worker_messages.py`.
 
-Messages are msgspec Structs on ZeroMQ or in shared memory; bulk (bodies, token ids, response
-bytes) rides in a frame of its own beside the message. New fields go last, with a default.
+Messages are msgspec Structs on ZeroMQ or in shared memory. Bulk (bodies, token ids, response bytes)
+is in a frame of its own beside the message. New fields go last, with a default.
 
 Ids: the frontend draws a request id, which leads the response back. A request has
 one or more *sequences* (`n`, several prompts), each with an id of its own:
@@ -69,7 +69,7 @@ def frontend_of(id: int) -> int:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended. `STOP` and `LENGTH` are what a client may see."""
+    """Why a sequence ended. Clients see only `STOP` and `LENGTH`."""
 
     STOP = 0  # a stop token, EOS included, or a stop string
     LENGTH = 1  # max_tokens or the context length
@@ -175,7 +175,7 @@ class Tensor(Message, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it has."""
+        """Size in bytes."""
         return math.prod(self.shape) * int(self.dtype[1:])
 
 
@@ -251,7 +251,8 @@ ToEngine = GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedToken
 
 
 class Parsing(Message, frozen=True):
-    """What a reply's text has in it beside words to the reader, and what of that is told."""
+    """Which parts of a reply's text are reasoning or tool calls, and which of them are
+    delivered."""
 
     tools: ToolFormat | None = None  # how tools are called, where there are some
     thoughts: ThoughtFormat | None = None

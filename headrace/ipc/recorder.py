@@ -106,7 +106,8 @@ class Entry:
 
 
 def read_record(path: Path) -> Iterator[Entry]:
-    """Yield what is in a file, its note first. One that was cut short ends with what is whole.
+    """Yield the messages of a file, its note first. A truncated file ends with its last whole
+    message.
 
     Raises:
         HeadraceError: it cannot be read.

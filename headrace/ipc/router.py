@@ -105,7 +105,7 @@ class Router:
         return self._short if len(body) < LONG_BODY_BYTES else (self._long,)
 
     def _business(self, tokenizer: int) -> tuple[bool, int]:
-        """Return how little use it is to send to a tokenizer now."""
+        """Return the sort key of a tokenizer's load; the least loaded one is chosen."""
         is_ready = self._tokenizer_slots[tokenizer][CommonField.STATE] == State.READY
         return not is_ready, self.backlog(tokenizer)
 
@@ -168,7 +168,7 @@ class Router:
             self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
 
     def renew(self, requests: Iterable[int]) -> None:
-        """Tell the engine, now and then, which requests are still waited for."""
+        """Renew the leases of open requests at the engine, periodically."""
         now = time.monotonic()
         if now - self._renewed_at < RENEW_S:
             return
@@ -177,7 +177,7 @@ class Router:
             self._renewed_at = now
 
     def flush(self) -> None:
-        """Send what has been forwarded, and the aborts that are still to be sent."""
+        """Send forwarded requests, and pending aborts."""
         for tokenizer in self._tokenizers:
             tokenizer.flush()
         for outbox, aborts in self._aborts.items():

@@ -79,7 +79,7 @@ class Inbox(Generic[M]):
         return message, unread.popleft().buffer if unread else b""
 
     def _fetch(self) -> bool:
-        """Take a message off the link; return whether there was one."""
+        """Receive a message from the link; return whether there was one."""
         if not zmq.zmq_poll(self._polled, 0):  # to be refused costs three times as much
             return False
         # recv_multipart does the same at three times the cost, as does send_multipart below.
@@ -167,7 +167,7 @@ class Outbox:
         return True
 
     def flush(self) -> None:
-        """Let go of what has been put. There is room for it, since there was for its beginning."""
+        """Hand over the put message. There is room for it, since there was for its beginning."""
         if self._end is not None:
             self._send_frame(self._end, NOBLOCK, is_to_copy(self._end))
             self._end = None
@@ -195,7 +195,7 @@ class Outbox:
         return [encoded] if bulk is None else [encoded, bulk]
 
     def close(self) -> None:
-        """Drop the link and what it has not delivered."""
+        """Close the link and drop its undelivered messages."""
         self._socket.close(linger=0)
 
 

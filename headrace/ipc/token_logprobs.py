@@ -21,12 +21,12 @@ class TokenLogprob(NamedTuple):
 
     @classmethod
     def unpack(cls, row: bytes | bytearray | memoryview) -> "TokenLogprob":
-        """Return what a row says."""
+        """Return the values of a row."""
         logprob, rank = ROW.unpack_from(row)
         return cls(logprob, rank, list(PAIR.iter_unpack(row[ROW.size :])))
 
     def pack(self) -> bytes:
-        """Return the row that says this."""
+        """Return the row with these values."""
         return ROW.pack(self.logprob, self.rank) + b"".join(PAIR.pack(*one) for one in self.top)
 
 

@@ -37,7 +37,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """How many it computes."""
+        """Number of tokens that it computes."""
         return len(self.token_ids) // ITEM_BYTES
 
 
@@ -100,7 +100,7 @@ class StepResult(Message, tag="result", frozen=True):
     """The result of a step: worker 0 -> engine.
 
     `logprobs` has an entry for each row that wants them: f32 logprob and i32 rank of the row's
-    token, then num_logprobs pairs of i32 token and f32 logprob, best first.
+    token. Then follow num_logprobs pairs of i32 token and f32 logprob, best first.
     """
 
     token_ids: bytes  # i32, one per logit row; a target's row has the target
@@ -111,7 +111,7 @@ class StepResult(Message, tag="result", frozen=True):
 class StepFailed(Message, tag="failed", frozen=True):
     """There was no memory for a step: worker -> engine, for it and all that are sent after it.
 
-    Nothing of it counts. It works on all workers or on none: one failure is everybody's.
+    Nothing of it counts. It succeeds on all workers or on none: one failure fails it on all.
     """
 
     why: str

@@ -1,8 +1,8 @@
 """An embedded ring: a supervisor started by the process that uses it.
 
-There are no frontends: the owner takes their seat (`ring.py`), unless it wants a server of its own
-(`local_server.py`). It says what to serve on the supervisor's standard
-input; over a socket the supervisor says where the ring is, that it is ready, and why it ended.
+There are no frontends. The owner takes their seat (`ring_connection.py`), unless it wants a server
+of its own (`local_server.py`). It writes the configuration to the supervisor's standard input. Over
+a socket the supervisor reports the ring's address, that it is ready, and why it ended.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Started(msgspec.Struct, tag=True):
 
 
 class RingReady(msgspec.Struct, tag=True):
-    """Every process has loaded what it needs: supervisor -> owner."""
+    """Every process has loaded its model and libraries: supervisor -> owner."""
 
     url: str = ""  # where the frontends listen
 
@@ -63,7 +63,7 @@ REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 def serve(order: Order, control: socket.socket) -> None:
-    """Run a ring until a signal, or until its owner is gone however it went."""
+    """Run a ring until a signal, or until its owner ends, for any reason."""
     owner = os.pidfd_open(order.owner)
     if os.getppid() != order.owner:  # it died before the call
         return
@@ -83,7 +83,7 @@ def serve(order: Order, control: socket.socket) -> None:
 
 
 def main() -> None:
-    """Be the supervisor; the socket is the descriptor in argv[1]."""
+    """Run the supervisor; the socket is the descriptor in argv[1]."""
     control = socket.socket(fileno=int(sys.argv[1]))
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     setproctitle("headrace: supervisor")

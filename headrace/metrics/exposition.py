@@ -84,7 +84,7 @@ class Exposition:
 
 
 def head_of(family: Metric) -> str:
-    """Return the lines that say what a family is."""
+    """Return the HELP and TYPE lines of a family."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
     help = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
     return f"# HELP {name} {help}\n# TYPE {name} {family.type}\n"

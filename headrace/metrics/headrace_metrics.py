@@ -207,7 +207,7 @@ class BoardCollector(Collector):
         yield from self._vitals()
 
     def _backlogs(self) -> Iterator[Metric]:
-        """What is on its way: bodies to tokenizer processes, messages to frontends."""
+        """Backlogs: bodies sent to tokenizer processes, messages sent to frontends."""
         bodies = GaugeMetricFamily(
             "headrace:tokenizer_queue_bytes",
             "Bytes of bodies sent to a tokenizer and not handled",
@@ -228,7 +228,7 @@ class BoardCollector(Collector):
         yield messages
 
     def _vitals(self) -> Iterator[Metric]:
-        """What the kernel says of each process that lives."""
+        """Kernel statistics of each live process."""
         alive = [
             s for s in self._board.slots if s[CommonField.STATE] in (State.STARTING, State.READY)
         ]
@@ -273,7 +273,7 @@ class MetricsPage:
         self._exposition = Exposition()
 
     def render(self) -> bytes:
-        """Return what the board says now."""
+        """Return the board's values as Prometheus text."""
         return self._exposition.text(self.collect())
 
     def collect(self) -> Iterator[Metric]:

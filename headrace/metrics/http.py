@@ -24,7 +24,7 @@ from headrace.metrics.exposition import HistogramFamily
 
 
 @dataclass
-class Told:
+class RouteCounts:
     """The counts of a route with requests, summed over frontends."""
 
     num_begun: int = 0
@@ -43,17 +43,17 @@ class Told:
 
     @property
     def num_answers(self) -> int:
-        """How many have been answered."""
+        """Number of responses."""
         return self.answers.total()
 
 
-def told_of(board: Board) -> dict[RowKey, Told]:
+def routes_of(board: Board) -> dict[RowKey, RouteCounts]:
     """Return the counts on a board by route; only of routes with requests."""
-    found: dict[RowKey, Told] = {}
+    found: dict[RowKey, RouteCounts] = {}
     for slot in board.of("frontend"):
         for route, row in HttpCounts(slot.http_words):
             if row.num_begun:
-                found.setdefault(route, Told()).add(row)
+                found.setdefault(route, RouteCounts()).add(row)
     return found
 
 
@@ -65,23 +65,23 @@ class VllmHttpCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        told = told_of(self._board)
+        routes = routes_of(self._board)
         requests = CounterMetricFamily(
             "http_requests",
             "Requests by what became of them",
             labels=["method", "status", "handler"],
         )
-        for route, one in told.items():
+        for route, one in routes.items():
             for status, count in grouped(one.answers).items():
                 requests.add_metric([route.method, status, route.path], count)
         yield requests
-        yield from self._sizes(told)
+        yield from self._sizes(routes)
         by_handler = HistogramFamily(
             "http_request_duration_seconds",
             "From a request's head to its last byte, coarse",
             labels=["method", "handler"],
         )
-        for route, one in told.items():
+        for route, one in routes.items():
             spread = HistogramSum(one.durations, SECONDS)
             by_handler.add(list(route), spread, histogram_bounds.HTTP_BY_HANDLER)
         yield by_handler
@@ -90,14 +90,14 @@ class VllmHttpCollector(Collector):
             "From a request's head to its last byte",
             labels=[],
         )
-        durations = (d for one in told.values() for d in one.durations)
+        durations = (d for one in routes.values() for d in one.durations)
         everything.add([], HistogramSum(durations, SECONDS), histogram_bounds.HTTP)
         yield everything
 
-    def _sizes(self, told: dict[RowKey, Told]) -> Iterator[Metric]:
+    def _sizes(self, routes: dict[RowKey, RouteCounts]) -> Iterator[Metric]:
         """Yield how large bodies were, as their heads declare them: streams count as empty."""
         counts, received, sent = Counter[str](), Counter[str](), Counter[str]()
-        for route, one in told.items():
+        for route, one in routes.items():
             counts[route.path] += one.num_answers
             received[route.path] += one.num_received_bytes
             sent[route.path] += one.num_sent_bytes
@@ -119,7 +119,7 @@ class SglangHttpCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        told = told_of(self._board)
+        routes = routes_of(self._board)
         labels = ["endpoint", "method"]
         requests = CounterMetricFamily("sglang:http_requests", "Requests begun", labels=labels)
         active = GaugeMetricFamily("sglang:http_requests_active", "Requests open", labels=labels)
@@ -128,7 +128,7 @@ class SglangHttpCollector(Collector):
             "Requests by what became of them",
             labels=["endpoint", "status_code", "method"],
         )
-        for (method, path), one in told.items():
+        for (method, path), one in routes.items():
             requests.add_metric([path, method], one.num_begun)
             active.add_metric([path, method], one.num_begun - one.num_answers)
             for status, count in one.answers.items():

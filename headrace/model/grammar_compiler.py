@@ -48,7 +48,7 @@ class GrammarCompiler:
         self._tokenizer = TextTokens(spec, table, vocab_size, ends).compiled()
 
     def compile(self, grammar: str) -> LLMatcher:
-        """Return what a text has to match; copies of it share what is compiled.
+        """Return a matcher of the grammar; copies of it share the compiled grammar.
 
         Raises:
             ValueError: the grammar is wrong, or too large; the text says how.
@@ -59,7 +59,7 @@ class GrammarCompiler:
         return matcher
 
     def check(self, grammar: str) -> None:
-        """Compile a grammar and begin a text, for what is found only there.
+        """Compile a grammar and begin a text, to find errors that appear only then.
 
         Raises:
             ValueError: as `compile` does.

@@ -1,5 +1,5 @@
-"""How models write calls of tools and thoughts: the formats, by vLLM's and SGLang's names, and
-which one a model has, told from its chat template."""
+"""Formats of tool calls and reasoning, by vLLM's and SGLang's names, and their detection from a
+chat template."""
 
 import enum
 from typing import TypeVar
@@ -97,23 +97,23 @@ def tool_format(name: str, template: str | None) -> ToolFormat | None:
         if template is None or any(mark in template for mark in FOREIGN_MARKS):
             return None
         generic = ToolFormat.HERMES if knows_no_tools(template) else None
-        return told_by(template, TOOL_SIGNS) or generic
+        return detected_by(template, TOOL_SIGNS) or generic
     return None if name == NONE else TOOL_ALIASES.get(name) or ToolFormat(name)
 
 
 def knows_no_tools(template: str) -> bool:
-    """Whether a template says nothing of tools; requests may then describe them in a message."""
+    """Whether a template ignores tools; requests may then describe them in a message."""
     return not any(word in template.lower() for word in TOOL_WORDS)
 
 
 def thought_format(name: str, template: str | None) -> ThoughtFormat | None:
     """Return the format that `--reasoning-parser` names, or by `auto` the template's."""
     if name == AUTO:
-        return told_by(template, THOUGHT_SIGNS)
+        return detected_by(template, THOUGHT_SIGNS)
     return None if name == NONE else THOUGHT_ALIASES.get(name) or ThoughtFormat(name)
 
 
-def told_by(
+def detected_by(
     template: str | None, formats: tuple[tuple[tuple[str, ...], Format], ...]
 ) -> Format | None:
     """Return the first format whose signs a template has."""
@@ -124,7 +124,8 @@ def told_by(
 
 
 def begins_inside(format: ThoughtFormat, prompt: str, continued: str = "") -> bool:
-    """Whether what follows `prompt` is a thought already; it may end with what is `continued`."""
+    """Whether text after `prompt` begins in reasoning; `prompt` may end with the text that is
+    `continued`."""
     begin, end = THOUGHT_MARKS[format]
     if begin in continued or end in continued:
         return continued.rfind(begin) > continued.rfind(end)

@@ -121,7 +121,7 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> Pooling:
 
 
 def read_activation(folder: Path, config: Mapping[str, Any]) -> ScoreActivation:
-    """Read what is done to a cross-encoder's number; the older a file, the odder its place."""
+    """Read a cross-encoder's activation; older files have it in other places."""
     nested = config.get("sentence_transformers") or {}
     stated = (
         read_optional(folder / "config_sentence_transformers.json").get("activation_fn")
@@ -149,7 +149,7 @@ def read_kind(path: Path) -> PoolingKind:
 
 
 def read_max_tokens(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """Read how long a text may be: what the files say, within the positions there are."""
+    """Read the maximum length of a text: the files' value, within the number of positions."""
     path = folder / "sentence_bert_config.json"
     settings = read_optional(path)
     if settings.get("do_lower_case"):

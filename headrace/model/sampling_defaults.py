@@ -20,7 +20,7 @@ RANGES = {
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """OpenAI's, unless a model says otherwise."""
+    """OpenAI's defaults, unless a model has its own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -34,7 +34,7 @@ OPENAI = SamplingDefaults()
 
 
 def read_defaults(path: Path, generation: dict[str, Any]) -> SamplingDefaults:
-    """Read those of a `generation_config.json`, which is at `path`. Null is not said.
+    """Read the defaults of `generation_config.json` at `path`. Null counts as absent.
 
     Raises:
         ModelError: a number is not one, or out of its range.

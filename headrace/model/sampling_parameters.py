@@ -1,4 +1,4 @@
-"""The parameters of token choice that APIs share: one line for each says all of it.
+"""The sampling parameters that APIs share: one line for each defines it completely.
 
 Request structs and `SamplingParams` inherit the fields. Range checks, the bounds in
 `/openapi.json` and the engine's `Sampling` are derived.

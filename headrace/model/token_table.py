@@ -28,7 +28,7 @@ class TokenTable(NamedTuple):
 
 
 def read_table(spec: dict[str, Any]) -> TokenTable | None:
-    """Return the table of a `tokenizer.json`; None where neighbors change what a token says."""
+    """Return the table of a `tokenizer.json`; None if a token's text depends on its neighbors."""
     decoder = spec.get("decoder") or {}
     if decoder.get("type") == "ByteLevel":
         byte_of = {char: byte for byte, char in enumerate(byte_characters())}

@@ -1,7 +1,7 @@
 """Vision model families: where their configs describe the decoder and the images.
 
-An image becomes rows, which the decoder takes in place of embeddings of tokens: as many as there
-are image tokens in its place in the prompt.
+An image becomes rows, which the decoder takes in place of token embeddings. There is a row for each
+image token in the prompt.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
 
 
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config says of the decoder within; of one that has no parts, all of it."""
+    """Return the decoder's part of a config; the whole config if it has no parts."""
     family = vision_family(config)
     nested = config.get("text_config")
     if family is None:

@@ -209,7 +209,7 @@ class AsyncEngine:
         await self.shutdown()
 
     async def start(self) -> None:
-        """Load the model while the event loop goes on.
+        """Load the model without blocking the event loop.
 
         Raises:
             ConfigError, ModelError, EngineDied: as `Engine` does.

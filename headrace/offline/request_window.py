@@ -48,7 +48,7 @@ class RequestWindow(Generic[A]):
         self._answers: dict[int, A] = {}
 
     def fill(self) -> bool:
-        """Send what there are places for; return whether there is anything to wait for."""
+        """Send requests while there are places; return whether any are open."""
         while self._next is not None:
             position, call = self._next
             if self._out and self._num_sequences + call.num_sequences > self._ring.places:
@@ -88,7 +88,7 @@ class RequestWindow(Generic[A]):
         return [self._answers[position] for position in range(len(self._answers))]
 
     def close(self) -> None:
-        """Give up what is still out."""
+        """Drop the open requests."""
         for id in self._out:
             self._ring.close(id)
 

@@ -49,7 +49,7 @@ def prompt_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
 
 
 def conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """Return one conversation or several, each messages or what the user says, as a list."""
+    """Return a list of conversations from one or several. Each is messages, or a user message."""
     match messages:
         case str() | [dict() | ChatMessage(), *_]:
             return [messages]  # type: ignore[list-item]
@@ -57,7 +57,7 @@ def conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]
 
 
 def several(items: Any, what: str) -> list[Any]:
-    """Return a list of what are texts or lists.
+    """Return a list of texts or lists, checked.
 
     Raises:
         TypeError: it is none, or something else is in it. `what` says what it should be.
@@ -100,7 +100,7 @@ def call_of(
 
 
 def not_params(params: object) -> TypeError:
-    """The error for what are no parameters."""
+    """The error for a value that is no parameters."""
     name = type(params).__name__
     return TypeError(f"sampling_params must be SamplingParams, or a list of them, not {name}")
 

@@ -1,7 +1,7 @@
 """The connection of an `Engine` to its ring: it sits in the frontend's seat.
 
-A thread of its own owns all sockets, so that nothing is locked: callers hand it requests, and each
-answer goes to the function its caller gave, from that thread.
+One thread owns all sockets, so nothing is locked. Callers hand it requests, and it passes each
+answer to its caller's function.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Ring:
     """Open requests of one process. Any thread may use it, and any event loop."""
 
     def __init__(self, server: EmbeddedServer) -> None:
-        """Take the frontend's seat of a ring that starts, and wait until it serves."""
+        """Take the frontend's seat of a starting ring, and wait until it serves."""
         self._server = server
         # As many sequences wait in the engine as run, so that each that ends is followed at once;
         # the others wait here, so that the engine's queue stays short.
@@ -180,7 +180,7 @@ class Ring:
             put(self._failure)
 
     def _hear(self) -> None:
-        """Take the supervisor's report, which is that the ring has ended."""
+        """Handle the supervisor's report that the ring has ended."""
         try:
             self._server.receive()
         except EngineDied as error:
@@ -198,7 +198,7 @@ class Ring:
         self._flush()
 
     def _flush(self) -> None:
-        """Send what there is a place for, in order."""
+        """Send the requests that have a place, in order."""
         while self._waiting:
             request, call = self._waiting[0]
             if request.id in self._puts:

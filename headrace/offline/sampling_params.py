@@ -4,7 +4,7 @@ from headrace.model.sampling_parameters import SamplingParameters
 
 
 class SamplingParams(SamplingParameters, kw_only=True, omit_defaults=True):
-    """The fields of a request that say how its text is generated; None is the server's default.
+    """Sampling fields of a request; None is the server's default.
 
     Values are checked where the server checks them, and refused with `ApiError`.
     """

@@ -82,13 +82,13 @@ class Context:
         return self.seat.index
 
     def ready(self) -> None:
-        """Say that the process serves.
+        """Publish that the process serves.
 
         What lives as long as the process need not be looked at for garbage again, and the young,
         most of them messages, not as often. Connections that have closed are in cycles, and large.
 
-        SIGTERM ends a process that has nothing to clean up by the kernel: a Python handler waits
-        for native code, such as an encoder's, to return, and the interpreter for its threads.
+        SIGTERM ends a process without cleanup by the kernel. A Python handler would wait for native
+        code, such as an encoder's, and the interpreter for its threads.
         """
         gc.freeze()
         gc.set_threshold(*COLLECT)
@@ -97,7 +97,7 @@ class Context:
         self.slot.enter(State.READY)
 
     def keep_beating(self) -> Heartbeat:
-        """Say that the process is alive, beside the thread that works."""
+        """Send heartbeats from a second thread, beside the working one."""
         heartbeat = Heartbeat(self.slot)
         heartbeat.start()
         return heartbeat
@@ -219,7 +219,7 @@ def end_with_threads(slot: Slot, writer: LineWriter) -> None:
 
 
 def run(note: LaunchSpec, writer: LineWriter) -> None:
-    """Be the process that `note` describes, whose log is written by `writer`."""
+    """Run the process of a `note`; `writer` writes its log."""
     role = ROLES[note.role]
     seat = Seat(note.role, note.index)
     os.nice(role.niceness)

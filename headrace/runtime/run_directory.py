@@ -1,4 +1,4 @@
-"""The run directory of a server, where its sockets are: mode 0700, and gone with the server."""
+"""The run directory of a server, for its sockets: mode 0700, removed with the server."""
 
 import contextlib
 import fcntl

@@ -51,14 +51,14 @@ class StackFile:
             return None
 
     def take(self) -> str:
-        """Return what is in it, the first of it where that is long, and empty it."""
+        """Return the content, truncated at the end, and empty the file."""
         data = os.pread(self.fd, MAX_BYTES, 0)
         os.ftruncate(self.fd, 0)
         return data.decode(errors="replace")
 
     @property
     def size(self) -> int:
-        """How many bytes have been written."""
+        """Number of bytes written."""
         return os.fstat(self.fd).st_size
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ def stacks_of(slots: Iterable[Slot]) -> dict[Seat, str]:
 
 
 def write_last(slot: Slot) -> None:
-    """Have a process that is about to be killed write what it is at; its file keeps it."""
+    """Write the stacks of a process that is about to be killed to its file."""
     with asked([slot]):
         pass
 

@@ -15,7 +15,7 @@ class WakeClock:
         self._since_ns = 0
 
     def look(self, now_ns: int) -> int:
-        """Look once more; return since when, by the same clock, it has looked often."""
+        """Sample the clock; return since when it has been sampled often, by the same clock."""
         if now_ns - self._looked_ns > GAP_S * 1e9:
             self._since_ns = now_ns
         self._looked_ns = now_ns

@@ -52,7 +52,7 @@ class CrashReports:
         self._writer: threading.Thread | None = None
 
     def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
-        """Keep what is known of a dead process.
+        """Write the report of a dead process.
 
         The caller waits for the stacks of the other processes (`stack_dumps.py`), not for the disk.
 
@@ -98,7 +98,7 @@ class CrashReports:
             write(directory, *crash_report)
 
     def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
-        """Return what the board says of a process, and what it was at."""
+        """Return a process's board values and stacks."""
         details: dict[str, Any] = {**process_status(self._board, slot, now_ns)}
         if slot.seat.role == "frontend":
             details["requests"] = [f"{id:x}" for id in slot.open_ids]
@@ -113,7 +113,7 @@ class CrashReports:
         }
 
     def close(self) -> None:
-        """Wait a moment for what is being written; while a machine stands still none passes."""
+        """Wait briefly for open writes; time that the machine is suspended does not count."""
         if self._writer is None:
             return
         with contextlib.suppress(queue.Full):

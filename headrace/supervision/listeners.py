@@ -96,8 +96,8 @@ def listen_at_path(path: str) -> socket.socket:
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Be the only server that looks for dead sockets in a folder: what has been bound and does not
-    listen yet looks dead."""
+    """Ensure that no other server removes dead sockets in a folder: a socket that is bound but does
+    not listen yet looks dead."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

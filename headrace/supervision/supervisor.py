@@ -194,7 +194,7 @@ class Supervisor:
                 self._to_renew.append(child)
 
     def _apply_admin_requests(self) -> None:
-        """Do what operators have asked for."""
+        """Execute admin requests."""
         for what in self._admin_requests.take():
             log.info("admin request: %s", what if what == STOP else f"restart {what}")
             if what == STOP:
@@ -244,7 +244,7 @@ class Supervisor:
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _spawn(self, seat: Seat) -> tuple[Process, int]:
-        """Start the process of a seat; return it and the descriptor that tells of its end.
+        """Start the process of a seat; return it and its pidfd.
 
         Raises:
             OSError: the system is short of processes, files or memory.
@@ -313,7 +313,7 @@ class Supervisor:
             child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
 
     def _inject_faults(self) -> None:
-        """Do what --chaos says."""
+        """Inject the faults of --chaos."""
         for rule in self._chaos.due(time.monotonic()):
             alive = [s for s in self.board.of(rule.role) if s[CommonField.STATE] == State.READY]
             if alive:
@@ -517,8 +517,8 @@ class Supervisor:
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
-        left = self._told_to_end(self._children, TOLD_S)
-        for child in self._told_to_end(left, STOP_S - TOLD_S):
+        left = self._terminate(self._children, TOLD_S)
+        for child in self._terminate(left, STOP_S - TOLD_S):
             # A process that does not serve yet may miss the signal, and leaves nothing behind.
             level = logging.WARNING if self._is_up else logging.DEBUG
             log.log(level, "%s does not end; killing it", child.seat)
@@ -529,10 +529,8 @@ class Supervisor:
         self._crash_reports.close()
         self._directory.remove()
 
-    def _told_to_end(
-        self, children: Sequence[SeatedProcess], seconds: float
-    ) -> list[SeatedProcess]:
-        """Tell children to end; return those that have not ended after some seconds."""
+    def _terminate(self, children: Sequence[SeatedProcess], seconds: float) -> list[SeatedProcess]:
+        """Send children SIGTERM; return those that have not ended after some seconds."""
         for child in children:
             child.process.terminate()
             child.process.send_signal(signal.SIGCONT)  # a stopped process takes SIGTERM then
@@ -547,7 +545,7 @@ class Supervisor:
 
 
 def reap_orphans(own: Container[int]) -> None:
-    """Take note of the end of processes whose parents have ended: PID 1 of a container gets them.
+    """Reap processes whose parents have ended: PID 1 of a container inherits them.
 
     Args:
         own: children of this process, which are waited for elsewhere.

@@ -112,5 +112,5 @@ def describe(world: int, topology: Topology, disabled: bool = False) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Return a size as people say it."""
+    """Return a size in human-readable form."""
     return f"{num_bytes // MB} MiB" if num_bytes % MB == 0 else f"{num_bytes // KB} KiB"

@@ -1,8 +1,8 @@
 """A limit of CPU time for code that is not ours.
 
-What runs longer is interrupted by an exception. What cannot be interrupted, because it is stuck
-within one native call, ends the process at twice the limit: by a signal, after a traceback on
-standard error. Timers count the CPU time of the process, so a busy machine shortens no limit.
+What runs longer is interrupted by an exception. Code that cannot be interrupted, within one native
+call, ends the process at twice the limit. A signal does it, after a traceback on standard error.
+Timers count the CPU time of the process, so a busy machine shortens no limit.
 """
 
 import faulthandler
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class CpuLimitExceeded(BaseException):
-    """Code took too long; the text says how long that is. No `except Exception` swallows it."""
+    """Code exceeded its CPU time, which the text has. No `except Exception` catches it."""
 
 
 class CpuLimit:

@@ -30,7 +30,7 @@ def take_turns(is_urgent: bool) -> None:
 
 
 def take_long_turns() -> None:
-    """Ask for the longest time slices, which a woken process may preempt.
+    """Request the longest time slices; a woken process may preempt them.
 
     For processes that work for long at a time: the same share of a core, in longer pieces.
     """

@@ -90,7 +90,7 @@ def look(driver: Any, nvml: Any) -> Iterator[Gpu]:
 
 
 def text(data: bytes) -> str:
-    """Return what there is before the first zero."""
+    """Return the text before the first zero byte."""
     return data.split(b"\0")[0].decode()
 
 

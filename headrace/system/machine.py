@@ -40,7 +40,7 @@ class Machine:
 
     @classmethod
     def look(cls, root: Path = Path("/"), find: Callable[[], str] = best_kernels) -> "Machine":
-        """Look at this machine; `find` returns which kernels run."""
+        """Inspect this machine; `find` returns the kernels that run on it."""
         info = read(root / "proc/cpuinfo")
         flags = set(field(info, "flags").split())
         memory = read(root / "proc/meminfo")
@@ -78,7 +78,7 @@ def are_gpus_hidden() -> bool:
 
 
 def nvidia(root: Path, name: str) -> str:
-    """Return what the NVIDIA driver says, if it is there."""
+    """Return the NVIDIA driver's report, if there is a driver."""
     return read(root / "proc/driver/nvidia" / name)
 
 

@@ -1,9 +1,8 @@
-"""Tuning of glibc's allocator: what it does with freed memory.
+"""Tuning of glibc's allocator: when freed memory returns to the kernel.
 
-It gives large pieces back to the kernel when they are freed, and the kernel clears them when they
-are next wanted: a third of the time that it takes to prepare an image. But once it has freed one,
-it takes others of that size from its heap, whose end they keep: after a burst of long bodies a
-frontend was twice as large.
+It returns large freed pieces to the kernel, which clears them at the next use. That takes a third
+of the time to prepare an image. But once it has freed one, it takes others of that size from its
+heap, whose end they keep. After a burst of long bodies a frontend was twice as large.
 """
 
 import ctypes
@@ -17,7 +16,8 @@ END_BYTES = (
 
 
 def keep_freed() -> None:
-    """Keep what is freed, until it is given back. Only glibc can, elsewhere nothing changes."""
+    """Keep freed memory until it is returned explicitly. Only glibc can; elsewhere nothing
+    changes."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
@@ -27,8 +27,8 @@ def keep_freed() -> None:
 def return_large() -> None:
     """Have each large piece given back when it is freed, however many there have been.
 
-    Of others a little is kept: to have the kernel clear memory for each piece of a body that comes
-    in takes a frontend longer than all else it does with it.
+    A little of the rest is kept. If the kernel cleared memory for each piece of a body, a frontend
+    would spend more time on that than on all its other work.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

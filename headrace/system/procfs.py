@@ -20,7 +20,7 @@ class ProcessStats:
 
 
 def vitals_of(pid: int, proc: Path = PROC) -> ProcessStats | None:
-    """Return what /proc says of a process; None where there is none."""
+    """Return the /proc statistics of a process; None if it is gone."""
     try:
         fields = stat_fields(f"{proc}/{pid}/stat")
         resident = int(fields[RSS]) * PAGE_BYTES

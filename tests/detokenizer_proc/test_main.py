@@ -1,5 +1,5 @@
-"""A detokenizer lets go of what a dead engine had before it hears of the next one, and gives a
-frontend that is behind more text in fewer messages."""
+"""A detokenizer drops the state of a dead engine before it hears of the next one. A frontend that
+is behind gets more text in fewer messages."""
 
 from array import array
 from collections.abc import Iterator

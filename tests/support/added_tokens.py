@@ -31,7 +31,7 @@ QWEN_GGUF = os.environ.get("QWEN_GGUF", "")  # a real model's file, where there 
 
 
 class Model(NamedTuple):
-    """What there is of a model to write grammars for."""
+    """The parts of a model that grammars need."""
 
     compiler: GrammarCompiler
     tokenizer: Tokenizer

@@ -15,7 +15,7 @@ Outcomes = dict[str, dict[str, str]]  # by capability
 
 
 def cell(capability: str, by_model: dict[str, Outcomes]) -> str:
-    """Return what a client's column says: one word where both models agree."""
+    """Return a client's cell: one word if both models agree."""
     told = {model: by_model[model][capability] for model in MODELS}
     words = {
         model: word(capability, told[model]["outcome"], told[model]["note"]) for model in MODELS

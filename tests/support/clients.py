@@ -1,4 +1,4 @@
-"""The clients that `make ecosystem` runs: what is installed of each, and the driver that runs it.
+"""The clients that `make ecosystem` runs: their packages and drivers.
 
 Each package has an environment of its own below `.venv/clients`, so that no client holds back what
 another needs. It is installed when a test first asks for it, and again when its versions change.
@@ -82,13 +82,13 @@ CLIENTS = (
 
 
 def is_installed(folder: Path, wanted: str) -> bool:
-    """Whether an environment has been installed whole, and from what is wanted now."""
+    """Whether an environment is completely installed, from the current requirements."""
     stamp = folder / "installed"
     return stamp.is_file() and stamp.read_text() == wanted
 
 
 def install(environment: str) -> Path:
-    """Return the folder of an environment, which is installed where it is not; pip says how far."""
+    """Return the folder of an environment; install it first if it is missing, with pip's output."""
     if environment == NPM:
         return install_npm()
     folder = ENVIRONMENTS / environment

@@ -166,19 +166,19 @@ class Site:
         await serving
 
     async def be_impatient(self) -> None:
-        """Let all the time pass that clients have, once what they have said is here."""
+        """Let all client deadlines pass, after sent data has arrived."""
         await self.hear()
         for connection in list(self.deadlines.passed(math.inf)):
             connection.on_deadline()
 
     async def hear(self) -> None:
-        """Wait until clients are connected, and what they have said is here."""
+        """Wait until clients are connected, and their data has arrived."""
         async with asyncio.timeout(DEADLINE_S):
             while not self.deadlines or self.num_heard < sum(c.num_said for c in self._clients):
                 await asyncio.sleep(0)
 
     async def read_all(self) -> None:
-        """Wait until what clients have said is here."""
+        """Wait until the clients' data has arrived."""
         async with asyncio.timeout(DEADLINE_S):
             while self.num_heard < sum(client.num_said for client in self._clients):
                 await asyncio.sleep(0)
@@ -229,7 +229,7 @@ class Client:
         return int(lines[0].split()[1]), body
 
     async def end(self) -> bytes:
-        """Wait until the server closes; return what it says before."""
+        """Wait until the server closes; return the data it sent before."""
         with suppress(ConnectionResetError):
             return await asyncio.wait_for(self.reader.read(), DEADLINE_S)
         return b""

@@ -1,4 +1,4 @@
-"""What a server sends, against its own description."""
+"""Check a server's output against its own OpenAPI description."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""An engine between its links, with workers that do as they are told."""
+"""An engine between its links, with scripted workers."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ MAX_NUMBERS = 100  # of images that are encoded together
 
 
 class Sevens:
-    """Workers whose model says 7, with probability 1; those of `lives` steps die in the next."""
+    """Workers whose model draws 7, with probability 1; those of `lives` steps die in the next."""
 
     def __init__(self, lives: int = 100, is_chaos: bool = False) -> None:
         self.lives = lives
@@ -105,7 +105,7 @@ class Small(Sevens):
 
 
 class Sight(Protocol):
-    """What the engine wants of a vision worker."""
+    """The engine's requests to a vision worker."""
 
     def take(self, images: EncoderQueue) -> Losses: ...
 
@@ -113,7 +113,7 @@ class Sight(Protocol):
 
 
 class Eyes:
-    """A vision worker that answers when it is told to."""
+    """A vision worker that answers on command."""
 
     def __init__(self) -> None:
         self.asked: list[Encode] = []
@@ -200,7 +200,7 @@ class Rig:
         self.workers = Sevens()
 
     def turn(self) -> list[str]:
-        """Let the engine go round once, with workers that stay; return what they are asked."""
+        """Run one turn of the engine's loop, with live workers; return their requests."""
         self.workers.events.clear()
         self.engine.run_once(self.workers)  # type: ignore[arg-type]
         self.links.flush()
@@ -218,14 +218,14 @@ class Rig:
         self.links.flush()
 
     def step(self) -> list[str]:
-        """Take a step; return what became of it in the worker."""
+        """Run a step; return the worker's result."""
         worker = Sevens()
         self.engine.step(worker)  # type: ignore[arg-type]
         self.links.flush()
         return worker.events
 
     def heard(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
-        """Return what a detokenizer is told next."""
+        """Return the next message to a detokenizer."""
         received = self.detokenizers[detokenizer].receive(WAIT_MS)
         assert received is not None
         return received[0], list(array("I", bytes(received[1])))

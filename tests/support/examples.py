@@ -24,7 +24,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def run_command(command: str, url: str) -> str:
-    """Run a shell command that asks the server at `url`; return what it prints."""
+    """Run a shell command against the server at `url`; return its output."""
     done = subprocess.run(
         ["sh", "-c", HERE.sub(url, command)],
         env={**os.environ, "URL": url},

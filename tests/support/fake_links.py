@@ -8,7 +8,7 @@ from headrace.ipc.router import Router
 
 
 class FakeLinks(Router):
-    """Keeps what is sent. `full` refuses."""
+    """Keeps sent messages. Links in `full` refuse."""
 
     def __init__(self) -> None:
         self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""One target of `fuzz_targets.py`, for as long as one likes, with inputs bred by what they reach.
+"""Run one target of `fuzz_targets.py` for any time, with coverage-guided inputs.
 
 Those that reach something new are kept in build/fuzz, where the next run begins; so are those of
 which something dies.

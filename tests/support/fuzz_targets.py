@@ -147,7 +147,7 @@ def reply_plan(pieces: Pieces) -> ReplyPlan:
 
 
 def run_step_output(data: bytes) -> None:
-    """Render what steps say whose columns are anything."""
+    """Render steps with arbitrary columns."""
     pieces = Pieces(data)
     replies = Replies(TableVocabulary(TokenTable(TOKENS, frozenset([258]), False)), FRONTENDS)
     while not pieces.is_empty:
@@ -176,7 +176,7 @@ def run_step_output(data: bytes) -> None:
 
 
 def run_columns(data: bytes) -> None:
-    """Take the other messages that have columns."""
+    """Handle the other messages with columns."""
     pieces = Pieces(data)
     ids, counts, bulk = pieces.some(40), pieces.some(24), pieces.some(64)
     request = GenerateRequest(1, 0, 1, Sampling(), [], b"")
@@ -266,7 +266,7 @@ def column_seeds() -> list[bytes]:
 
 @cache
 def folder() -> Path:
-    """Where files are written, in memory; gone with the process."""
+    """A folder in memory, gone with the process."""
     where = "/dev/shm" if Path("/dev/shm").is_dir() else None
     made = tempfile.TemporaryDirectory(prefix="headrace-fuzz-", dir=where)
     folder.keep = made  # type: ignore[attr-defined]
@@ -379,7 +379,7 @@ def template_seeds() -> list[bytes]:
 
 
 def run_image(data: bytes) -> None:
-    """Read an image's header and decode it; it is taken with the size it says, or refused."""
+    """Read an image's header and decode it; it is accepted with its claimed size, or refused."""
     kind = f"image/{format_of(data).lower()}"
     try:
         header = checked_header(data, kind, "x")

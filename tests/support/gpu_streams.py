@@ -1,8 +1,8 @@
 """Ranks as streams of one GPU: a `Memory` each, with kernels that run at the same time.
 
-Nothing here may wait for the whole GPU, where others' kernels wait for this rank's: memory is taken
-beforehand, and copies are made on the rank's own stream. A process cannot open handles of its own,
-so ranks give each other plain addresses.
+No call may wait for the whole GPU, where others' kernels wait for this rank's. Memory is taken
+beforehand, and copies use the rank's own stream. A process cannot open handles of its own, so ranks
+give each other plain addresses.
 """
 
 import ctypes

@@ -74,7 +74,7 @@ class Mappings:
 
 
 class Stream:
-    """What is launched runs in order, or is recorded."""
+    """Launches run in order, or are recorded."""
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1)
@@ -211,7 +211,7 @@ class ThreadGpu:
         return result.copy_(values)
 
     def capture(self, body: Callable[[], T]) -> tuple[list[Callable[[], None]], T]:
-        """Record what is launched, on a stream of its own."""
+        """Record launches, on a stream of its own."""
         stream = self.streams[2]
         stream.graph, self.stream = [], 2
         try:
@@ -240,7 +240,7 @@ class ThreadPeers:
 
 
 class Meeting:
-    """Where threads tell each other something, all at once."""
+    """An exchange of values between all threads at once."""
 
     def __init__(self, world: int) -> None:
         self._told: list[bytes] = [b""] * world
@@ -255,7 +255,7 @@ class Meeting:
 
 
 def on_ranks(world: int, body: Callable[[ThreadPeers], T]) -> list[T]:
-    """Run `body` on all ranks at once and return what it gives; raise what any raises."""
+    """Run `body` on all ranks at once and return the results; raise the first error."""
     meeting = Meeting(world)
     with ThreadPoolExecutor(world) as executor:
         peers = [ThreadPeers(rank, world, meeting) for rank in range(world)]
@@ -264,5 +264,5 @@ def on_ranks(world: int, body: Callable[[ThreadPeers], T]) -> list[T]:
 
 
 def never(*_: Any) -> None:
-    """Stand for what is not to be called."""
+    """Stand in for a function that must not be called."""
     raise AssertionError("not here")

@@ -1,4 +1,4 @@
-"""Grammars for a tokenizer of bytes and of some marks: what they allow, and texts under them."""
+"""Grammars for a tokenizer of bytes and some marks: allowed tokens, and texts under them."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""What transformers makes of chats with images, in fp32: prompts, and greedy answers to them."""
+"""transformers' prompts and greedy answers for chats with images, in fp32."""
 
 import copy
 import json

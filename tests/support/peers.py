@@ -45,7 +45,7 @@ class Exited:
 
 
 class PlayedRing(EmbeddedServer):
-    """A supervisor, a tokenizer, an engine and a detokenizer that do what a test tells them."""
+    """A scripted supervisor, tokenizer, engine and detokenizer."""
 
     def __init__(self, config: ServerConfig, run_dir: Path) -> None:
         self.config = config
@@ -60,7 +60,7 @@ class PlayedRing(EmbeddedServer):
         self.report(RingReady())
 
     def report(self, report: RingReady | RingFailed) -> None:
-        """Say something as the supervisor."""
+        """Send a report of the supervisor."""
         self.supervisor.send(msgspec.msgpack.encode(report))
 
     def next_request(self, timeout_ms: int = DEADLINE_MS) -> tuple[HttpRequest, Object] | None:

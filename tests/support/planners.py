@@ -86,6 +86,6 @@ def make_planner(
 
 
 class LongTokens(ByteEncoder):
-    """Says that a token stands for up to 4 bytes, and x for nothing."""
+    """Claims that a token stands for up to 4 bytes, and x for nothing."""
 
     token_bytes = TokenBytes(longest=4, lost=b"x")

@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the formats of quantizers, and the same models with what they decode to.
+"""Tiny checkpoints in the formats of quantizers, and the same models decoded.
 
 Packed word by word, as the formats are defined: slow, and nothing like how they are read.
 """
@@ -125,7 +125,7 @@ FILE = "model.safetensors"
 
 
 def plain_tensors() -> dict[str, Tensor]:
-    """Return what is not quantized."""
+    """Return the unquantized tensors."""
     tensors = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN) * 0.15,
         "model.norm.weight": 1 + 0.1 * torch.randn(HIDDEN),
@@ -141,7 +141,7 @@ def plain_tensors() -> dict[str, Tensor]:
 def int4_tensors(
     packed: Callable[[Int4], dict[str, Tensor]], group_size: int, *, sym: bool, act: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a quantized model, and those of what it decodes to."""
+    """Return the tensors of a quantized model, and the decoded ones."""
     torch.manual_seed(0)
     quantized, decoded = plain_tensors(), {}
     decoded |= quantized

@@ -50,7 +50,7 @@ class PipePeers:
 
 
 class RankProcesses:
-    """Processes of all ranks, and what they say."""
+    """Processes of all ranks, and their reports."""
 
     def __init__(self, world: int, kind: str, page: ControlPage) -> None:
         from gpu_threads import Meeting
@@ -90,7 +90,7 @@ class RankProcesses:
             self.news.notify_all()
 
     def wait(self, rank: int, num_said: int, timeout_s: float) -> None:
-        """Wait until a rank has said so many things, or has ended."""
+        """Wait until a rank has reported so many times, or has ended."""
 
         def is_over() -> bool:
             return len(self.said[rank]) >= num_said or rank in self._ended
@@ -192,7 +192,7 @@ def sum_and_replay(all_reduce: IpcAllReduce, gpu: Any, peers: PipePeers) -> bool
 
 
 def main(rank: int, world: int, kind: str, page_fd: int) -> None:
-    """Be a rank."""
+    """Run one rank."""
 
     def say(text: str) -> None:
         send(sys.stdout.buffer, SAY + text.encode())

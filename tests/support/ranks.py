@@ -50,10 +50,10 @@ def as_threads(
             group.abort()
             raise
         finally:
-            everybody_is_done.wait(DEADLINE_S)
+            all_ranks_done.wait(DEADLINE_S)
             group.close()
 
-    everybody_is_done = threading.Barrier(num_ranks)
+    all_ranks_done = threading.Barrier(num_ranks)
     try:
         with ThreadPoolExecutor(num_ranks) as pool:
             ranks = [pool.submit(be, rank) for rank in range(num_ranks)]
@@ -96,7 +96,7 @@ def as_processes(
 
 
 def random_collectives(group: ShmAllReduce, count: int) -> None:
-    """Call collectives of random kinds and sizes, all results looked at to the last bit."""
+    """Call collectives of random kinds and sizes; compare all results to the last bit."""
     choices = np.random.default_rng(0)  # the same on every rank
     rows = (group.num_ranks, 2 * MAX_COUNT)
     numbers = np.random.default_rng(1).standard_normal(rows, dtype=np.float32)
@@ -121,7 +121,7 @@ def random_collectives(group: ShmAllReduce, count: int) -> None:
 
 
 def endless_sums(group: ShmAllReduce, count: int) -> None:
-    """Add up until that fails; say so after the first sum, and why at the end."""
+    """Sum until an error; report after the first sum, and the error at the end."""
     x = np.ones(count, np.float32)
     group.all_reduce(x)
     print("first sum", flush=True)
@@ -133,7 +133,7 @@ def endless_sums(group: ShmAllReduce, count: int) -> None:
 
 
 def one_late_sum(group: ShmAllReduce, late_rank: int) -> None:
-    """Add up once; one rank only after it has been told to."""
+    """Sum once; one rank waits for a command first."""
     print("ready", flush=True)
     if group.rank == late_rank:
         sys.stdin.readline()
@@ -142,7 +142,7 @@ def one_late_sum(group: ShmAllReduce, late_rank: int) -> None:
 
 
 def main() -> None:
-    """Be one rank: PROGRAM FD RANK NUM_RANKS ARGUMENT."""
+    """Run one rank: PROGRAM FD RANK NUM_RANKS ARGUMENT."""
     program, fd, rank, num_ranks, argument = sys.argv[1:]
     programs = {f.__name__: f for f in (random_collectives, endless_sums, one_late_sum)}
     programs[program](ShmAllReduce(int(fd), int(rank), int(num_ranks)), int(argument))

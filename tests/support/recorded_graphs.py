@@ -1,4 +1,4 @@
-"""CUDA graphs on a CPU: what is launched while one is captured is written down, and launched again.
+"""CUDA graphs on a CPU: launches are recorded during capture, and repeated on replay.
 
 What a graph may not do fails here, too. Python does not run again in a replay, so numbers are what
 they were. No code waits for the device, and nothing is read but what stays where it is and what the
@@ -29,7 +29,7 @@ class NotCapturable(Exception):
 
 
 class RecordedGraph:
-    """What was launched, in order."""
+    """The launches, in order."""
 
     def __init__(self) -> None:
         self.launches: list[Callable[[], object]] = []
@@ -59,7 +59,7 @@ class RecordedGraphs:
         run()
 
     def capture(self, run: Callable[[], object]) -> RecordedGraph:
-        """Run, and write down what is launched."""
+        """Run, and record launches."""
         self.num_graphs += 1
         graph = RecordedGraph()
         recorder = Recorder(graph, set(self._stays))
@@ -68,7 +68,7 @@ class RecordedGraphs:
         return graph
 
     def free_bytes(self) -> int:
-        """Return what is free, where a graph takes a MiB."""
+        """Return free memory; a graph takes a MiB."""
         return 100 - self.num_graphs << 20
 
 
@@ -157,7 +157,7 @@ def fill(places: list[Tensor], numbers: object) -> None:
 
 
 def spoil(tensor: Tensor) -> None:
-    """Leave what is no number, and no index."""
+    """Fill memory with NaN and invalid indices."""
     tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
 
 

@@ -1,4 +1,4 @@
-"""What `transformers` makes of the demo model's weights: the reference of exactness tests."""
+"""`transformers` on the demo model's weights: the reference of exactness tests."""
 
 import dataclasses
 from typing import Any
@@ -26,7 +26,7 @@ NUM_PENALIZED = 16
 
 @dataclasses.dataclass(frozen=True)
 class Likely:
-    """How likely a token was, and which were the likeliest in its place."""
+    """Log probability of a token, and the likeliest tokens in its place."""
 
     logprob: float
     top: list[tuple[int, float]]
@@ -34,7 +34,7 @@ class Likely:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What greedy decoding in fp32 makes of one prompt."""
+    """Greedy decoding of one prompt in fp32."""
 
     prompt: str
     prompt_ids: list[int]
@@ -86,7 +86,7 @@ def assert_likely(
 
 
 def generate_expected() -> list[Expected]:
-    """What `transformers` says in fp32, on the weights as GGUF defines them."""
+    """Generate with `transformers` in fp32, on the weights as GGUF defines them."""
     model, tokenizer = demo_model(), demo_tokenizer()
     texts = [
         tokenizer.apply_chat_template(

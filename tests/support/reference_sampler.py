@@ -14,7 +14,7 @@ U64s = npt.NDArray[np.uint64]
 
 
 def make_rows(num_rows: int, **fields: float) -> Rows:
-    """Return rows of one sequence at successive positions: temperature 1, unless told otherwise."""
+    """Return rows of one sequence at successive positions; the temperature is 1 by default."""
     rows = np.zeros(num_rows, ROW)
     rows["seed"], rows["position"] = 1, np.arange(num_rows)
     rows["temperature"], rows["top_p"], rows["repetition_penalty"] = 1, 1, 1

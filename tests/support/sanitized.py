@@ -1,4 +1,4 @@
-"""Parts of the C++ core alone, under sanitizers, called by a program that makes up what it gets."""
+"""Parts of the C++ core alone, under sanitizers, called by a program with random input."""
 
 import os
 import subprocess

@@ -70,8 +70,8 @@ class Died(Exception):
 class FakeWorker:
     """A model that sees tokens only through pages, as a real one does.
 
-    What has been computed for one sequence is found only at the pages and rows where it was put,
-    so a scheduler that shares, forgets or skips a page gets other tokens.
+    A sequence's results are found only at the pages and rows where they were put. A scheduler that
+    shares, forgets or skips a page therefore gets other tokens.
     """
 
     def __init__(self, pool: PagePool, deadly: int | None = None) -> None:
@@ -87,8 +87,8 @@ class FakeWorker:
     def run_step(self, step: Step) -> StepResult:
         """Draw a token for each row.
 
-        The log probability of a watched token is what would have been said in its place, and how
-        many tokens come before it is its rank, as with a token that was drawn.
+        The log probability of a watched token is the token in its place. Its rank is the number of
+        tokens before it, as with a drawn token.
         """
         ids, positions, owners = (
             array("i", column) for column in (step.token_ids, step.positions, step.sequences)
@@ -127,7 +127,7 @@ class FakeWorker:
 
 @dataclass
 class Rig:
-    """A scheduler with its pool and worker, and what has come out of it."""
+    """A scheduler with its pool and worker, and its outputs."""
 
     pool: PagePool
     scheduler: Scheduler
@@ -255,7 +255,7 @@ class Rig:
                     assert writers.setdefault(page, chunk.sequence) is chunk.sequence
 
     def run(self) -> None:
-        """Step until all is said."""
+        """Step until all sequences have ended."""
         while self.scheduler.has_work:
             self.step()
 

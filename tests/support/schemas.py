@@ -88,7 +88,7 @@ open_leaves: st.SearchStrategy[Schema] = st.one_of(
 
 
 def open_nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    """Return strategies of what holds other schemas and leaves out some of what there could be."""
+    """Return strategies of schemas that contain others and leave out some keywords."""
     lists = st.lists(inner, min_size=1, max_size=2)
     some_names = st.dictionaries(st.sampled_from("abxé"), inner, max_size=3)
     optional = {

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Answer = TypeVar("Answer")
 
 START_S = 300
-PATIENCE_S = 120.0  # for what takes a second or two, where everybody wants the cores
+PATIENCE_S = 120.0  # for what takes a second or two on idle cores
 URL = re.compile(r" on (http\S+) \(ready")
 
 
@@ -42,7 +42,7 @@ class RunningServer:
     def __init__(
         self, *args: str, env: dict[str, str] | None = None, under: Sequence[str] = ()
     ) -> None:
-        """Start and wait until it says that it serves, or raise `StartFailed`.
+        """Start and wait until the server is ready, or raise `StartFailed`.
 
         It runs on the CPU unless `args` say otherwise, on machines with a GPU, too. `under` is a
         command that becomes another, the one that comes after it.
@@ -61,7 +61,7 @@ class RunningServer:
         self.url = match[1]
 
     def read_log(self, deadline: float) -> None:
-        """Read what there is of standard error; raise at its end and at the deadline."""
+        """Read standard error; raise at its end and at the deadline."""
         assert self.process.stderr is not None
         ready, _, _ = select.select([self.process.stderr], [], [], deadline - time.monotonic())
         data = os.read(self.process.stderr.fileno(), 65536) if ready else b""
@@ -96,7 +96,7 @@ class RunningServer:
             wait_until(lambda name=name: self.metric(name) == 0, name)  # type: ignore[misc]
 
     def await_free(self, what: str) -> None:
-        """Wait until all of what there is, `kv_pages` say, is free: an open step may have some."""
+        """Wait until a whole resource, such as `kv_pages`, is free: an open step may hold some."""
 
         def are_free() -> bool:
             return self.metric(f"{what}_free") == self.metric(what) > 0
@@ -134,7 +134,7 @@ class RunningServer:
             self.wait()
 
     def wait(self) -> int:
-        """Wait for its end, with what it says until then in `log`; return its exit status."""
+        """Wait for its end, with output until then in `log`; return its exit status."""
         self.log += self.process.communicate(timeout=PATIENCE_S)[1].decode()
         return self.process.returncode
 
@@ -164,7 +164,7 @@ def survivors(ring: Iterable[psutil.Process]) -> list[str]:
 
 
 def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Ask again and again, for what a server does without telling anyone."""
+    """Poll for an effect that a server does not announce."""
     deadline = time.monotonic() + timeout_s
     while not predicate():  # each call is a round trip to another process
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Requests of many kinds, sent at once, and what is said in answer, however it is cut up."""
+"""Requests of many kinds, sent at once, and their responses, however split into events."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ NOT_TEXT = (
 
 
 def gather(found: dict[str, Any], part: Any, path: str) -> None:
-    """Add up an event by the places of what it has: texts and lists grow, the rest is replaced."""
+    """Merge an event by key: texts and lists grow, other values are replaced."""
     if isinstance(part, dict):
         for name, value in part.items():
             if name not in NOT_TEXT:
@@ -77,7 +77,7 @@ def gather(found: dict[str, Any], part: Any, path: str) -> None:
 async def read(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], seen: Callable[[], None]
 ) -> dict[str, Any]:
-    """Return what an answer says, however it is cut into events."""
+    """Return the content of a response, however split into events."""
     found: dict[str, Any] = {}
     async with client.stream("POST", path, json=body) as response:
         assert response.status_code == 200, await response.aread()

@@ -1,8 +1,8 @@
 """The files that `make test-fast` leaves out, known without importing them.
 
-These are system tests, adversaries, the ecosystem, GPU kernels, and every file that loads torch or
-transformers, or compiles C++ with sanitizers, be it by way of a module of tests/support. A single
-test that starts a server, compiles or takes seconds has the marker `slow`.
+These are system tests, adversaries, the ecosystem, GPU kernels and tests with sanitizers. So is
+every file that loads torch or transformers, directly or by a module of tests/support. A single test
+that starts a server, compiles or takes seconds has the marker `slow`.
 """
 
 import functools

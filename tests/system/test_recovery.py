@@ -156,7 +156,7 @@ def test_an_engine_that_is_stuck_is_replaced(
         if silences:
             supervisor.resume()
 
-    supervisor.suspend()  # it would have an end before anybody has seen it
+    supervisor.suspend()  # it would end before the test could see it
     try:
         answers = asyncio.run(read_beside_health(own_server.url, killer, tell))
     finally:

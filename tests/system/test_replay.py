@@ -77,13 +77,13 @@ def test_recording_of_a_real_engine_replays_on_the_mock(
 def test_an_answer_that_differs_is_told(
     record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told_by = replay_module.told_by
+    messages_of = replay_module.messages_of
 
     def falsified(folder: Path, burst: replay_module.Burst) -> Iterator[object]:
-        for message, bulk in told_by(folder, burst):
+        for message, bulk in messages_of(folder, burst):
             yield message, bulk.replace(b'"message"', b'"passage"')
 
-    monkeypatch.setattr(replay_module, "told_by", falsified)
+    monkeypatch.setattr(replay_module, "messages_of", falsified)
     assert replay(record, Seat("tokenizer", 0), keeps_pace=False) == 1
     assert "\ndifferent: 5 (" in capsys.readouterr().out
 

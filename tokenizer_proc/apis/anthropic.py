@@ -176,7 +176,7 @@ COUNT = BodyDecoder(CountRequest)
 
 
 def decode_messages(body: bytes | memoryview) -> MessagesRequest:
-    """Decode and check the body of `/v1/messages`, but for what it shares with a chat."""
+    """Decode and check the body of `/v1/messages`, except the fields shared with a chat."""
     request: MessagesRequest = MESSAGES.decode(body)
     check_ranges(request)
     refuse(request, ("mcp_servers", "container"))
@@ -205,7 +205,7 @@ def chat_body(request: CountRequest) -> Object:
     if request.system is not None:
         messages.append({"role": "system", "content": text_of(request.system, "system")})
     for index, message in enumerate(request.messages):
-        for one in said(message, f"messages[{index}].content"):
+        for one in as_chat(message, f"messages[{index}].content"):
             add(messages, one)
     body: Object = {"messages": messages, "model": request.model}
     if request.messages and request.messages[-1].role == "assistant":
@@ -227,7 +227,7 @@ def chat_body(request: CountRequest) -> Object:
 
 
 def sampled(request: MessagesRequest) -> Object:
-    """Return a chat's fields that say how it is sampled. Every event may have its usage."""
+    """Return the sampling fields of a chat. Every event may have its usage."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
     return {
         "stream": request.stream,
@@ -251,7 +251,7 @@ def offered(tool: OfferedTool, where: str) -> Object:
 
 
 def chosen(choice: WantedTool) -> Object:
-    """Return a chat's fields that say which tools may be called."""
+    """Return the tool-choice fields of a chat."""
     wanted: str | Object = TOOL_CHOICES.get(choice.type, "")
     if choice.type == "tool":
         if choice.name is None:
@@ -272,8 +272,8 @@ def add(messages: list[Object], message: Object) -> None:
         messages.append(message)
 
 
-def said(message: InputMessage, where: str) -> list[Object]:
-    """Return what a message says as a chat's: what tools have answered is a message for each."""
+def as_chat(message: InputMessage, where: str) -> list[Object]:
+    """Return a message as a chat's messages: each tool result becomes one of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     parts: list[Object] = []

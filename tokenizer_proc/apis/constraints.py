@@ -1,4 +1,4 @@
-"""The fields that ask for structured output, and what they come to: one grammar, or none.
+"""The fields for structured output, and the one grammar that they amount to, if any.
 
 `response_format` is OpenAI's, `structured_outputs` and `guided_*` are vLLM's, `json_schema`,
 `regex` and `ebnf` SGLang's.
@@ -43,7 +43,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class StructuredOutputs(msgspec.Struct):
-    """`structured_outputs`: one of the first six says what is allowed."""
+    """`structured_outputs`: one of the first six fields is the constraint."""
 
     json: Schema | None = None
     regex: str | None = None
@@ -57,7 +57,7 @@ class StructuredOutputs(msgspec.Struct):
 
 
 class GrammarFields(SamplingParameters, kw_only=True):
-    """What any request that generates may have."""
+    """Constraint fields of any request that generates."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -85,7 +85,7 @@ SOURCES: dict[str, Kind] = {
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """What a text has to be. `lark` is llguidance's syntax; `grammar` is that, or GBNF."""
+    """A constraint on the text. `lark` is llguidance's syntax; `grammar` is that, or GBNF."""
 
     kind: Kind
     source: str
@@ -97,7 +97,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:
-    """Return the field that says what the text has to be, and what it says; None is no such field.
+    """Return the field with the constraint, and its value; None without one.
 
     Raises:
         InvalidValue: several fields say so, or one has no such value.
@@ -121,7 +121,7 @@ def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:
 
 
 def constraints(fields: GrammarFields) -> dict[str, Constraint]:
-    """Return what the text has to be, by the fields that say so."""
+    """Return the constraint of the fields."""
     found = {}
     if fields.response_format is not None and fields.response_format.type != "text":
         found["response_format"] = of_format(fields.response_format)

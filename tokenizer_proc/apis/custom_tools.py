@@ -13,7 +13,7 @@ INPUT = "input"
 
 
 class GrammarDefinition(msgspec.Struct):
-    """What an input has to be."""
+    """The grammar of an input."""
 
     definition: str
     syntax: Literal["lark", "regex"]
@@ -38,7 +38,7 @@ class CustomFunction(msgspec.Struct, omit_defaults=True):
 
     @property
     def grammar(self) -> GrammarDefinition | None:
-        """What its input has to follow, if anything."""
+        """The grammar of its input, if it has one."""
         return self.format.grammar if isinstance(self.format, GrammarFormat) else None
 
 
@@ -56,7 +56,7 @@ class CalledCustomTool(msgspec.Struct):
 
 
 def description_of(tool: CustomFunction) -> str | None:
-    """Return what the model is told of a tool: its grammar, too."""
+    """Return the description of a tool for the model, its grammar included."""
     grammar = tool.grammar
     if grammar is None:
         return tool.description

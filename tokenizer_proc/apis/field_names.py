@@ -29,7 +29,7 @@ def as_written(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def refuse(request: msgspec.Struct, names: Iterable[str]) -> None:
-    """Refuse fields that ask for what this server does not do."""
+    """Refuse fields for features that this server lacks."""
     for name in names:
         if getattr(request, name):
             raise Unsupported(f"{name}: not supported by this server", name)

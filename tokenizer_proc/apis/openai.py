@@ -69,7 +69,7 @@ class TextPart(msgspec.Struct):
 
 
 class ImageUrl(msgspec.Struct):
-    """Where an image is, and how closely it is looked at."""
+    """The URL of an image, and its detail."""
 
     url: str
     detail: str = "auto"
@@ -110,7 +110,7 @@ class RequestMessage(msgspec.Struct):
 
     @property
     def thoughts(self) -> str | None:
-        """What the assistant thought, by either name."""
+        """The assistant's reasoning, under either name."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
@@ -140,12 +140,13 @@ class ChatRequest(ToolFields, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are told with each one generated; None is no logprobs."""
+        """Number of likeliest tokens reported per generated token; None without log
+        probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the template is given beside the messages."""
+        """Template variables beside the messages."""
         given = {
             "tools": msgspec.to_builtins(self.offered) or None,
             "documents": self.documents or None,
@@ -166,12 +167,13 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def num_sequences(self) -> int:
-        """How many continuations of each prompt are generated."""
+        """Number of continuations per prompt."""
         return self.best_of or self.n or 1
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are told with each one generated; None is no logprobs."""
+        """Number of likeliest tokens reported per generated token; None without log
+        probabilities."""
         return self.logprobs
 
 
@@ -203,7 +205,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the template is given beside the messages."""
+        """Template variables beside the messages."""
         tools = [as_function(tool) for tool in self.tools or ()]
         given = {"tools": msgspec.to_builtins(tools) or None}
         return template_variables(self.chat_template_kwargs, given)
@@ -254,11 +256,11 @@ def wrong_type(error: msgspec.ValidationError, kind: Any) -> InvalidBody:
     fault = fault_of(str(error), kind)
     if not fault.is_known:
         log.warning("no message is known for what msgspec says: %s", str(error)[:MAX_LOGGED])
-    return InvalidBody(fault.said_of("the body"), fault.where or None)
+    return InvalidBody(fault.described("the body"), fault.where or None)
 
 
 def why_not_json(body: bytes | memoryview, error: Exception) -> str:
-    """Return what is wrong with a body that is not JSON."""
+    """Return the error of a body that is not JSON."""
     if LONE_SURROGATE.search(body):
         return "the body has half of a surrogate pair in a string; send whole characters"
     if isinstance(error, UnicodeDecodeError):
@@ -348,7 +350,7 @@ def check_chat(request: ChatRequest) -> None:
 
 
 def check_media(request: ChatRequest) -> None:
-    """Refuse what is not text, and what others' servers do."""
+    """Refuse fields for features that this server lacks, such as audio."""
     refuse(request, UNSUPPORTED)
     if not request.separate_reasoning:
         raise Unsupported(

@@ -77,7 +77,7 @@ class InputPart(TextPart):
 
 
 class InputItem(msgspec.Struct):
-    """A message, unless its type says otherwise; which fields there are depends on that."""
+    """A message, unless `type` names another kind, which then determines the fields."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -193,7 +193,7 @@ RESPONSES = BodyDecoder(ResponsesRequest)
 
 
 def decode_responses(body: bytes | memoryview) -> ResponsesRequest:
-    """Decode and check the body of `/v1/responses`, but for what it shares with a chat."""
+    """Decode and check the body of `/v1/responses`, except the fields shared with a chat."""
     request: ResponsesRequest = RESPONSES.decode(body)
     check_ranges(request)
     refuse(request, UNSUPPORTED)
@@ -293,15 +293,15 @@ def messages_of(request: ResponsesRequest) -> list[Object]:
     if not request.input:
         raise InvalidValue("input: must not be empty", "input")
     for index, item in enumerate(request.input):
-        add(messages, said(item, f"input[{index}]"))
+        add(messages, as_chat(item, f"input[{index}]"))
     for message in messages:
         if "content" not in message and "tool_calls" not in message:
             message["content"] = ""  # thoughts that nothing has followed
     return messages
 
 
-def said(item: InputItem, where: str) -> Object:
-    """Return what an item says as a chat's message."""
+def as_chat(item: InputItem, where: str) -> Object:
+    """Return an item as a chat's message."""
     match item.type:
         case "message":
             if item.role is None or item.content is None:
@@ -324,8 +324,8 @@ def said(item: InputItem, where: str) -> Object:
             output = content_of(item.output or "", where, "output")
             return {"role": "tool", "tool_call_id": item.call_id, "content": output}
         case "reasoning":
-            told = text_of(item.content or item.summary or "", where, THOUGHT_PARTS)
-            return {"role": "assistant", "reasoning_content": told}
+            thoughts = text_of(item.content or item.summary or "", where, THOUGHT_PARTS)
+            return {"role": "assistant", "reasoning_content": thoughts}
         case _:
             raise Unsupported(f"{where}: '{item.type}' items are not supported", where)
 
@@ -350,8 +350,8 @@ def content_of(content: str | list[InputPart], where: str, field: str) -> Conten
 
 
 def add(messages: list[Object], message: Object) -> None:
-    """Add a message. What the assistant thinks, says and calls in a row is one of a chat's; so is
-    what the system says, as templates want it."""
+    """Add a message. Consecutive reasoning, text and calls of the assistant become one chat
+    message. So do consecutive system messages, as templates require."""
     last: Object = messages[-1] if messages else {"role": None}
     if message["role"] == last["role"] == "system":
         last["content"] = joined(last["content"], message["content"])

@@ -1,4 +1,4 @@
-"""The fields that say how a request is sampled, and their ranges.
+"""Sampling fields of a request, and their ranges.
 
 OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
 """
@@ -69,8 +69,8 @@ class StreamOptions(msgspec.Struct):
 
 
 class SamplingFields(GrammarFields, kw_only=True):
-    """What both kinds of generation take. The second group is vLLM's and SGLang's, and so is the
-    third, which is refused where it asks for something."""
+    """Fields of both kinds of generation. The second group is vLLM's and SGLang's. So is the third,
+    which is refused unless it changes nothing."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -115,7 +115,7 @@ class SamplingFields(GrammarFields, kw_only=True):
 
     @property
     def includes_stop(self) -> bool:
-        """Whether a stop string is told."""
+        """Whether stop strings are delivered."""
         return self.include_stop_str_in_output or self.no_stop_trim
 
     @property
@@ -127,12 +127,13 @@ class SamplingFields(GrammarFields, kw_only=True):
 
     @property
     def num_sequences(self) -> int:
-        """How many continuations of each prompt are generated."""
+        """Number of continuations per prompt."""
         return self.n or 1
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are told with each one generated; None is no logprobs."""
+        """Number of likeliest tokens reported per generated token; None without log
+        probabilities."""
         raise NotImplementedError
 
 
@@ -145,7 +146,7 @@ def parameters_of(request: SamplingFields, defaults: SamplingDefaults) -> dict[s
 
 
 def stated(value: T | None, default: T) -> T:
-    """Return what a request says, or else the default."""
+    """Return the request's value, or else the default."""
     return default if value is None else value
 
 
@@ -160,7 +161,7 @@ def ranges_of(kind: type[msgspec.Struct]) -> list[tuple[str, float, float]]:
 
 
 def check_ranges(request: msgspec.Struct) -> None:
-    """Refuse numbers outside their ranges; the text says what would be right."""
+    """Refuse numbers outside their ranges; the text has the range."""
     for name, low, high in ranges_of(type(request)):
         given = getattr(request, name)
         if given is None:

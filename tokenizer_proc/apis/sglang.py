@@ -113,17 +113,17 @@ class GenerateBody(msgspec.Struct, kw_only=True):
         return any(isinstance(getattr(self, name), list) for name in BY_PROMPT)
 
     def given(self, name: str, index: int) -> Any:
-        """Return a field as it is for one prompt, where there may be a list of them."""
+        """Return a field's value for one prompt, from a single value or a list."""
         value = getattr(self, name)
         return value[index] if isinstance(value, list) else value
 
     def num_logprobs(self, index: int) -> int | None:
-        """How many likeliest tokens are told with each of a prompt; None is no logprobs."""
+        """Number of likeliest tokens reported per prompt token; None without log probabilities."""
         wants = self.given("return_logprob", index)
         return (self.given("top_logprobs_num", index) or 0) if wants else None
 
     def first_logprob(self, index: int) -> int | None:
-        """From which token of a prompt on likelihoods are told; None is from none."""
+        """First prompt token with log probabilities; None without them."""
         start = self.given("logprob_start_len", index)
         wants = self.given("return_logprob", index) and start is not None and start >= 0
         return start if wants else None
@@ -179,7 +179,7 @@ def continuations_of(request: GenerateBody) -> list[Continuations]:
 
 
 def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Continuations:
-    """Return what some prompts come to, with what is given for the `index`-th."""
+    """Return the continuations of some prompts, with the fields of the `index`-th."""
     is_list = isinstance(request.sampling_params, list)
     params: SamplingParams = request.given("sampling_params", index) or SamplingParams()
     where = f"sampling_params[{index}]" if is_list else "sampling_params"
@@ -191,7 +191,7 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
         "prompt_logprobs": "logprob_start_len",
     }
     num_logprobs = request.num_logprobs(index)
-    tells_prompt = request.first_logprob(index) is not None
+    reports_prompt = request.first_logprob(index) is not None
     with as_written(names):
         check_ranges(params)
         found = CompletionRequest(
@@ -199,7 +199,7 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
             stream=request.stream,
             stream_options=StreamOptions(True, True) if request.stream else None,
             logprobs=num_logprobs,
-            prompt_logprobs=num_logprobs if tells_prompt else None,
+            prompt_logprobs=num_logprobs if reports_prompt else None,
             priority=request.priority,
             return_token_ids=True,
         )
@@ -212,13 +212,13 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
 def form_of(request: GenerateBody, received_at: float) -> GenerateForm:
     """Return how a request is to be answered; `received_at` is in seconds since the epoch."""
     params = request.params[0]
-    told = range(len(request.prompts) if request.differs else 1)
+    reported = range(len(request.prompts) if request.differs else 1)
     return GenerateForm(
         is_list=request.is_batch or params.n > 1,
         received_at=received_at,
         ids=request.rid if isinstance(request.rid, list) else [],
         num_each=params.n,
         tells_token_text=request.return_text_in_logprobs,
-        num_logprobs=[request.num_logprobs(index) for index in told],
-        first_logprob=[request.first_logprob(index) for index in told],
+        num_logprobs=[request.num_logprobs(index) for index in reported],
+        first_logprob=[request.first_logprob(index) for index in reported],
     )

@@ -11,7 +11,7 @@ from headrace.errors import InvalidValue
 
 
 class FunctionName(msgspec.Struct):
-    """Which tool is wanted."""
+    """The name of the chosen tool."""
 
     name: str
 

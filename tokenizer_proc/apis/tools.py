@@ -1,4 +1,4 @@
-"""Tools in requests: what a client offers, what it wants called, what has been called before."""
+"""Tools in requests: definitions, the choice, and earlier calls."""
 
 import re
 from typing import Any, Literal
@@ -59,7 +59,7 @@ class CalledTool(msgspec.Struct):
 
 
 class ToolFields(SamplingFields, kw_only=True):
-    """What generates, and may call tools."""
+    """Fields of requests that generate and may call tools."""
 
     tools: list[Tool | CustomTool] | None = None
     tool_choice: ToolChoice | None = None  # None is auto
@@ -153,7 +153,7 @@ def check_custom(request: ToolFields) -> None:
 
 
 def as_function(tool: Tool | CustomTool) -> Tool:
-    """Return a tool as the function that it is to the model."""
+    """Return a tool as the function that the model sees."""
     if isinstance(tool, Tool):
         return tool
     custom = tool.custom
@@ -170,8 +170,8 @@ def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
         function = {"name": call.function.name, "arguments": arguments}
     else:
         raise InvalidValue(f"{where}: must have a 'function', or a 'custom' one", where)
-    told: dict[str, Any] = {"type": "function", "function": function}
-    return told if call.id is None else told | {"id": call.id}
+    described: dict[str, Any] = {"type": "function", "function": function}
+    return described if call.id is None else described | {"id": call.id}
 
 
 def arguments_of(arguments: str | dict[str, Any]) -> str | dict[str, Any]:

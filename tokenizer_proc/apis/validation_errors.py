@@ -55,7 +55,7 @@ class Fault(NamedTuple):
     what: str
     is_known: bool = True
 
-    def said_of(self, whole: str) -> str:
+    def described(self, whole: str) -> str:
         """Return the fault in a sentence; `whole` is what the whole value is called."""
         return f"{self.where}: {self.what}" if self.where else f"{whole} {self.what}"
 
@@ -153,7 +153,7 @@ MALFORMED = re.compile(r"(?:JSON is malformed: )?(.*?)(?: \(byte (\d+)\))?", re.
 
 
 def fault_of(text: str, kind: Any = None) -> Fault:
-    """Return what msgspec's text of a ValidationError says.
+    """Return the fault in msgspec's text of a ValidationError.
 
     Args:
         text: of the error.
@@ -206,7 +206,7 @@ def shown_path(path: str) -> str:
 
 
 def syntax_fault(text: str) -> str:
-    """Return what is wrong with JSON that msgspec cannot read, and where; empty is not known."""
+    """Return the fault and position of JSON that msgspec cannot read; "" if unknown."""
     parts = MALFORMED.fullmatch(text)
     assert parts is not None  # all of it may be the first group
     why = SYNTAX.get(parts[1], "")

@@ -1,10 +1,10 @@
 """Chat templates: a conversation as the text the model was trained on.
 
-Templates come with models and are code: they run in Jinja's sandbox, for so much CPU time and no
-more (`cpu_limit.py`), in this process and in no other. Those that come with a request have a limit
-of memory, too. The environment follows `transformers`
-(trim_blocks, lstrip_blocks, loop controls, `generation` blocks, `raise_exception`, `strftime_now`,
-`tojson` without escaping), so that templates written for it render the same.
+Templates come with models and are code. They run in Jinja's sandbox, with limited CPU time
+(`cpu_limit.py`), in this process only. Those that come with a request have a limit of memory, too.
+The environment follows `transformers` (trim_blocks, lstrip_blocks, loop controls, `generation`
+blocks, `raise_exception`, `strftime_now`, `tojson` without escaping), so that templates written for
+it render the same.
 """
 
 import contextlib
@@ -55,12 +55,13 @@ class TemplateRefusal(jinja2.TemplateError):
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` and its end, around what models are trained to say: what is within."""
+    """`{% generation %}` and its end, around the assistant's text in training; the content is
+    rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Return what is within, whose variables are its own."""
+        """Parse the block, which has its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=line)
@@ -133,9 +134,9 @@ class ChatTemplate:
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
-        With `trusts_requests`, a request may bring a template of its own; with `takes_images`,
-        messages may have parts that are images; with `describes_tools`, a message describes tools
-        where a template has no place for them.
+        With `trusts_requests`, a request may bring a template of its own. With `takes_images`,
+        messages may have image parts. With `describes_tools`, a message describes tools that the
+        template has no place for.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -215,7 +216,7 @@ class ChatTemplate:
     def _with_described_tools(
         self, template: "Compiled", messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> list[dict[str, Any]]:
-        """Return messages that say what a template without tools cannot."""
+        """Return messages with the tool descriptions that the template cannot write."""
         if not template.writes_calls:
             messages = plain_messages(messages)
         if not tools:
@@ -232,7 +233,7 @@ class ChatTemplate:
             return False
 
     def to_encode(self, text: str, special: bool | None = None) -> Text:
-        """Return a rendered conversation as it is to be encoded.
+        """Return a rendered conversation ready for encoding.
 
         Args:
             special: whether special tokens go around it. None is the rule of transformers'
@@ -319,7 +320,7 @@ def too_much_memory() -> InvalidValue:
 
 
 class Compiled(NamedTuple):
-    """A template, the names of the variables that it looks at, and whether it writes calls."""
+    """A template, the names of the variables that it reads, and whether it writes calls."""
 
     code: jinja2.Template
     variables: frozenset[str]
@@ -350,8 +351,8 @@ def functions_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def other_forms(arguments: list[Any], error: Exception) -> list[list[Any]]:
     """Return what else the arguments of calls may be after a template has failed with `error`.
 
-    A template that adds them to a text wants JSON; one that goes through their names wants objects,
-    and is given an empty one where a call was cut off.
+    A template that adds them to a text wants JSON. One that iterates over their names wants
+    objects, and gets an empty one for a truncated call.
     """
     forms: list[list[Any]] = []
     if isinstance(error, TypeError) and any(isinstance(one, dict) for one in arguments):

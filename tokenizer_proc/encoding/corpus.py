@@ -1,8 +1,8 @@
 """The texts on which a fast tokenizer must agree with the exact one before it is used.
 
-Tokenizers differ at the edges of their pre-tokenizers (scripts, marks, digits, contractions, runs
-of whitespace), in normalization, in how unknown characters fall back to bytes, and around added
-tokens. Every text here is about some of these, and short: the check is a part of every start.
+Tokenizers differ at the edges of their pre-tokenizers (scripts, marks, digits, contractions,
+whitespace). They also differ in normalization, in byte fallback, and around added tokens. Every
+text here is about some of these, and short: the check is a part of every start.
 """
 
 # ruff: noqa: RUF001

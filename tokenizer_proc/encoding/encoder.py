@@ -1,9 +1,9 @@
 """Text to token ids, by `fastokens` where that gives the ids of `tokenizers`.
 
-`tokenizers` defines what is right and loads in a third of the time: it serves until `fastokens` is
-loaded and checked beside it (`load_fast`), which is several times faster and makes no Python
-object per token. A tokenizer that `fastokens` does not know, or of which it gives other ids,
-stays with `tokenizers`; so does a single text that it gives up on, as on a million spaces.
+`tokenizers` defines correctness and loads in a third of the time. It serves until `fastokens` is
+loaded and checked beside it (`load_fast`). That is several times faster and makes no Python object
+per token. A tokenizer that `fastokens` does not support, or for which ids differ, stays with
+`tokenizers`. So does a single text on which it gives up, such as a million spaces.
 """
 
 import logging
@@ -69,7 +69,7 @@ class HuggingFace:
         return [ids_of(encoding.ids) for encoding in found]
 
     def pair_marks(self) -> PairMarks:
-        """Return what is put around two texts, as a pair of short ones shows it."""
+        """Return the special tokens around two texts, as encoded for a short pair."""
         found = self._tokenizer.encode("a", "b")
         ids, types, owners = found.ids, found.type_ids, found.sequence_ids
         first, second = owners.index(0), owners.index(1)
@@ -193,7 +193,7 @@ class Encoder:
         return (self._fast or self._load_exact()).decode(ids, skip_special_tokens)
 
     def pair_marks(self) -> PairMarks:
-        """Return what is put around two texts that are read as one."""
+        """Return the special tokens around two texts that are read as one."""
         if self._pair_marks is None:
             self._pair_marks = self._load_exact().pair_marks()
         return self._pair_marks

@@ -55,12 +55,12 @@ def plain_messages(messages: Messages) -> Messages:
     after_result = False
     for message in messages:
         is_result = message["role"] == "tool"
-        said = as_result(message) if is_result else as_text(message)
-        if after_result and said["role"] == "user":
-            found[-1] = joined(found[-1], said)
+        plain = as_result(message) if is_result else as_text(message)
+        if after_result and plain["role"] == "user":
+            found[-1] = joined(found[-1], plain)
         else:
-            found.append(said)
-        after_result = is_result or (after_result and said["role"] == "user")
+            found.append(plain)
+        after_result = is_result or (after_result and plain["role"] == "user")
     return found
 
 
@@ -72,7 +72,7 @@ def as_result(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its calls as text after what it says."""
+    """Return a message with its calls as text after its content."""
     calls = message.get("tool_calls")
     if not calls:
         return message

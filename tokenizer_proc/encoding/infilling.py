@@ -42,7 +42,7 @@ class Infilling(NamedTuple):
     ends: list[int]  # of what is filled in, beside EOS
 
     def prompt(self, begin: Ids, before: Ids, after: Ids) -> Ids:
-        """Return the prompt of what is between two texts; `begin` is what begins every prompt."""
+        """Return the prompt for the middle of two texts; `begin` starts every prompt."""
         if before[: len(begin)] == begin:
             before = before[len(begin) :]
         first = bytes(ids_of([self.before])) + bytes(before)

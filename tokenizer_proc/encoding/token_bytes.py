@@ -1,9 +1,9 @@
 """A lower bound of a text's tokens, from its bytes before it is encoded.
 
-A token stands for so many bytes and no more. That says something only where every byte ends up in
-a token: not where a normalizer strips, a pre-tokenizer removes spaces, added tokens swallow the
-spaces beside them, or unknown characters are fused. Byte-level BPE, and SentencePiece's BPE with
-byte fallback, lose nothing but the bytes that the vocabulary of the former lacks.
+A token stands for so many bytes and no more. The bound holds only if every byte ends up in a token.
+It does not hold if a normalizer strips, a pre-tokenizer removes spaces, added tokens absorb spaces,
+or unknown characters are fused. Byte-level BPE, and SentencePiece's BPE with byte fallback, lose
+nothing but the bytes that the vocabulary of the former lacks.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Step = dict[str, Any]
 
 
 class TokenizerModel(msgspec.Struct):
-    """What matters of `model`."""
+    """The relevant part of `model`."""
 
     type: str = ""
     vocab: Any = None
@@ -28,7 +28,7 @@ class TokenizerModel(msgspec.Struct):
 
 
 class AddedTokenEntry(msgspec.Struct):
-    """What matters of an entry of `added_tokens`."""
+    """The relevant part of an entry of `added_tokens`."""
 
     content: str
     lstrip: bool = False
@@ -36,7 +36,7 @@ class AddedTokenEntry(msgspec.Struct):
 
 
 class Spec(msgspec.Struct):
-    """What matters of a `tokenizer.json`."""
+    """The relevant part of a `tokenizer.json`."""
 
     model: TokenizerModel
     added_tokens: list[AddedTokenEntry] = []
@@ -49,7 +49,7 @@ DECODER = msgspec.json.Decoder(Spec)
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """What the bytes of a text say about its tokens."""
+    """Bounds on the number of a text's tokens, from its bytes."""
 
     longest: int  # no token stands for more bytes
     lost: bytes  # byte values that may vanish
@@ -60,7 +60,7 @@ class TokenBytes:
 
 
 def read_token_bytes(data: bytes) -> TokenBytes | None:
-    """Return what a `tokenizer.json` says of its tokens' bytes; None is nothing."""
+    """Return the token bounds of a `tokenizer.json`; None if it allows none."""
     spec = DECODER.decode(data)
     normalizers = steps_of(spec.normalizer, "normalizers")
     pre_tokenizers = steps_of(spec.pre_tokenizer, "pretokenizers")

@@ -1,4 +1,4 @@
-"""Which addresses images may be fetched from. Pure.
+"""Addresses that images may be fetched from. Pure.
 
 Non-public addresses trust requests from this machine: other services on it, its neighbors,
 the metadata of a cloud. Of IPv6, only global unicast (2000::/3) is public: the rest maps or
@@ -12,7 +12,7 @@ TUNNELS = (IPv6Network("2001::/32"), IPv6Network("2002::/16"))  # Teredo, 6to4: 
 
 
 def is_public(text: str) -> bool:
-    """Whether anybody may be at an address."""
+    """Whether an address is public, so that the fetcher may connect to it."""
     address = ip_address(text)
     if isinstance(address, IPv6Address):
         is_plain = address in UNICAST and not any(address in tunnel for tunnel in TUNNELS)

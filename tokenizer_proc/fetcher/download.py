@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class DownloadRefused(Exception):
-    """An image is not fetched; the text, fit for the client, goes on from the name of its part."""
+    """An image is not fetched; the text, fit for the client, continues the name of its part."""
 
 
 @dataclass
 class Budget:
-    """How many bytes the images of a request may still have, together."""
+    """Bytes that the images of a request may still have, together."""
 
     left: int
 
@@ -51,7 +51,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class DownloadedFile:
-    """What a URL has come to."""
+    """The result of a URL."""
 
     data: bytes
     mime_type: str  # as the server says
@@ -170,7 +170,7 @@ class Downloads:
 
 
 def url_of(text: str) -> httpx.URL:
-    """Return a URL that may be asked for, as far as it says itself."""
+    """Return a URL that may be fetched, judged by its text alone."""
     if len(text) > MAX_URL:
         raise DownloadRefused(f"has more than {MAX_URL} characters")
     try:

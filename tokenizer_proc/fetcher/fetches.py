@@ -1,7 +1,7 @@
-"""What is being fetched: the images of a request together, some requests at a time.
+"""Open fetches: the images of a request together, a bounded number of requests at a time.
 
-A request that was here when a fetcher died is handled alone, so that it is known what kills. One
-whose host is slow waits for others of that host, before it takes a place that is everybody's.
+A request that was in progress when a fetcher died is handled alone, to find the one at fault. A
+request to a busy host waits for that host's limit first, and then for one of the shared places.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Fetches:
         self._unready: dict[int, asyncio.Task[None]] = {}  # of these, by the ids of requests
 
     def take(self, message: ToFetcher) -> None:
-        """Begin with what is asked for, or let it be; what is ready is answered nevertheless."""
+        """Start or cancel a fetch; a finished one is answered all the same."""
         match message:
             case Fetch():
                 self._begin(message)

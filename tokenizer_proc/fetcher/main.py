@@ -22,7 +22,7 @@ def main(config: FetcherConfig, context: Context) -> None:
 
 
 async def serve(config: FetcherConfig, context: Context) -> None:
-    """Take what is asked for, and beat."""
+    """Handle requests, and send heartbeats."""
     where = address(config.run_dir, "fetcher")
     inbox: Inbox[ToFetcher] = Inbox(where, ToFetcher, tee=context.tee)
     region = Arena(config.fetched_fd, 1).region(0)

@@ -1,4 +1,4 @@
-"""JSON Schemas as llguidance follows them exactly: what it takes too freely is put otherwise.
+"""JSON Schemas rewritten so that llguidance follows them exactly.
 
 No text under what comes out is invalid under what went in. What cannot be put so is refused.
 """
@@ -50,7 +50,7 @@ def exact(schema: Any, closed: bool = False) -> Any:
 
 
 class Rewriting:
-    """How the schemas within one are put.
+    """How the schemas within one are rewritten.
 
     Args:
         root: what references refer to.
@@ -64,7 +64,7 @@ class Rewriting:
         self._has_inner_ids = json.dumps(root).count('"$id":') > ("$id" in root)
 
     def of(self, node: Any) -> Any:
-        """Return a schema or several; what is none, where one could be, is left as it is."""
+        """Rewrite a schema or several; values that are no schemas are left as they are."""
         if isinstance(node, list):
             return [self.of(one) for one in node]
         if not isinstance(node, dict):
@@ -97,7 +97,7 @@ class Rewriting:
         return found
 
     def _bound_names(self, node: Schema) -> None:
-        """Say what names an object may have beside those that its schema lists.
+        """Constrain the property names that the schema does not list.
 
         Where any name may come, a listed one may come again in other letters, as with `\\u0061`.
         Names that have to match a pattern are written in one way only.
@@ -121,7 +121,7 @@ class Rewriting:
         node["additionalProperties"] = False  # beside the patterns, which it is about
 
     def _put_choice(self, node: Schema) -> Iterator[Schema]:
-        """Put `oneOf` as `anyOf` where a property tells which of its schemas may hold."""
+        """Rewrite `oneOf` as `anyOf` where a property selects one of its schemas."""
         branches = as_list(node.get("oneOf"))
         kinds = [self._kinds(branch) for branch in branches]
         for name in kinds[0] if kinds else ():
@@ -155,7 +155,7 @@ class Rewriting:
 
 
 def put_string(node: Schema) -> Iterator[Schema]:
-    """Put a string's pattern and format; yield what has to hold beside them."""
+    """Rewrite a string's pattern and format; yield further constraints."""
     if isinstance(node.get("pattern"), str):
         node["pattern"] = rust_pattern(node["pattern"])
     name = node.get("format")
@@ -220,5 +220,5 @@ def integers(value: Any) -> Iterator[int]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a value that is a list; no other is looked at."""
+    """Return a value that is a list; other values become []."""
     return value if isinstance(value, list) else []

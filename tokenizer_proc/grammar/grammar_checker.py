@@ -36,7 +36,7 @@ LENGTH = struct.Struct("<I")
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
-    """Whose tokens grammars are for."""
+    """The tokenizer that grammars are for."""
 
     model_path: str
     vocab_size: int
@@ -45,7 +45,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a grammar: what the engine is given, or what is wrong with it."""
+    """The result for a grammar: the form for the engine, or the error."""
 
     grammar: bytes = b""
     error: str = ""
@@ -102,7 +102,7 @@ def checked(compiler: "GrammarCompiler", constraint: Constraint) -> str:
 
 
 def first_sound(compiler: "GrammarCompiler", grammars: tuple[str, ...]) -> str:
-    """Return the first grammar that compiles, of those that say the same less and less strictly."""
+    """Return the first grammar that compiles, from the strictest to the loosest."""
     for grammar in grammars[:-1]:
         with contextlib.suppress(ValueError):
             compiler.check(grammar)

@@ -1,4 +1,4 @@
-"""What is wrong with a grammar, in words of this server: no library's text reaches a client.
+"""Errors of grammars in this server's words: no library's text reaches a client.
 
 What a library says is looked up here. Names, numbers and places in it are told where the client
 wrote them; all else of it goes to the log. Pure.
@@ -110,7 +110,7 @@ GBNF_LINE = re.compile(r" at line (\d+), ")
 
 
 def reworded(error: Exception, constraint: Constraint) -> str:
-    """Return what is wrong with a grammar, and the remedy, as its client is told."""
+    """Return a grammar's error and the remedy, for the client."""
     text, source = str(error).strip(), constraint.source
     if isinstance(error, GrammarError) or text == NO_TEXT:
         return text
@@ -137,7 +137,7 @@ def reworded(error: Exception, constraint: Constraint) -> str:
 
 
 def regex_error(text: str, constraint: Constraint) -> str:
-    """Return what is wrong with a regular expression, and where that is."""
+    """Return a regular expression's error and its position."""
     reason = REASON.search(text)
     why = looked_up(IN_A_REGEX, reason[1] if reason else text, "")
     of = "is no" if constraint.kind == "regex" else "has an invalid"
@@ -163,8 +163,8 @@ def looked_up(words: Words, text: str, source: str) -> str:
         found = re.search(pattern, text)
         if found is not None:
             groups = [group.strip() for group in found.groups()]
-            told = [g if is_of(g, source) and len(g) <= MAX_SHOWN else "…" for g in groups]
-            return own.format(*told) if told else own
+            values = [g if is_of(g, source) and len(g) <= MAX_SHOWN else "…" for g in groups]
+            return own.format(*values) if values else own
     return ""
 
 
@@ -187,16 +187,16 @@ def place_of(text: str, constraint: Constraint) -> str:
 
 
 def tag_error(error: msgspec.DecodeError, kind: Any) -> GrammarError:
-    """Return what is wrong with a structural tag that cannot be decoded as `kind`."""
+    """Return the error of a structural tag that cannot be decoded as `kind`."""
     if not isinstance(error, msgspec.ValidationError):
         return GrammarError("no structural tag: it is not JSON")
     fault = fault_of(str(error), kind)
     if not fault.is_known:
         return GrammarError(f"no structural tag: {fault.where or 'it'} is not as xgrammar has it")
-    return GrammarError(f"no structural tag: {fault.said_of('it')}")
+    return GrammarError(f"no structural tag: {fault.described('it')}")
 
 
 def for_the_log(error: Exception) -> str:
-    """Return what a library says, in a line; empty where the text is this server's alone."""
-    said = error.__cause__ if isinstance(error, GrammarError) else error
-    return "" if said is None else " ".join(str(said).split())[:MAX_LOGGED]
+    """Return a library's error in one line; "" if the text is this server's alone."""
+    cause = error.__cause__ if isinstance(error, GrammarError) else error
+    return "" if cause is None else " ".join(str(cause).split())[:MAX_LOGGED]

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Grammars:
-    """What is known of the grammars of one model.
+    """Known grammars of one model.
 
     Args:
         follows: whether the engine can; a mock cannot.
@@ -49,7 +49,7 @@ class Grammars:
         )
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_told = False  # the process, whose tokens grammars are for
+        self._has_tokenizer = False  # the process, whose tokens grammars are for
         title = f"headrace: grammars of {os.getpid()}"
         self._task = Task(card.path, card.vocab_size, card.eos_token_ids, title)
 
@@ -111,9 +111,9 @@ class Grammars:
         killer = threading.Timer(self._deadline_s, process.kill)
         killer.start()
         with contextlib.suppress(BrokenPipeError):
-            if not self._is_told:
+            if not self._has_tokenizer:
                 write(process.stdin, self._task)
-                self._is_told = True
+                self._has_tokenizer = True
             write(process.stdin, constraint)
             verdict = read(process.stdout, Verdict)
         killer.cancel()
@@ -125,7 +125,7 @@ class Grammars:
             process.stdin.close()
         process.stdout.close()
         code = process.wait()
-        self._process, self._is_told = None, False
+        self._process, self._has_tokenizer = None, False
         if time.monotonic() - began_at >= self._deadline_s:
             log.warning("%s hung; it has been ended", self._task.title)
             return TRY_AGAIN

@@ -1,7 +1,7 @@
 """The formats of strings that llguidance follows too freely, or too narrowly, as patterns.
 
-They are to be read by others: there is no year 0, and no leap second, which few programs read and
-no pattern knows the dates of. https://www.rfc-editor.org/rfc/rfc3339#section-5.6
+They are for other readers: there is no year 0, and no leap second. Few programs read these, and no
+pattern knows the dates of leap seconds. https://www.rfc-editor.org/rfc/rfc3339#section-5.6
 """
 
 YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"

@@ -156,7 +156,7 @@ class TagGrammar:
         return begin[: max(len(trigger), at + len(token))] if at < len(trigger) else trigger
 
     def _free(self, rests: Mapping[str, str], ends: Texts, excludes: list[str]) -> tuple[str, str]:
-        """Return free text up to what is looked for, and what then comes; and that to an end.
+        """Return free text up to a mark, with the part after it; and free text up to the end.
 
         Args:
             rests: rules of what comes after each of the texts that are looked for.
@@ -175,7 +175,7 @@ class TagGrammar:
         return head, either(until[end] for end in ends) if ends else free
 
     def _is_token(self, stop: str) -> bool:
-        """Whether what is looked for begins with a special token."""
+        """Whether a mark begins with a special token."""
         at, _ = special_in(stop, self._special)
         if 0 < at < len(stop):
             raise GrammarError(f"{stop!r} has a special token in it, and does not begin with it")
@@ -226,14 +226,14 @@ class TagGrammar:
         return name
 
     def _lexeme(self, what: str) -> str:
-        """Return what is complete as soon as it can be."""
+        """Return a lexeme that is complete at its earliest match."""
         name = f"l{len(self._rules)}"
         self._rules.append(f"{name}[lazy]: {self._terminal(what)}")
         return name
 
 
 def is_free(format: AnyFormat) -> bool:
-    """Whether a part goes on until what follows it comes."""
+    """Whether a part extends up to the one after it."""
     match format:
         case AnyText():
             return True

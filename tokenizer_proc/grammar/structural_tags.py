@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class TagFormat(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
-    """What a part of a text may be."""
+    """Format of a part of a text."""
 
 
 class ConstString(TagFormat, tag="const_string"):
@@ -92,7 +92,7 @@ class Repeat(TagFormat, tag="repeat"):
 
 
 class Tag(TagFormat, tag="tag"):
-    """What stands between a begin and an end."""
+    """Content between a begin and an end mark."""
 
     begin: str
     content: "AnyFormat"
@@ -100,7 +100,7 @@ class Tag(TagFormat, tag="tag"):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What may end it; none is that its content does."""
+        """Marks that may end it; without any, it ends with its content."""
         ends = [self.end] if isinstance(self.end, str) else self.end
         return tuple(dict.fromkeys(end for end in ends if end))
 

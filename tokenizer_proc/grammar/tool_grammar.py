@@ -76,7 +76,8 @@ WRITINGS = {
 def demanded_calls(
     tools: list[Tool], parsing: Parsing, special_tokens: Mapping[str, int]
 ) -> tuple[str, Constraint]:
-    """Return what an answer has to be that calls some of `tools`, and the field that says so.
+    """Return the grammar of an answer that must call some of `tools`, and the field that requires
+    it.
 
     Raises:
         Unsupported, InvalidValue: there is no such grammar, or it is too large.
@@ -129,7 +130,7 @@ def grammar_of_calls(
 
 
 def loosened(tool: Tool) -> Tool:
-    """Return a tool of whose parameters no more is said than their names, and which are strings."""
+    """Return a tool whose parameters are reduced to names and whether they are strings."""
     properties = {
         name: {"type": "string"} if is_string(one) else {}
         for name, one, _ in properties_of(tool.function.parameters or {})
@@ -239,7 +240,7 @@ def properties_of(schema: Schema) -> list[tuple[str, Schema, bool]]:
 
 
 def python_arguments(rule: str, schema: Schema) -> list[str]:
-    """Return the rules of `a=1, b=2`, where what is optional may be left out."""
+    """Return the rules of `a=1, b=2`, where optional arguments may be left out."""
     properties = [
         (name, one, is_needed)
         for name, one, is_needed in properties_of(schema)

@@ -84,7 +84,7 @@ class ImageFetches:
         return found
 
     def look(self) -> None:
-        """Take what has been fetched, and ask again for what a fetcher took with it."""
+        """Take finished fetches, and repeat those that died with a fetcher."""
         while (answer := self._answers.receive(0)) is not None:
             self._take(answer[0])
         if self._watch.replaced():

@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return what an image says of itself; None where that is cut off.
+    """Return an image's header; None if it is truncated.
 
     Raises:
         ValueError: it is no image of a format that is taken; the text says what it is.
@@ -39,7 +39,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def format_of(data: bytes) -> str:
-    """Return the format that the first bytes tell."""
+    """Return the format from the first bytes."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if data.startswith(b"\xff\xd8\xff"):
@@ -83,7 +83,7 @@ def gif_size(data: bytes) -> tuple[int, int]:
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height, of whichever chunk is the first; None is one that does not say."""
+    """Return width and height, from whichever chunk is first; None without them."""
     match data[12:16]:
         case b"VP8X":  # 24 bits each, less one
             width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))

@@ -164,7 +164,7 @@ class Images:
         ]
 
     def show(self) -> None:
-        """Say on the board what is in the arena."""
+        """Publish the arena's contents on the board."""
         slot, store = self._slot, self._store
         slot[TokenizerField.IMAGE_BYTES], slot[TokenizerField.SENT_IMAGE_BYTES] = (
             store.num_bytes,
@@ -218,7 +218,7 @@ class PromptImages:
         return self._images.write(text, self._stored)
 
     def find(self, ids: Ids) -> None:
-        """Take note of where in the prompt they are."""
+        """Find their positions in the prompt."""
         if self._sources:
             assert self._images is not None
             self._found = self._images.find(ids, self._stored)

@@ -124,7 +124,7 @@ def read_url(url: str, where: str) -> tuple[str, bytes]:
 
 
 def checked_header(data: bytes, mime_type: str, where: str) -> Header:
-    """Return what an image says of itself, which is as it was claimed and not too large."""
+    """Return an image's header, which matches its claimed type and the size limits."""
     try:
         header = read_header(data)
     except ValueError as error:

@@ -43,7 +43,7 @@ class ImageStore:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the images take."""
+        """Size of the images, bytes."""
         return self._size(self._images.values())
 
     def sent_bytes(self) -> int:

@@ -32,7 +32,7 @@ class Aborts:
         self._looked_at = float("-inf")
 
     def look(self) -> None:
-        """Take what has come, unless that has been done just now."""
+        """Read pending aborts, at most once per interval."""
         now = self._clock()
         if now - self._looked_at < POLL_INTERVAL_S:
             return

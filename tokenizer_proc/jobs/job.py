@@ -21,7 +21,7 @@ class Job:
     """A request that wants `texts` encoded, or waits, until it has an `outcome`. It fails alone."""
 
     def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
-        """Be about to begin with `stages`; `num_bytes` is the length of the body."""
+        """Create the job of `stages`; `num_bytes` is the length of the body."""
         self.request = request
         self.num_bytes = num_bytes
         self.texts: list[Text] = []
@@ -37,12 +37,12 @@ class Job:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for what is made elsewhere."""
+        """Whether it waits for another process."""
         check = self._check
         return self.outcome is None and check is not None and check.found is None
 
     def begin(self) -> None:
-        """Take the first of its stages."""
+        """Run its first stage."""
         self.advance(None)
         self._parsed = time.monotonic_ns()
 
@@ -52,7 +52,7 @@ class Job:
         self.outcome = Dropped()
 
     def advance(self, ids: list[Ids] | None) -> None:
-        """Go on, with the ids of `texts` where these were wanted."""
+        """Continue, with the ids of `texts` if the stage requested some."""
         REQUEST_ID.set(self.request.request_id)
         try:
             wanted = next(self._stages) if ids is None else self._stages.send(ids)

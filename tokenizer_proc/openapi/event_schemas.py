@@ -1,4 +1,4 @@
-"""What `/openapi.json` says of the events of streams: all of their fields."""
+"""Stream events in `/openapi.json`, with all of their fields."""
 
 from typing import Literal
 
@@ -56,7 +56,7 @@ class ToldCall(Whole):
 
 
 class ToldDelta(Whole):
-    """What is new in a message; nothing, where it only ends."""
+    """New content of a message; empty in the last event."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -67,7 +67,7 @@ class ToldDelta(Whole):
 
 
 class ChatEventChoice(Whole):
-    """What is new in one of `n` answers."""
+    """New content of one of `n` choices."""
 
     index: int
     delta: ToldDelta
@@ -77,7 +77,7 @@ class ChatEventChoice(Whole):
 
 
 class TextEventChoice(Whole):
-    """What is new in one of the continuations."""
+    """New content of one of the continuations."""
 
     index: int
     text: str
@@ -88,7 +88,7 @@ class TextEventChoice(Whole):
 
 
 class CompletionFields(Whole, kw_only=True):
-    """What events of both have. There is usage where `stream_options` ask for it."""
+    """Fields of both kinds of events. `usage` is there with `stream_options`."""
 
     id: str
     created: int
@@ -116,7 +116,7 @@ class TextEvent(CompletionFields):
 
 
 class ResponseFailure(Whole):
-    """Why a response has failed."""
+    """Why a response failed."""
 
     code: str
     message: str
@@ -130,7 +130,7 @@ class StreamedResponse(ResponseFields):
 
 
 class ResponseEventFields(Whole):
-    """What every event has."""
+    """Fields of every event."""
 
     sequence_number: int
 
@@ -177,14 +177,14 @@ class ItemDone(ItemNews, tag_field="type", tag="response.output_item.done"):
 
 
 class WithinItem(ResponseEventFields):
-    """Where in a response it is."""
+    """Index of an item in a response."""
 
     output_index: int
     item_id: str
 
 
 class WithinContent(WithinItem):
-    """Where in an item it is, of which there is one part."""
+    """Index of a part in an item, which has one part."""
 
     content_index: int
 
@@ -279,7 +279,7 @@ ResponseEvent = (
 
 
 class BegunMessage(MessageFields, tag_field="type", tag="message"):
-    """A message that has yet to say something."""
+    """A message without content yet."""
 
     stop_reason: None
 
@@ -322,7 +322,7 @@ class MoreInput(Typed, tag="input_json_delta"):
 
 
 class BlockDelta(Typed, tag="content_block_delta"):
-    """A block goes on."""
+    """New content of a block."""
 
     index: int
     delta: MoreText | MoreThoughts | Signature | MoreInput
@@ -335,7 +335,7 @@ class BlockStop(Typed, tag="content_block_stop"):
 
 
 class MessageEnd(Whole):
-    """Why a message has ended."""
+    """Why a message ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -353,7 +353,7 @@ class MessageStop(Typed, tag="message_stop"):
 
 
 class AnthropicFailure(Whole):
-    """Why it fails, in Anthropic's words."""
+    """The error, in Anthropic's words."""
 
     type: str
     message: str
@@ -374,7 +374,7 @@ MessageEvent = (
 
 
 class MetaSoFar(MetaFields):
-    """What there is to know of a text so far."""
+    """The `meta_info` of a text so far."""
 
     finish_reason: Stopped | Cut | None
     e2e_latency: float | UnsetType = UNSET  # seconds, at the end

@@ -238,7 +238,7 @@ def limit(field: Object, low: float | None, high: float | None) -> None:
 
 
 def described(operation: Operation) -> Object:
-    """Return what there is to say of one operation."""
+    """Return the description of one operation."""
     route, bodies = operation
     answer = {"schema": {} if bodies.response is None else reference(bodies.response)}
     content = {CONTENT_TYPES.get(route.path, JSON): answer}

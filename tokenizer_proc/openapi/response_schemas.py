@@ -1,4 +1,4 @@
-"""What `/openapi.json` says of the answers that no client of ours reads: all of their fields.
+"""Responses in `/openapi.json` that the client does not read, with all of their fields.
 
 Those that ours reads are in `headrace/client/responses.py`, with what it needs of them.
 """
@@ -21,7 +21,7 @@ class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Typed(Whole, tag_field="type"):
-    """One of several structs, told apart by their `type`."""
+    """One of several structs, distinguished by their `type`."""
 
 
 # OpenAI's responses
@@ -44,7 +44,7 @@ class ReasoningText(Typed, tag="reasoning_text"):
 
 
 class MessageItem(Typed, tag="message"):
-    """What the model says."""
+    """The model's text."""
 
     id: str
     status: Status
@@ -53,7 +53,7 @@ class MessageItem(Typed, tag="message"):
 
 
 class ReasoningItem(Typed, tag="reasoning"):
-    """What it thinks. There is no summary."""
+    """The model's reasoning. There is no summary."""
 
     id: str
     status: Status
@@ -62,7 +62,7 @@ class ReasoningItem(Typed, tag="reasoning"):
 
 
 class CallItem(Typed, tag="function_call"):
-    """What it calls. `arguments` is JSON, if the model got it right."""
+    """A tool call. `arguments` is JSON if the model wrote it correctly."""
 
     id: str
     status: Status
@@ -72,7 +72,7 @@ class CallItem(Typed, tag="function_call"):
 
 
 class CustomCallItem(Typed, tag="custom_tool_call"):
-    """What it calls with a text."""
+    """A call of a custom tool, with a text."""
 
     id: str
     status: Status
@@ -82,20 +82,20 @@ class CustomCallItem(Typed, tag="custom_tool_call"):
 
 
 class InputDetails(Whole):
-    """How many tokens of an input were found in the prefix cache."""
+    """Number of input tokens found in the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputDetails(Whole):
-    """How many tokens of an output were thoughts."""
+    """Number of reasoning tokens in the output."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Whole):
-    """How many tokens a response took."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -111,7 +111,7 @@ class IncompleteDetails(Whole):
 
 
 class ResponseFields(Whole):
-    """What a response has, whole or not. The last group is the request's."""
+    """Fields of a response, whole or not. The last group repeats the request's."""
 
     id: str
     object: Literal["response"]
@@ -143,7 +143,7 @@ class ResponseFields(Whole):
 
 
 class Response(ResponseFields):
-    """What `/v1/responses` answers."""
+    """Response of `/v1/responses`."""
 
     error: None
     usage: ResponseUsage
@@ -174,13 +174,13 @@ class ToolUseBlock(Typed, tag="tool_use"):
 
 
 class ThinkingDetails(Whole):
-    """How many of the tokens are thoughts."""
+    """Number of reasoning tokens."""
 
     thinking_tokens: int
 
 
 class MessageUsage(Whole):
-    """How many tokens a message took; `input_tokens` are those that were not in the cache."""
+    """Token counts of a message; `input_tokens` are those outside the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -193,7 +193,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageFields(Whole):
-    """What a message has, whole or not."""
+    """Fields of a message, whole or not."""
 
     id: str
     role: Literal["assistant"]
@@ -204,20 +204,20 @@ class MessageFields(Whole):
 
 
 class AnsweredMessage(MessageFields, tag_field="type", tag="message"):
-    """What `/v1/messages` answers."""
+    """Response of `/v1/messages`."""
 
     stop_reason: StopReason
 
 
 class InputTokens(Whole):
-    """What `/v1/responses/input_tokens` answers."""
+    """Response of `/v1/responses/input_tokens`."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
 class TokenCount(Whole):
-    """What `/v1/messages/count_tokens` answers."""
+    """Response of `/v1/messages/count_tokens`."""
 
     input_tokens: int
 
@@ -228,7 +228,7 @@ ToldLogprob = tuple[float | None, int, str | None]  # log probability, token id,
 
 
 class Stopped(Typed, tag="stop"):
-    """It has come to its end: at a stop string or token, if one is told."""
+    """The text ended at a stop string or token, which is reported if known."""
 
     matched: str | int | None
 
@@ -240,7 +240,7 @@ class Cut(Typed, tag="length"):
 
 
 class MetaFields(Whole, kw_only=True):
-    """What is known of a text, whole or not. The last group is there where it was asked for."""
+    """Metadata of a text, whole or not. The last group is there if requested."""
 
     id: str
     prompt_tokens: int
@@ -254,7 +254,7 @@ class MetaFields(Whole, kw_only=True):
 
 
 class MetaInfo(MetaFields):
-    """What there is to know of a text."""
+    """Metadata of a text."""
 
     finish_reason: Stopped | Cut
     e2e_latency: float  # seconds
@@ -268,7 +268,7 @@ class GeneratedFields(Whole):
 
 
 class GeneratedText(GeneratedFields):
-    """What `/generate` answers, or one of several."""
+    """Response of `/generate`, or one of several."""
 
     meta_info: MetaInfo
 
@@ -288,14 +288,14 @@ class EmbeddedText(Whole):
 
 
 class EmbeddingUsage(Whole):
-    """How many tokens the texts took."""
+    """Token counts of the texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedded(Whole):
-    """What `/v1/embeddings` answers."""
+    """Response of `/v1/embeddings`."""
 
     object: Literal["list"]
     data: list[EmbeddedText]
@@ -307,7 +307,7 @@ class Embedded(Whole):
 
 
 class ProcessHealth(msgspec.Struct):
-    """How a process is, and what it does, which depends on its kind."""
+    """Status of a process, with fields that depend on its role."""
 
     process: str
     state: Literal["absent", "starting", "ready", "dead"]
@@ -316,7 +316,7 @@ class ProcessHealth(msgspec.Struct):
 
 
 class Health(Whole):
-    """What `/health` and its kin answer."""
+    """Response of `/health` and its kin."""
 
     status: Literal["ok", "unhealthy"]
     reasons: list[str]
@@ -325,13 +325,13 @@ class Health(Whole):
 
 
 class ServerLoad(Whole):
-    """What vLLM's `/load` answers."""
+    """Response of vLLM's `/load`."""
 
     server_load: int
 
 
 class ModelInfo(Whole):
-    """What SGLang's `/model_info` answers."""
+    """Response of SGLang's `/model_info`."""
 
     model_path: str
     tokenizer_path: str
@@ -341,7 +341,7 @@ class ModelInfo(Whole):
 
 
 class ServerInfo(Whole):
-    """What SGLang's `/server_info` answers, as far as there is such a thing here."""
+    """Response of SGLang's `/server_info`, limited to what applies here."""
 
     model_path: str
     tokenizer_path: str

@@ -1,4 +1,4 @@
-"""What schemas say of fields beyond their types: what a server of one model refuses.
+"""Field restrictions in schemas beyond types: what a server of one model refuses.
 
 What depends on the text of a prompt, or on how two numbers compare, no schema can say.
 """
@@ -111,15 +111,15 @@ def add_needs(
 
 def add_limits(name: str, fields: Object, vocab_size: int) -> None:
     """Add to the fields of a kind of body how much there may be in each."""
-    told = WHERE | {"logit_bias": {"object": biases(vocab_size)}}
+    restrictions = WHERE | {"logit_bias": {"object": biases(vocab_size)}}
     if name == "CompletionRequest":
-        told["logprobs"] = {"integer": LOGPROBS}
+        restrictions["logprobs"] = {"integer": LOGPROBS}
     if name == "GenerateBody":
         ids = fields["input_ids"]["anyOf"]
         number, numbers = ids[0]["items"]["anyOf"]
         ids[:1] = [{"type": "array", "items": items} for items in (number, numbers)]
-    for field in fields.keys() & told.keys():
-        narrow(fields[field], told[field])
+    for field in fields.keys() & restrictions.keys():
+        narrow(fields[field], restrictions[field])
     for field in TOKEN_IDS.get(name, ()):
         bound_ids(fields[field], vocab_size)
     for field in NOT_EMPTY.get(name, ()):
@@ -151,8 +151,8 @@ def relations_of(fields: Object) -> Iterator[Object]:
         whole = {"stream": OFF, "stream_options": NULL}
         yield {"anyOf": [{"required": ["stream"], "properties": streams}, {"properties": whole}]}
     if {"logprobs", "top_logprobs"} <= fields.keys():
-        told = {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
-        yield {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, told]}
+        restrictions = {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
+        yield {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, restrictions]}
     if {"continue_final_message", "add_generation_prompt"} <= fields.keys():
         yield excluding(
             {"continue_final_message": {"const": False}}, {"add_generation_prompt": OFF}
@@ -188,10 +188,10 @@ def forms(field: Object) -> list[Object]:
     return found
 
 
-def narrow(field: Object, told: dict[str, Object]) -> None:
-    """Add to what a field may be, by type, what is told of it."""
+def narrow(field: Object, restrictions: dict[str, Object]) -> None:
+    """Add a field's restrictions, by type."""
     for form in forms(field):
-        more = dict(told.get(form.get("type", ""), {}))
+        more = dict(restrictions.get(form.get("type", ""), {}))
         if "items" in more:
             form["items"] = form["items"] | more.pop("items")
         form |= more

@@ -1,4 +1,4 @@
-"""What schemas say of messages and their parts: which fields there are with each `type`.
+"""Messages and their parts in schemas: the fields of each `type`.
 
 The structs that decode them have the fields of all types. Images are described where the model
 takes some.
@@ -33,8 +33,8 @@ TEXT_TYPE = {
 
 def part(type: str | list[str], needs: Object, more: Object | None = None) -> Object:
     """Return the schema of a part by its type: the fields it needs, and those it may have."""
-    told: Object = {"const": type} if isinstance(type, str) else {"enum": type}
-    properties = {"type": told, **needs, **(more or {})}
+    known: Object = {"const": type} if isinstance(type, str) else {"enum": type}
+    properties = {"type": known, **needs, **(more or {})}
     return {"type": "object", "properties": properties, "required": ["type", *needs]}
 
 
@@ -80,9 +80,9 @@ def input_parts(takes_images: bool) -> Object:
 def input_items() -> Object:
     """Return the schema of `input[]` of `/v1/responses`. Without a type it is a message."""
     roles = {"enum": ["assistant", "developer", "system", "user"]}
-    told = one_of(TEXT, some(referred("InputPart")))
+    known = one_of(TEXT, some(referred("InputPart")))
     thought = some(part(list(THOUGHT_PARTS), {"text": TEXT}))
-    message = part("message", {"role": roles, "content": told})
+    message = part("message", {"role": roles, "content": known})
     message["required"] = ["role", "content"]
     called: Object = {"call_id": SOME_TEXT}
     return one_of(
@@ -92,7 +92,7 @@ def input_items() -> Object:
         part(
             ["function_call_output", "custom_tool_call_output"],
             {},
-            called | {"output": one_of(*told["anyOf"], NULL)},
+            called | {"output": one_of(*known["anyOf"], NULL)},
         ),
         part(
             "reasoning",
@@ -140,9 +140,9 @@ def blocks(takes_images: bool) -> Object:
 
 def called_tool(schema: Object) -> Object:
     """Return the schema of a call in a chat: of a function, or of a custom tool."""
-    told = schema["properties"]
+    known = schema["properties"]
     function, custom = (
-        part(name, {name: told[name]["anyOf"][0]}, {"id": SOME_TEXT})
+        part(name, {name: known[name]["anyOf"][0]}, {"id": SOME_TEXT})
         for name in ("function", "custom")
     )
     function["required"], custom["required"] = ["function"], ["custom"]
@@ -162,12 +162,12 @@ def request_message(schema: Object) -> Object:
 
 def offered_function(schema: Object) -> Object:
     """Return the schema of an entry of `tools` of `/v1/responses`."""
-    told = schema["properties"]
-    shared = {"description": told["description"]}
-    called = {"parameters": told["parameters"], "strict": told["strict"]}
+    known = schema["properties"]
+    shared = {"description": known["description"]}
+    called = {"parameters": known["parameters"], "strict": known["strict"]}
     return one_of(
-        part("function", {"name": told["name"]}, shared | called),
-        part("custom", {"name": told["name"]}, shared | {"format": told["format"]}),
+        part("function", {"name": known["name"]}, shared | called),
+        part("custom", {"name": known["name"]}, shared | {"format": known["format"]}),
     )
 
 
@@ -181,7 +181,7 @@ def needing(schema: Object, name: str) -> Object:
 
 
 def discriminate(components: Object, name: str) -> None:
-    """Name the schemas of a part, so that its `type` says which of them it has.
+    """Name the schemas of a part, so that `type` selects one of them.
 
     A part whose type may be left out, or is one of several, stays as it is.
     """
@@ -204,8 +204,8 @@ MADE_OF: dict[str, Callable[[Object], Object]] = {
 
 
 def add_parts(components: Object, takes_images: bool) -> None:
-    """Put schemas by type in the place of those that are said of all types alike."""
-    told: dict[str, Object] = {
+    """Replace schemas that are equal for all types by those of each type."""
+    known: dict[str, Object] = {
         "ContentPart": chat_parts(takes_images),
         "InputPart": input_parts(takes_images),
         "InputItem": input_items(),
@@ -218,8 +218,8 @@ def add_parts(components: Object, takes_images: bool) -> None:
         if module and ".apis" not in module:  # a response's, of the same name
             continue
         heading = {key: schema[key] for key in ("title", "description") if key in schema}
-        if name in told:
-            components[path] = heading | told[name]
+        if name in known:
+            components[path] = heading | known[name]
             discriminate(components, path)
         elif name in MADE_OF:
             components[path] = heading | MADE_OF[name](schema)

@@ -1,4 +1,4 @@
-"""What schemas say of the tools and texts within a body."""
+"""Schemas of the tools and texts within a body."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def add_shapes(components: Object) -> None:
         module, _, name = path.rpartition(".")
         if module and not module.endswith("_requests"):  # an answer's, of the same name
             continue
-        for field, told in FIELDS.get(name, {}).items():
-            schema["properties"][field] = told
+        for field, shape in FIELDS.get(name, {}).items():
+            schema["properties"][field] = shape
         if name in REQUIRED:
             schema["required"] = REQUIRED[name]

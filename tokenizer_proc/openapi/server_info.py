@@ -1,4 +1,4 @@
-"""What clients of vLLM and SGLang ask of a server beside answers, under the names it has there."""
+"""Server information for clients of vLLM and SGLang, under the names it has there."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from headrace.config.config import ModelCard
 
 
 def load(board: Board) -> dict[str, Any]:
-    """Return what vLLM's `/load` tells: requests let in and not answered."""
+    """Return the body of vLLM's `/load`: the number of requests in progress."""
     return {"server_load": sum(slot[FrontendField.ADMITTED] for slot in board.of("frontend"))}
 
 
 def model_info(card: ModelCard) -> dict[str, Any]:
-    """Return what SGLang's `/model_info` tells."""
+    """Return the body of SGLang's `/model_info`."""
     return {
         "model_path": card.path,
         "tokenizer_path": card.path,
@@ -25,7 +25,7 @@ def model_info(card: ModelCard) -> dict[str, Any]:
 
 
 def server_info(card: ModelCard, board: Board) -> dict[str, Any]:
-    """Return what SGLang's `/server_info` tells, as far as there is such a thing here."""
+    """Return the body of SGLang's `/server_info`, limited to what applies here."""
     engine = board.slot("engine")
     speed = engine[EngineField.TOKENS_PER_SECOND] if engine[EngineField.RUNNING] else 0
     return {

@@ -1,7 +1,7 @@
 """The packings of 4-bit matrices in checkpoints: words of 32 bits, each with eight codes.
 
-Whatever the packing, a number is `(code - zero) * scale`, with a zero and a scale for some adjacent
-columns of a row, its group. A packing is told ranges of rows and columns of the matrix, [out, in].
+In every packing a number is `(code - zero) * scale`. Adjacent columns of a row, a group, share a
+zero and a scale. A packing is told ranges of rows and columns of the matrix, [out, in].
 """
 
 from dataclasses import dataclass
@@ -139,5 +139,5 @@ def columns_of(packed: npt.NDArray[np.uint32], columns: range) -> Codes:
 
 
 def transposed_scales(scales: StoredTensor, rows: range) -> npt.NDArray[np.float32]:
-    """Return [rows, groups] of what is stored as [groups, rows]."""
+    """Return [rows, groups] of a tensor stored as [groups, rows]."""
     return np.ascontiguousarray(scales.columns(rows.start, rows.stop).to_float32().T)

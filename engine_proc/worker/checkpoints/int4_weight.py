@@ -33,7 +33,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """A `Weight`. What it is decoded to is exact."""
+    """A `Weight` that decodes exactly."""
 
     matrix: PackedMatrix
     row_range: range  # of the matrix
@@ -85,7 +85,7 @@ class Int4Weight:
 
     @property
     def own_groups(self) -> slice:
-        """Which groups its columns have; all, if they are anywhere."""
+        """Groups of its columns; all, if columns are in no order."""
         if self.matrix.group_of is not None:
             return slice(None)
         size = self.matrix.group_size

@@ -1,4 +1,4 @@
-"""A file as an array of bytes: nothing is read until it is looked at."""
+"""A file as an array of bytes, read on access."""
 
 import mmap
 from pathlib import Path

@@ -42,7 +42,7 @@ Settings = Mapping[str, Any]
 
 
 def quantization_of(config: Settings) -> Settings | None:
-    """Return what a config says of quantization, if anything.
+    """Return the quantization of a config, if it has one.
 
     Raises:
         ModelError: we do not read such a checkpoint.
@@ -64,8 +64,8 @@ def weights_of(settings: Settings, tensors: Tensors) -> dict[str, Weight]:
     """Return the weights that tensors are, each matrix by the name of its module and `.weight`.
 
     Raises:
-        ModelError: a tensor of a matrix is missing or has another shape than the others need, or
-            the matrix is quantized in a way that we do not read.
+        ModelError: a tensor of a matrix is missing or differs in shape from the others, or the
+            quantization is not supported.
     """
     read = READERS[settings["quant_method"]]
     weights: dict[str, Weight] = {}

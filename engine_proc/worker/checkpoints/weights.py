@@ -1,9 +1,8 @@
 """Weights under Headrace's own names, as they lie on disk.
 
-A `Weight` is a view into a mapped file, or knows how to make what no file has: opening a model
-reads nothing but its header, and each executor converts what it loads, once. Readers
-(`safetensors.py`, `gguf.py`) open files under the files' own names, which `weight_names.py`
-translates into these.
+A `Weight` is a view into a mapped file, or generates values that no file has. Opening a model reads
+only its header. Each executor converts what it loads, once. Readers (`safetensors.py`, `gguf.py`)
+open files under the files' own names, which `weight_names.py` translates into these.
 
 Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
 
@@ -72,7 +71,7 @@ class StoredTensor:
 
     @property
     def block_numbers(self) -> int:
-        """How many numbers of a row are stored as one."""
+        """Number of values of a row in a block."""
         block = gguf_blocks.BLOCK_FORMATS.get(self.format)
         return 1 if block is None else block.numbers
 
@@ -132,7 +131,7 @@ class Weight(Protocol):
 
     @property
     def block_numbers(self) -> int:
-        """How many numbers of a row cannot be cut apart."""
+        """Number of values of a row that cannot be split."""
         ...
 
     def rows(self, start: int, stop: int) -> Self: ...

@@ -1,7 +1,7 @@
 """Runs a `DecoderSpec` with Triton kernels, on a GPU; in Triton's interpreter, on the CPU.
 
-Every kernel takes a row's sums in an order of its own, so the logits of a token have the same bits
-whatever its batch mates are.
+Every kernel sums a row in a fixed order, so the logits of a token have the same bits with any batch
+mates.
 """
 
 from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ class CudaExecutor:
 
     @property
     def page_bytes(self) -> int:
-        """What a page takes over all layers."""
+        """Size of a page over all layers, bytes."""
         return self.kv.nbytes // self.kv.shape[2]
 
     @torch.inference_mode()
@@ -200,7 +200,7 @@ class CudaExecutor:
         return logits
 
     def runs(self, buckets: Buckets) -> dict[Sizes, Run]:
-        """Return what is to be captured so that steps take graphs, the largest first."""
+        """Return the steps to capture as graphs, the largest first."""
         max_keys = self.buffers.max_pages * self.page_tokens
         return {sizes: partial(self.compute, sizes, max_keys) for sizes in buckets}
 

@@ -72,7 +72,7 @@ class CudaRunner:
         phase: Phase = no_phase,
         embeds: Floats | None = None,
     ) -> None:
-        """Take rows of images from `embeds`, the embedding area, [rows, hidden_size]."""
+        """`embeds` is the embedding area, [rows, hidden_size]."""
         self._executor = executor
         self._sampler = sampler
         self._phase = phase
@@ -80,7 +80,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> Copied:
-        """Launch one step. The masks are asked for when the forward pass is on its way."""
+        """Launch one step. The masks are fetched after the forward pass is launched."""
         with self._phase("prepare"):
             batch = batch_of(step, step.logit_rows, self._embeds)
             batch = replace(batch, token_sources=optional(step.token_sources))

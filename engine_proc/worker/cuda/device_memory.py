@@ -19,7 +19,7 @@ class DeviceMemory(Protocol):
     """Memory of the GPU that this process uses."""
 
     def free_and_total(self) -> tuple[int, int]:
-        """Return what is free of it, for any process, and all of it, in bytes."""
+        """Return free memory, for any process, and total memory, bytes."""
 
     def held(self) -> int:
         """Return what torch has from the driver, used or not."""
@@ -38,7 +38,7 @@ class TorchMemory:
         self._device = device
 
     def free_and_total(self) -> tuple[int, int]:
-        """See `DeviceMemory`. The first call makes the context, which is not free any more."""
+        """See `DeviceMemory`. The first call creates the context, whose memory is then not free."""
         free, total = torch.cuda.mem_get_info(self._device)
         return free, total
 
@@ -51,7 +51,8 @@ class TorchMemory:
         return torch.cuda.max_memory_reserved(self._device)
 
     def trim(self) -> None:
-        """See `DeviceMemory`. Work that is under way may still use what looks free: it is ended."""
+        """See `DeviceMemory`. Running work may still use memory that looks free, so it is
+        awaited."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -59,7 +60,7 @@ class TorchMemory:
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """A context in which lack of memory is a `ConfigError` that names what to change."""
+    """A context that turns lack of memory into a `ConfigError` with the remedy."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -76,7 +77,7 @@ def measure(
     graph_sizes: list[int],
     tower_bytes: int = 0,
 ) -> Figures:
-    """Run the largest step and return what it has shown.
+    """Run the largest step and return its measurements.
 
     Args:
         free_before: what was free when this process had loaded nothing.

@@ -1,7 +1,7 @@
 """Samples tokens and log probabilities from logits on a device; the results stay there.
 
-Only rows that have a mask beside biases or penalties go to the host, to the C++ sampler: together
-these may leave no token, and then the mask counts alone.
+Only rows with a mask beside biases or penalties go to the host, to the C++ sampler. Together these
+may leave no token, and then the mask alone counts.
 """
 
 from dataclasses import dataclass
@@ -66,8 +66,8 @@ class DeviceSampler:
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         hard = hard_rows(rows, masked_rows)
         untouched = logits[self.send(hard)] if len(hard) else None
-        told = np.flatnonzero(rows["num_logprobs"] >= 0)
-        models_own = logits[self.send(told)] if len(told) else None
+        reported = np.flatnonzero(rows["num_logprobs"] >= 0)
+        models_own = logits[self.send(reported)] if len(reported) else None
         columns = self._draws.send(np.frombuffer(step.rows, np.int32))
         history = self.history_of(step) if step.history else None
         self.adjust(logits, step, rows, columns, history)
@@ -85,9 +85,9 @@ class DeviceSampler:
             tokens[self.send(hard)] = self.send(drawn)
         if models_own is None:
             return Drawn(tokens)
-        num_tops = rows["num_logprobs"][told]
+        num_tops = rows["num_logprobs"][reported]
         most = int(num_tops.max())
-        reports = report(models_own, tokens[self.send(told)], self.send(num_tops), most)
+        reports = report(models_own, tokens[self.send(reported)], self.send(num_tops), most)
         return Drawn(tokens, reports, tuple(num_tops.tolist()))
 
     def history_of(self, step: Step) -> Tensor:

@@ -1,8 +1,8 @@
-"""Attention by FlashInfer, for steps that are prompts for the most part; where flags ask for it.
+"""Attention by FlashInfer, for steps that are mostly prompts, if the flags select it.
 
 Its kernels are made for many queries. Which bits they give it does not say: with them a text may
 depend on its batch mates, and on how its prompt was cut. A step is planned on the host, so steps in
-graphs stay with our own kernel, and so do those in which most sequences have a token each.
+graphs stay with our own kernel. So do steps in which most sequences have a token each.
 """
 
 from collections.abc import Callable

@@ -32,7 +32,7 @@ class Sizes:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """What a step takes, where matrices are all that counts: a row's is the vocabulary's."""
+        """Cost of a step, by matrix sizes alone: that of a row is the vocabulary."""
         return self.num_tokens + self.num_rows, self.num_sequences
 
 
@@ -62,7 +62,7 @@ def buckets_of(
     capture_sizes: Sequence[int] = (),
     num_drafts: int = 0,
 ) -> Buckets:
-    """Return what is captured.
+    """Return the sizes to capture.
 
     Args:
         max_sequences, max_tokens: of a step.

@@ -1,7 +1,7 @@
 """CUDA graphs of steps: what a step launches, launched at once.
 
-There is one for each of some sizes (see `buckets.py`), of the forward pass and, so that a grammar's
-masks can come in between, another of the sampler. They share memory, as only one runs at a time.
+There is one graph of the forward pass for each of some sizes (see `graph_sizes.py`), and another of
+the sampler. A grammar's masks can come in between. Graphs share memory, as only one runs at a time.
 """
 
 import logging
@@ -36,11 +36,11 @@ class GraphMaker(Protocol):
         ...
 
     def capture(self, run: Run) -> Graph:
-        """Run, but record what is launched instead of launching it."""
+        """Run, but record launches instead of executing them."""
         ...
 
     def free_bytes(self) -> int:
-        """Return what is free on the device, all caches emptied."""
+        """Return free device memory, with all caches emptied."""
         ...
 
 
@@ -59,7 +59,7 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def capture(self, run: Run) -> Graph:
-        """Run, but record what is launched. Other threads may go on: NCCL has some."""
+        """Run, but record launches. Other threads may continue: NCCL has some."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -68,7 +68,7 @@ class CudaGraphs:
         return graph
 
     def free_bytes(self) -> int:
-        """Return what is free on the device, all caches emptied."""
+        """Return free device memory, with all caches emptied."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]

@@ -19,7 +19,7 @@ class StreamEvent(Protocol):
     """A place in a stream, as torch.cuda.Event."""
 
     def record(self) -> None:
-        """Be the place that the current stream has reached."""
+        """Record the current position of the current stream."""
         ...
 
     def synchronize(self) -> None:

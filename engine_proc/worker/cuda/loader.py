@@ -142,7 +142,7 @@ def largest_sizes(config: ExecutionConfig, buckets: Buckets) -> Sizes:
 
 
 def check_fp8(config: ExecutionConfig, device: torch.device) -> None:
-    """Raise `ModelError` if the flags ask for 8-bit floats that the GPU has not."""
+    """Raise `ModelError` if the flags require 8-bit floats that the GPU lacks."""
     if "fp8" in (config.quantization, config.kv_cache_dtype) and not has_fp8(device):
         name = torch.cuda.get_device_name(device)
         raise ModelError(f"--quantization and --kv-cache-dtype fp8 need Ada or newer, not {name}")

@@ -23,12 +23,12 @@ class Figures:
 
     @property
     def step(self) -> int:
-        """What a step takes beyond what stays."""
+        """Temporary memory of a step."""
         return self.peak - self.held
 
     @property
     def libraries(self) -> int:
-        """What was taken since the start, and not by tensors: by NCCL, cuBLAS, compiled kernels.
+        """Memory taken since the start, except by tensors: by NCCL, cuBLAS, compiled kernels.
 
         What other processes take meanwhile counts as ours; what they give back, as nothing.
         """
@@ -36,7 +36,7 @@ class Figures:
 
     @property
     def others(self) -> int:
-        """What other processes had before this one began, and this one's context."""
+        """Memory of other processes before this one began, and this one's context."""
         return self.total - self.free_before - self.tower
 
     def room(self, share: float) -> int:
@@ -65,7 +65,7 @@ def graph_bytes(step_bytes: int, num_tokens: int, sizes: list[int]) -> int:
 def check_pages(
     figures: Figures, share: float, *, num_pages: int, page_tokens: int, max_model_len: int
 ) -> None:
-    """Raise `ConfigError` if one sequence of full length does not fit; the text says what to do.
+    """Raise `ConfigError`, with the remedy, if one sequence of full length does not fit.
 
     Args:
         num_pages: of all workers together, as many as the one has that has the least.
@@ -94,7 +94,7 @@ def check_pages(
 
 
 def check_bytes(num_bytes: int, free: int) -> None:
-    """Raise `ConfigError` if so many bytes of pages, as the flag says, are not free."""
+    """Raise `ConfigError` if the flag's bytes of pages are not free."""
     if num_bytes > free:
         raise ConfigError(
             f"--kv-cache-memory-bytes asks for {num_bytes / GIB:.1f} GiB of this GPU, and "

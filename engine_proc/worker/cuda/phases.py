@@ -17,7 +17,7 @@ def no_phase(_name: str) -> AbstractContextManager[object]:
 
 
 def phases(nvtx: bool) -> Phase:
-    """Return what is put around a phase: prepare, forward, sampling or copy.
+    """Return the context of a phase: prepare, forward, sampling or copy.
 
     Raises:
         ConfigError: this torch has no NVTX.

@@ -17,7 +17,7 @@ MakeRoom = Callable[[int], Tensor]  # returns so many zeros, [numbers], int32
 
 
 class HostMemory(Protocol):
-    """What the driver pins."""
+    """Host memory that the driver pins."""
 
     def allocate_host(self, num_bytes: int) -> int:
         """Return where pinned memory is."""

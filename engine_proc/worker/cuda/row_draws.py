@@ -23,7 +23,7 @@ ROW_NUMBERS = ROW.itemsize // 4
 
 
 class RowDraws:
-    """Rows on the device. What is drawn for them is in `StepBuffers.drawn`."""
+    """Rows on the device. Their drawn tokens are in `StepBuffers.drawn`."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
@@ -33,7 +33,7 @@ class RowDraws:
 
     @property
     def drawn(self) -> Tensor:
-        """What was drawn last, [rows], int32, and room for more rows."""
+        """The last drawn tokens, [rows], int32, with room for more rows."""
         return self._buffers.drawn
 
     def send(self, rows: Int32s) -> Tensor:
@@ -67,7 +67,7 @@ class RowDraws:
         draw(logits, draws_of(self._columns(num_rows)), self._buffers.drawn[:num_rows])
 
     def runs(self, sizes: Collection[int]) -> dict[int, Run]:
-        """Return what is to be captured for these numbers of rows, the largest first."""
+        """Return the draws to capture for these numbers of rows, the largest first."""
         logits = self._buffers.logits
         return {size: partial(self.compute, logits[:size]) for size in sorted(sizes, reverse=True)}
 

@@ -33,7 +33,8 @@ class ShardedOps:
         return x if self.peers is None else self.peers.group.all_reduce(x)
 
     def check(self) -> None:
-        """Raise `CollectiveFailed` if others are gone. Results mean nothing before that.
+        """Raise `CollectiveFailed` if another worker is gone. Results are undefined before this
+        call.
 
         What is checked is what the device has done, so the host waits for that first.
         """

@@ -1,9 +1,9 @@
 """The inputs of kernels in a step, derived on the device from one small array.
 
-A step goes there as one array of int32: how many tokens, sequences, logit rows and pages per
-sequence it has; then its token ids, of which -1 - r is the token that was drawn for row r of the
-step before; where each sequence's tokens start, and where the last one's end; the position of each
-sequence's first token; the logit rows; the pages, sequence by sequence.
+A step is sent as one array of int32. It begins with the numbers of tokens, sequences, logit rows
+and pages per sequence. The token ids follow, where -1 - r is the token that was drawn for row r of
+the step before. Then come the first token of each sequence and the end of the last one. The
+position of each sequence's first token, the logit rows and the pages by sequence are last.
 """
 
 from dataclasses import dataclass

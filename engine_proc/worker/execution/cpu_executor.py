@@ -1,8 +1,8 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
-Activations are fp32; factors of a product are rounded only for `int8` weights and, if that is asked
-for, to bf16 for bf16 ones and to 16 bits for packed ones. Every sum has one order, so the logits
-of a token have the same bits whatever its batch mates, its chunking and the number of threads.
+Activations are fp32. Factors of a product are rounded only for `int8` weights and on request: to
+bf16 for bf16 weights, to 16 bits for packed ones. Every sum has one order, so the logits of a token
+have the same bits with any batch mates, chunking and number of threads.
 """
 
 import ctypes
@@ -248,7 +248,7 @@ class CpuExecutor:
             self.core.headrace_cpu_destroy(self.model)
 
     def join(self, peers: Peers[ShmAllReduce], whole: DecoderSpec) -> None:
-        """Take one's place among the workers that run a model."""
+        """Join the workers of a model."""
         first_tokens = [*(shard.tokens.start for shard in peers.shards), whole.vocab_size]
         self.core.headrace_cpu_join(
             self.model,
@@ -262,7 +262,7 @@ class CpuExecutor:
         )
 
     def load(self, name: str, tensor: Weight, pool: ThreadPoolExecutor) -> list[Future[None]]:
-        """Take one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
+        """Load one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
         layer, local = split_name(name)
         if len(tensor.shape) == 1:
             numbers = np.ascontiguousarray(tensor.to_float32())
@@ -411,7 +411,7 @@ def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
 
 
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
-    """Raise what the class says where the kernels would read out of bounds."""
+    """Raise the errors of the class where kernels would read out of bounds."""
     if page_tokens < LANES or page_tokens % LANES or SEGMENT_TOKENS % page_tokens:
         raise ValueError(f"page_tokens is {page_tokens}, not a multiple of 16 that divides 256")
     if spec.num_heads % spec.num_kv_heads:

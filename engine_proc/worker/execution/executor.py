@@ -19,8 +19,8 @@ class Batch:
     """The tokens of one step, flattened: decodes and prompt chunks alike.
 
     Tokens of one sequence are adjacent and in position order. The keys and values of a token at
-    position p of sequence s belong in page `page_table[s, p // page_tokens]`, row
-    `p % page_tokens`; those of all positions below its own are already there or in this batch.
+    position p of sequence s belong in page `page_table[s, p // page_tokens]`, row `p %
+    page_tokens`. Those of all lower positions are already there or in this batch.
     """
 
     token_ids: Int32s  # [tokens]

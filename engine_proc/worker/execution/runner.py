@@ -43,14 +43,14 @@ class GenerationRunner:
     """Samples a token for each logit row."""
 
     def __init__(self, executor: Executor, sampler: Sampler, embeds: Floats | None = None) -> None:
-        """Take rows of images from `embeds`, the embedding area, [rows, hidden_size]."""
+        """`embeds` is the embedding area, [rows, hidden_size]."""
         self._executor = executor
         self._sampler = sampler
         self._embeds = embeds
         self._drawn = np.empty(0, np.int32)  # in the last step, [rows]
 
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult:
-        """Run one step. The masks are asked for when the logits are there."""
+        """Run one step. The masks are fetched after the logits are computed."""
         batch = batch_of(step, step.logit_rows, self._embeds)
         if step.token_sources:
             token_sources = np.frombuffer(step.token_sources, np.int32)

@@ -54,7 +54,7 @@ def check(
 
 
 def alone(model: TransformersModel, texts: list[Int32s]) -> list[Floats]:
-    """Return what transformers says of each text: the first in the parts we run it in."""
+    """Return transformers' output for each text: the first in the same chunks as here."""
     module = model.module
     module.set_attn_implementation("eager")
     try:
@@ -69,7 +69,7 @@ def alone(model: TransformersModel, texts: list[Int32s]) -> list[Floats]:
 
 
 def run_causal(model: TransformersModel, texts: list[Int32s]) -> list[Floats]:
-    """Return what the paged executor says of the first text's two parts, and of the second."""
+    """Return the paged executor's output for the first text's two parts, and for the second."""
     executor = TransformersExecutor(model, num_pages=6, page_tokens=PAGE_TOKENS)
     first, second = texts
     run = executor.forward if model.pooling is None else executor.embed
@@ -80,7 +80,7 @@ def run_causal(model: TransformersModel, texts: list[Int32s]) -> list[Floats]:
 
 
 def run_encoder(model: TransformersModel, texts: list[Int32s]) -> list[Floats]:
-    """Return what the encoder's executor says of both, in one batch."""
+    """Return the encoder executor's output for both, in one batch."""
     executor = EncoderExecutor(model, PoolingKind.MEAN)
     hidden = to_floats(executor.hidden_states(flatten(texts, [0, 0])))
     return np.split(hidden, [len(texts[0])])

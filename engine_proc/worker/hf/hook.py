@@ -2,8 +2,8 @@
 
 Every model that uses transformers' attention interface calls the function registered here, under
 the name `HOOKED`, with its queries, keys and values after RoPE. It hands them to the `Attention`
-that is in force. No mask is made for a batch: how far each layer reaches is read once, by `Probe`,
-off the mask that transformers would have made; a mask that is more than a reach is refused.
+that is in force. No mask is made for a batch. `Probe` reads the reach of each layer once, off the
+mask that transformers would have made. A mask that is more than a reach is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -84,7 +84,7 @@ def hooked_attention(
     position_bias: Tensor | None = None,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """Be transformers' attention function, [1, heads, tokens, dim] -> [1, tokens, heads, dim].
+    """Replace transformers' attention function, [1, heads, tokens, dim] -> [1, tokens, heads, dim].
 
     `sliding_window` among the others is in the mask already, `dropout` is for training.
     """
@@ -104,7 +104,7 @@ def hooked_attention(
 
 
 def probe_mask(mask_function: MaskFunction, **_others: Any) -> Tensor:
-    """Be transformers' mask function while a `Probe` is in force."""
+    """Replace transformers' mask function while a `Probe` is active."""
     probe = in_force.get()
     assert isinstance(probe, Probe)
     return probe.mark(mask_function)

@@ -45,12 +45,12 @@ class TransformersModel:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are logits for."""
+        """Number of tokens with logits."""
         size: int = self.module.config.get_text_config().vocab_size
         return size
 
     def page_bytes(self, page_tokens: int, kv_dtype: str) -> int:
-        """What the keys and values of a page take, with those in `kv_dtype`, one of `DTYPES`."""
+        """Size of a page's keys and values in `kv_dtype`, one of `DTYPES`, bytes."""
         numbers = [
             layer.kv_heads * (layer.head_dim + layer.value_dim) for layer in self.layers.values()
         ]
@@ -73,8 +73,8 @@ def open_transformers(
         pooling: of an embedding model, which is loaded without its head.
         num_ranks: workers that compute at the same time.
     Raises:
-        ModelError: files are missing, broken or do not fit each other, or the model needs more
-            of its attention than paged keys and values can give.
+        ModelError: files are missing, broken or inconsistent, or the model's attention needs more
+            than paged keys and values.
     """
     config = open_config(folder, num_ranks)
     refuse_by_config(config, max_model_len, head=pooling is None)
@@ -102,7 +102,7 @@ def open_config(folder: Path, num_ranks: int = 1) -> PreTrainedConfig:
 
 
 def refuse_by_config(config: PreTrainedConfig, max_model_len: int, head: bool) -> None:
-    """Refuse what is known before weights are loaded."""
+    """Refuse models that the config alone rules out, before weights are loaded."""
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(f"a {kind} model is an encoder and a decoder, which is not supported")

@@ -2,8 +2,8 @@
 
 A plan says of a layer whether its rows or its columns are cut. Outputs of columns are summed over
 the workers, by hooks; so are those of experts, of each of which every worker has a part. Heads go
-by KV head, as in `shard.py`. What the plan does not name is everybody's, and so are embeddings:
-they are read by token, and often are the head's weights, too.
+by KV head, as in `shard.py`. Weights outside the plan are on every worker, and so are embeddings.
+These are read by token, and often are the head's weights, too.
 
 That a model is still itself when it is cut is for `check.py` to see.
 """
@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, cut, cut_heads
 from headrace.errors import ModelError
 
-EVERYBODY_S = frozenset(
+REPLICATED_STYLES = frozenset(
     {
         "embedding_rowwise",
         "mla_kv_a_proj",
@@ -54,7 +54,7 @@ def take_share(
             module.register_forward_hook(partial(summed, group))
         elif style in CUT_LAYERS:
             sharder.cut_layer(style, name, module, model.module)
-        elif style is not None and style not in EVERYBODY_S:
+        elif style is not None and style not in REPLICATED_STYLES:
             raise unknown(name, style)
     for name, parameter in list(model.module.named_parameters()):
         style = plan.get(starred(name))
@@ -148,7 +148,7 @@ def parameter_of(part: Tensor) -> nn.Parameter:
 
 
 def summed(group: ShmAllReduce, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Be a hook that sums outputs over the workers."""
+    """Return a forward hook that sums outputs over the workers."""
     output = output.contiguous()
     group.all_reduce(output)
     return output
@@ -161,7 +161,7 @@ def gathered(
     _inputs: Any,
     output: Tensor,
 ) -> Tensor:
-    """Be a hook that puts the outputs of all workers side by side, [..., own] -> [..., all]."""
+    """Return a forward hook that gathers the outputs of all workers, [..., own] -> [..., all]."""
     width = max(len(share) for share in shares)
     padded = F.pad(output, (0, width - output.shape[-1])).contiguous()
     parts = padded.new_empty(group.num_ranks, *padded.shape)
@@ -170,5 +170,5 @@ def gathered(
 
 
 def split(own: range, _module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    """Be a hook that takes this worker's part of an input that everybody has."""
+    """Forward pre-hook: cut this worker's part out of an input that all workers have."""
     return inputs[0][..., own.start : own.stop]

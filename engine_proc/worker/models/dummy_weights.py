@@ -21,7 +21,7 @@ BF16_NUMBERS = (NUMBERS.view(np.uint32) >> 16).astype(np.uint16)
 
 @dataclass(frozen=True)
 class DummyWeight:
-    """A `Weight`, made anew whenever it is read."""
+    """A `Weight` that is generated on every read."""
 
     key: int  # of the generator
     shape: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Model configs, lowered to a `DecoderSpec`. The only file that knows model families.
 
-A family is a function from its config's fields to a spec. Fields it does not read are refused
-unless they are known to change nothing, so a new variant of a known family fails when it is
-opened instead of answering nonsense.
+A family is a function from its config's fields to a spec. Unknown fields are refused unless they
+are known to change nothing. A new variant of a known family therefore fails when it is opened
+instead of answering nonsense.
 """
 
 from collections.abc import Callable, Mapping
@@ -163,13 +163,14 @@ def window(fields: ConfigFields) -> int | None:
 
 
 def optional_window(fields: ConfigFields) -> int | None:
-    """Lower `sliding_window` where it counts only if `use_sliding_window` says so."""
+    """Lower `sliding_window`, which applies only with `use_sliding_window`."""
     size = window(fields)
     return size if fields.flag("use_sliding_window", False) else None
 
 
 def layer_types(fields: ConfigFields, default: Callable[[int], bool]) -> list[bool]:
-    """Say of each layer whether it slides; `default` does so by index if the config does not."""
+    """Return for each layer whether it slides; `default` decides by index if the config does
+    not."""
     num_layers = fields.integer("num_hidden_layers")
     types = fields.one_per_layer("layer_types", num_layers)
     if types is None:
@@ -225,7 +226,7 @@ def mistral(fields: ConfigFields) -> DecoderSpec:
 
 
 def ministral(fields: ConfigFields) -> DecoderSpec:
-    """`layer_types` says which layers slide; without it, all do."""
+    """`layer_types` lists the sliding layers; without it, all slide."""
     return decoder(fields, layers=sliding(fields, lambda i: True))
 
 
@@ -234,7 +235,8 @@ def qwen2(fields: ConfigFields) -> DecoderSpec:
 
 
 def qwen2_5_vl(fields: ConfigFields) -> DecoderSpec:
-    """Qwen 2 with M-RoPE: `mrope_section` says how many pairs turn by time, height and width."""
+    """Qwen 2 with M-RoPE: `mrope_section` has the number of pairs that rotate by time, height and
+    width."""
     params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
     sections = params.pop("mrope_section", [16, 24, 24])
     for name in ("type", "rope_type"):
@@ -268,7 +270,7 @@ def qwen3(fields: ConfigFields) -> DecoderSpec:
 
 
 def qwen_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
-    """The layers from `max_window_layers` on slide, if `use_sliding_window` says so at all."""
+    """With `use_sliding_window`, layers from `max_window_layers` on slide."""
     first = fields.get("max_window_layers", 0)
     size = optional_window(fields)
     slides = layer_types(fields, lambda i: i >= first)
@@ -402,7 +404,7 @@ def olmo3(fields: ConfigFields) -> DecoderSpec:
 
 
 def exaone4(fields: ConfigFields) -> DecoderSpec:
-    """Where some layers slide, the others are NoPE."""
+    """If some layers slide, the others are NoPE."""
     fields.get("sliding_window_pattern", None)  # may be letters, beside `layer_types`
     size = window(fields)
     slides = layer_types(

@@ -1,4 +1,4 @@
-"""RoPE tables from what a model's config says of them.
+"""RoPE tables from a model's config.
 
 Frequencies are computed as transformers does, in fp32 where it uses fp32: positions multiply any
 difference by thousands.

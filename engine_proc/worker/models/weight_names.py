@@ -101,7 +101,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
 def is_redundant(
     name: str, tensors: Mapping[str, Weight], sources: Mapping[str, WeightSource]
 ) -> bool:
-    """Say whether a left-over tensor adds nothing: frequencies, a copy of the embedding, zeros.
+    """Whether a left-over tensor is redundant: frequencies, a copy of the embedding, zeros.
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; Llama 3 as GGUF
     has `rope_freqs.weight`, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.

@@ -19,13 +19,13 @@ class IpcRegion(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Memory(Protocol):
-    """Memory of one GPU, in one process. Every call raises where the driver says no."""
+    """Memory of one GPU, in one process. Every call raises if the driver fails."""
 
     def allocate(self, num_bytes: int) -> int:
         """Return zeroed memory that can be exported."""
 
     def free(self, address: int) -> None:
-        """Give back what was allocated."""
+        """Free an allocation."""
 
     def write(self, address: int, data: bytes) -> None:
         """Copy to the GPU; it is there on return."""
@@ -40,7 +40,7 @@ class Memory(Protocol):
         """Map an allocation of another process."""
 
     def close(self, address: int) -> None:
-        """Unmap what was opened."""
+        """Unmap an opened allocation."""
 
     def map_host(self, address: int, num_bytes: int) -> int:
         """Return where kernels find a page of the host."""
@@ -52,7 +52,7 @@ class Memory(Protocol):
         """Wait until everything that was launched has ended."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is launched on a stream becomes part of a graph."""
+        """Whether a stream is being captured."""
 
 
 class Kernels(Protocol):

@@ -21,7 +21,7 @@ class Recapture(HeadraceError):
 
 
 class Input(msgspec.Struct, array_like=True, frozen=True):
-    """An input on one rank, and what it is an input to."""
+    """A graph's input on one rank, and its collective."""
 
     region: IpcRegion | None
     call: str

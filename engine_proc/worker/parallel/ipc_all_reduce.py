@@ -138,7 +138,7 @@ class IpcAllReduce(Collectives[Any]):
         return not self.why_not
 
     def choice(self, x: DeviceTensor) -> AllReduceChoice:
-        """Return what is used for a tensor like `x`."""
+        """Return the algorithm for a tensor like `x`."""
         if self.why_not:
             return AllReduceChoice(Algorithm.NCCL, False, self.why_not)
         world, max_bytes = self._peers.world, self._gpu.max_bytes
@@ -190,7 +190,7 @@ class IpcAllReduce(Collectives[Any]):
         return out, after
 
     def _row(self, stream: int, x: DeviceTensor, call: str) -> int:
-        """Return the row of a graph's input; 0 where it is to be copied, as when warming up."""
+        """Return the row of a graph's input; 0 if it is copied, as during warm-up."""
         if not self._registers or not self._memory.is_capturing(stream):
             return 0
         call = f"{call} {dtype_of(x)} {tuple(x.shape)}"
@@ -270,8 +270,8 @@ class IpcAllReduce(Collectives[Any]):
 
 
 def check_gpus(gpus: list[PeerGpu], shares_gpu: bool) -> None:
-    """Raise if the ranks' GPUs cannot be a group. They are known by UUID: numbers of GPUs are each
-    process's own."""
+    """Raise if the ranks' GPUs cannot form a group. GPUs are identified by UUID, since numbers
+    differ between processes."""
     if len({gpu.host for gpu in gpus}) > 1:
         raise ValueError("the GPUs are in several hosts")
     if len({gpu.uuid for gpu in gpus}) < len(gpus) and not shares_gpu:

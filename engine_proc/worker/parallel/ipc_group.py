@@ -74,7 +74,7 @@ class IpcGroup:
         self._own = self._page_address = 0
         self._opened: dict[bytes, int] = {}
         try:
-            # Flags are zero before anyone can write them: handles are given only then.
+            # Flags are zero before other ranks can write them: handles are sent only after this.
             handles = jointly(peers, "memory", lambda: self._allocate(trial), IpcRegion)
             jointly(peers, "mapping", lambda: self._open(handles, trial), type(None))
             jointly(peers, "trial", lambda: self._try(stream, trial.num_sums), type(None))
@@ -104,7 +104,7 @@ class IpcGroup:
 
     @property
     def rows_address(self) -> int:
-        """Where the rows of graphs' inputs are."""
+        """Address of the rows of graphs' inputs."""
         return self._own + ROWS_AT
 
     def address_of(self, rank: int, region: IpcRegion) -> int:

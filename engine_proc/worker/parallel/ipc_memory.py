@@ -15,7 +15,7 @@ PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts of the process
 
 
 class CudaError(HeadraceError):
-    """The driver refused something; the text says what, and its word for why."""
+    """A call of the driver failed; the text has the call and the driver's name of the error."""
 
 
 class CudaMemory:
@@ -44,7 +44,7 @@ class CudaMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Give back what was allocated."""
+        """Free an allocation."""
         self._call("cuMemFree", address)
 
     def write(self, address: int, data: bytes) -> None:
@@ -80,7 +80,7 @@ class CudaMemory:
         return int(self._call("cuIpcOpenMemHandle", theirs, LAZY_PEER_ACCESS))
 
     def close(self, address: int) -> None:
-        """Unmap what was opened."""
+        """Unmap an opened allocation."""
         self._call("cuIpcCloseMemHandle", address)
 
     def allocate_host(self, num_bytes: int) -> int:
@@ -88,7 +88,7 @@ class CudaMemory:
         return int(self._call("cuMemHostAlloc", num_bytes, PORTABLE))
 
     def free_host(self, address: int) -> None:
-        """Give back what was allocated on the host."""
+        """Free a host allocation."""
         self._call("cuMemFreeHost", address)
 
     def map_host(self, address: int, num_bytes: int) -> int:
@@ -105,5 +105,5 @@ class CudaMemory:
         self._call("cuCtxSynchronize")
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is launched on a stream becomes part of a graph."""
+        """Whether a stream is being captured."""
         return int(self._call("cuStreamIsCapturing", stream)) != 0

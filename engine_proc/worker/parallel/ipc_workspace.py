@@ -34,12 +34,12 @@ class Layout:
 
     @property
     def sums_at(self) -> int:
-        """Where the sums begin."""
+        """Offset of the sums."""
         return STAGING_AT + 2 * self.half_bytes
 
     @property
     def num_bytes(self) -> int:
-        """How large the workspace is."""
+        """Size of the workspace, bytes."""
         part = -(-self.half_bytes // (16 * self.world)) * 16
         return self.sums_at + part
 

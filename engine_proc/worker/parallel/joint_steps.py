@@ -21,7 +21,7 @@ class StepPeers(Protocol):
 
 
 class StepRefused(HeadraceError):
-    """A step failed on a rank, so no rank takes it; all raise this. The text says where and why."""
+    """A step failed on a rank, so it fails on all; the text has the rank and the reason."""
 
 
 class RankResult(msgspec.Struct, array_like=True, frozen=True):
@@ -32,7 +32,7 @@ class RankResult(msgspec.Struct, array_like=True, frozen=True):
 
 
 def jointly(peers: StepPeers, what: str, step: Callable[[], T], kind: type[T]) -> list[T]:
-    """Take a step on all ranks and return what it gave on each.
+    """Take a step on all ranks and return the result of each.
 
     Args:
         kind: of what it gives.
@@ -55,7 +55,7 @@ def jointly(peers: StepPeers, what: str, step: Callable[[], T], kind: type[T]) -
 
 
 def refuse(peers: StepPeers, what: str, error: BaseException) -> None:
-    """Take part in a step that cannot be taken here: the others see why."""
+    """Report to the other ranks that this rank cannot take a step."""
 
     def fail() -> None:
         raise error

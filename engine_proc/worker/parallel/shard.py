@@ -1,9 +1,9 @@
 """Cuts a decoder into the shards of tensor-parallel workers.
 
-Queries, keys, values, gate and up are cut by rows, `o` and `down` by the columns that read those,
-so that a layer has two sums over the workers. Embedding and head are cut by tokens: what a worker
-reads and holds of them, the largest matrices of a small model, is its share, at the price of one
-more sum in a step. Norms are everybody's.
+Queries, keys, values, gate and up are cut by rows, `o` and `down` by the columns that read those. A
+layer therefore has two sums over the workers. Embedding and head, the largest matrices of a small
+model, are cut by tokens. A worker reads and holds only its share, at the price of one more sum per
+step. Norms are on every worker.
 
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
@@ -24,7 +24,7 @@ INNER_UNIT = 32  # numbers of the MLP: whole groups of `int8`, whole blocks of p
 
 
 class CannotCut(ModelError):
-    """A model has no shares for so many workers; the text says which sizes do."""
+    """A model cannot be split over so many workers; the text lists the possible numbers."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Models that take images say what `transformers.generate` says, in fp32, through the whole engine.
 
-Sequences with one image, with several and with none share steps, in chunks, and decode while others
-are still being read; pages and images are found again. Towers and workers are in this process.
+Sequences with one image, with several and with none share steps, in chunks, and decode during the
+prompts of others. Pages and images are found again. Towers and workers are in this process.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""Each process writes its own slot; everyone reads all of them."""
+"""Each process writes its own slot and reads all slots."""
 
 import os
 import subprocess

@@ -105,7 +105,7 @@ def test_a_message_arrives_as_it_was_sent(union: Any, message: Message) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=union) == message
 
 
-def test_a_message_for_someone_else_is_refused() -> None:
+def test_a_message_of_another_receiver_is_refused() -> None:
     encoded = msgspec.msgpack.encode(Abort(1))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(encoded, type=StepOutput)

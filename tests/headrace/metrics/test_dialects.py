@@ -26,7 +26,7 @@ CARD = ModelCard(
     chat_template=None,
     special_tokens={},
 )
-# As vllm/v1/metrics/loggers.py and buckets.py of vLLM 0.33 have them, as text.
+# As vllm/v1/metrics/loggers.py of vLLM 0.33 and its buckets have them, as text.
 VLLM_LABELS = {"model_name": "org/tiny", "engine": "0"}
 FIRST_TOKEN = (
     "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 "

@@ -78,9 +78,8 @@ def demo() -> tokenizers.Tokenizer:
 def expected_ids(text: str) -> list[int]:
     """Return the ids by `transformers`.
 
-    It does not know that "smollm" in a GGUF file means that digits stand alone, and what stands
-    around them too (as in llama.cpp and in the model's own tokenizer.json); so it is asked about
-    each digit and about each text between digits.
+    In a GGUF file "smollm" means that digits stand alone, and the text around them too, which
+    `tokenizers` does not know. So it encodes each digit and each text between digits.
     """
     pieces: list[str] = []
     for is_digit, group in itertools.groupby(text, lambda c: unicodedata.category(c)[0] == "N"):

@@ -41,7 +41,7 @@ def mutants(which: str) -> dict[str, str]:
 
 
 def impatient(config: EngineConfig, context: Context) -> None:
-    """Be an engine that waits for the first process in a seat until `SEEN` exists, not longer."""
+    """Run an engine that waits for the first process in a seat only until `SEEN` exists."""
     patience_s, seen = hang_watchdog.patience_s, Path(os.environ["SEEN"])
     hang_watchdog.patience_s = lambda slot, stuck_s: (
         IMPATIENCE_S if is_first(slot) and seen.exists() else patience_s(slot, stuck_s)
@@ -54,7 +54,7 @@ def is_first(slot: Slot) -> bool:
 
 
 def deadly_token(config: WorkerConfig, context: Context) -> None:
-    """Be a worker that dies of a token; the first one hangs before it has loaded anything."""
+    """Run a worker that dies of a token; the first one hangs before it has loaded anything."""
     while context.slot[CommonField.STARTS] == 1:
         signal.pause()
     logits = CpuExecutor.logits
@@ -69,7 +69,7 @@ def deadly_token(config: WorkerConfig, context: Context) -> None:
 
 
 def deadly_word(config: TokenizerConfig, context: Context) -> None:
-    """Be a tokenizer that dies of a word."""
+    """Run a tokenizer that dies of a word."""
     from headrace.tokenizer_proc.routes import Routes  # here, so that no other mutant waits for it
 
     handle = Routes.handle
@@ -84,7 +84,7 @@ def deadly_word(config: TokenizerConfig, context: Context) -> None:
 
 
 def short_of_memory(config: WorkerConfig, context: Context) -> None:
-    """Be workers of which the last has no memory for steps of more than some tokens."""
+    """Run workers of which the last has no memory for steps of more than some tokens."""
     logits = CpuExecutor.logits
 
     def logits_or_fail(self: CpuExecutor, batch: Batch) -> Logits:
@@ -97,7 +97,7 @@ def short_of_memory(config: WorkerConfig, context: Context) -> None:
 
 
 def patient(config: FetcherConfig, context: Context) -> None:
-    """Be a fetcher that waits for an image for as long as a test may be held up."""
+    """Run a fetcher that waits for an image as long as a test may be stopped."""
     from headrace.tokenizer_proc.fetcher.download import Downloads
 
     init = Downloads.__init__
@@ -106,7 +106,7 @@ def patient(config: FetcherConfig, context: Context) -> None:
 
 
 def glutton(config: DetokenizerConfig, context: Context) -> None:
-    """Be a detokenizer that takes more than its ceiling on SIGUSR1; its successors cannot start."""
+    """Run a detokenizer that exceeds its memory limit on SIGUSR1; its successors cannot start."""
     if context.slot[CommonField.STARTS] > 1:
         raise RuntimeError("once and never again")
     hoard: list[bytes] = []
@@ -115,7 +115,7 @@ def glutton(config: DetokenizerConfig, context: Context) -> None:
 
 
 def deadly_reply(config: DetokenizerConfig, context: Context) -> None:
-    """Be a detokenizer that dies of a generated token, in the core or outside, or of a long body.
+    """Run a detokenizer that dies of a generated token, in the core or outside, or of a long body.
 
     Of a long body it dies between two slices.
     """
@@ -156,7 +156,8 @@ def deadly_reply(config: DetokenizerConfig, context: Context) -> None:
 
 
 def busybody(config: DetokenizerConfig, context: Context) -> None:
-    """Be a detokenizer that from SIGUSR1 on beats, and does nothing; its successors are well."""
+    """Run a detokenizer that from SIGUSR1 on sends heartbeats without work; its successors are
+    healthy."""
 
     def beat(*_: object) -> None:
         while True:

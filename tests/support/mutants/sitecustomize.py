@@ -1,4 +1,4 @@
-"""On PYTHONPATH, this has processes of the ring be others: MUTANTS says which, by role.
+"""On PYTHONPATH, this replaces processes of the ring by faulty ones: MUTANTS names them, by role.
 
 Ceilings of detokenizers that are others are lower, so that tests can pass them. A supervisor that
 is `tireless` never gives up.

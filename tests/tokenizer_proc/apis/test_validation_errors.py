@@ -170,7 +170,7 @@ FORMS: list[tuple[str, Any, str]] = [
 def test_each_form_of_msgspec_has_a_message(source: str, kind: Any, says: str) -> None:
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.json.decode(source, type=kind)
-    assert fault_of(str(refused.value), kind).said_of("it") == says
+    assert fault_of(str(refused.value), kind).described("it") == says
 
 
 def formats() -> list[str]:

@@ -1,4 +1,4 @@
-"""Only what anybody can reach is public."""
+"""Only addresses that are reachable from everywhere are public."""
 
 import pytest
 

@@ -1,10 +1,9 @@
 """Attention over paged keys and values: prompts, pieces of them and single tokens in one launch.
 
 A program takes a tile: some consecutive tokens of one sequence, with the query heads of one KV
-head. It takes keys in splits that begin at fixed positions, and splits are merged in order, be it
-by a program that has taken all of them or, where there are few tiles and several programs share
-one, by the last that is done. So what a token gets has the same bits whatever its batch mates, its
-chunk and the launch.
+head. It takes keys in splits that begin at fixed positions, and merges splits in order. One program
+may take all of them. With few tiles several programs share one, and the last one done merges. So
+what a token gets has the same bits whatever its batch mates, its chunk and the launch.
 """
 
 from dataclasses import dataclass

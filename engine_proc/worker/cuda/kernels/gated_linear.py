@@ -1,5 +1,5 @@
-"""The MLP's gate and what it is multiplied with, both products in one launch: the same bits as of
-`linear` and `act_mul` one after the other."""
+"""Both products of a gated MLP and the activation, in one launch. The bits equal those of `linear`
+followed by `act_mul`."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Which GPUs torch finds."""
+"""The GPUs that torch finds."""
 
 import torch
 
@@ -7,7 +7,7 @@ FP8_CAPABILITY = (8, 9)  # of Ada
 
 
 def find(num: int) -> str:
-    """Return why there are not `num` that can be used; "" is that there are."""
+    """Return why there are not `num` usable GPUs; "" if there are."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():

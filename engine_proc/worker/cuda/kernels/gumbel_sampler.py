@@ -185,8 +185,8 @@ def find_drawn(
 ) -> tl.tensor:
     """Return the token whose score and noise add up to most, the lower one among equals.
 
-    A token can win only if 1 - u <= -log(u) <= exp(score - best): all else is skipped, block by
-    block, by a bound in fp32 that leaves room for what is rounded.
+    A token can win only if 1 - u <= -log(u) <= exp(score - best). All others are skipped, block by
+    block, by a bound in fp32 that leaves room for rounding.
     """
     highest_score = highest.to(tl.float64) * inverse
     best = highest_score + noise_of(uniform_of(key, likeliest))

@@ -17,7 +17,8 @@ HEAD_NUMBERS = 2  # of a report: logprob and rank; then pairs of token and logpr
 
 
 def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tensor:
-    """Return what is told of each row's token, [rows, 2 + 2 * most], int32 or the bits of fp32.
+    """Return the reported values of each row's token, [rows, 2 + 2 * most], int32 or the bits of
+    fp32.
 
     Args:
         logits: [rows, vocab_size], fp32, the model's own.
@@ -109,7 +110,7 @@ def logprob_bits(x: tl.tensor, log_sum: tl.tensor) -> tl.tensor:
 
 
 def reference(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tensor:
-    """Do as `report`, in plain torch, row by row; what is undefined there is 0."""
+    """Compute `report` in plain torch, row by row; undefined entries are 0."""
     out = torch.zeros(len(logits), HEAD_NUMBERS + 2 * most, dtype=torch.int32, device=logits.device)
     wide = logits.nan_to_num(nan=float("-inf"), neginf=float("-inf"), posinf=float("inf")).double()
     logprobs = wide.log_softmax(1).nan_to_num(nan=float("-inf"), neginf=float("-inf")).float()

@@ -47,8 +47,8 @@ def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 def dot(a: tl.tensor, b: tl.tensor, sums: tl.tensor) -> tl.tensor:
     """Add a product to fp32 sums, without TF32.
 
-    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile;
-    its sums have others of a factor that is transposed in memory.
+    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile.
+    Its sums have other bits if a factor is transposed in memory.
     """
     if INTERPRETED:
         b = tl.reshape(tl.reshape(b, [b.shape[0] * b.shape[1]]), b.shape)
@@ -69,7 +69,7 @@ def tanh(x: tl.tensor) -> tl.tensor:
 def moments(
     x: tl.tensor, is_number: tl.tensor, NUM: tl.constexpr, eps: tl.tensor, SCALING: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return what a norm takes from each row of fp32 numbers, and what it multiplies with."""
+    """Return the offset and the factor of a norm, per row of fp32 numbers."""
     mean = tl.zeros([x.shape[0]], tl.float32)
     if SCALING == LAYER:
         mean = tl.sum(x, 1) / NUM

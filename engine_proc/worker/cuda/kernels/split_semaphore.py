@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def new_turns(num_tiles: int, device: torch.device) -> Tensor:
-    """Return what is counted with: zeros, but for while a kernel runs."""
+    """Return the counters: zeros, except while a kernel runs."""
     return torch.zeros(num_tiles, dtype=torch.int32, device=device)
 
 

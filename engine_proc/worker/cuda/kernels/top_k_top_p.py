@@ -1,9 +1,9 @@
 """The threshold of top-k and top-p in a row of logits, found without a sort.
 
 Tokens are ordered by numbers that no two have in common, so nothing is sorted. A pass over the row
-weighs what is above several limits at once, and leaves a bracket between two of them, of which the
-next pass tries parts. As soon as a program can hold the bracket's tokens in its registers, they are
-written apart, and the limit is found among them bit by bit: three or four passes in all.
+weighs the tokens above several limits at once. It leaves a bracket between two of them, which the
+next pass divides. Once a program can hold the bracket's tokens in its registers, they are written
+apart, and the limit is found among them bit by bit. That takes three or four passes in all.
 """
 
 import triton
@@ -19,7 +19,8 @@ DEEPEST = tl.constexpr(32.0)  # below the highest score; then half of it, and so
 def load_block(
     logits: tl.tensor, first: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return tokens and their logits; NaN and what is beyond the vocabulary are minus infinity."""
+    """Return tokens and their logits; NaN and positions beyond the vocabulary are minus
+    infinity."""
     token = first + tl.arange(0, BLOCK)
     x = tl.load(logits + token, mask=token < VOCAB_SIZE, other=MINUS_INFINITY)
     return token, tl.where(x == x, x, MINUS_INFINITY)

@@ -1,8 +1,8 @@
 """A matrix of 8-bit floats (e4m3): rows that meet it are rounded to such floats, too.
 
-Scales are of whole rows, of both factors; the library takes that product in bf16, and its bits may
-depend on how many rows there are. Or they are of as many terms as a block of the checkpoint has,
-which our own kernel does, and what the library has no way for.
+Scales are of whole rows, of both factors. The library computes that product in bf16, and its bits
+may depend on the number of rows. Or they are of as many terms as a block of the checkpoint has. Our
+own kernel does that; the library cannot.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Weights on the device: matrices, in whichever format they are held, and what is not multiplied.
+"""Weights on the device: matrices in every format, and vectors.
 
 Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. A format is
 kept if there is a product for it and all parts of a matrix have it; else they are decoded.

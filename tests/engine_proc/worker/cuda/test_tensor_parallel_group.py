@@ -52,10 +52,10 @@ def test_sums_are_torchs_where_the_flags_say_so(monkeypatch: pytest.MonkeyPatch)
     def body(group: ShmAllReduce) -> None:
         opened = open_group(HostPeers(group), ControlPage.create().fd, is_disabled=True)
         assert opened.why_not == "--disable-custom-all-reduce"
-        x, everyone = torch.tensor([1.0, 2.0]), torch.zeros(1, 2)
-        opened.all_gather(x, everyone)
+        x, gathered = torch.tensor([1.0, 2.0]), torch.zeros(1, 2)
+        opened.all_gather(x, gathered)
         opened.broadcast(x)
-        assert opened.all_reduce(x).tolist() == everyone[0].tolist() == [1, 2]
+        assert opened.all_reduce(x).tolist() == gathered[0].tolist() == [1, 2]
         opened.check()
         opened.close()
 

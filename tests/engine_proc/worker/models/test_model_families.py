@@ -1,8 +1,8 @@
 """Lower, then check: every family's spec, executed by torch and by the core, gives the logits of
 transformers.
 
-The models are random and tiny, but odd: fewer KV heads than heads, heads wider than hidden / heads
-where the family allows it, windows shorter than the prompt, multipliers away from 1.
+The models are random and tiny, but odd. They have fewer KV heads than heads, wide heads, windows
+shorter than the prompt, and multipliers away from 1.
 """
 
 import itertools

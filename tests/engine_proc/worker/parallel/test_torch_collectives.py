@@ -24,8 +24,8 @@ def test_ranks_sum_gather_and_broadcast() -> None:
     def body(peers: ThreadPeers) -> list[list[float]]:
         group = TorchCollectives(process_group(store, peers))
         own = torch.tensor([1.0, 10.0]) * (peers.rank + 1)
-        everyone = torch.zeros(peers.world, 2)
-        group.all_gather(own, everyone)
+        gathered = torch.zeros(peers.world, 2)
+        group.all_gather(own, gathered)
         from_last = own.clone()
         group.broadcast(from_last, root=peers.world - 1)
         with group.capture():
@@ -33,6 +33,6 @@ def test_ranks_sum_gather_and_broadcast() -> None:
         group.check()
         group.abort()
         group.close()
-        return [summed.tolist(), everyone.flatten().tolist(), from_last.tolist()]
+        return [summed.tolist(), gathered.flatten().tolist(), from_last.tolist()]
 
     assert on_ranks(2, body) == [[[3, 30], [1, 10, 2, 20], [2, 20]]] * 2
