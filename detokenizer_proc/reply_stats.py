@@ -1,4 +1,4 @@
-"""What spans tell of replies: tokens, ends and times, counted beside the rendering. Pure.
+"""Statistics of replies for spans: tokens, ends and times, counted beside the rendering. Pure.
 
 It counts only with --otlp-traces-endpoint: the core writes most replies, and has none of this.
 """
@@ -98,10 +98,10 @@ class StatsOfReplies:
         if 1 in frames.last:
             ids = memoryview(frames.ids).cast("Q")
             ended = {request_of(id) for id, last in zip(ids, frames.last, strict=True) if last == 1}
-        told = self._open.keys() & (ended | frames.heads.keys())
-        if not told:
+        reported = self._open.keys() & (ended | frames.heads.keys())
+        if not reported:
             return frames
-        stats = {id: self._encoder.encode(self._open[id].stats(now_ns)) for id in told}
+        stats = {id: self._encoder.encode(self._open[id].stats(now_ns)) for id in reported}
         for id in ended:
             self._open.pop(id, None)
         return msgspec.structs.replace(frames, stats=stats)

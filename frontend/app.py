@@ -52,13 +52,6 @@ class App:
 
     def __call__(self, request: HttpExchange) -> None:
         """Answer a request, now or when the ring does."""
-        if not self._answer(request):
-            self._forwarder.begin(request)
-        elif self._reports is not None:
-            self._reports.put(request)
-
-    def _answer(self, request: HttpExchange) -> bool:
-        """Answer a request that the ring has no part in; return whether it is one."""
         fault = head_fault(request.version, request.head)
         if fault is not None:
             request.refuse(fault)
@@ -69,8 +62,10 @@ class App:
         elif is_for_operators(request.path):
             self._administer(request)
         else:
-            return False
-        return True
+            self._forwarder.begin(request)
+            return
+        if self._reports is not None:
+            self._reports.put(request)
 
     def _write_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:

@@ -84,13 +84,15 @@ class Forwarder:
             length = request.refuse(rejection)
             duration_ns = time.monotonic_ns() - request.received_at
             row.end(rejection.status, duration_ns, head.length, length)
-            self._report(request)
+            if self._reports is not None:
+                self._reports.put(request)
             return
         page = self._page(request)
         if page is not None:
             request.answer(200, [(b"content-type", JSON.encode())], page)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
-            self._report(request)
+            if self._reports is not None:
+                self._reports.put(request)
             return
         proxy = RequestProxy(
             request,
@@ -125,15 +127,13 @@ class Forwarder:
         self, row: HttpRow, length: int, request: HttpExchange, open_request: OpenRequest
     ) -> None:
         """Record that a request was answered or dropped."""
+        if self._reports is not None:
+            request.num_sent += self._open_requests.streams.num_bytes(open_request.id)
         self._open_requests.close(open_request)
         duration_ns = time.monotonic_ns() - request.received_at
         row.end(open_request.status, duration_ns, length, open_request.declared_length)
-        self._report(request, open_request)
-
-    def _report(self, request: HttpExchange, ended: OpenRequest | None = None) -> None:
-        """Tell the telemetry process of a request, where there is one."""
         if self._reports is not None:
-            self._reports.put(request, ended)
+            self._reports.put(request, open_request)
 
     def _begin_reading(self, reading: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(reading)

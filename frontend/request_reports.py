@@ -6,7 +6,7 @@ import msgspec
 
 from headrace.board.board import Slot
 from headrace.board.fields import FrontendField
-from headrace.frontend.http.request import HttpExchange
+from headrace.frontend.http.request import HEAD, HttpExchange
 from headrace.frontend.open_requests import OpenRequest
 from headrace.ipc.messages import RequestEnded
 from headrace.ipc.sockets import REPORTS_HIGH_WATER, Outbox, address
@@ -34,7 +34,7 @@ class RequestReports:
             request.received_at,
             time.monotonic_ns(),
             head.length,
-            request.num_sent,
+            0 if request.method == HEAD else request.num_sent,
             request.is_complete,
         )
         if self._traces:

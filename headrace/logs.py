@@ -138,7 +138,7 @@ class LineWriter(logging.Handler):
             self._num_reported = num_lost
 
     def _loss(self, num_lines: int) -> str:
-        """Return the line that tells of lost ones."""
+        """Return the line that counts lost lines."""
         loss = f"{num_lines} log lines were lost: the log was not read in time, or had no room"
         if not isinstance(self.formatter, JsonFormatter):
             return f"{loss}\n"

@@ -12,13 +12,13 @@ from headrace.runtime.process import Context
 from headrace.telemetry_proc.access_log import AccessLog
 
 IDLE_MS = 500
-LAST_MS = 300  # without news, after SIGTERM: frontends tell of requests until they end
+LAST_MS = 300  # without a report, after SIGTERM: frontends send reports until they end
 
 Sink = Callable[[RequestEnded], None]
 
 
 def main(config: TelemetryConfig, context: Context) -> None:
-    """Tell of requests that have ended, until SIGTERM."""
+    """Report ended requests until SIGTERM."""
     where = address(config.run_dir, "telemetry")
     inbox: Inbox[ToTelemetry] = Inbox(where, ToTelemetry, REPORTS_HIGH_WATER)
     sinks: list[Sink] = [AccessLog().take] if config.access_log else []
@@ -40,7 +40,7 @@ def main(config: TelemetryConfig, context: Context) -> None:
 
 
 def take(inbox: Inbox[ToTelemetry], sinks: list[Sink], context: Context, timeout_ms: int) -> bool:
-    """Tell of the next request; return whether there was one within `timeout_ms`."""
+    """Handle the next report; return whether there was one within `timeout_ms`."""
     received = inbox.receive(timeout_ms)
     if received is None:
         return False

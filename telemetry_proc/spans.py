@@ -56,7 +56,7 @@ def error_of(request: RequestEnded, stats: ReplyStats | None) -> tuple[str, str 
     if request.status >= FAILED:
         return str(request.status), f"HTTP status {request.status}"
     if stats is not None and stats.failed:
-        return "failed", "the stream ended with an error: the server's log says why"
+        return "failed", "the stream ended with an error; the server's log has the reason"
     return "", None
 
 

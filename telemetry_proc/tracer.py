@@ -24,6 +24,7 @@ from headrace.telemetry_proc.spans import Span, hop_spans, request_span
 
 TRACES_PATH = "/v1/traces"  # of a collector, where the URL has none
 FLUSH_MS = 2000  # for the last spans
+MAX_SPANS = 16384  # that wait, of 2,000 requests; OTEL_BSP_MAX_QUEUE_SIZE overrides it
 
 
 def exporter_of(endpoint: str) -> SpanExporter:
@@ -43,6 +44,7 @@ class Tracer:
         """Send spans to `endpoint`, or elsewhere by `exporter`; `model` is served."""
         named = Resource.create({SERVICE_NAME: "headrace"}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=named, shutdown_on_exit=False)
+        os.environ.setdefault("OTEL_BSP_MAX_QUEUE_SIZE", str(MAX_SPANS))
         self._provider.add_span_processor(BatchSpanProcessor(exporter or exporter_of(endpoint)))
         self._tracer = self._provider.get_tracer("headrace", __version__)
         self._propagator = TraceContextTextMapPropagator()

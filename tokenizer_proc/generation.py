@@ -139,7 +139,7 @@ class GenerationPlanner:
         images: Images | None = None,
         traces: bool = False,
     ) -> None:
-        """Plan for a model; with `traces` plans have what spans tell of sampling."""
+        """Plan for a model; with `traces` plans have the sampling parameters of spans."""
         self._traces = traces
         self._card = card
         self._template = template
@@ -537,5 +537,5 @@ def salt_of(cache_salt: str | None) -> bytes:
 
 
 def reported(sampling: Sampling, max_tokens: int, n: int) -> ReportedSampling:
-    """Return what the span of a request tells of its sampling."""
+    """Return the sampling parameters of a span."""
     return ReportedSampling(max_tokens, sampling.temperature, sampling.top_p, n)

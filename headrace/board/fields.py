@@ -103,7 +103,7 @@ class FrontendField(BoardField):
     ANSWERED = COUNTER  # all requests, those for `/health` too
     LONGEST_CALLBACK_NS = COUNTER  # of CPU time, on the event loop, so far
     LAG_NS = TIMER_GAUGE  # of the event loop's last timer
-    LOST_REPORTS = COUNTER  # ended requests that the telemetry process was not told of
+    LOST_REPORTS = COUNTER  # reports that the telemetry process did not get
     WISHES = COUNTER, 7  # admin requests, by `WISHES`
     # Of bodies, by tokenizer: those for all prompts, for long ones, for images, for GETs.
     FORWARDED_BYTES = COUNTER, MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1
@@ -185,7 +185,7 @@ class FetcherField(BoardField):
 class TelemetryField(BoardField):
     """Fields of the telemetry process."""
 
-    TAKEN = COUNTER  # requests told of
+    TAKEN = COUNTER  # reports handled
 
 
 class DetokenizerField(BoardField):

@@ -500,8 +500,8 @@ class RequestEnded(Message, tag="ended", frozen=True):
     status: int
     received_at: int  # the head was read
     ended_at: int
-    num_received: int  # bytes of the body, as its head declares them,
-    num_sent: int  # and of the response
+    num_received: int  # bytes of the body, as its head declares them
+    num_sent: int  # bytes of the response's body, written
     is_complete: bool  # all of the response was written
     sent_at: int = 0  # the body went to a tokenizer
     begun_at: int = 0  # the response began

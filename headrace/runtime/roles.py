@@ -55,7 +55,7 @@ ROLES = {
         "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
     ),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
-    # It tells of the last requests before it ends.
+    # It handles the last reports before it ends.
     "telemetry": Role(
         "headrace.telemetry_proc.main:main",
         TelemetryConfig,

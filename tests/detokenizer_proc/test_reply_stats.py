@@ -1,4 +1,4 @@
-"""What spans tell of replies, counted beside the rendering."""
+"""Statistics of replies for spans, counted beside the rendering."""
 
 import msgspec
 from byte_replies import make_plan
@@ -28,7 +28,7 @@ def step(
     return StepOutput.of(encoded, *zip(*rows, strict=True), **fields)
 
 
-def told(stats: StatsOfReplies, frames: ResponseFrames) -> dict[int, ReplyStats]:
+def reported(stats: StatsOfReplies, frames: ResponseFrames) -> dict[int, ReplyStats]:
     found = stats.add_to(frames, now_ns=99).stats
     return {id: msgspec.msgpack.decode(data, type=ReplyStats) for id, data in found.items()}
 
@@ -41,16 +41,16 @@ def test_counts_go_with_the_first_and_the_last_bytes() -> None:
     stats = StatsOfReplies()
     plan = msgspec.structs.replace(make_plan(stream=True), num_prompt_tokens=7, sampling=SAMPLING)
     stats.feed(step({ONE: plan}, [(ONE, 1, None)], cached={ONE: 4}), now_ns=10)
-    first = told(stats, frames_of(ONE, HEAD))[ONE]
+    first = reported(stats, frames_of(ONE, HEAD))[ONE]
     assert (first.num_prompt, first.num_cached, first.num_generated) == (7, 4, 1)
     assert first.sampling == SAMPLING
     stats.feed(step({}, [(ONE, 2, None)]), now_ns=20)
-    assert told(stats, frames_of(ONE)) == {}
+    assert reported(stats, frames_of(ONE)) == {}
     stats.feed(step({}, [(ONE, 1, FinishReason.LENGTH)]), now_ns=30)
-    last = told(stats, frames_of(ONE, last=True))[ONE]
+    last = reported(stats, frames_of(ONE, last=True))[ONE]
     assert (last.num_generated, last.last_token, last.rendered) == (4, 30, 99)
     assert last.finish_reasons == ["length"]
-    assert told(stats, frames_of(ONE, HEAD, last=True)) == {}, "it is forgotten"
+    assert reported(stats, frames_of(ONE, HEAD, last=True)) == {}, "it is forgotten"
 
 
 def test_sequences_that_share_a_prompt_count_it_once() -> None:
@@ -59,7 +59,7 @@ def test_sequences_that_share_a_prompt_count_it_once() -> None:
     second = msgspec.structs.replace(plan, index=1, shares_prompt=True)
     rows = [(ONE, 1, FinishReason.STOP), (ONE + 1, 1, FinishReason.LENGTH)]
     stats.feed(step({ONE: plan, ONE + 1: second}, rows), now_ns=10)
-    found = told(stats, frames_of(ONE + 1, HEAD, last=True))[ONE]
+    found = reported(stats, frames_of(ONE + 1, HEAD, last=True))[ONE]
     assert (found.num_prompt, found.num_generated, found.num_sequences) == (7, 2, 2)
     assert found.finish_reasons == ["stop", "length"]
 
@@ -69,15 +69,15 @@ def test_embeddings_have_prompts_and_no_ends() -> None:
     plan = EmbeddingPlan("tiny", num_sequences=1, num_prompt_tokens=5, index=0, base64=False)
     output = step({ONE: plan}, [(ONE, 0, FinishReason.STOP)], embeddings={ONE: b"\0" * 4})
     stats.feed(output, now_ns=10)
-    found = told(stats, frames_of(ONE, HEAD, last=True))[ONE]
+    found = reported(stats, frames_of(ONE, HEAD, last=True))[ONE]
     assert (found.num_prompt, found.finish_reasons, found.sampling) == (5, [], None)
 
 
-def test_aborted_replies_are_forgotten_and_failed_ones_told() -> None:
+def test_aborted_replies_are_forgotten_and_failed_kept() -> None:
     stats = StatsOfReplies()
     plan = make_plan(stream=True)
     stats.feed(step({ONE: plan, OTHER: plan}, [(ONE, 1, None), (OTHER, 1, None)]), now_ns=10)
     rows = [(ONE, 0, FinishReason.ABORT), (OTHER, 0, FinishReason.ABORT)]
     stats.feed(step({}, rows, failed={OTHER: msgspec.msgpack.encode(plan)}), now_ns=20)
-    assert told(stats, frames_of(ONE, last=True)) == {}
-    assert told(stats, frames_of(OTHER, last=True))[OTHER].failed
+    assert reported(stats, frames_of(ONE, last=True)) == {}
+    assert reported(stats, frames_of(OTHER, last=True))[OTHER].failed

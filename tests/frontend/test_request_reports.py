@@ -55,7 +55,7 @@ def test_report_has_what_the_access_log_takes(tmp_path: Path, slot: Slot) -> Non
     assert report.ended_at >= report.received_at
 
 
-def test_report_with_traces_has_what_the_ring_told(tmp_path: Path, slot: Slot) -> None:
+def test_report_with_traces_has_what_the_ring_returned(tmp_path: Path, slot: Slot) -> None:
     ended = OpenRequest(1, head=Head(500, "", TIMES), status=500, sent_at=4, stats=b"stats")
     report = reported(tmp_path, slot, True, ended)
     assert (report.status, report.sent_at, report.begun_at) == (500, 4, 5)

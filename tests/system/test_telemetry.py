@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,9 @@ import httpx
 import pytest
 from embedding_models import minilm
 from otlp_receiver import OtlpReceiver, plain
-from servers import RunningServer, wait_until
+from servers import PATIENCE_S, RunningServer, StartFailed, wait_until
+
+from headrace.exit_status import ExitStatus
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HOPS = {
@@ -35,7 +38,7 @@ def traced(
     running = RunningServer(
         *("--engine", "mock", "--mock-profile", str(profile), "--max-num-seqs", "1"),
         *("--frontend-procs", "2", "--detokenizer-procs", "2", "--max-num-queued", "1"),
-        *("--otlp-traces-endpoint", receiver.url),
+        *("--otlp-traces-endpoint", receiver.url, "--access-log", "--log-format", "json"),
         env=SOON,
     )
     yield running
@@ -46,6 +49,17 @@ def post(server: RunningServer, id: str, prompt: Any = "Tell me", **fields: Any)
     headers = {"x-request-id": id, "traceparent": f"00-{TRACE}-{PARENT}-01"}
     body = {"prompt": prompt, "max_tokens": 5, "ignore_eos": True, **fields}
     return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
+
+
+def access_line(server: RunningServer, id: str) -> dict[str, Any]:
+    """Wait for the line of the access log about a request."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        for line in server.log.splitlines():
+            if line.endswith("}") and json.loads(line).get("request_id") == id:
+                found: dict[str, Any] = json.loads(line)
+                return found
+        server.read_log(deadline)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -97,6 +111,15 @@ def test_refused_requests_have_spans_with_their_status(
     assert hops == {}
 
 
+def test_access_line_of_a_stream_counts_its_bytes(traced: RunningServer) -> None:
+    answer = post(traced, "counted", stream=True, max_tokens=20)
+    line = access_line(traced, "counted")
+    assert line["response_bytes"] == len(answer.content)
+    assert line["request_bytes"] == len(answer.request.content)
+    assert (line["status"], line["complete"]) == (200, True)
+    assert line["duration_ms"] > 0
+
+
 def test_aborted_stream_has_a_span_that_says_so(
     traced: RunningServer, receiver: OtlpReceiver
 ) -> None:
@@ -128,7 +151,7 @@ def test_death_of_the_telemetry_process_disturbs_no_request(
     receiver.trace("afterwards")
 
 
-def test_last_requests_are_told_of_when_the_server_stops() -> None:
+def test_last_requests_are_reported_at_the_end() -> None:
     slow = {"OTEL_BSP_SCHEDULE_DELAY": "60000"}
     with OtlpReceiver() as receiver:
         server = RunningServer(
@@ -157,3 +180,12 @@ def test_last_requests_are_told_of_when_the_server_stops() -> None:
     access = {line["request_id"]: line for line in lines if "status" in line}
     assert {id: line["status"] for id, line in access.items()} == {"last": 200, "refused": 400}
     assert access["last"]["response_bytes"] == len(answer.content)
+
+
+def test_failed_start_is_a_line_of_json() -> None:
+    with pytest.raises(StartFailed) as caught:
+        RunningServer("--log-format", "json", "/nowhere/model")
+    assert caught.value.exit_status == ExitStatus.BAD_FLAGS
+    line = json.loads(str(caught.value).splitlines()[-1])
+    assert (line["level"], line["process"]) == ("error", "supervisor")
+    assert "/nowhere/model" in line["message"]

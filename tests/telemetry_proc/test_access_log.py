@@ -19,8 +19,8 @@ def record_of(request: RequestEnded, caplog: pytest.LogCaptureFixture) -> loggin
 
 def test_access_line_has_what_was_asked_and_came(caplog: pytest.LogCaptureFixture) -> None:
     line = TextFormatter("telemetry").format(record_of(ENDED, caplog))
-    told = "POST /v1/completions 200 12.3 ms, 78 bytes in, 406 out (request abc)"
-    assert line.endswith(f"telemetry INFO {told}")
+    expected = "POST /v1/completions 200 12.3 ms, 78 bytes in, 406 out (request abc)"
+    assert line.endswith(f"telemetry INFO {expected}")
 
 
 def test_access_line_is_written_at_any_log_level(caplog: pytest.LogCaptureFixture) -> None:

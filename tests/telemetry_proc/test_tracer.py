@@ -17,8 +17,8 @@ ENDED = RequestEnded(
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-def told(receiver: OtlpReceiver, *requests: RequestEnded) -> Tracer:
-    """Have a tracer take requests and send their spans."""
+def send(receiver: OtlpReceiver, *requests: RequestEnded) -> Tracer:
+    """Send the spans of requests."""
     tracer = Tracer(receiver.url, "tiny")
     for request in requests:
         tracer.take(request)
@@ -28,7 +28,7 @@ def told(receiver: OtlpReceiver, *requests: RequestEnded) -> Tracer:
 
 def test_collector_gets_a_span_per_request_and_hop() -> None:
     with OtlpReceiver() as receiver:
-        told(receiver, ENDED)
+        send(receiver, ENDED)
         root, hops = receiver.trace("abc")
     assert set(receiver.paths) == {"/v1/traces"}
     assert receiver.services == {"headrace"}
@@ -45,7 +45,7 @@ def test_trace_of_the_caller_is_continued() -> None:
     parent = f"00-{TRACE}-{PARENT}-01"
     request = msgspec.structs.replace(ENDED, traceparent=parent, tracestate="vendor=x")
     with OtlpReceiver() as receiver:
-        told(receiver, request)
+        send(receiver, request)
         root, hops = receiver.trace("abc")
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, PARENT)
     assert root.trace_state == "vendor=x"
@@ -55,7 +55,7 @@ def test_trace_of_the_caller_is_continued() -> None:
 @pytest.mark.parametrize("parent", ["", "00-0-0-01", "\xff" * 100, f"00-{'0' * 32}-{PARENT}-01"])
 def test_unreadable_traceparent_begins_a_new_trace(parent: str) -> None:
     with OtlpReceiver() as receiver:
-        told(receiver, msgspec.structs.replace(ENDED, traceparent=parent))
+        send(receiver, msgspec.structs.replace(ENDED, traceparent=parent))
         root, _ = receiver.trace("abc")
     assert root.parent_span_id == b""
     assert root.trace_id.hex() != "0" * 32
@@ -66,7 +66,7 @@ def test_unsampled_trace_of_the_caller_is_not_sent() -> None:
         ENDED, request_id="unsampled", traceparent=f"00-{TRACE}-{PARENT}-00"
     )
     with OtlpReceiver() as receiver:
-        told(receiver, unsampled, ENDED)
+        send(receiver, unsampled, ENDED)
         root, _ = receiver.trace("abc")
         assert root.trace_id.hex() != TRACE
         assert receiver.request_ids == {"abc"}
@@ -74,7 +74,7 @@ def test_unsampled_trace_of_the_caller_is_not_sent() -> None:
 
 def test_failed_request_has_the_status_of_an_error() -> None:
     with OtlpReceiver() as receiver:
-        told(receiver, msgspec.structs.replace(ENDED, status=429))
+        send(receiver, msgspec.structs.replace(ENDED, status=429))
         root, _ = receiver.trace("abc")
     assert (root.status.code, root.status.message) == (2, "HTTP status 429")
     assert plain(root.attributes)["error.type"] == "429"
@@ -83,7 +83,7 @@ def test_failed_request_has_the_status_of_an_error() -> None:
 def test_probes_and_scrapes_have_no_spans() -> None:
     probe = msgspec.structs.replace(ENDED, request_id="probe", method="GET", path="/health")
     with OtlpReceiver() as receiver:
-        told(receiver, probe, ENDED)
+        send(receiver, probe, ENDED)
         receiver.trace("abc")
         assert receiver.request_ids == {"abc"}
 
@@ -94,7 +94,7 @@ def test_environment_names_service_headers_and_sampling(monkeypatch: pytest.Monk
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     sampled = msgspec.structs.replace(ENDED, traceparent=f"00-{TRACE}-{PARENT}-01")
     with OtlpReceiver() as receiver:
-        told(receiver, msgspec.structs.replace(ENDED, request_id="other"), sampled)
+        send(receiver, msgspec.structs.replace(ENDED, request_id="other"), sampled)
         receiver.trace("abc")
     assert receiver.services == {"chat"}
     assert receiver.headers["x-token"] == "secret"
