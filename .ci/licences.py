@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from audit import ROOTS, installed  # beside this file
+from audit import PLAIN, ROOTS, installed  # beside this file
 
 CUDA = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "nvidia-cuda-nvrtc", "triton")
 LONGEST = 60  # characters of a licence's name; what is longer is its text
@@ -25,10 +25,16 @@ installed.
 ## What a plain install takes
 
 """
+WITH_EXTRAS = """
+## With extras
+
+`headrace[modules]`, `headrace[images]` and `headrace[gpu]` take these, too.
+
+"""
 ON_GPUS = """
 ## On GPUs
 
-`headrace[cuda]` and PyPI's torch for Linux take these, too. That torch also takes `cuda-toolkit`
+`headrace[gpu]` and PyPI's torch for Linux take these, too. That torch also takes `cuda-toolkit`
 and more `nvidia-*` packages, which are under licences of NVIDIA's.
 
 """
@@ -79,8 +85,10 @@ def table(names: Iterable[str]) -> str:
 
 def main() -> None:
     """Print the page."""
-    names = [name for name in installed(ROOTS) if name not in CUDA and name[:7] != "nvidia-"]
-    print(HEAD + table(names) + ON_GPUS + table(CUDA), end="")
+    plain = installed(PLAIN)
+    extras = [name for name in installed(ROOTS) if name not in CUDA and name[:7] != "nvidia-"]
+    extras = [name for name in extras if name not in plain]
+    print(HEAD + table(plain) + WITH_EXTRAS + table(extras) + ON_GPUS + table(CUDA), end="")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 // The Python module `headrace._core`: empty. It exists so that packaging builds, ships and finds
-// the library; `headrace.native_core` calls the functions in it by ctypes.
+// the library; `headrace.native_core` calls the functions in it by ctypes. It keeps to the limited
+// API, so one library serves every Python from 3.11 on.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -15,11 +15,12 @@ from headrace.config.config import EngineConfig
 from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.child_processes.vision_client import VisionClient
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
-from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
-from headrace.engine_proc.intake import Intake, IntakeDecision
-from headrace.engine_proc.resume_cache import ResumeCache
+from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
+from headrace.engine_proc.request_io.resume_cache import ResumeCache
+from headrace.engine_proc.request_io.sequence_stats import SequenceStats
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -27,7 +28,6 @@ from headrace.engine_proc.scheduling.scheduler import Scheduler, SequenceOutput
 from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.sequence_stats import SequenceStats
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NoReturn
 from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
-from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits

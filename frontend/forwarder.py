@@ -12,6 +12,7 @@ from starlette.types import Receive
 from headrace.board.board import Slot
 from headrace.board.fields import FrontendField
 from headrace.board.http_counts import HttpCounts, HttpRow
+from headrace.errors import DeadlyRequest
 from headrace.frontend.admission.body_throttle import BodyThrottle
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body, too_large
@@ -25,12 +26,7 @@ from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
 from headrace.routes import ANTHROPIC_PATHS
 
 JSON = "application/json"
-DEADLY = Rejection(
-    500,
-    "the server failed at this request; its log says why",
-    "server_error",
-    "internal_error",
-)
+DEADLY = Rejection.of(DeadlyRequest())
 
 
 class ClientLeft(Exception):
@@ -185,7 +181,7 @@ class Forwarder:
 
     def resend(self) -> None:
         """Send again what processes had that have died and been replaced."""
-        self._links.resend(self._open_requests.sent, self._open_requests.renumber, self._give_up)
+        self._links.resend(self._open_requests, self._give_up)
 
     def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die, whichever it is sent to."""

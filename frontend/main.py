@@ -174,14 +174,14 @@ class Frontend:
             self._awake.look(time.monotonic_ns())
             self._slot[FrontendField.CONNECTIONS] = len(self._server.server_state.connections)
             self._slot[FrontendField.ANSWERED] = self._server.server_state.total_requests
-            self._slot.open_ids = (open_request.id for open_request in self._open_requests)
+            self._slot.open_ids = self._open_requests.ids
             self._open_requests.cut_slowest()
             self._slot[FrontendField.UNSENT_BYTES] = self._open_requests.num_unsent_bytes
             self._gate.observe(loop.time())
             self._links.flush()
             if self._reports is not None:
                 self._reports.flush()
-            self._links.renew(open_request.id for open_request in self._open_requests)
+            self._links.renew(self._open_requests.ids)
             for connection in self._deadlines.passed(loop.time()):
                 connection.on_deadline()
             for connection in self._readers.passed(loop.time()):

@@ -4,7 +4,7 @@ The ring answers by id, and this table maps the id to the waiting request. Bytes
 are dropped: its client has left, and an abort is on its way.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.board.board import Slot
@@ -12,8 +12,8 @@ from headrace.board.fields import CommonField, FrontendField
 from headrace.board.http_counts import CLIENT_LEFT
 from headrace.frontend.http.socket_writer import Streams
 from headrace.frontend.http.unsent import Unsent
-from headrace.ipc.inflight import InflightRequest
-from headrace.ipc.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
+from headrace.ipc.inflight import InflightRequest, InflightRequests
+from headrace.ipc.messages import Head, first_counter
 from headrace.ipc.sockets import Frame
 
 MAX_UNSENT_BYTES = 4 << 20  # of a stream, waiting for a client that reads too slowly
@@ -41,6 +41,10 @@ class OpenRequest:
     # Write a piece from the middle of an answer, but for so many bytes of its chunk that have been
     # written; False where the client does not read.
     write: Callable[[Frame, int], bool] | None = None
+
+    def hold(self, part: Frame) -> None:
+        """Take a part of a piece whose last part follows in `deliver`."""
+        self.unsent.append(part)
 
     def deliver(self, data: Frame, last: bool, num_written: int = 0) -> None:
         """Take response bytes. Past the limit the request is dropped: memory stays bounded.
@@ -73,7 +77,7 @@ class OpenRequest:
             self.on_news()
 
 
-class OpenRequests:
+class OpenRequests(InflightRequests[OpenRequest]):
     """All open requests of a frontend.
 
     Attributes:
@@ -81,22 +85,14 @@ class OpenRequests:
     """
 
     def __init__(self, frontend: int, slot: Slot) -> None:
+        super().__init__(frontend, first_counter(slot[CommonField.STARTS]))
         self.streams = Streams()
-        self._frontend = frontend
         self._slot = slot
-        self._counter = first_counter(slot[CommonField.STARTS])
-        self._open: dict[int, OpenRequest] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[OpenRequest]:
-        return iter(list(self._open.values()))
 
     @property
     def num_unsent_bytes(self) -> int:
         """Bytes that have come and not been taken."""
-        return sum(open_request.num_unsent_bytes for open_request in self._open.values())
+        return sum(open_request.num_unsent_bytes for open_request in self._receivers.values())
 
     def cut_slowest(self) -> None:
         """Drop requests until what waits is bounded: first whose clients last read longest ago.
@@ -104,7 +100,7 @@ class OpenRequests:
         One response is always kept: its request has been bounded.
         """
         excess = self.num_unsent_bytes - MAX_TOTAL_UNSENT_BYTES
-        waiting = [open_request for open_request in self._open.values() if open_request.unsent]
+        waiting = [open_request for open_request in self if open_request.unsent]
         for open_request in sorted(waiting, key=lambda open_request: open_request.written_at)[:-1]:
             if excess <= 0:
                 return
@@ -113,35 +109,21 @@ class OpenRequests:
 
     def open(self, wants_timing: bool = False) -> OpenRequest:
         """Draw an id and wait for its answer."""
-        open_request = OpenRequest(self._next_id(), wants_timing)
-        self._open[open_request.id] = open_request
-        self._slot[FrontendField.OPEN_REQUESTS] = len(self._open)
+        open_request = OpenRequest(self.next_id(), wants_timing)
+        self._receivers[open_request.id] = open_request
+        self._slot[FrontendField.OPEN_REQUESTS] = len(self._receivers)
         return open_request
 
-    def _next_id(self) -> int:
-        self._counter += 1
-        return request_id(self._frontend, self._counter)
-
-    def sent(self) -> list[InflightRequest]:
-        """Return the requests that have been sent."""
-        return [
-            open_request.sent
-            for open_request in self._open.values()
-            if open_request.sent is not None and not open_request.complete
-        ]
-
-    def renumber(self, sent: InflightRequest) -> int:
-        """Draw a new id for a request; what comes for the old one is dropped."""
-        open_request = self._open.pop(sent.request.id)
-        sent.num_delivered |= self.streams.num_delivered(open_request.id)
-        self.streams.close(open_request.id)
-        open_request.id = self._next_id()
-        self._open[open_request.id] = open_request
-        return open_request.id
+    def renumber(self, receiver: OpenRequest) -> None:
+        """Draw a new id for a request; what its stream has delivered is kept."""
+        if receiver.sent is not None:
+            receiver.sent.num_delivered |= self.streams.num_delivered(receiver.id)
+        self.streams.close(receiver.id)
+        super().renumber(receiver)
 
     def fail(self, sent: InflightRequest, head: Head, data: bytes, event: bytes) -> None:
         """Answer a request with an error, or end a stream that has begun with an event."""
-        open_request = self._open[sent.request.id]
+        open_request = self.receiver_of(sent)
         if open_request.has_begun or open_request.unsent:
             open_request.deliver(event, True)
         else:
@@ -151,35 +133,11 @@ class OpenRequests:
     def take_stats(self, stats: dict[int, bytes]) -> None:
         """Keep what has been counted for requests, unread."""
         for id, counted in stats.items():
-            if id in self._open:
-                self._open[id].stats = counted
+            if id in self._receivers:
+                self._receivers[id].stats = counted
 
     def close(self, open_request: OpenRequest) -> None:
         """Stop waiting."""
-        self._open.pop(open_request.id, None)
+        self._receivers.pop(open_request.id, None)
         self.streams.close(open_request.id)
-        self._slot[FrontendField.OPEN_REQUESTS] = len(self._open)
-
-    def deliver(
-        self,
-        id: int,
-        head: Head | None,
-        data: Frame,
-        last: int,
-        num_delivered: int,
-        num_written: int = 0,
-    ) -> None:
-        """Deliver an entry of a message to its request, as in `OpenRequest.deliver`."""
-        open_request = self._open.get(request_of(id))
-        if open_request is None:
-            return
-        if head is not None and not open_request.has_begun:
-            open_request.head = head
-        sent = open_request.sent
-        if sent is not None:
-            if not sent.take(id % MAX_SEQUENCES, data, last, num_delivered):
-                return
-            if sent.held:
-                for part in sent.release():
-                    open_request.unsent.append(part)
-        open_request.deliver(data, bool(last), num_written)
+        self._slot[FrontendField.OPEN_REQUESTS] = len(self._receivers)

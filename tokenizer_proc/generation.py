@@ -59,7 +59,7 @@ from headrace.tokenizer_proc.apis.sglang import (
     form_of,
 )
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
-from headrace.tokenizer_proc.encoding.infilling import infilling_of
+from headrace.tokenizer_proc.encoding.infilling import LEAD, infilling_of
 from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
 from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls, or_calls_of
@@ -291,10 +291,12 @@ class GenerationPlanner:
             raise Unsupported(
                 "suffix: this model's vocabulary has no tokens to fill in the middle with", "suffix"
             )
-        every = [*texts, request.suffix]
-        *befores, after = yield from self._prompts.encode(
+        lead = LEAD if self._prompts.vocabulary.prepends_space else ""
+        every = [*texts, lead + request.suffix, lead]
+        *befores, led, leading = yield from self._prompts.encode(
             every, form.param, request.max_tokens, truncates=False, add_special_tokens=False
         )
+        after = led[len(leading) :]
         begin = self._prompts.vocabulary.empty[: request.add_special_tokens is not False]
         return [Prompt(self._infilling.prompt(begin, before, after)) for before in befores]
 
@@ -524,7 +526,8 @@ def check_min_tokens(request: Generation, max_tokens: int) -> None:
     """Refuse to generate more than there may be."""
     if (request.min_tokens or 0) > max_tokens:
         raise InvalidValue(
-            f"min_tokens: must be at most max_tokens, {max_tokens}, not {request.min_tokens}",
+            f"min_tokens: must be at most {max_tokens}, the limit of the answer's tokens, not "
+            f"{request.min_tokens}",
             "min_tokens",
         )
 

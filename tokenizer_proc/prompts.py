@@ -21,6 +21,7 @@ class PromptVocabulary(Protocol):
     token_bytes: TokenBytes | None
     special_tokens: dict[str, int]
     infill_tokens: dict[str, int]  # by spelling, see `infilling.LOOKED_FOR`
+    prepends_space: bool  # to each text
 
     def pair_marks(self) -> PairMarks:
         """Return the special tokens around two texts."""
@@ -89,8 +90,9 @@ class Prompts:
         left = self.card.max_model_len - (1 if wanted is None else wanted)
         if left < 1:
             raise InvalidValue(
-                f"truncate_prompt_tokens: -1 keeps what leaves room for max_tokens, {wanted}, of a "
-                f"context of {self.card.max_model_len}; ask for fewer, or say how many are kept",
+                f"truncate_prompt_tokens: -1 keeps what leaves room for an answer of {wanted} "
+                f"tokens in a context of {self.card.max_model_len}; ask for fewer, or say how many "
+                "are kept",
                 "truncate_prompt_tokens",
             )
         return left

@@ -54,22 +54,26 @@ def main(url: str, pause_s: str, path: str) -> None:
     while not stop.is_set():
         begun = time.time_ns()
         connection.sendall(request)
-        latencies.append((arrival_ns(connection) - begun) / 1e6)
+        arrived = arrival_ns(connection)
+        if arrived is not None:
+            latencies.append((arrived - begun) / 1e6)
         time.sleep(float(pause_s))
     print(json.dumps(latencies))
 
 
-def arrival_ns(connection: socket.socket) -> int:
-    """Read an answer; return when the last of it came in."""
+def arrival_ns(connection: socket.socket) -> int | None:
+    """Read a response; return when the last of it came in, in ns since 1970.
+
+    The kernel stamps packets a moment after the socket asks for it: None before that.
+    """
     answer = b""
     while not is_whole(answer):
         piece, found, _, _ = connection.recvmsg(ROOM, socket.CMSG_SPACE(TIMES.size))
         assert piece, "the server closed the connection"
         answer += piece
     assert answer.startswith(b"HTTP/1.1 200 "), answer
-    (times,) = (data for _, kind, data in found if kind == SO_TIMESTAMPING)
-    seconds, nanoseconds, *_ = TIMES.unpack(times)
-    return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    stamps = [TIMES.unpack(data) for _, kind, data in found if kind == SO_TIMESTAMPING]
+    return int(stamps[0][0]) * 1_000_000_000 + int(stamps[0][1]) if stamps else None
 
 
 def is_whole(answer: bytes) -> bool:

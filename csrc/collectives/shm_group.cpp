@@ -165,9 +165,9 @@ int ShmGroup::create(int num_ranks, size_t half_bytes) {
 
 std::unique_ptr<ShmGroup> ShmGroup::join(int fd, int rank, int num_ranks, int &error,
                                          char *shared) {
-    struct stat status;
-    error = fstat(fd, &status) ? errno : 0;
-    const size_t bytes = error ? 0 : size_t(status.st_size);
+    const off_t end = lseek(fd, 0, SEEK_END);
+    error = end < 0 ? errno : 0;
+    const size_t bytes = error ? 0 : size_t(end);
     if (error || bytes < header_bytes) {
         error = error ? error : EINVAL;
         return nullptr;

@@ -29,83 +29,98 @@ from headrace.detokenizer_proc.renderers.renderer import (
 from headrace.detokenizer_proc.renderers.sse import event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.protocol.anthropic_messages import (
+    AnsweredMessage,
+    BegunMessage,
+    BlockDelta,
+    BlockNews,
+    BlockStart,
+    BlockStop,
+    MessageBlock,
+    MessageDelta,
+    MessageEnd,
+    MessageEvent,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    MoreInput,
+    MoreText,
+    MoreThoughts,
+    Signature,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingDetails,
+    ToolUseBlock,
+)
 
 
-def end_of(finished: FinishReason | None, stopped_by: str | int | None, calls: bool) -> Object:
+def end_of(finished: FinishReason, stopped_by: str | int | None, calls: bool) -> MessageEnd:
     """Return why a message has ended; `calls` is whether it calls tools."""
-    reason, found = None, None
-    if finished is FinishReason.LENGTH:
-        reason = "max_tokens"
-    elif finished is not None:
-        reason = "tool_use" if calls else "end_turn"
-        if isinstance(stopped_by, str):
-            reason, found = "stop_sequence", stopped_by
-    return {"stop_reason": reason, "stop_sequence": found}
+    match finished:
+        case FinishReason.LENGTH:
+            return MessageEnd(stop_reason="max_tokens", stop_sequence=None)
+        case _ if isinstance(stopped_by, str):
+            return MessageEnd(stop_reason="stop_sequence", stop_sequence=stopped_by)
+        case _:
+            reason: StopReason = "tool_use" if calls else "end_turn"
+            return MessageEnd(stop_reason=reason, stop_sequence=None)
 
 
-def usage_body(usage: TokenUsage) -> Object:
+def usage_of(usage: TokenUsage) -> MessageUsage:
     """Return the `usage` object."""
-    body: Object = {
-        "input_tokens": usage.num_prompt - usage.num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.num_cached,
-        "output_tokens": usage.num_completion,
-    }
+    details: ThinkingDetails | msgspec.UnsetType = msgspec.UNSET
     if usage.num_thought is not None:
-        body["output_tokens_details"] = {"thinking_tokens": usage.num_thought}
-    return body
+        details = ThinkingDetails(thinking_tokens=usage.num_thought)
+    return MessageUsage(
+        input_tokens=usage.num_prompt - usage.num_cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=usage.num_cached,
+        output_tokens=usage.num_completion,
+        output_tokens_details=details,
+    )
 
 
-def text_block(text: str) -> Object:
-    """Return a block of words to the reader."""
-    return {"type": "text", "text": text}
-
-
-def thinking_block(text: str, signature: str) -> Object:
-    """Return a block of thoughts."""
-    return {"type": "thinking", "thinking": text, "signature": signature}
-
-
-def tool_use_block(call: Call) -> Object:
-    """Return a `tool_use` block. Truncated arguments, which are invalid JSON, become {}."""
+def tool_use_block(call: Call) -> ToolUseBlock:
+    """Return a block that calls a tool. Arguments that were cut off are no JSON: none are told."""
     try:
         arguments = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:
         arguments = {}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+    return ToolUseBlock(id=call.id, name=call.name, input=arguments)
 
 
-def delta_of(piece: Piece) -> Object | None:
+def delta_of(piece: Piece) -> BlockNews | None:
     """Return what a piece adds to its block; the begin of a call adds nothing."""
     match piece:
         case Content(text):
-            return {"type": "text_delta", "text": text}
+            return MoreText(text=text)
         case Thought(text):
-            return {"type": "thinking_delta", "thinking": text}
+            return MoreThoughts(thinking=text)
         case Arguments(_, text):
-            return {"type": "input_json_delta", "partial_json": text}
+            return MoreInput(partial_json=text)
         case ToolCallStart():
             return None
         case _:
             assert_never(piece)
 
 
-def block_of(piece: Piece) -> Object:
+def block_of(piece: Piece) -> MessageBlock:
     """Return the block, empty, that a piece begins."""
     match piece:
         case Content():
-            return text_block("")
+            return TextBlock(text="")
         case Thought():
-            return thinking_block("", "")
+            return ThinkingBlock(thinking="", signature="")
         case ToolCallStart(_, id, name):
             return tool_use_block(Call(id, name, ""))
         case _:
             raise AssertionError("arguments follow the begin of their call")
 
 
-def typed(body: Object) -> bytes:
+def typed(body: MessageEvent) -> bytes:
     """Return an event that is named as its type."""
-    return event(body, body["type"])
+    return event(body, str(body.__struct_config__.tag))
 
 
 class MessagesRenderer:
@@ -116,7 +131,7 @@ class MessagesRenderer:
         self._num_blocks = 0
         self._open: type[Piece] | None = None  # of what the block is that is not complete
         self._calls = False
-        self._end = end_of(None, None, calls=False)
+        self._end: MessageEnd | None = None
 
     @property
     def content_type(self) -> str:
@@ -128,7 +143,17 @@ class MessagesRenderer:
     ) -> bytes:
         """Return the begin of the message."""
         assert usage is not None, "every event may have it"
-        return typed({"type": "message_start", "message": self._message([], self._end, usage)})
+        message = BegunMessage(
+            id=self._plan.response_id,
+            type="message",
+            role="assistant",
+            model=self._plan.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage_of(usage),
+        )
+        return typed(MessageStart(message=message))
 
     def delta(
         self,
@@ -155,47 +180,51 @@ class MessagesRenderer:
         if kind is not self._open or isinstance(piece, ToolCallStart):
             data = self._block_end()
             self._open = kind
-            body = {"type": "content_block_start", "index": self._num_blocks}
-            data += typed(body | {"content_block": block_of(piece)})
+            data += typed(BlockStart(index=self._num_blocks, content_block=block_of(piece)))
         delta = delta_of(piece)
         return data if delta is None else data + self._block_delta(delta)
 
-    def _block_delta(self, delta: Object) -> bytes:
-        return typed({"type": "content_block_delta", "index": self._num_blocks, "delta": delta})
+    def _block_delta(self, delta: BlockNews) -> bytes:
+        return typed(BlockDelta(index=self._num_blocks, delta=delta))
 
     def _block_end(self) -> bytes:
         if self._open is None:
             return b""
         data = b""
         if self._open is Thought:
-            data = self._block_delta(
-                {"type": "signature_delta", "signature": self._plan.response_id}
-            )
+            data = self._block_delta(Signature(signature=self._plan.response_id))
         self._open = None
         self._num_blocks += 1
-        return data + typed({"type": "content_block_stop", "index": self._num_blocks - 1})
+        return data + typed(BlockStop(index=self._num_blocks - 1))
 
     def closing(self, usage: TokenUsage) -> bytes:
         """Return the last events of a stream."""
-        body = {"type": "message_delta", "delta": self._end, "usage": usage_body(usage)}
-        return typed(body) + typed({"type": "message_stop"})
+        assert self._end is not None
+        return typed(MessageDelta(delta=self._end, usage=usage_of(usage))) + typed(MessageStop())
 
     def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         (answer,) = answers
-        signature = self._plan.response_id
-        content = [thinking_block(answer.thought, signature)] if answer.thought else []
-        content += [text_block(answer.text)] if answer.text else []
+        plan = self._plan
+        content: list[MessageBlock] = []
+        if answer.thought:
+            content.append(ThinkingBlock(thinking=answer.thought, signature=plan.response_id))
+        if answer.text:
+            content.append(TextBlock(text=answer.text))
         content += map(tool_use_block, answer.calls)
         end = end_of(answer.finished, answer.stopped_by, bool(answer.calls))
-        return slices(self._message(content, end, usage))
+        body = AnsweredMessage(
+            id=plan.response_id,
+            type="message",
+            role="assistant",
+            model=plan.model,
+            content=content,
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+            usage=usage_of(usage),
+        )
+        return slices(body)
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
         return event(error.anthropic_body(), "error")
-
-    def _message(self, content: list[Object], end: Object, usage: TokenUsage) -> Object:
-        plan = self._plan
-        kind = {"id": plan.response_id, "type": "message", "role": "assistant"}
-        body = {"model": plan.model, "content": content} | end
-        return kind | body | {"usage": usage_body(usage)}

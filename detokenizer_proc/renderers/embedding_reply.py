@@ -13,6 +13,7 @@ from headrace.detokenizer_proc.renderers.json_slices import LazyList, slices
 from headrace.detokenizer_proc.renderers.renderer import JSON
 from headrace.detokenizer_proc.renderers.similarities import Similarities
 from headrace.ipc.messages import EmbeddingPlan, SimilarityPlan, Times
+from headrace.protocol.embeddings import EmbeddedText, EmbeddingUsage
 
 VectorPlan = EmbeddingPlan | SimilarityPlan
 Object = dict[str, Any]
@@ -57,17 +58,17 @@ class EmbeddingReply:
         else:
             assert isinstance(self._plan, EmbeddingPlan)
             body = embedding_body(self._plan, self._vectors)
-        body["usage"] = {"prompt_tokens": self._num_tokens, "total_tokens": self._num_tokens}
-        return slices(body)
+        usage = EmbeddingUsage(prompt_tokens=self._num_tokens, total_tokens=self._num_tokens)
+        return slices(body | {"usage": usage})
 
 
 def embedding_body(plan: EmbeddingPlan, vectors: "dict[int, array[float]]") -> Object:
     """Return the vectors in OpenAI's shape, but for the usage."""
 
-    def form(index: int) -> Object:
+    def form(index: int) -> EmbeddedText:
         numbers = shortened(vectors[index], plan.dimensions)
         form = base64.b64encode(numbers.tobytes()).decode() if plan.base64 else numbers.tolist()
-        return {"object": "embedding", "index": index, "embedding": form}
+        return EmbeddedText(object="embedding", index=index, embedding=form)
 
     data = LazyList(range(len(vectors)), form)
     return {"object": "list", "data": data, "model": plan.model}

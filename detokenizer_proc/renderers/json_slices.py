@@ -1,7 +1,8 @@
 """JSON in slices: a body as long as a request made it is encoded a little at a time.
 
 What is long in a body is a `LazyList`, whose items are made while they are encoded. The slices
-together are what `msgspec.json.encode` makes of the same body with lists.
+together are what `msgspec.json.encode` makes of the same body with lists. A struct is encoded at
+once unless a field of it is a long list.
 """
 
 from array import array
@@ -12,6 +13,7 @@ import msgspec
 
 SLICE_BYTES = 64 << 10  # some 3 ms of work, and one item more
 NUMBERS = 4096  # of an array, encoded at once
+MAX_ITEMS = 64  # of a list in a struct that is encoded at once
 
 encode = msgspec.json.encode
 
@@ -49,6 +51,8 @@ def slices(body: Any, num_bytes: int = SLICE_BYTES) -> Iterator[bytes]:
 
 def parts(value: Any) -> Iterator[bytes]:
     """Yield a value's JSON item by item."""
+    if isinstance(value, msgspec.Struct) and any(map(is_long, msgspec.structs.astuple(value))):
+        value = fields_of(value)
     if isinstance(value, dict):
         mark = b"{"
         for name, one in value.items():
@@ -66,6 +70,19 @@ def parts(value: Any) -> Iterator[bytes]:
         yield from parts_of_list(value, isinstance(value, list) or value.is_deep)
     else:
         yield encode(value)
+
+
+def is_long(value: Any) -> bool:
+    """Whether a value is a list that is encoded item by item."""
+    return isinstance(value, LazyList | list | array) and len(value) > MAX_ITEMS
+
+
+def fields_of(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct that `msgspec.json.encode` writes, its tag first."""
+    config, names = struct.__struct_config__, struct.__struct_encode_fields__
+    fields: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
+    fields |= zip(names, msgspec.structs.astuple(struct), strict=True)
+    return {name: value for name, value in fields.items() if value is not msgspec.UNSET}
 
 
 def parts_of_list(items: list[Any] | LazyList, is_deep: bool) -> Iterator[bytes]:

@@ -5,7 +5,10 @@ own responses are null here; those that are absent are absent. Thoughts are `rea
 as with DeepSeek and SGLang, and `reasoning`, as with vLLM since 0.16.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import UNSET
 
 from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
@@ -27,6 +30,14 @@ from headrace.detokenizer_proc.renderers.renderer import (
 from headrace.detokenizer_proc.renderers.sse import DONE, event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.protocol.openai_chunks import (
+    ChatEventChoice,
+    TextEventChoice,
+    ToldCall,
+    ToldDelta,
+    ToldFunction,
+    ToldInput,
+)
 
 
 def finish_name(finished: FinishReason | None, calls: bool = False) -> str | None:
@@ -63,29 +74,69 @@ def thought_body(text: str) -> Object:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def delta_of(piece: Piece) -> Object:
+def delta_of(piece: Piece) -> ToldDelta:
     """Return the `delta` of a piece of a chat's answer."""
     match piece:
         case Content(text):
-            return {"content": text}
+            return ToldDelta(content=text)
         case Thought(text):
-            return thought_body(text)
-        case ToolCallStart(index, id, name, is_custom):
-            return {"tool_calls": [{"index": index} | call_body(Call(id, name, "", is_custom))]}
-        case Arguments(index, text, is_custom):
-            more: Object = {"custom": {"input": text}} if is_custom else {}
-            return {"tool_calls": [{"index": index} | (more or {"function": {"arguments": text}})]}
+            return ToldDelta(reasoning_content=text, reasoning=text)  # clients look for either
+        case ToolCallStart(index, id, name, is_custom=True):
+            custom = ToldInput(name=name, input="")
+            call = ToldCall(index=index, id=id, type="custom", custom=custom)
+        case ToolCallStart(index, id, name):
+            function = ToldFunction(name=name, arguments="")
+            call = ToldCall(index=index, id=id, type="function", function=function)
+        case Arguments(index, text, is_custom=True):
+            call = ToldCall(index=index, custom=ToldInput(input=text))
+        case Arguments(index, text):
+            call = ToldCall(index=index, function=ToldFunction(arguments=text))
+    return ToldDelta(tool_calls=[call])
 
 
-def function_delta(piece: Piece) -> Object:
-    """Return the same delta where calls are written as `function_call`."""
+def function_delta(piece: Piece) -> ToldDelta:
+    """Return the same where calls are told as `function_call`."""
     match piece:
         case ToolCallStart(name=name):
-            return {"function_call": {"name": name, "arguments": ""}}
+            return ToldDelta(function_call=ToldFunction(name=name, arguments=""))
         case Arguments(text=text):
-            return {"function_call": {"arguments": text}}
+            return ToldDelta(function_call=ToldFunction(arguments=text))
         case _:
             return delta_of(piece)
+
+
+def chat_choice(
+    index: int,
+    delta: ToldDelta,
+    finish_reason: Any = None,
+    logprobs: Any = None,
+    token_ids: list[int] | None = None,
+) -> ChatEventChoice:
+    """Return what is new of a choice of a chat. `logprobs` is what a struct of them encodes to."""
+    return ChatEventChoice(
+        index=index,
+        delta=delta,
+        logprobs=logprobs,
+        finish_reason=finish_reason,
+        token_ids=UNSET if token_ids is None else token_ids,
+    )
+
+
+def text_choice(
+    index: int,
+    text: str,
+    finish_reason: Any = None,
+    logprobs: Any = None,
+    token_ids: list[int] | None = None,
+) -> TextEventChoice:
+    """Return what is new of a choice of a completion."""
+    return TextEventChoice(
+        index=index,
+        text=text,
+        logprobs=logprobs,
+        finish_reason=finish_reason,
+        token_ids=UNSET if token_ids is None else token_ids,
+    )
 
 
 class OpenAIRenderer:
@@ -103,17 +154,17 @@ class OpenAIRenderer:
     def opening(
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
-        """Return a sequence's first event: the role, in a chat; the prompt, if it is echoed."""
-        plan = self._plan
-        if not plan.chat and prompt_token_ids is None:
-            return b""
-        content = {"role": "assistant", "content": ""} if plan.chat else ""
-        choice = self._choice(index, content, None, None, None)
-        owner = body = self._body([choice], usage)
-        if not plan.chat:
-            owner = choice
+        """Return a sequence's first event: in a chat, the role; the prompt, where it is told."""
+        if not self._plan.chat:
+            if prompt_token_ids is None:
+                return b""
+            choice = text_choice(index, "")
+            choice.prompt_token_ids = prompt_token_ids
+            return event(self._body([choice], usage))
+        begin = chat_choice(index, ToldDelta(role="assistant", content=""))
+        body = self._body([begin], usage)
         if prompt_token_ids is not None:
-            owner["prompt_token_ids"] = prompt_token_ids
+            body["prompt_token_ids"] = prompt_token_ids
         return event(body)
 
     def delta(
@@ -129,7 +180,7 @@ class OpenAIRenderer:
         """Return the events of new text or tokens, of the end, or of both."""
         if not self._plan.chat:
             text = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-            choice = self._choice(index, text, finished, logprobs, token_ids)
+            choice = text_choice(index, text, finish_name(finished), logprobs, token_ids)
             return event(self._body([choice], usage))
         if not pieces and (logprobs is not None or token_ids):
             pieces = [Content("")]
@@ -138,28 +189,13 @@ class OpenAIRenderer:
             if isinstance(piece, ToolCallStart):
                 self._calling.add(index)
             delta = function_delta(piece) if self._plan.function_call else delta_of(piece)
-            choices.append(self._choice(index, delta, None, logprobs, token_ids))
+            choices.append(chat_choice(index, delta, None, logprobs, token_ids))
             logprobs = None  # told once
             token_ids = None if token_ids is None else []
         if finished is not None:
             end = self._finish_name(finished, index in self._calling)
-            choices.append(self._choice(index, {}, None, None, None) | {"finish_reason": end})
+            choices.append(chat_choice(index, ToldDelta(), end))
         return b"".join(event(self._body([choice], usage)) for choice in choices)
-
-    def _choice(
-        self,
-        index: int,
-        content: Object | str,
-        finished: FinishReason | None,
-        logprobs: Object | None,
-        token_ids: list[int] | None,
-    ) -> Object:
-        """Return a choice with its new content."""
-        choice: Object = {"index": index, "delta" if self._plan.chat else "text": content}
-        choice |= {"logprobs": logprobs, "finish_reason": finish_name(finished)}
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
-        return choice
 
     def _finish_name(self, finished: FinishReason, calls: bool) -> str | None:
         """Return why a chat's answer ends; `calls` is whether it calls something."""
@@ -176,7 +212,9 @@ class OpenAIRenderer:
         """Return the last events of a stream that fails."""
         return event(error.body()) + DONE
 
-    def _body(self, choices: list[Object], usage: TokenUsage | None) -> Object:
+    def _body(
+        self, choices: Sequence[ChatEventChoice | TextEventChoice], usage: TokenUsage | None
+    ) -> Object:
         kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
         body: Object = self._identity(kind) | {"choices": choices}
         if self._plan.include_usage:

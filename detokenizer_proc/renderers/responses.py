@@ -27,20 +27,29 @@ from headrace.detokenizer_proc.renderers.renderer import (
 from headrace.detokenizer_proc.renderers.sse import event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan, ResponsesForm
+from headrace.protocol.response_parts import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    OutputText,
+    ReasoningText,
+    ResponseFailure,
+    ResponseUsage,
+)
 
 DONE_STATUS = {FinishReason.STOP: "completed", FinishReason.LENGTH: "incomplete"}
 IN_PROGRESS = "in_progress"
 
 
-def usage_body(usage: TokenUsage) -> Object:
+def usage_of(usage: TokenUsage) -> ResponseUsage:
     """Return the `usage` object."""
-    return {
-        "input_tokens": usage.num_prompt,
-        "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
-        "output_tokens": usage.num_completion,
-        "output_tokens_details": {"reasoning_tokens": usage.num_thought or 0},
-        "total_tokens": usage.num_prompt + usage.num_completion,
-    }
+    return ResponseUsage(
+        input_tokens=usage.num_prompt,
+        input_tokens_details=InputDetails(cached_tokens=usage.num_cached, cache_write_tokens=0),
+        output_tokens=usage.num_completion,
+        output_tokens_details=OutputDetails(reasoning_tokens=usage.num_thought or 0),
+        total_tokens=usage.num_prompt + usage.num_completion,
+    )
 
 
 class Item:
@@ -54,12 +63,11 @@ class Item:
         self.logprobs: list[Any] = []
         self.status = IN_PROGRESS
 
-    def part(self) -> Object:
+    def part(self) -> OutputText | ReasoningText:
         """Return the one part of its content. A call has none."""
         if isinstance(self.begin, Thought):
-            return {"type": "reasoning_text", "text": self.text}
-        part: Object = {"type": "output_text", "text": self.text, "annotations": []}
-        return part | {"logprobs": self.logprobs}
+            return ReasoningText(text=self.text)
+        return OutputText(text=self.text, annotations=[], logprobs=self.logprobs)
 
     def body(self) -> Object:
         """Return the item."""
@@ -209,7 +217,7 @@ class ResponsesRenderer:
     def failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
         body = self._response("failed", None)
-        body["error"] = {"code": "server_error", "message": str(error)}
+        body["error"] = ResponseFailure(code="server_error", message=str(error))
         return self._event({"type": "response.failed", "response": body})
 
     def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
@@ -246,10 +254,10 @@ class ResponsesRenderer:
             "created_at": plan.created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": IncompleteDetails(reason="max_output_tokens") if is_cut else None,
             "model": plan.model,
             "output": [item.body() for item in self._items],
-            "usage": None if usage is None else usage_body(usage),
+            "usage": None if usage is None else usage_of(usage),
         } | self._echo
 
     def _event(self, body: Object) -> bytes:

@@ -7,7 +7,7 @@ import msgspec
 DONE = b"data: [DONE]\n\n"  # ends a stream of OpenAI's and SGLang's APIs
 
 
-def event(body: dict[str, Any], name: str = "") -> bytes:
+def event(body: dict[str, Any] | msgspec.Struct, name: str = "") -> bytes:
     """Return one event, of a type where the API names them."""
     kind = f"event: {name}\n".encode() if name else b""
     return kind + b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -21,11 +21,11 @@ import numpy as np
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.config import EngineConfig
-from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.intake import Intake, IntakeDecision
 from headrace.engine_proc.mock.profile import Profile, read_profile
 from headrace.engine_proc.mock.rows import Rows, Words
-from headrace.engine_proc.sequence_stats import TokenRate, begin, close
+from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
+from headrace.engine_proc.request_io.sequence_stats import TokenRate, begin, close
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
     NOT_FINISHED,

@@ -11,6 +11,7 @@ from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import SAMPLING_CODES, SAMPLING_ROW, SamplingRow, sampling_offset
 
 BAN = float("-inf")
+# The fields of a row that differ between steps; the rest is packed once per sequence.
 POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
 POSITION_AT = sampling_offset("position")
 HISTORY_AND_BIAS = ("history_start", "num_prompt", "num_history", "bias_start", "num_bias")

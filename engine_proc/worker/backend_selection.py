@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
@@ -35,7 +36,8 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
 
     Raises:
         ModelError: none can. Limits of transformers are found only when it loads the model.
-        ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
+        ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU; or the
+            packages that run it are missing.
     """
     path = Path(config.model_path)
     try:
@@ -54,6 +56,7 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
             f"{config.quantization}"
         )
     check_on_cpu(config, IN_MODULES)
+    extras.require("modules", f"{path}: runs in transformers ({found.why})")
     return found
 
 

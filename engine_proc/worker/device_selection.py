@@ -3,13 +3,13 @@
 The search for GPUs imports torch, so it comes last, and only on machines that may have some.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
@@ -117,9 +117,9 @@ def find_gpus(asked: str, num: int) -> str:
         return f"{VISIBLE} hides all GPUs"
     if not has_gpus():
         return "this machine has no NVIDIA GPU"
-    for package in ("torch", "triton"):
-        if importlib.util.find_spec(package) is None:
-            return f"the package {package} is missing"
+    lack = extras.missing("gpu")
+    if lack:
+        return lack
     from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import find
 
     return find(num)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
@@ -40,6 +41,7 @@ def open_for(
     Raises:
         ModelError: it cannot be opened that way; where both ways were tried, the text has both
             reasons.
+        ConfigError: torch or transformers is missing.
     """
     path, impl = Path(config.model_path), config.required_impl
     if config.load_format == "dummy":
@@ -50,6 +52,7 @@ def open_for(
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
         if group is not None:
             raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
+        extras.require("modules", f"{path}: a cross-encoder runs in transformers")
         from headrace.engine_proc.worker.hf.classifier import open_classifier
 
         return open_classifier(path, dtype=config.dtype, activation=pooling.activation)
@@ -60,6 +63,7 @@ def open_for(
     except NotLowered as lowering:
         if impl == "headrace":
             raise
+        extras.require("modules", f"{lowering}; transformers may run it")
         try:
             return open_with_transformers(path, config.dtype, config.max_model_len, group)
         except ModelError as error:
@@ -77,10 +81,12 @@ def open_with_transformers(
 
     Raises:
         ModelError: it cannot be opened, or differs.
+        ConfigError: torch or transformers is missing.
         CollectiveFailed: another worker is lost.
     """
     if not path.is_dir():
         raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
+    extras.require("modules", f"{path}: runs in transformers")
     from headrace.engine_proc.worker.hf.check import check
     from headrace.engine_proc.worker.hf.model import open_transformers
     from headrace.engine_proc.worker.hf.shard import take_share

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headrace.errors import anthropic_type
+from headrace.errors import RequestError, anthropic_type
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,12 @@ class Rejection:
     retry_after_s: int | None = None
     limit: str = ""  # the flag of what there is no room for
     allow: str = ""  # the method that is right
+
+    @classmethod
+    def of(cls, error: RequestError) -> "Rejection":
+        """Return the rejection by an error that other processes raise as well."""
+        assert error.code is not None
+        return cls(error.status, str(error), error.type, error.code)
 
 
 def error_body(rejection: Rejection) -> bytes:

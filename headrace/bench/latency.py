@@ -21,9 +21,8 @@ from headrace.bench.own_engine import (
     run_command,
     save,
 )
-from headrace.bench.plot import SUFFIXES, Panel, distribution, write_panels
+from headrace.bench.plot import Panel, check_plot, distribution, write_panels
 from headrace.bench.serve import check_folder
-from headrace.errors import ConfigError
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -87,8 +86,7 @@ def draw(path: Path, args: argparse.Namespace, result: dict[str, Any]) -> None:
 def bench(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     """Measure; print the table."""
     if args.plot is not None:
-        if args.plot.suffix not in SUFFIXES:
-            raise ConfigError(f"--plot {args.plot} must end in {' or '.join(SUFFIXES)}")
+        check_plot(args.plot)
         check_folder("--plot", args.plot.parent)
     result = compute(measure(args, fields))
     if args.plot is not None:

@@ -4,11 +4,14 @@ import io
 from base64 import b64encode
 from collections.abc import Iterable
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from headrace.bench.workload import WORDS
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 A4 = 210 / 297  # width by height
 HEIGHT = 11.7  # inches
@@ -21,8 +24,10 @@ NUM_PAGES = 8  # of one size: they take a second each to draw
 OWN_BYTES = 12  # a multiple of 3: what follows in base64 is as if it began there
 
 
-def draw_page(dpi: int, random: np.random.Generator) -> Image.Image:
+def draw_page(dpi: int, random: np.random.Generator) -> "Image.Image":
     """Return an A4 page of random words, with a scanner's grain."""
+    from PIL import Image, ImageDraw, ImageFont
+
     height = round(HEIGHT * dpi)
     width = round(height * A4)
     page = Image.new("L", (width, height), 250)

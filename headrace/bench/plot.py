@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
+from headrace import extras
 from headrace.bench.figures import TITLES, Floats, RequestTimes, per_second
 from headrace.bench.load import LoadResult
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 WIDTH, HEIGHT, MARGIN = 420, 200, 44  # of a panel; pixels
 TOP = 24  # for the title
@@ -133,8 +137,22 @@ def svg_of(panel: Panel, corner: Point) -> str:
     )
 
 
-def paint(panels: list[Panel], title: str) -> Image.Image:
+def check_plot(path: Path) -> None:
+    """Check the file of `--plot`.
+
+    Raises:
+        ConfigError: it ends in none of `SUFFIXES`, or is a PNG and Pillow is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--plot {path} must end in {' or '.join(SUFFIXES)}")
+    if path.suffix == ".png":
+        extras.require("images", f"--plot {path}")
+
+
+def paint(panels: list[Panel], title: str) -> "Image.Image":
     """Return the same in pixels."""
+    from PIL import Image, ImageDraw, ImageFont
+
     wide, high = size_of(panels)
     image = Image.new("RGB", (SCALE * wide, SCALE * high), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=SCALE * FONT_SIZE)

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from PIL import Image
 
 from headrace.bench.pages import Distinct
 from headrace.bench.workload import BenchPrompt
@@ -24,6 +23,8 @@ QUALITY = 90
 
 def noise_file(height: int, width: int, random: np.random.Generator) -> bytes:
     """Return an image of random pixels as a JPEG."""
+    from PIL import Image
+
     pixels = random.integers(0, 256, (height, width, 3), np.uint8)
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "JPEG", quality=QUALITY)

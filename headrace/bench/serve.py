@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from headrace import extras
 from headrace.bench.arrivals import Seconds, arrival_times
 from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.figures import TITLES, Settings, compute, table
 from headrace.bench.load import LoadProgress, LoadRequest, LoadResult, run_load
 from headrace.bench.pages import MIN_DPI, Pages
-from headrace.bench.plot import SUFFIXES, write_plot
+from headrace.bench.plot import check_plot, write_plot
 from headrace.bench.random_images import BUCKETS, LIMITS, RandomImages
 from headrace.bench.workload import (
     BenchPrompt,
@@ -148,6 +149,8 @@ def check(args: argparse.Namespace) -> None:
     has_images = args.images or args.dataset_name == "random-mm"
     if has_images and BACKENDS[args.backend] != "chat":
         raise ConfigError("--images and --dataset-name random-mm need --backend openai-chat")
+    if has_images:
+        extras.require("images", "--images or --dataset-name random-mm")
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio {args.random_range_ratio} must be from 0 to 1")
     if args.save_result or getattr(args, "save_detailed", False):
@@ -184,8 +187,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     if not all(0 <= p <= 100 for p in percentiles):
         raise ConfigError(f"--metric-percentiles {args.metric_percentiles}: not from 0 to 100")
     if args.plot is not None:
-        if args.plot.suffix not in SUFFIXES:
-            raise ConfigError(f"--plot {args.plot} must end in {' or '.join(SUFFIXES)}")
+        check_plot(args.plot)
         check_folder("--plot", args.plot.parent)
     return Settings(
         request_rate=args.request_rate,

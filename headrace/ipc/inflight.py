@@ -1,16 +1,27 @@
-"""A request on its way around the ring, with everything needed to send it again. Pure.
+"""Requests on their way around the ring, with everything needed to send them again. Pure.
 
 The sender of a request keeps its body until the response is complete. After a process has died and
 been replaced, its requests are sent again. The ring computes the same text, and sends only what the
-client lacks.
+client does not have. Senders are the frontends and an `Engine`.
 """
 
+import itertools
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from headrace.board.board import Seat
-from headrace.ipc.messages import MORE, HttpRequest, detokenizer_of
+from headrace.ipc.messages import (
+    MAX_SEQUENCES,
+    MORE,
+    Head,
+    HttpRequest,
+    detokenizer_of,
+    request_id,
+    request_of,
+)
 from headrace.ipc.sockets import Frame
 
 MAX_BLAMED = 2  # deaths of a process while this request was at hand
@@ -90,3 +101,144 @@ class InflightRequest:
         )
         self.tokenizer, self.is_answered = -1, False
         self.held.clear()
+
+
+class ResponseReceiver(Protocol):
+    """The sender's record of a request. It takes the response."""
+
+    id: int  # which the request has now
+    sent: InflightRequest | None  # once it has been
+    head: Head | None
+    has_begun: bool  # the head has been handed on; another one is ignored
+    complete: bool
+
+    def hold(self, part: Frame) -> None:
+        """Take a part of a piece whose last part follows in `deliver`."""
+
+    def deliver(self, data: Frame, last: bool, num_written: int = 0) -> None:
+        """Take response bytes.
+
+        Args:
+            num_written: how many bytes of their HTTP chunk have been written.
+        """
+
+
+R = TypeVar("R", bound=ResponseReceiver)
+
+
+class Withdrawal(NamedTuple):
+    """An id that is no longer in use, and the processes that may still work at it."""
+
+    id: int
+    tokenizer: int  # -1 is none
+    is_in_engine: bool
+
+
+class InflightRequests(Generic[R]):
+    """The requests of one sender, by the ids they have now.
+
+    A response that comes for another id is dropped: its request has ended, or was sent again.
+    """
+
+    def __init__(self, frontend: int, first_counter: int = 0) -> None:
+        self._frontend = frontend
+        self._counter = itertools.count(first_counter + 1)
+        self._receivers: dict[int, R] = {}
+
+    def __len__(self) -> int:
+        return len(self._receivers)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(list(self._receivers.values()))
+
+    @property
+    def ids(self) -> KeysView[int]:
+        """The ids that the requests have now."""
+        return self._receivers.keys()
+
+    def next_id(self) -> int:
+        """Draw an id. Any thread may do so."""
+        return request_id(self._frontend, next(self._counter))
+
+    def add(self, receiver: R) -> None:
+        """Wait for the response to a request."""
+        self._receivers[receiver.id] = receiver
+
+    def remove(self, receiver: R) -> None:
+        """Stop waiting, if that has not been done."""
+        self._receivers.pop(receiver.id, None)
+
+    def incomplete(self) -> list[InflightRequest]:
+        """Return the requests that have been sent and whose responses are incomplete."""
+        return [
+            receiver.sent
+            for receiver in self._receivers.values()
+            if receiver.sent is not None and not receiver.complete
+        ]
+
+    def receiver_of(self, sent: InflightRequest) -> R:
+        """Return the receiver of a request's response."""
+        return self._receivers[sent.request.id]
+
+    def renumber(self, receiver: R) -> None:
+        """Draw a new id for a request; what comes for the old one is dropped."""
+        del self._receivers[receiver.id]
+        receiver.id = self.next_id()
+        self._receivers[receiver.id] = receiver
+
+    def replace(
+        self,
+        seat: Seat,
+        in_progress: int,
+        num_detokenizers: int,
+        give_up: Callable[[InflightRequest], None],
+    ) -> list[Withdrawal]:
+        """Renumber what a process had that died, so that it is unsent again. Return the old ids.
+
+        Args:
+            seat: the process's, where another one is now.
+            in_progress: the id of the request at which it died, or 0.
+            give_up: called with each request at which processes die, which keeps its id.
+        """
+        withdrawals = []
+        for sent in self.incomplete():
+            if not sent.is_lost_with(seat, num_detokenizers):
+                continue
+            tokenizer = sent.tokenizer if sent.is_with_tokenizer else -1
+            is_given_up = not sent.blame(in_progress)
+            withdrawals.append(Withdrawal(sent.request.id, tokenizer, is_given_up))
+            if is_given_up:
+                give_up(sent)
+                continue
+            receiver = self.receiver_of(sent)
+            self.renumber(receiver)
+            sent.renew(
+                receiver.id,
+                is_suspect=seat.role == "tokenizer",
+                is_reply_suspect=seat.role == "detokenizer" and not in_progress,
+            )
+        return withdrawals
+
+    def deliver(
+        self,
+        id: int,
+        head: Head | None,
+        data: Frame,
+        last: int,
+        num_delivered: int,
+        num_written: int = 0,
+    ) -> None:
+        """Hand an entry of `ResponseFrames` to the receiver it is for, by whole pieces."""
+        receiver = self._receivers.get(request_of(id))
+        if receiver is None:
+            return
+        if head is not None and not receiver.has_begun:
+            receiver.head = head
+        sent = receiver.sent
+        if sent is not None:
+            if not sent.take(id % MAX_SEQUENCES, data, last, num_delivered):
+                return
+            if sent.held:
+                for part in sent.release():
+                    receiver.hold(part)
+        receiver.deliver(data, bool(last), num_written)

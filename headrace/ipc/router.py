@@ -17,7 +17,7 @@ from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.board.replacements import ReplacementWatch
-from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.inflight import InflightRequest, InflightRequests, R
 from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
 from headrace.routes import ANTHROPIC_PATHS
@@ -110,36 +110,25 @@ class Router:
         return not is_ready, self.backlog(tokenizer)
 
     def resend(
-        self,
-        open: Callable[[], Iterable[InflightRequest]],
-        renumber: Callable[[InflightRequest], int],
-        give_up: Callable[[InflightRequest], None],
+        self, requests: InflightRequests[R], give_up: Callable[[InflightRequest], None]
     ) -> None:
         """Send again the requests of processes replaced since the last call.
 
         Args:
-            open: the requests whose answers are not complete.
-            renumber: draws a new id for one of them.
-            give_up: is told of one with which processes die.
+            requests: all of this sender.
+            give_up: as in `InflightRequests.replace`.
         """
         for seat in self._watch.replaced():
             in_progress = self._in_progress(seat)
-            for sent in open():
-                if not sent.is_lost_with(seat, self._num_detokenizers):
-                    continue
-                self._withdraw(sent)
-                if sent.blame(in_progress):
-                    sent.renew(
-                        renumber(sent),
-                        is_suspect=seat.role == "tokenizer",
-                        is_reply_suspect=seat.role == "detokenizer" and not in_progress,
-                    )
-                    self._are_unsent = True
-                else:
-                    self._aborts[self._engine].append(Abort(sent.request.id))
-                    give_up(sent)
+            for id, tokenizer, is_in_engine in requests.replace(
+                seat, in_progress, self._num_detokenizers, give_up
+            ):
+                self._withdraw(id, tokenizer)
+                if is_in_engine:
+                    self._aborts[self._engine].append(Abort(id))
+            self._are_unsent = True
         if self._are_unsent:
-            unsent = [sent for sent in open() if sent.tokenizer < 0]
+            unsent = [sent for sent in requests.incomplete() if sent.tokenizer < 0]
             self._are_unsent = not all([self.forward(sent) for sent in unsent])
             self.flush()
 
@@ -159,13 +148,13 @@ class Router:
         So does the tokenizer that may still have it.
         """
         self._aborts[self._engine].append(Abort(sent.request.id))
-        self._withdraw(sent)
+        self._withdraw(sent.request.id, sent.tokenizer if sent.is_with_tokenizer else -1)
         self.flush()
 
-    def _withdraw(self, sent: InflightRequest) -> None:
-        """Have the tokenizer that may be at a request, under the id it has now, let it be."""
-        if sent.is_with_tokenizer:
-            self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
+    def _withdraw(self, id: int, tokenizer: int) -> None:
+        """Have the tokenizer that may be at a request let it be; -1 is none."""
+        if tokenizer >= 0:
+            self._aborts[self._tokenizer_aborts[tokenizer]].append(Abort(id))
 
     def renew(self, requests: Iterable[int]) -> None:
         """Renew the leases of open requests at the engine, periodically."""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from headrace.board.backlog import frontend_backlog, tokenizer_backlog
 from headrace.board.board import Board, State, Timing
 from headrace.board.fields import (
+    BoardField,
     CommonField,
     DetokenizerField,
     EngineField,
@@ -35,105 +36,65 @@ from headrace.system.procfs import vitals_of
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
-COUNTERS = [
-    ("http_requests", "HTTP requests read", "frontend", FrontendField.REQUESTS),
-    ("http_responses", "HTTP responses written whole", "frontend", FrontendField.RESPONSES),
-    ("http_disconnects", "Clients that left before the end", "frontend", FrontendField.DISCONNECTS),
-    (
-        "http_overloads",
-        "Requests refused unread, for overload",
-        "frontend",
-        FrontendField.OVERLOADS,
-    ),
-    (
-        "http_partings",
-        "Connections ended: bad HTTP, too slow, many",
-        "frontend",
-        FrontendField.PARTINGS,
-    ),
-    ("http_unauthorized", "Requests without a valid key", "frontend", FrontendField.UNAUTHORIZED),
-    ("http_received_bytes", "Bytes of request bodies", "frontend", FrontendField.BYTES_IN),
-    ("http_sent_bytes", "Bytes of response bodies", "frontend", FrontendField.BYTES_OUT),
-    ("tokenizer_requests", "Requests handled", "tokenizer", TokenizerField.HANDLED),
-    ("tokenizer_refusals", "Requests refused", "tokenizer", TokenizerField.REFUSED),
-    (
-        "tokenizer_abandoned",
-        "Requests whose clients had left",
-        "tokenizer",
-        TokenizerField.ABANDONED,
-    ),
-    ("prompt_tokens", "Prompt tokens received", "tokenizer", TokenizerField.PROMPT_TOKENS),
-    (
-        "lost_reports",
-        "Requests missing in access log and traces",
-        "frontend",
-        FrontendField.LOST_REPORTS,
-    ),
-    ("images", "Images in requests", "tokenizer", TokenizerField.IMAGES),
-    (
-        "images_found",
-        "Images that need not be prepared again",
-        "tokenizer",
-        TokenizerField.FOUND_IMAGES,
-    ),
-    ("engine_steps", "Steps executed", "engine", EngineField.STEPS),
-    ("engine_steps_ahead", "Steps sent while another was run", "engine", EngineField.STEPS_AHEAD),
-    ("computed_tokens", "Tokens run through the model", "engine", EngineField.COMPUTED_TOKENS),
-    ("generation_tokens", "Tokens generated", "engine", EngineField.GENERATED_TOKENS),
-    ("num_preemptions", "Sequences whose pages were taken back", "engine", EngineField.PREEMPTIONS),
-    ("prefix_cache_queries", "Tokens looked up", "engine", EngineField.PREFIX_QUERIES),
-    ("prefix_cache_hits", "Tokens found", "engine", EngineField.PREFIX_HITS),
-    ("encoder_cache_queries", "Images of prompts", "engine", EngineField.EMBEDDING_QUERIES),
-    ("encoder_cache_hits", "Those encoded before", "engine", EngineField.EMBEDDING_HITS),
-    ("encoded_images", "Images encoded", "vision", VisionField.ENCODED_IMAGES),
-    ("encoder_batches", "Calls of the tower for them", "vision", VisionField.ENCODER_BATCHES),
-    ("fetched_images", "Images fetched by their URLs", "fetcher", FetcherField.FETCHED_IMAGES),
-    ("fetch_refusals", "Requests whose images were not", "fetcher", FetcherField.FETCH_REFUSALS),
-    ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", EngineField.DRAFTS),
-    ("spec_decode_num_accepted_tokens", "Guesses right", "engine", EngineField.RIGHT_DRAFTS),
-    (
-        "queue_refusals",
-        "Requests refused, the queue being full",
-        "engine",
-        EngineField.QUEUE_REFUSALS,
-    ),
-    ("aborted_sequences", "Sequences aborted", "engine", EngineField.ABORTED),
-    ("lapsed_requests", "Requests whose lease lapsed", "engine", EngineField.LAPSED),
-    ("finished_sequences", "Sequences run to their end", "engine", EngineField.FINISHED),
-    ("detokenized_tokens", "Tokens turned into text", "detokenizer", DetokenizerField.TOKENS),
+COUNTERS: list[tuple[str, str, BoardField]] = [
+    ("http_requests", "HTTP requests read", FrontendField.REQUESTS),
+    ("http_responses", "HTTP responses written whole", FrontendField.RESPONSES),
+    ("http_disconnects", "Clients that left before the end", FrontendField.DISCONNECTS),
+    ("http_overloads", "Requests refused unread, for overload", FrontendField.OVERLOADS),
+    ("http_partings", "Connections ended: bad HTTP, too slow, many", FrontendField.PARTINGS),
+    ("http_unauthorized", "Requests without a valid key", FrontendField.UNAUTHORIZED),
+    ("http_received_bytes", "Bytes of request bodies", FrontendField.BYTES_IN),
+    ("http_sent_bytes", "Bytes of response bodies", FrontendField.BYTES_OUT),
+    ("tokenizer_requests", "Requests handled", TokenizerField.HANDLED),
+    ("tokenizer_refusals", "Requests refused", TokenizerField.REFUSED),
+    ("tokenizer_abandoned", "Requests whose clients had left", TokenizerField.ABANDONED),
+    ("prompt_tokens", "Prompt tokens received", TokenizerField.PROMPT_TOKENS),
+    ("lost_reports", "Requests missing in access log and traces", FrontendField.LOST_REPORTS),
+    ("images", "Images in requests", TokenizerField.IMAGES),
+    ("images_found", "Images that need not be prepared again", TokenizerField.FOUND_IMAGES),
+    ("engine_steps", "Steps executed", EngineField.STEPS),
+    ("engine_steps_ahead", "Steps sent while another was run", EngineField.STEPS_AHEAD),
+    ("computed_tokens", "Tokens run through the model", EngineField.COMPUTED_TOKENS),
+    ("generation_tokens", "Tokens generated", EngineField.GENERATED_TOKENS),
+    ("num_preemptions", "Sequences whose pages were taken back", EngineField.PREEMPTIONS),
+    ("prefix_cache_queries", "Tokens looked up", EngineField.PREFIX_QUERIES),
+    ("prefix_cache_hits", "Tokens found", EngineField.PREFIX_HITS),
+    ("encoder_cache_queries", "Images of prompts", EngineField.EMBEDDING_QUERIES),
+    ("encoder_cache_hits", "Those encoded before", EngineField.EMBEDDING_HITS),
+    ("encoded_images", "Images encoded", VisionField.ENCODED_IMAGES),
+    ("encoder_batches", "Calls of the tower for them", VisionField.ENCODER_BATCHES),
+    ("fetched_images", "Images fetched by their URLs", FetcherField.FETCHED_IMAGES),
+    ("fetch_refusals", "Requests whose images were not", FetcherField.FETCH_REFUSALS),
+    ("spec_decode_num_draft_tokens", "Tokens guessed", EngineField.DRAFTS),
+    ("spec_decode_num_accepted_tokens", "Guesses right", EngineField.RIGHT_DRAFTS),
+    ("queue_refusals", "Requests refused, the queue being full", EngineField.QUEUE_REFUSALS),
+    ("aborted_sequences", "Sequences aborted", EngineField.ABORTED),
+    ("lapsed_requests", "Requests whose lease lapsed", EngineField.LAPSED),
+    ("finished_sequences", "Sequences run to their end", EngineField.FINISHED),
+    ("detokenized_tokens", "Tokens turned into text", DetokenizerField.TOKENS),
 ]
-GAUGES = [
-    ("http_requests_open", "HTTP requests in progress", "frontend", FrontendField.OPEN_REQUESTS),
-    ("http_connections", "Open connections", "frontend", FrontendField.CONNECTIONS),
-    ("http_held_bytes", "Bytes of bodies being read", "frontend", FrontendField.HELD_BYTES),
-    ("http_unsent_bytes", "Bytes clients have yet to read", "frontend", FrontendField.UNSENT_BYTES),
-    ("image_bytes", "Bytes of prepared images", "tokenizer", TokenizerField.IMAGE_BYTES),
-    ("image_bytes_sent", "Of those the engine needs", "tokenizer", TokenizerField.SENT_IMAGE_BYTES),
-    ("num_requests_running", "Sequences in the running batch", "engine", EngineField.RUNNING),
-    ("num_requests_waiting", "Sequences waiting for a place", "engine", EngineField.WAITING),
-    ("num_tokens_waiting", "Tokens to compute of those", "engine", EngineField.WAITING_TOKENS),
-    ("kv_pages", "Pages of the KV cache", "engine", EngineField.PAGES_TOTAL),
-    (
-        "kv_pages_total",
-        "As kv_pages; goes with the next release",
-        "engine",
-        EngineField.PAGES_TOTAL,
-    ),
-    ("kv_pages_free", "Free pages of the KV cache", "engine", EngineField.PAGES_FREE),
-    ("num_images_waiting", "Images to be encoded", "engine", EngineField.WAITING_IMAGES),
-    ("embedding_rows", "Rows for embeddings of images", "engine", EngineField.EMBEDDING_ROWS),
+GAUGES: list[tuple[str, str, BoardField]] = [
+    ("http_requests_open", "HTTP requests in progress", FrontendField.OPEN_REQUESTS),
+    ("http_connections", "Open connections", FrontendField.CONNECTIONS),
+    ("http_held_bytes", "Bytes of bodies being read", FrontendField.HELD_BYTES),
+    ("http_unsent_bytes", "Bytes clients have yet to read", FrontendField.UNSENT_BYTES),
+    ("image_bytes", "Bytes of prepared images", TokenizerField.IMAGE_BYTES),
+    ("image_bytes_sent", "Of those the engine needs", TokenizerField.SENT_IMAGE_BYTES),
+    ("num_requests_running", "Sequences in the running batch", EngineField.RUNNING),
+    ("num_requests_waiting", "Sequences waiting for a place", EngineField.WAITING),
+    ("num_tokens_waiting", "Tokens to compute of those", EngineField.WAITING_TOKENS),
+    ("kv_pages", "Pages of the KV cache", EngineField.PAGES_TOTAL),
+    ("kv_pages_total", "As kv_pages; goes with the next release", EngineField.PAGES_TOTAL),
+    ("kv_pages_free", "Free pages of the KV cache", EngineField.PAGES_FREE),
+    ("num_images_waiting", "Images to be encoded", EngineField.WAITING_IMAGES),
+    ("embedding_rows", "Rows for embeddings of images", EngineField.EMBEDDING_ROWS),
     (
         "embedding_rows_total",
         "As embedding_rows; goes with the next release",
-        *("engine", EngineField.EMBEDDING_ROWS),
+        EngineField.EMBEDDING_ROWS,
     ),
-    (
-        "embedding_rows_free",
-        "Those that no sequence needs",
-        "engine",
-        EngineField.EMBEDDING_ROWS_FREE,
-    ),
-    ("replies_open", "Replies being rendered", "detokenizer", DetokenizerField.OPEN_REPLIES),
+    ("embedding_rows_free", "Those that no sequence needs", EngineField.EMBEDDING_ROWS_FREE),
+    ("replies_open", "Replies being rendered", DetokenizerField.OPEN_REPLIES),
 ]
 HISTOGRAMS = [
     ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
@@ -175,14 +136,14 @@ class BoardCollector(Collector):
         for slot in self._board.slots:
             restarts.add_metric([self._model, str(slot.seat)], max(slot[CommonField.STARTS], 1) - 1)
         yield restarts
-        for name, help, role, field in COUNTERS:
+        for name, help, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
-            for slot in self._board.of(role):
+            for slot in self._board.of(field.role):
                 counter.add_metric([self._model, str(slot.seat)], slot[field])
             yield counter
-        for name, help, role, field in GAUGES:
+        for name, help, field in GAUGES:
             gauge = GaugeMetricFamily(f"headrace:{name}", help, labels=LABELS)
-            for slot in self._board.of(role):
+            for slot in self._board.of(field.role):
                 gauge.add_metric([self._model, str(slot.seat)], slot[field])
             yield gauge
         yield from self._histograms()

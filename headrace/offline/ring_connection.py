@@ -6,13 +6,12 @@ answer to its caller's function.
 
 import asyncio
 import contextlib
-import itertools
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -21,16 +20,8 @@ from headrace.board.board import State
 from headrace.board.fields import FrontendField
 from headrace.config.config import ServerConfig
 from headrace.errors import DeadlyRequest, EngineDied
-from headrace.ipc.inflight import InflightRequest
-from headrace.ipc.messages import (
-    MAX_SEQUENCES,
-    Head,
-    HttpRequest,
-    ResponseFrames,
-    ToFrontend,
-    request_id,
-    request_of,
-)
+from headrace.ipc.inflight import InflightRequest, InflightRequests
+from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToFrontend
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
 from headrace.launch.embedded import EmbeddedServer, RingReady
@@ -61,6 +52,37 @@ class RingRequest:
     num_sequences: int = 1
 
 
+@dataclass(eq=False)
+class RingResponse:
+    """The response to a request that has been sent, as pieces.
+
+    Args:
+        on_piece: is called with each.
+    """
+
+    id: int
+    sent: InflightRequest | None
+    num_sequences: int
+    on_piece: Callable[[Piece], None]
+    head: Head | None = None
+    has_begun: bool = False
+    complete: bool = False
+    parts: list[Frame] = field(default_factory=list)
+
+    def hold(self, part: Frame) -> None:
+        """Take a part of a piece whose last part follows in `deliver`."""
+        self.parts.append(part)
+
+    def deliver(self, data: Frame, last: bool, num_written: int = 0) -> None:
+        """Hand on a piece, the first one with the head."""
+        assert self.sent is not None
+        head, self.head, self.has_begun = self.head, None, True
+        self.complete |= last
+        piece = b"".join((*self.parts, data))
+        self.parts.clear()
+        self.on_piece(Piece(self.sent.request.first_id, head, piece, last))
+
+
 class Ring:
     """Open requests of one process. Any thread may use it, and any event loop."""
 
@@ -72,15 +94,14 @@ class Ring:
         self.places = 2 * server.config.max_num_seqs
         self._slot = server.board.slot("frontend")
         self._pid = os.getpid()
-        self._counter = itertools.count(1)
+        self._inflight: InflightRequests[RingResponse] = InflightRequests(0)
         self._puts: dict[int, Put] = {}  # by request
         self._failure: EngineDied | None = None
         self._is_shut_down = False
         # From here on all is the thread's.
         self._waiting: deque[tuple[HttpRequest, RingRequest]] = deque()
-        self._running: dict[int, int] = {}  # sequences of each request that has been sent
-        self._sent: dict[int, InflightRequest] = {}  # the same requests, by the ids they have now
-        self._num_running = 0
+        self._running: dict[int, RingResponse] = {}  # by the first id, which callers know
+        self._num_running = 0  # sequences
         num_tokenizers = server.config.tokenizer_procs
         self._links = Router(
             server.run_dir, num_tokenizers, server.board, self._slot, answers_gets=False
@@ -125,7 +146,7 @@ class Ring:
         """
         if os.getpid() != self._pid:
             raise EngineDied(f"the engine belongs to process {self._pid}, this is a fork of it")
-        id = request_id(0, next(self._counter))
+        id = self._inflight.next_id()
         self._puts[id] = put  # before the look at `_failure`, after which all puts are told
         request = HttpRequest(id, "POST", call.path, time.time())
         try:
@@ -189,8 +210,8 @@ class Ring:
     def _beat(self) -> None:
         self._slot.beat()
         self._flush()
-        self._links.resend(lambda: list(self._sent.values()), self._renumber, self._give_up)
-        self._links.renew(self._sent)
+        self._links.resend(self._inflight, self._give_up)
+        self._links.renew(self._inflight.ids)
         self._loop.call_later(BEAT_S, self._beat)
 
     def _accept(self, request: HttpRequest, call: RingRequest) -> None:
@@ -206,50 +227,44 @@ class Ring:
                 sent = InflightRequest(request, call.body)
                 if (self._running and is_full) or not self._links.forward(sent):
                     break
-                self._sent[request.id] = sent
-                self._running[request.id] = call.num_sequences
+                response = RingResponse(request.id, sent, call.num_sequences, self._put)
+                self._inflight.add(response)
+                self._running[request.id] = response
                 self._num_running += call.num_sequences
             self._waiting.popleft()
         self._links.flush()
 
     def _abort(self, id: int) -> None:
-        if id in self._running:
-            self._num_running -= self._running.pop(id)
-            sent = next(sent for sent in self._sent.values() if sent.request.first_id == id)
-            del self._sent[sent.request.id]
+        sent = self._forget(id)
+        if sent is not None:
             self._links.abort(sent)
             self._flush()
 
-    def _renumber(self, sent: InflightRequest) -> int:
-        """Give a request that is sent again a new id. Its caller knows it by the first."""
-        del self._sent[sent.request.id]
-        id = request_id(0, next(self._counter))
-        self._sent[id] = sent
-        return id
+    def _forget(self, id: int) -> InflightRequest | None:
+        """Return a request that has been sent, by its first id, and its places."""
+        response = self._running.pop(id, None)
+        if response is None:
+            return None
+        self._num_running -= response.num_sequences
+        self._inflight.remove(response)
+        return response.sent
 
     def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die."""
         error = DeadlyRequest()
         body = msgspec.json.encode(error.body())
-        self._put(sent.request.id, Head(error.status, JSON), body, True)
+        self._put(Piece(sent.request.first_id, Head(error.status, JSON), body, True))
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:
-        for id, head, entry, last, num_delivered in frames.split(data):
-            sent = self._sent.get(request_of(id))
-            if sent is not None:
-                head = None if sent.num_delivered else head
-                if sent.take(id % MAX_SEQUENCES, entry, last, num_delivered):
-                    piece = b"".join((*sent.release(), entry))
-                    self._put(request_of(id), head, piece, bool(last))
+        for entry in frames.split(data):
+            self._inflight.deliver(*entry)
         self._slot.add(FrontendField.MESSAGES_TAKEN)
         self._flush()
 
-    def _put(self, id: int, head: Head | None, data: bytes, last: bool) -> None:
-        """Hand on a piece of the answer to the request that has an id now."""
-        first_id = self._sent[id].request.first_id
-        put = self._puts.pop(first_id, None) if last else self._puts.get(first_id)
-        if last:
-            self._num_running -= self._running.pop(first_id, 0)
-            del self._sent[id]
+    def _put(self, piece: Piece) -> None:
+        """Hand on a piece of a response to the caller that waits for it."""
+        put = self._puts.pop(piece.id, None) if piece.last else self._puts.get(piece.id)
+        if piece.last:
+            self._forget(piece.id)
         if put is not None:
-            put(Piece(first_id, head, data, last))
+            put(piece)

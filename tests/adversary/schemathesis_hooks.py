@@ -14,7 +14,6 @@ import hypothesis.strategies as st
 import schemathesis
 from schemathesis import Case, CheckContext, HookContext, Response
 
-MAX_EXACT = 1 << 53  # JSON's integers that all languages have
 MAX_SEQUENCES = 128  # of a request
 DEFAULT_TOKENS = 16  # of a completion that says nothing
 MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
@@ -30,6 +29,8 @@ REASONS = re.compile(
     r"|log probabilities .* are more than"
 )
 
+FIELD = re.compile(r"([a-z_0-9]+)(?:[.\[]\S+)?: ")  # with which an error begins
+
 Object = dict[str, Any]
 
 
@@ -39,6 +40,25 @@ def refusals_have_a_reason(_context: CheckContext, response: Response, case: Cas
     if response.status_code == 400 and is_valid(case):
         error = json.loads(response.content)["error"]
         assert REASONS.search(error["message"]), error["message"]
+
+
+@schemathesis.check
+def refusals_name_own_fields(_context: CheckContext, response: Response, case: Case) -> None:
+    """Fail for a 400 that begins with a field which neither the API nor the body has."""
+    if response.status_code != 400:
+        return
+    message = json.loads(response.content)["error"]["message"]
+    named = FIELD.match(message)
+    if named is not None:
+        body = case.body if isinstance(case.body, dict) else {}
+        assert named[1] in fields_of(case) | body.keys(), message
+
+
+def fields_of(case: Case) -> set[str]:
+    """Return the fields of the body that an operation takes."""
+    bodies = case.operation.definition.raw["requestBody"]["content"]
+    *_, name = bodies["application/json"]["schema"]["$ref"].split("/")
+    return set(case.operation.schema.raw_schema["components"]["schemas"][name]["properties"])
 
 
 def is_valid(case: Case) -> bool:
@@ -62,19 +82,8 @@ schemathesis.openapi.format(
 def before_call(_context: HookContext, case: Case, **_: Any) -> None:
     """Make a valid body keep to what its schema cannot state."""
     if is_valid(case) and isinstance(case.body, dict):
-        case.body = whole_numbers(case.body)
         for rule in RULES:
             rule(case.body)
-
-
-def whole_numbers(value: Any) -> Any:
-    """Return a value whose numbers are written as integers where they are: 1.0 is 1."""
-    if isinstance(value, dict):
-        return {key: whole_numbers(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [whole_numbers(one) for one in value]
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT
-    return int(value) if is_whole else value
 
 
 def name_tools_apart(body: Object) -> None:
@@ -89,7 +98,7 @@ def keep_to_max_tokens(body: Object) -> None:
     """Ask for no more tokens at least than at most."""
     params = body.get("sampling_params") or []
     for one in (body, *(params if isinstance(params, list) else [params])):
-        most = [one[name] for name in MAX_TOKENS if one.get(name)]
+        most = [one[name] for name in MAX_TOKENS if one.get(name) is not None]
         for name in MIN_TOKENS:
             if one.get(name):
                 one[name] = min(one[name], DEFAULT_TOKENS, *most)

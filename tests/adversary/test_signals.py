@@ -1,6 +1,7 @@
 """Processes are killed or stopped in the middle of streams: texts are what they are without."""
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from attack_rounds import attack_rounds
 from servers import RunningServer, wait_until
@@ -79,7 +81,10 @@ def stop_for(server: RunningServer, titles: list[str], seconds: float) -> None:
 
     def resume() -> None:
         for process in stopped:
-            process.resume()
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # on a busy machine a watchdog was first
+                process.resume()
 
     threading.Timer(seconds, resume).start()
 

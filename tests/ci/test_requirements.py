@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,7 +15,14 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 CI = ROOT / ".ci"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DIRECT = [Requirement(text) for text in PROJECT["dependencies"]]
+OF_EXTRAS = [
+    requirement
+    for name, texts in PROJECT["optional-dependencies"].items()
+    for requirement in map(Requirement, texts)
+    if name != "demo" and requirement.name != "headrace"
+]
+DIRECT = [Requirement(text) for text in PROJECT["dependencies"]] + OF_EXTRAS
+MADE = ("requirements.txt", "requirements-extras.txt", "requirements-torch.txt")
 OF_TORCH = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
 
 
@@ -33,13 +41,19 @@ def entries(name: str) -> dict[str, list[tuple[str, int]]]:
 
 
 @pytest.fixture(scope="module")
-def installed() -> dict[str, str]:
-    """The versions that are installed of all that headrace needs, by name."""
+def audit() -> Any:
+    """The script that finds what is installed."""
     spec = importlib.util.spec_from_file_location("audit", CI / "audit.py")
     assert spec is not None
     assert spec.loader is not None
     audit = sys.modules["audit"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(audit)
+    return audit
+
+
+@pytest.fixture(scope="module")
+def installed(audit: Any) -> dict[str, str]:
+    """The versions that are installed of all that headrace and its extras need, by name."""
     found: dict[str, str] = audit.installed(audit.ROOTS)
     return found
 
@@ -51,12 +65,16 @@ def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
 
 def test_installed_versions_are_within_their_bounds() -> None:
     for requirement in DIRECT:
-        found = version(requirement.name)
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            assert requirement in OF_EXTRAS
+            continue
         assert requirement.specifier.contains(found, prereleases=True), (requirement, found)
 
 
 def test_every_dependency_is_pinned_with_hashes(installed: dict[str, str]) -> None:
-    pinned = entries("requirements.txt")
+    pinned = entries("requirements.txt") | entries("requirements-extras.txt")
     needed = {name for name in installed if not OF_TORCH.fullmatch(name)}
     assert needed <= pinned.keys(), "make lock"
     for name, versions in pinned.items():
@@ -65,8 +83,15 @@ def test_every_dependency_is_pinned_with_hashes(installed: dict[str, str]) -> No
     assert not [name for name in pinned if OF_TORCH.fullmatch(name)]
 
 
+def test_a_plain_install_takes_no_package_of_an_extra(audit: Any) -> None:
+    pinned = entries("requirements.txt")
+    assert audit.installed(audit.PLAIN).keys() <= pinned.keys(), "make lock"
+    assert not {requirement.name for requirement in OF_EXTRAS} & pinned.keys()
+    assert not entries("requirements-extras.txt").keys() & pinned.keys()
+
+
 def test_pins_are_within_the_bounds_and_the_constraints() -> None:
-    pinned = entries("requirements.txt") | entries("requirements-torch.txt")
+    pinned = entries(MADE[0]) | entries(MADE[1]) | entries(MADE[2])
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = [Requirement(line) for line in lines if not line.startswith("#")]
     for requirement in [*DIRECT, *constraints]:

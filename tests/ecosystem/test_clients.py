@@ -64,8 +64,8 @@ def test_litellm_completes_texts(to_server: dict[str, Any]) -> None:
 
 
 def test_litellm_reads_our_errors(to_server: dict[str, Any]) -> None:
-    with pytest.raises(litellm.BadRequestError, match="temperature: must be between 0 and 2"):
-        litellm.completion(messages=QUESTION, **(to_server | {"temperature": 3}))
+    with pytest.raises(litellm.BadRequestError, match="temperature: must be"):
+        litellm.completion(messages=QUESTION, **(to_server | {"temperature": -1}))
 
 
 def chat(server: RunningServer, **options: Any) -> Any:

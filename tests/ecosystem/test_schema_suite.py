@@ -50,7 +50,7 @@ REFUSALS = re.compile(
     r"|not supported in a schema(?: of draft 7)?: (?P<keywords>.*)"
     r"|not supported in a pattern: (?P<part>.*)"
     r"|oneOf is supported only where"
-    r"|the format '(?P<format>[a-z-]+)' is not supported in a schema"
+    r"|the format '(?P<format>[a-z-]+|…)' is not supported in a schema"
     r"|'.*' is not fetched"
     r"|'(?P<count>\w+)' must be a whole number, 0 or above"
     r"|'(?P<number>\w+)' has too many digits"

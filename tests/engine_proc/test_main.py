@@ -14,9 +14,9 @@ from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 from headrace.board.board import Timing
 from headrace.board.fields import EngineField
 from headrace.engine_proc.grammars import MatcherQueue
-from headrace.engine_proc.intake import LAPSE_S
-from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
+from headrace.engine_proc.request_io.intake import LAPSE_S
+from headrace.engine_proc.request_io.leases import LEASE_S
 from headrace.errors import ConfigError
 from headrace.ipc.messages import (
     Abort,

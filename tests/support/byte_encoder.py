@@ -14,6 +14,7 @@ class ByteEncoder:
     empty = ids_of([1])
     special_tokens: ClassVar[dict[str, int]] = {}
     infill_tokens: ClassVar[dict[str, int]] = {}
+    prepends_space = False
     token_bytes: TokenBytes | None = None
     decodes_bytes = False
 

@@ -10,12 +10,12 @@ from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.child_processes.child_process import WorkerDied
-from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.main import make_pool, make_scheduler
+from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (

@@ -24,8 +24,8 @@ from random_decoders import NUM_PAGES, SPEC, cpu
 from headrace.config.model_card import read_gguf
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
-from headrace.engine_proc.intake import Intake
-from headrace.engine_proc.resume_cache import ResumeCache
+from headrace.engine_proc.request_io.intake import Intake
+from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf_tensors as gguf_weights

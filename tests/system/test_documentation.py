@@ -2,16 +2,15 @@
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 from examples import ROOT, blocks, needs_curl, run_command, run_program
 from servers import HELD, RunningServer
-
-from headrace.config.flags import from_flags
-from headrace.frontend.health import PATHS as HEALTH_PATHS
-from headrace.routes import PING
 
 EMBEDDINGS = "docs/api/embeddings.md"  # in `test_embeddings.py`
 FAMILIES = [
@@ -20,7 +19,8 @@ FAMILIES = [
 ]
 PAGES = {
     *("README.md", *FAMILIES, EMBEDDINGS, "docs/operations.md"),
-    *("docs/structured_output.md", "docs/tools.md"),
+    *("docs/structured_output.md", "docs/tools.md", "docs/getting_started.md"),
+    *("docs/how_to/python_client.md", "docs/how_to/embedded.md"),
 }
 
 
@@ -37,20 +37,6 @@ def test_the_page_about_running_shows_what_is_told_of_health(server: RunningServ
     assert shown["processes"][0].keys() == told["processes"][0].keys()
 
 
-def test_units_in_operations_docs_start_a_server() -> None:
-    (unit,) = blocks("docs/operations.md", "ini")
-    (manifest,) = map(yaml.safe_load, blocks("docs/operations.md", "yaml"))
-    (command,) = re.findall(r"^ExecStart=\S+/launch_server (.*)$", unit, re.MULTILINE)
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    name, *arguments = container["args"]
-    assert name == "launch_server"
-    for argv in (command.split(), arguments):
-        assert from_flags(argv).drain_timeout == 60
-    probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness")]
-    probes.append(container["livenessProbe"]["httpGet"]["path"])
-    assert {*probes, PING} == set(HEALTH_PATHS)
-
-
 @needs_curl
 @pytest.mark.parametrize("command", [one for page in FAMILIES for one in blocks(page, "sh")])
 def test_the_commands_about_the_apis_work(server: RunningServer, command: str) -> None:
@@ -63,6 +49,32 @@ def test_the_program_about_structured_output_works(server: RunningServer) -> Non
     run_program("\n".join(programs), server.url)
 
 
+def test_getting_started_shows_requests_that_work(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = blocks("docs/getting_started.md", "python")
+    run_program(program, server.url)
+    assert capsys.readouterr().out
+    if shutil.which("curl"):
+        page = (ROOT / "docs/getting_started.md").read_text()
+        (command,) = re.findall(r"^    (curl (?:.*\\\n)*.*)$", page, re.MULTILINE)
+        assert "Paris" in run_command(command, server.url)
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def pages(nav: Any) -> Iterator[str]:
+        if isinstance(nav, str):
+            yield nav
+        else:
+            for item in nav if isinstance(nav, list) else nav.values():
+                yield from pages(item)
+
+    docs = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert sorted(pages(site["nav"])) == sorted(docs)
+
+
 @needs_curl
 def test_the_command_of_the_readme_works(server: RunningServer) -> None:
     readme = (ROOT / "README.md").read_text()
@@ -73,11 +85,12 @@ def test_the_command_of_the_readme_works(server: RunningServer) -> None:
     assert usual.stop() == 0
 
 
-def test_the_programs_of_the_readme_work(
+def test_programs_of_the_how_tos_work(
     server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_client, with_engine = blocks("README.md", "python")
+    (with_client,) = blocks("docs/how_to/python_client.md", "python")
     run_program(with_client, server.url)
     assert capsys.readouterr().out
+    (with_engine,) = blocks("docs/how_to/embedded.md", "python")
     run_program(with_engine, server.url)
     assert "1, 2, 3," in capsys.readouterr().out

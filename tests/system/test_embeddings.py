@@ -22,7 +22,7 @@ import headrace.client.client
 from headrace import Client, Engine
 from headrace.config.model_card import find_demo_model
 from headrace.model.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.openapi.response_schemas import Embedded
+from headrace.protocol.embeddings import Embedded
 
 Vectors = npt.NDArray[np.float32]
 RECORDED = Path(__file__).parent / "recorded"

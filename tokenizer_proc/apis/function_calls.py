@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import InvalidValue
 from headrace.tokenizer_proc.apis.tool_choices import FunctionName, NamedTool
-from headrace.tokenizer_proc.apis.tools import CalledTool, Tool
+from headrace.tokenizer_proc.apis.tools import CalledFunction, CalledTool, Tool
 
 if TYPE_CHECKING:
     from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
@@ -43,12 +43,26 @@ def take_functions(request: "ChatRequest") -> None:
 
 
 def take_called(messages: "list[RequestMessage]") -> None:
-    """Put calls of tools, and what tools answer, in the place of those of functions."""
+    """Put calls of tools, and what tools answer, in the place of those of functions.
+
+    A message may have `tool_calls`, too: the call of a function comes after those, unless it is one
+    of them.
+    """
     last = ""
     for index, message in enumerate(messages):
         if message.function_call is not None:
-            last = f"call{index:05}"  # nine characters, as Mistral's templates want
-            message.tool_calls = [CalledTool(message.function_call, id=last)]
-            message.function_call = None
+            last = take_call(message, message.function_call, index)
         elif message.role == "function":
             message.role, message.tool_call_id = "tool", last
+
+
+def take_call(message: "RequestMessage", function: CalledFunction, index: int) -> str:
+    """Put a call of a function among a message's calls of tools; return its id."""
+    calls = message.tool_calls or []
+    same = next((call for call in calls if call.function == function), None)
+    if same is None:
+        # Nine characters, as Mistral's templates want.
+        same = CalledTool(function, id=f"call{index:05}")
+        calls = [*calls, same]
+    message.tool_calls, message.function_call = calls, None
+    return same.id or ""

@@ -42,10 +42,17 @@ def parts_of(content: Content) -> list[Object]:
 
 def image_names(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return what the images of a chat are called where they came, by their names in the chat."""
-    return {
+    found = {
         f"messages[{i}].content[{j}].{IMAGE_PART}": part[CAME_AS]
         for i, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for j, part in enumerate(message["content"])
         if CAME_AS in part
     }
+    details = {f"{ours}.detail": detail_of(given) for ours, given in found.items()}
+    return found | details
+
+
+def detail_of(came_as: str) -> str:
+    """Return the field that says how closely an image is looked at: the one beside its own."""
+    return f"{came_as.rpartition('.')[0]}.detail"

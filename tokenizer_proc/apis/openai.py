@@ -57,6 +57,10 @@ LONE_SURROGATE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|\xed[\xa0-\xbf]"
 )
+# Of msgspec, that a number is written with a point or an exponent where an integer is accepted.
+FLOAT_FOR_INT = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
+MAX_EXACT = 1 << 53  # an integer above may have been another before it was a double
+MAX_FLOATS_BYTES = 1 << 20  # of a body that is decoded again: Python's objects take much memory
 MAX_ID_BITS = 63
 NUMBERS_BYTES = 1 << 18  # of JSON, decoded at once
 
@@ -230,8 +234,22 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+def whole(number: str) -> int | float:
+    """Return a number of JSON, 1.0 and 1e3 as integers.
+
+    Raises:
+        OverflowError: no double is as large.
+    """
+    value = float(number)
+    integer = int(value)
+    return integer if integer == value and abs(integer) <= MAX_EXACT else value
+
+
+WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=whole)
+
+
 class BodyDecoder:
-    """A decoder for one kind of body."""
+    """A decoder for one kind of body. As with pydantic, 1.0 is the integer 1."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -246,7 +264,22 @@ class BodyDecoder:
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
+            if FLOAT_FOR_INT.match(str(error)) and len(body) <= MAX_FLOATS_BYTES:
+                return self._decode_whole_numbers(body, error)
             raise wrong_type(error, self._kind) from None
+        except BAD_JSON as error:
+            raise InvalidBody(why_not_json(body, error)) from None
+
+    def _decode_whole_numbers(
+        self, body: bytes | memoryview, first: msgspec.ValidationError
+    ) -> Any:
+        """Decode a body again, `first` being what was wrong."""
+        try:
+            return msgspec.convert(WHOLE_NUMBERS.decode(body), self._kind)
+        except msgspec.ValidationError as error:
+            raise wrong_type(error, self._kind) from None
+        except OverflowError:
+            raise wrong_type(first, self._kind) from None
         except BAD_JSON as error:
             raise InvalidBody(why_not_json(body, error)) from None
 

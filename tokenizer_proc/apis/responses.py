@@ -53,6 +53,7 @@ NOT_READ = (
 CHAT_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
     "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
     "tools[].function.name": "tools[].name",

@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from headrace.errors import InvalidValue, ModelError, Unsupported
+from headrace.errors import InvalidValue, ModelError, Unsupported, in_a_line
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
 from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
@@ -278,7 +278,7 @@ class ChatTemplate:
                 return self._compiled(source)
         except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
             raise InvalidValue(
-                f"chat_template: cannot be compiled: {error}", "chat_template"
+                f"chat_template: cannot be compiled: {why_not_compiled(error)}", "chat_template"
             ) from error
         except MemoryError as error:
             raise too_much_memory() from error
@@ -292,9 +292,15 @@ class ChatTemplate:
             ) from error
         except MemoryError as error:
             raise too_much_memory() from error
-        except TEMPLATE_FAILURES as error:
+        except TemplateRefusal as error:
             raise InvalidValue(
                 f"messages: the chat template refuses them: {error}", "messages"
+            ) from error
+        except TEMPLATE_FAILURES as error:
+            raise InvalidValue(
+                "messages: the chat template cannot render them; change their roles, order or "
+                f"fields. Jinja says: {in_a_line(error)}",
+                "messages",
             ) from error
 
     def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
@@ -310,6 +316,15 @@ class ChatTemplate:
                     with contextlib.suppress(*TEMPLATE_FAILURES):
                         return template.code.render(variables)
                 raise
+
+
+def why_not_compiled(error: BaseException) -> str:
+    """Return what is wrong with a template that a request has brought, and the remedy."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno} is not valid; mend it. Jinja says: {in_a_line(error)}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply; use fewer levels"
+    return f"it takes {error}; leave out large constants"
 
 
 def too_much_memory() -> InvalidValue:

@@ -23,6 +23,8 @@ from headrace.tokenizer_proc.encoding.pairs import PairMarks
 from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes, read_token_bytes
 from headrace.tokenizer_proc.jobs.stages import Ids, Text, ids_of
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # as SentencePiece spells it
+
 log = logging.getLogger(__name__)
 
 
@@ -86,6 +88,12 @@ class HuggingFace:
     def decodes_bytes(self) -> bool:
         """Whether a text is that of its tokens' bytes, one after the other."""
         return isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+    @property
+    def prepends_space(self) -> bool:
+        """Whether a text is encoded with a space before it, as SentencePiece does."""
+        found = self._tokenizer.encode("a", add_special_tokens=False).tokens
+        return bool(found) and found[0].startswith(SPACE)
 
     def special_tokens(self) -> dict[str, int]:
         """Return the ids of the special tokens."""
@@ -152,6 +160,7 @@ class Encoder:
         self.decodes_bytes = self._load_exact().decodes_bytes
         self.special_tokens = self._load_exact().special_tokens()
         self.infill_tokens = self._load_exact().ids(LOOKED_FOR)
+        self.prepends_space = self._load_exact().prepends_space
         self.token_bytes: TokenBytes | None = None  # known once `load_fast` has run
 
     def load_fast(self) -> None:

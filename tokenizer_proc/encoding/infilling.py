@@ -30,6 +30,8 @@ ENDS = (
 )
 ROLES = ("pre", "suf", "mid")  # of the tokens as GGUF names them, in the order above
 END_ROLES = ("pad", "rep", "sep")
+# Before a text that SentencePiece would put a space before, and cut off: no token goes across it.
+LEAD = "\N{WHITE SMILING FACE}"
 LOOKED_FOR = frozenset((*ENDS, *(text for row in SPELLINGS for text in row if text)))
 
 

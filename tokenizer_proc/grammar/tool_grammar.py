@@ -24,6 +24,7 @@ from headrace.tokenizer_proc.apis.constraints import (
 )
 from headrace.tokenizer_proc.apis.tools import Tool, is_string
 from headrace.tokenizer_proc.grammar.exact_schemas import exact
+from headrace.tokenizer_proc.grammar.grammar_errors import reworded
 
 Schema = dict[str, Any]
 
@@ -119,7 +120,8 @@ def grammar_of_calls(
     try:
         source = ToolGrammar(parsing.tools, special, space).of(tools, not parsing.has_one_call)
     except (ValueError, RecursionError) as error:
-        raise InvalidValue(f"tools: {error}", "tools") from None
+        why = reworded(error, Constraint("json_schema", ""))
+        raise InvalidValue(f"tools: {why}", "tools") from error
     if len(source) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidValue(
             f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where a grammar holds "

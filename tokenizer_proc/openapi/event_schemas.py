@@ -4,87 +4,28 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from headrace.client.responses import ChatLogprobs, ChosenToken, TextLogprobs, Usage
+from headrace.client.responses import ChosenToken, Usage
+from headrace.protocol.base import Whole
+from headrace.protocol.openai_chunks import ChatEventChoice, TextEventChoice
+from headrace.protocol.response_parts import (
+    OutputText,
+    ReasoningText,
+    ResponseFailure,
+    ResponseUsage,
+)
 from headrace.tokenizer_proc.openapi.response_schemas import (
     CallItem,
     CustomCallItem,
     Cut,
     GeneratedFields,
-    MessageFields,
     MessageItem,
-    MessageUsage,
     MetaFields,
-    OutputText,
     ReasoningItem,
-    ReasoningText,
     ResponseFields,
-    ResponseUsage,
     Stopped,
-    StopReason,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-    Typed,
-    Whole,
 )
 
 # OpenAI's chat completions and completions
-
-
-class ToldFunction(Whole):
-    """More of a function's call: its name at first, then its arguments, piece by piece."""
-
-    arguments: str
-    name: str | UnsetType = UNSET
-
-
-class ToldInput(Whole):
-    """More of a custom tool's call: its name at first, then its input."""
-
-    input: str
-    name: str | UnsetType = UNSET
-
-
-class ToldCall(Whole):
-    """News of the `index`-th call of an answer; the first has its id."""
-
-    index: int
-    function: ToldFunction | UnsetType = UNSET
-    custom: ToldInput | UnsetType = UNSET  # in its place, of a custom tool
-    id: str | UnsetType = UNSET
-    type: Literal["function", "custom"] | UnsetType = UNSET
-
-
-class ToldDelta(Whole):
-    """New content of a message; empty in the last event."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same, under vLLM's newer name
-    tool_calls: list[ToldCall] | UnsetType = UNSET
-    function_call: ToldFunction | UnsetType = UNSET  # in their place, where `functions` were sent
-
-
-class ChatEventChoice(Whole):
-    """New content of one of `n` choices."""
-
-    index: int
-    delta: ToldDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class TextEventChoice(Whole):
-    """New content of one of the continuations."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionFields(Whole, kw_only=True):
@@ -113,13 +54,6 @@ class TextEvent(CompletionFields):
 
 
 # OpenAI's responses
-
-
-class ResponseFailure(Whole):
-    """Why a response failed."""
-
-    code: str
-    message: str
 
 
 class StreamedResponse(ResponseFields):
@@ -272,101 +206,6 @@ ResponseEvent = (
     | ArgumentsDone
     | InputDelta
     | InputDone
-)
-
-
-# Anthropic's messages
-
-
-class BegunMessage(MessageFields, tag_field="type", tag="message"):
-    """A message without content yet."""
-
-    stop_reason: None
-
-
-class MessageStart(Typed, tag="message_start"):
-    """The first event."""
-
-    message: BegunMessage
-
-
-class BlockStart(Typed, tag="content_block_start"):
-    """A block begins, empty."""
-
-    index: int
-    content_block: TextBlock | ThinkingBlock | ToolUseBlock
-
-
-class MoreText(Typed, tag="text_delta"):
-    """More words to the reader."""
-
-    text: str
-
-
-class MoreThoughts(Typed, tag="thinking_delta"):
-    """More thoughts."""
-
-    thinking: str
-
-
-class Signature(Typed, tag="signature_delta"):
-    """The end of thoughts."""
-
-    signature: str
-
-
-class MoreInput(Typed, tag="input_json_delta"):
-    """More of a call's input."""
-
-    partial_json: str
-
-
-class BlockDelta(Typed, tag="content_block_delta"):
-    """New content of a block."""
-
-    index: int
-    delta: MoreText | MoreThoughts | Signature | MoreInput
-
-
-class BlockStop(Typed, tag="content_block_stop"):
-    """A block is complete."""
-
-    index: int
-
-
-class MessageEnd(Whole):
-    """Why a message ended."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(Typed, tag="message_delta"):
-    """A message has ended."""
-
-    delta: MessageEnd
-    usage: MessageUsage
-
-
-class MessageStop(Typed, tag="message_stop"):
-    """The last event."""
-
-
-class AnthropicFailure(Whole):
-    """The error, in Anthropic's words."""
-
-    type: str
-    message: str
-
-
-class MessageFailed(Typed, tag="error"):
-    """The last event, where something went wrong."""
-
-    error: AnthropicFailure
-
-
-MessageEvent = (
-    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageFailed
 )
 
 

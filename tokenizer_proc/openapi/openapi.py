@@ -12,6 +12,8 @@ import msgspec
 from headrace import __version__, routes
 from headrace.client import responses
 from headrace.config.config import ModelCard
+from headrace.protocol import anthropic_messages
+from headrace.protocol.embeddings import Embedded
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.apis.openai import (
@@ -104,13 +106,13 @@ BODIES = {
     ),
     routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, response_schemas.InputTokens),
     routes.MESSAGES: BodyTypes(
-        MessagesRequest, response_schemas.AnsweredMessage, event_schemas.MessageEvent
+        MessagesRequest, anthropic_messages.AnsweredMessage, anthropic_messages.MessageEvent
     ),
     routes.COUNT_TOKENS: BodyTypes(CountRequest, response_schemas.TokenCount),
     routes.GENERATE: BodyTypes(
         GenerateBody, response_schemas.Generated, event_schemas.GenerateEvent
     ),
-    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, response_schemas.Embedded),
+    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
     routes.RERANK: BodyTypes(RerankRequest, responses.Ranking),
     routes.SCORE: BodyTypes(ScoreRequest, responses.ScoreList),
     routes.TOKENIZE: BodyTypes(TokenizeRequest, responses.Tokens),

@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.client.responses import ChosenToken
+from headrace.protocol.base import Typed, Whole
+from headrace.protocol.response_parts import (
+    IncompleteDetails,
+    OutputText,
+    ReasoningText,
+    ResponseUsage,
+)
 from headrace.tokenizer_proc.apis.responses import (
     OfferedFunction,
     Reasoning,
@@ -15,32 +21,9 @@ from headrace.tokenizer_proc.apis.responses import (
     WantedFunction,
 )
 
-
-class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A struct that has all fields there are."""
-
-
-class Typed(Whole, tag_field="type"):
-    """One of several structs, distinguished by their `type`."""
-
-
 # OpenAI's responses
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-
-class OutputText(Typed, tag="output_text"):
-    """Words to the reader."""
-
-    text: str
-    annotations: list[Any]
-    logprobs: list[ChosenToken]
-
-
-class ReasoningText(Typed, tag="reasoning_text"):
-    """Thoughts."""
-
-    text: str
 
 
 class MessageItem(Typed, tag="message"):
@@ -79,35 +62,6 @@ class CustomCallItem(Typed, tag="custom_tool_call"):
     call_id: str
     name: str
     input: str
-
-
-class InputDetails(Whole):
-    """Number of input tokens found in the prefix cache."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputDetails(Whole):
-    """Number of reasoning tokens in the output."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(Whole):
-    """Token counts of a response."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-class IncompleteDetails(Whole):
-    """Why a response was cut off."""
-
-    reason: Literal["max_output_tokens"]
 
 
 class ResponseFields(Whole):
@@ -149,66 +103,6 @@ class Response(ResponseFields):
     usage: ResponseUsage
 
 
-# Anthropic's messages
-
-
-class TextBlock(Typed, tag="text"):
-    """Words to the reader."""
-
-    text: str
-
-
-class ThinkingBlock(Typed, tag="thinking"):
-    """Thoughts. The signature is the message's id."""
-
-    thinking: str
-    signature: str
-
-
-class ToolUseBlock(Typed, tag="tool_use"):
-    """A call of a tool."""
-
-    id: str
-    name: str
-    input: Any  # an object, if the model got it right
-
-
-class ThinkingDetails(Whole):
-    """Number of reasoning tokens."""
-
-    thinking_tokens: int
-
-
-class MessageUsage(Whole):
-    """Token counts of a message; `input_tokens` are those outside the cache."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: ThinkingDetails | msgspec.UnsetType = msgspec.UNSET
-
-
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-
-
-class MessageFields(Whole):
-    """Fields of a message, whole or not."""
-
-    id: str
-    role: Literal["assistant"]
-    model: str
-    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_sequence: str | None
-    usage: MessageUsage
-
-
-class AnsweredMessage(MessageFields, tag_field="type", tag="message"):
-    """Response of `/v1/messages`."""
-
-    stop_reason: StopReason
-
-
 class InputTokens(Whole):
     """Response of `/v1/responses/input_tokens`."""
 
@@ -247,10 +141,10 @@ class MetaFields(Whole, kw_only=True):
     completion_tokens: int
     cached_tokens: int
 
-    input_token_logprobs: list[ToldLogprob] = []
-    input_top_logprobs: list[list[ToldLogprob] | None] = []
-    output_token_logprobs: list[ToldLogprob] = []
-    output_top_logprobs: list[list[ToldLogprob] | None] = []
+    input_token_logprobs: list[ToldLogprob] = msgspec.field(default_factory=list)
+    input_top_logprobs: list[list[ToldLogprob] | None] = msgspec.field(default_factory=list)
+    output_token_logprobs: list[ToldLogprob] = msgspec.field(default_factory=list)
+    output_top_logprobs: list[list[ToldLogprob] | None] = msgspec.field(default_factory=list)
 
 
 class MetaInfo(MetaFields):
@@ -274,33 +168,6 @@ class GeneratedText(GeneratedFields):
 
 
 Generated = GeneratedText | list[GeneratedText]
-
-
-# Embeddings
-
-
-class EmbeddedText(Whole):
-    """A text as a vector: numbers, or in base64 little-endian f32."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: str | list[float]
-
-
-class EmbeddingUsage(Whole):
-    """Token counts of the texts."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedded(Whole):
-    """Response of `/v1/embeddings`."""
-
-    object: Literal["list"]
-    data: list[EmbeddedText]
-    model: str
-    usage: EmbeddingUsage
 
 
 # The server

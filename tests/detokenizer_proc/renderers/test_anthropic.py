@@ -17,8 +17,7 @@ from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.errors import InternalError
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
-from headrace.tokenizer_proc.openapi.event_schemas import MessageEvent
-from headrace.tokenizer_proc.openapi.response_schemas import AnsweredMessage
+from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
@@ -172,3 +171,14 @@ def test_a_full_queue_is_told_in_the_words_of_the_api() -> None:
         assert body["error"]["type"] == "rate_limit_error"
         assert body.items() >= extra.items()
         assert ("type" in body) == bool(extra)
+
+
+def test_fields_of_a_message_keep_their_order() -> None:
+    answer = Choice("Hi", STOP)
+    body = b"".join(MessagesRenderer(make_message_plan()).whole([answer], USAGE))
+    assert body == (
+        b'{"id":"x-1","type":"message","role":"assistant","model":"tiny",'
+        b'"content":[{"type":"text","text":"Hi"}],"stop_reason":"end_turn","stop_sequence":null,'
+        b'"usage":{"input_tokens":7,"cache_creation_input_tokens":0,"cache_read_input_tokens":2,'
+        b'"output_tokens":4,"output_tokens_details":{"thinking_tokens":3}}}'
+    )

@@ -5,7 +5,7 @@ from array import array
 import msgspec
 import pytest
 
-from headrace.detokenizer_proc.renderers.json_slices import NUMBERS, LazyList, slices
+from headrace.detokenizer_proc.renderers.json_slices import MAX_ITEMS, NUMBERS, LazyList, slices
 
 ITEMS = [{"a": i, "b": [i, None, 'é\n"']} for i in range(50)]
 NUMBER_LISTS = [list(range(count)) for count in (0, 1, NUMBERS, NUMBERS + 1)]
@@ -33,3 +33,17 @@ def test_slices_are_the_bytes_of_the_whole_body(num_bytes: int) -> None:
     assert b"".join(found) == msgspec.json.encode(EAGER)
     assert all(len(slice) >= num_bytes for slice in found[:-1])
     assert len(found[-1]) < num_bytes
+
+
+class Tagged(msgspec.Struct, tag="tagged", tag_field="type"):
+    items: list[int]
+    absent: str | msgspec.UnsetType = msgspec.UNSET
+    name: str = "x"
+
+
+@pytest.mark.parametrize("num_items", [0, MAX_ITEMS, MAX_ITEMS + 1])
+def test_long_lists_of_structs_are_sliced(num_items: int) -> None:
+    body = Tagged(list(range(num_items)))
+    found = list(slices({"body": body}, 16))
+    assert b"".join(found) == msgspec.json.encode({"body": body})
+    assert len(max(found, key=len)) < 32 or num_items <= MAX_ITEMS

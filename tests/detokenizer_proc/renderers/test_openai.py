@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.detokenizer_proc.parsers.pieces import Content
+from headrace.detokenizer_proc.parsers.pieces import Arguments, Content, ToolCallStart
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer, finish_name, usage_body
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan
@@ -147,3 +147,15 @@ def test_finish_reasons_are_openais_words() -> None:
     assert finish_name(FinishReason.STOP) == "stop"
     assert finish_name(FinishReason.LENGTH) == "length"
     assert finish_name(None) is None
+
+
+def test_fields_of_tool_call_chunks_keep_their_order() -> None:
+    renderer = make_renderer(chat=True)
+    pieces = [ToolCallStart(0, "c", "f", is_custom=False), Arguments(0, "{}", is_custom=False)]
+    head = b'data: {"id":"x-1","object":"chat.completion.chunk","created":5,"model":"tiny",'
+    head += b'"system_fingerprint":null,"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,'
+    end = b'}]},"logprobs":null,"finish_reason":null}]}\n\n'
+    begin = b'"id":"c","type":"function","function":{"name":"f","arguments":""}'
+    assert renderer.delta(0, pieces, None) == (
+        head + begin + end + head + b'"function":{"arguments":"{}"}' + end
+    )

@@ -16,10 +16,10 @@ from engine_configs import engine_config
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import EngineField
 from headrace.config.config import ServerConfig
-from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock.main import MockEngine, read_words
 from headrace.engine_proc.mock.profile import Profile, read_profile, shipped_profiles
 from headrace.engine_proc.mock.rows import Rows
+from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (

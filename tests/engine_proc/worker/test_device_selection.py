@@ -8,7 +8,6 @@ import pytest
 from engine_configs import execution_config
 from random_decoders import SPEC
 
-from headrace.engine_proc.worker import device_selection
 from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.device_selection import (
@@ -143,8 +142,9 @@ def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(machine, "NVIDIA", tmp_path / "nothing")
     assert find_gpus("cuda", 1) == NO_GPU
     monkeypatch.setattr(machine, "NVIDIA", tmp_path)
-    monkeypatch.setattr(device_selection.importlib.util, "find_spec", lambda name: None)
-    assert find_gpus("auto", 1) == "the package torch is missing"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = "the package torch is missing; `pip install 'headrace[gpu]'`"
+    assert find_gpus("auto", 1) == text
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert find_gpus("auto", 1) == "CUDA_VISIBLE_DEVICES hides all GPUs"
 

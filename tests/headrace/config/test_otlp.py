@@ -1,8 +1,9 @@
 """Where spans go, and what that takes."""
 
+import sys
+
 import pytest
 
-from headrace.config import otlp
 from headrace.config.config import config_of
 from headrace.config.otlp import check_otlp, protocol_of
 from headrace.errors import ConfigError
@@ -11,14 +12,21 @@ from headrace.exit_status import ExitStatus
 URL = "http://localhost:4318/v1/traces"
 
 
+def lack(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Have a package be missing."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else sys)
+
+
 def test_missing_exporter_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "has_module", lambda _name: False)
-    with pytest.raises(ConfigError, match=r"pip install 'headrace\[otel\]'$") as caught:
+    lack(monkeypatch, "opentelemetry.sdk")
+    with pytest.raises(
+        ConfigError, match=r"opentelemetry-sdk is missing.*headrace\[otel\]"
+    ) as caught:
         config_of({"otlp_traces_endpoint": URL}, has_gpus=False)
     assert caught.value.exit_status is ExitStatus.BAD_FLAGS
-    grpc = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
-    with pytest.raises(ConfigError, match=r"pip install opentelemetry-exporter-otlp-proto-grpc$"):
-        check_otlp("grpc://localhost:4317", grpc)
+    lack(monkeypatch, "opentelemetry.exporter.otlp.proto.grpc")
+    with pytest.raises(ConfigError, match=r"pip install opentelemetry-exporter-otlp-proto-grpc`$"):
+        check_otlp("grpc://localhost:4317", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"})
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "http://", "x"])

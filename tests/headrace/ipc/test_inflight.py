@@ -3,8 +3,9 @@
 import pytest
 
 from headrace.board.board import Seat
-from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
-from headrace.ipc.messages import ENDED, HttpRequest, request_id
+from headrace.frontend.open_requests import OpenRequest
+from headrace.ipc.inflight import MAX_BLAMED, InflightRequest, InflightRequests, Withdrawal
+from headrace.ipc.messages import ENDED, MORE, Head, HttpRequest, request_id, request_of
 
 FIRST, SECOND, THIRD = (request_id(1, counter) for counter in (5, 6, 7))
 
@@ -61,3 +62,70 @@ def test_request_blamed_too_often_is_not_resent() -> None:
     sent = make_sent()
     assert all(sent.blame(SECOND) for _ in range(10))
     assert [sent.blame(FIRST) for _ in range(MAX_BLAMED)] == [True] * (MAX_BLAMED - 1) + [False]
+
+
+class Sender:
+    """Requests that have been sent, with what came for each."""
+
+    def __init__(self, num_requests: int) -> None:
+        self.requests: InflightRequests[OpenRequest] = InflightRequests(1, 4)
+        self.receivers = [OpenRequest(self.requests.next_id()) for _ in range(num_requests)]
+        for receiver in self.receivers:
+            receiver.sent = make_sent(receiver.id)
+            self.requests.add(receiver)
+        self.given_up: list[InflightRequest] = []
+
+    def replace(self, seat: Seat, in_progress: int = 0) -> list[Withdrawal]:
+        return self.requests.replace(seat, in_progress, 2, self.given_up.append)
+
+
+def test_ids_count_on_from_the_first() -> None:
+    sender = Sender(2)
+    assert list(sender.requests.ids) == [FIRST, SECOND]
+    assert list(sender.requests) == sender.receivers
+
+
+def test_replaced_engine_loses_all_but_complete_requests() -> None:
+    sender = Sender(3)
+    waits, answered, complete = sender.receivers
+    sender.requests.deliver(answered.id, None, b"x", False, 1)
+    sender.requests.deliver(complete.id, None, b"x", True, 1)
+    assert sender.replace(Seat("engine", 0)) == [
+        Withdrawal(FIRST, 0, False),
+        Withdrawal(SECOND, -1, False),
+    ]
+    assert list(sender.requests.ids) == [THIRD, waits.id, answered.id]
+    assert [receiver.sent.request.resumes for receiver in sender.receivers if receiver.sent] == [
+        FIRST,
+        SECOND,
+        0,
+    ]
+    assert not sender.given_up
+
+
+def test_given_up_request_is_withdrawn_from_the_engine() -> None:
+    sender = Sender(1)
+    (receiver,) = sender.receivers
+    for _ in range(MAX_BLAMED - 1):
+        sender.replace(Seat("tokenizer", 0), receiver.id)
+        assert receiver.sent is not None
+        receiver.sent.tokenizer = 0
+    id = receiver.id
+    assert sender.replace(Seat("tokenizer", 0), id) == [Withdrawal(id, 0, True)]
+    assert (sender.given_up, receiver.id) == ([receiver.sent], id)
+
+
+def test_pieces_of_a_response_reach_its_receiver_whole() -> None:
+    sender = Sender(1)
+    (receiver,) = sender.receivers
+    head = Head(200, "text/plain")
+    sender.requests.deliver(FIRST, None, b"a ", MORE, 0)
+    assert (bytes(receiver.unsent), receiver.head) == (b"", None)
+    sender.requests.deliver(FIRST, head, b"b", False, 1)
+    assert (bytes(receiver.unsent), receiver.head) == (b"a b", head)
+    receiver.has_begun = True
+    sender.requests.deliver(FIRST, Head(500, "x"), b"c", True, 2)
+    assert (bytes(receiver.unsent), receiver.head, receiver.complete) == (b"a bc", head, True)
+    sender.requests.remove(receiver)
+    sender.requests.deliver(request_of(FIRST), head, b"d", True, 3)
+    assert (bytes(receiver.unsent), len(sender.requests)) == (b"a bc", 0)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
-from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
+from headrace.frontend.open_requests import OpenRequest
+from headrace.ipc.inflight import MAX_BLAMED, InflightRequest, InflightRequests
 from headrace.ipc.messages import Abort, HttpRequest, RenewLeases, ToEngine, ToTokenizer, request_id
 from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
 from headrace.ipc.sockets import Inbox, address
@@ -169,7 +170,7 @@ def test_absent_tokenizer_gets_nothing_while_another_is_there(
 
 
 class Owner:
-    """The sender of requests: draws new ids, and records given-up requests."""
+    """The sender of requests: draws new ids from 100 on, and records given-up requests."""
 
     def __init__(self, tokenizers: Tokenizers, num_requests: int) -> None:
         self.links = tokenizers.links
@@ -177,13 +178,13 @@ class Owner:
             InflightRequest(replace(REQUEST, id=request_id(0, i)), SHORT)
             for i in range(num_requests)
         ]
-        self.ids = iter(range(100, 1000))
+        self.requests: InflightRequests[OpenRequest] = InflightRequests(0, 99)
+        for sent in self.sent:
+            self.requests.add(OpenRequest(sent.request.id, sent=sent))
         self.given_up: list[InflightRequest] = []
 
     def resend(self) -> None:
-        self.links.resend(
-            lambda: self.sent, lambda _: request_id(0, next(self.ids)), self.given_up.append
-        )
+        self.links.resend(self.requests, self.given_up.append)
 
 
 def test_what_a_dead_tokenizer_had_is_sent_again_and_watched(tokenizers: Tokenizers) -> None:

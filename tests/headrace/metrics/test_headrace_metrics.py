@@ -70,12 +70,12 @@ def test_every_process_is_up_or_not(board: Board) -> None:
 
 
 def test_every_counter_and_gauge_shows_its_own_field(board: Board) -> None:
-    for _, _, role, field in [*COUNTERS, *GAUGES]:
-        for slot in board.of(role):
+    for *_, field in [*COUNTERS, *GAUGES]:
+        for slot in board.of(field.role):
             slot[field] = 100 * field + slot.seat.index
     found = families(board)
-    for name, _, role, field in [*COUNTERS, *GAUGES]:
-        expected = {str(s.seat): 100.0 * field + s.seat.index for s in board.of(role)}
+    for name, _, field in [*COUNTERS, *GAUGES]:
+        expected = {str(s.seat): 100.0 * field + s.seat.index for s in board.of(field.role)}
         assert values(found[f"headrace:{name}"]) == expected, name
 
 

@@ -236,6 +236,38 @@ def test_a_value_at_the_edge_of_its_range_is_taken(name: str, value: object) -> 
     chat(**{name: value})
 
 
+WHOLE = [("max_tokens", 7, "7.0"), ("n", 2, "2e0"), ("seed", 0, "-0.0"), ("top_k", 30, "3.0E1")]
+
+
+@pytest.mark.parametrize(("name", "number", "written"), WHOLE)
+def test_an_integer_may_be_written_as_a_float(name: str, number: int, written: str) -> None:
+    body = f'{{"prompt": [1.0, 2], "{name}": {written}, "top_p": 1.0, "min_p": 0.5}}'
+    request = decode_completion(body.encode())
+    found = getattr(request, name)
+    assert (found, type(found), request.prompt, request.min_p) == (number, int, [1, 2], 0.5)
+    assert type(request.top_p) is float
+
+
+@pytest.mark.parametrize(
+    "written", ["1.5", "1e300", "9007199254740993.0e3", '"1"', '"1.0"', "true"]
+)
+def test_no_other_number_or_text_is_an_integer(written: str) -> None:
+    for more in ("", ', "top_k": 1.0'):
+        with pytest.raises(InvalidBody, match=r"^max_tokens: must be an integer or null, not"):
+            decode_completion(f'{{"prompt": "a", "max_tokens": {written}{more}}}'.encode())
+
+
+def test_a_whole_float_is_no_boolean() -> None:
+    with pytest.raises(InvalidBody, match=r"^echo: must be a boolean, not"):
+        decode_completion(b'{"prompt": "a", "n": 1.0, "echo": 1.0}')
+
+
+def test_a_number_beyond_any_float_is_refused_beside_one() -> None:
+    for body in (b'{"prompt": "a", "n": 1.0, "x": 1e400}', b'{"prompt": "a", "n": 1e400}'):
+        with pytest.raises(InvalidBody):
+            decode_completion(body)
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "top_k"])
 def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> None:
     chat(**{name: 10**400})

@@ -135,6 +135,25 @@ def test_functions_are_tools_by_their_old_name() -> None:
     assert not planned(tools=[LOOK])[2].function_call
 
 
+def test_a_message_keeps_a_function_call_beside_tool_calls() -> None:
+    look, now = {"name": "look", "arguments": "{}"}, {"name": "now", "arguments": "{}"}
+    calls = [{"id": "c", "type": "function", "function": now}]
+
+    def prompt_of(function: dict[str, str]) -> str:
+        said = {"role": "assistant", "tool_calls": calls, "function_call": function}
+        answers = [
+            {"role": "tool", "tool_call_id": "c", "content": "noon"},
+            {"role": "function", "name": function["name"], "content": "calm"},
+        ]
+        return planned(messages=[said, *answers])[0]
+
+    both, one = prompt_of(look), prompt_of(now)
+    assert [both.count(word) for word in ('"id": "c"', '"id": "call00000"')] == [1, 1]
+    assert both.index('"name": "now"') < both.index('"name": "look"')
+    assert '"content": "calm", "name": "look", "tool_call_id": "call00000"' in both
+    assert (one.count('"id": '), one.count('"tool_call_id": "c"')) == (1, 2), "the same call"
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "says"),
     [

@@ -98,6 +98,7 @@ def test_indented_json_is_written_as_transformers_writes_it() -> None:
 def test_what_the_template_refuses_is_refused_with_its_words() -> None:
     with pytest.raises(InvalidValue, match="roles must alternate") as refused:
         render("{{ raise_exception('roles must alternate') }}")
+    assert str(refused.value) == "messages: the chat template refuses them: roles must alternate"
     assert refused.value.param == "messages"
 
 
@@ -117,7 +118,8 @@ def test_what_the_template_refuses_is_refused_with_its_words() -> None:
     ],
 )
 def test_whatever_fails_in_a_template_is_the_requests_error(source: str) -> None:
-    with pytest.raises(InvalidValue, match="chat template refuses"):
+    says = r"^messages: the chat template cannot render them; .* fields\. Jinja says: ."
+    with pytest.raises(InvalidValue, match=says):
         render(source)
 
 
@@ -198,12 +200,22 @@ def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
     assert refused.value.param == "chat_template"
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ 9 ** (9 ** 8) }}"])
+UNCOMPILABLE = {
+    "\n{% for %}": "line 2 is not valid; mend it. Jinja says: ",
+    "{{ x | nothing }}": "line 1 is not valid; mend it. Jinja says: ",
+    f"{{{{ {'-' * 9999}x }}}}": "it is nested too deeply; use fewer levels",
+    "{{ 9 ** (9 ** 8) }}": "it takes more than 0.5 s of CPU time; leave out large constants",
+}
+
+
+@pytest.mark.parametrize("source", UNCOMPILABLE)
 def test_uncompilable_request_template_is_a_request_error(source: str) -> None:
     template = ChatTemplate("x", {}, cpu_s=0.5, trusts_requests=True)
     request = ChatRequest(messages=[RequestMessage("user", "Hi")], chat_template=source)
-    with pytest.raises(InvalidValue, match="cannot be compiled") as refused:
+    with pytest.raises(InvalidValue) as refused:
         template.render(request)
+    expected = f"chat_template: cannot be compiled: {UNCOMPILABLE[source]}"
+    assert str(refused.value).startswith(expected)
     assert refused.value.param == "chat_template"
 
 

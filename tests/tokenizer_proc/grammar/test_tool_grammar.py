@@ -119,9 +119,24 @@ def test_arguments_are_held_to_their_schema_exactly() -> None:
         assert allows(grammar, f'{{"name": "f", "parameters": {arguments}}}') == is_valid
 
 
-def test_a_schema_that_cannot_be_followed_is_refused() -> None:
-    schema = {"type": "object", "properties": {"a": {"pattern": "(?=x)"}}}
-    offered = tools({"name": "f", "parameters": schema})
-    with pytest.raises(InvalidValue, match="tools: not supported in a pattern") as refused:
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"pattern": "(?=x)"}, "tools: not supported in a pattern"),
+        (nested(900), "tools: is nested too deeply; use fewer levels"),
+        ({"default": 10**5000}, "tools: is no JSON Schema that can be followed"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], says: str) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}}
+    offered = tools({"name": "f", "parameters": parameters})
+    with pytest.raises(InvalidValue) as refused:
         demanded_calls(offered, Parsing(tools=ToolFormat.HERMES), {})
-    assert refused.value.param == "tools"
+    assert (str(refused.value)[: len(says)], refused.value.param) == (says, "tools")

@@ -365,6 +365,13 @@ def test_a_bad_image_is_named_as_its_client_wrote_it(
     assert refused.value.param == says.partition(":")[0]
 
 
+def test_a_bad_detail_is_named_as_its_client_wrote_it(lane: Lane) -> None:
+    part = {"type": "input_image", "image_url": "data:image/png;base64,", "detail": "most"}
+    body = json.dumps({"input": [{"role": "user", "content": [part]}]}).encode()
+    with pytest.raises(InvalidValue, match=r"^input\[0\].content\[0\].detail: must be one of"):
+        finish(lane.planner.responses(HTTP, body), lane.encoder)
+
+
 def test_an_image_without_a_source_is_refused(lane: Lane) -> None:
     body = messages("look")
     body["messages"][0]["content"].append({"type": "image", "source": {"type": "file"}})

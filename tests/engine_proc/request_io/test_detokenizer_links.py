@@ -7,7 +7,7 @@ import pytest
 
 from headrace.board.board import Board, Seat
 from headrace.board.fields import DetokenizerField
-from headrace.engine_proc.detokenizer_links import MAX_BEHIND, MAX_HELD, DetokenizerLinks
+from headrace.engine_proc.request_io.detokenizer_links import MAX_BEHIND, MAX_HELD, DetokenizerLinks
 from headrace.ipc.messages import StepOutput, ToDetokenizer
 from headrace.ipc.sockets import Inbox, address
 

@@ -2,7 +2,7 @@
 
 from array import array
 
-from headrace.engine_proc.resume_cache import KEEP_ENDED_S, KEEP_S, ResumeCache
+from headrace.engine_proc.request_io.resume_cache import KEEP_ENDED_S, KEEP_S, ResumeCache
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import GeneratedTokens, GenerateRequest, Sampling
 

@@ -7,7 +7,7 @@ import enum
 import logging
 from collections.abc import Iterable, Sequence
 
-from headrace.engine_proc.leases import LEASE_S, Leases
+from headrace.engine_proc.request_io.leases import LEASE_S, Leases
 from headrace.ipc.aborted_ids import AbortedIds
 from headrace.ipc.messages import MAX_STARTS, frontend_of, request_of, start_of
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from headrace.engine_proc.intake import LAPSE_S, Intake, IntakeDecision
+from headrace.engine_proc.request_io.intake import LAPSE_S, Intake, IntakeDecision
 from headrace.ipc.aborted_ids import MAX_ABORTED
 from headrace.ipc.messages import first_counter, request_id
 

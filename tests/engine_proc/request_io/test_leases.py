@@ -1,6 +1,6 @@
 """What is not renewed lapses; what is renewed, or gone, does not."""
 
-from headrace.engine_proc.leases import Leases
+from headrace.engine_proc.request_io.leases import Leases
 
 
 def test_a_new_request_has_a_lease() -> None:

@@ -1,0 +1,1 @@
+"""Requests into the engine and out of it: intake, leases, links to detokenizers, statistics."""

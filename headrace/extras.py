@@ -1,0 +1,48 @@
+"""Packages that a plain install leaves out, by the extra that installs them."""
+
+import importlib.util
+
+from headrace.errors import ConfigError
+
+PACKAGES = {
+    "gpu": ("torch", "triton"),
+    "images": ("PIL", "torch", "transformers"),
+    "modules": ("torch", "transformers"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
+DISTRIBUTIONS = {  # where the name of the package is another
+    "PIL": "pillow",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+}
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it may be part of another that is missing, too."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def missing(extra: str) -> str:
+    """Return which package of an extra is missing, and the remedy; "" where all are there."""
+    for package in PACKAGES[extra]:
+        if not is_installed(package):
+            name = DISTRIBUTIONS.get(package, package)
+            return f"the package {name} is missing; `pip install 'headrace[{extra}]'`"
+    return ""
+
+
+def require(extra: str, needing: str) -> None:
+    """Check for the packages of an extra.
+
+    Args:
+        needing: what needs them, the beginning of the error's text.
+
+    Raises:
+        ConfigError: one is missing; the text names it and the extra.
+    """
+    lack = missing(extra)
+    if lack:
+        raise ConfigError(f"{needing}: {lack}")
