@@ -35,16 +35,22 @@ class Counts:
     num_generated: int = 0
     last_token: int = 0
     failed: bool = False
-    ends: dict[int, str] = field(default_factory=dict)  # by sequence
+    ends: dict[int, str] = field(default_factory=dict)  # by sequence; "" has not ended
 
-    def stats(self, now_ns: int) -> ReplyStats:
-        """Return them as a message."""
+    def stats(self, now_ns: int, is_ended: bool) -> ReplyStats:
+        """Return them as a message.
+
+        Args:
+            is_ended: of sequences without an end, a stop string was the end.
+        """
+        stop = "stop" if is_ended and not self.failed else ""
+        reasons = [self.ends[id] or stop for id in sorted(self.ends)]
         return ReplyStats(
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
             num_generated=self.num_generated,
             num_sequences=self.num_sequences,
-            finish_reasons=[self.ends[id] for id in sorted(self.ends)],
+            finish_reasons=[reason for reason in reasons if reason],
             last_token=self.last_token,
             rendered=now_ns,
             sampling=self.sampling,
@@ -88,6 +94,8 @@ class StatsOfReplies:
             sampling = plan.sampling if isinstance(plan, ReplyPlan) else None
             response_id = "" if isinstance(plan, EmbeddingPlan) else plan.response_id
             counts = self._open[request] = Counts(response_id, sampling, plan.num_sequences)
+        if isinstance(plan, ReplyPlan):
+            counts.ends[id] = ""
         if not (isinstance(plan, ReplyPlan) and plan.shares_prompt):
             counts.num_prompt += plan.num_prompt_tokens
             counts.num_cached += num_cached
@@ -101,7 +109,9 @@ class StatsOfReplies:
         reported = self._open.keys() & (ended | frames.heads.keys())
         if not reported:
             return frames
-        stats = {id: self._encoder.encode(self._open[id].stats(now_ns)) for id in reported}
+        stats = {
+            id: self._encoder.encode(self._open[id].stats(now_ns, id in ended)) for id in reported
+        }
         for id in ended:
             self._open.pop(id, None)
         return msgspec.structs.replace(frames, stats=stats)

@@ -64,6 +64,13 @@ def test_sequences_that_share_a_prompt_count_it_once() -> None:
     assert found.finish_reasons == ["stop", "length"]
 
 
+def test_stop_strings_end_sequences_the_engine_has_not_ended() -> None:
+    stats = StatsOfReplies()
+    stats.feed(step({ONE: make_plan(stream=True)}, [(ONE, 3, None)]), now_ns=10)
+    assert reported(stats, frames_of(ONE, HEAD))[ONE].finish_reasons == []
+    assert reported(stats, frames_of(ONE, last=True))[ONE].finish_reasons == ["stop"]
+
+
 def test_embeddings_have_prompts_and_no_ends() -> None:
     stats = StatsOfReplies()
     plan = EmbeddingPlan("tiny", num_sequences=1, num_prompt_tokens=5, index=0, base64=False)
