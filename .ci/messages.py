@@ -33,6 +33,7 @@ RECEIVERS = {
     "FromVision": "From the vision worker to the engine",
     "ToDetokenizer": "To a detokenizer",
     "ToFrontend": "To a frontend",
+    "ToTelemetry": "To the telemetry process",
     "ToFetcher": "To the fetcher",
     "FromFetcher": "From the fetcher to a tokenizer",
 }

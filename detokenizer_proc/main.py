@@ -1,11 +1,14 @@
 """Detokenizer process: token ids in, ready-to-write HTTP bytes out.
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
+import time
+
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField, DetokenizerField
 from headrace.config.config import DetokenizerConfig
 from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.reply_stats import StatsOfReplies
 from headrace.detokenizer_proc.text import load_vocabulary
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import ToDetokenizer
@@ -43,6 +46,7 @@ class Detokenizer:
         self._vocabulary = load_vocabulary(config.card.path)
         self._limit = CpuLimit(PARSER_CPU_S)
         self._replies = self._no_replies()
+        self._stats = StatsOfReplies() if config.traces else None
         self._backlog = detokenizer_backlog(context.board, context.index)
         self._backlog.settle()
         self._inbox: Inbox[ToDetokenizer] = Inbox(
@@ -76,6 +80,8 @@ class Detokenizer:
         num_steps = 0
         while received is not None:
             self._replies.feed(*received)
+            if self._stats is not None:
+                self._stats.feed(received[0], time.monotonic_ns())
             self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
@@ -99,7 +105,10 @@ class Detokenizer:
                 continue
             frames = self._replies.render(frontend)
             if frames is not None:
-                self._frontends.send(frontend, frames.message(), frames.data())
+                message = frames.message()
+                if self._stats is not None:
+                    message = self._stats.add_to(message, time.monotonic_ns())
+                self._frontends.send(frontend, message, frames.data())
                 self._slot.add(DetokenizerField.FRAMES)
 
     def _begin_anew(self) -> None:
@@ -111,6 +120,8 @@ class Detokenizer:
         if len(self._replies):
             self._engine.send(*self._replies.generated())
             self._replies = self._no_replies()
+        if self._stats is not None:
+            self._stats.clear()
 
     def _no_replies(self) -> Replies:
         config = self._config

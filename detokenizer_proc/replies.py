@@ -256,7 +256,8 @@ class Replies:
             self._in_progress(request)
             data, stopped_here = reply.feed(id - request, new, finished, logprobs)
         except (Exception, CpuLimitExceeded) as error:
-            log_failure(log, f"the reply to request {request:x} cannot be written", error)
+            what = f"the reply to request {request:x} cannot be written"
+            log_failure(log, what, error, reply.request_id)
             self._fail(request, reply)
             self._let_go(id, reply, finished)
             return

@@ -77,6 +77,11 @@ class Reply:
         return self._plan.api
 
     @property
+    def request_id(self) -> str:
+        """The id that the log has of the request."""
+        return self._plan.request_id
+
+    @property
     def streams(self) -> bool:
         """Whether it is streamed."""
         return self._plan.stream

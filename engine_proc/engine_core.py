@@ -44,6 +44,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Frame, Inbox
 from headrace.ipc.worker_messages import ITEM_BYTES, Step, StepFailed
+from headrace.logs import about
 
 if TYPE_CHECKING:
     pass
@@ -283,7 +284,7 @@ class EngineCore:
     def _fail(self, sequence: Sequence, why: str, reason: str = "") -> None:
         """End a sequence's request with an error. `why` is logged; `reason` goes to the client."""
         request = request_of(sequence.id)
-        log.error("request %x fails: %s", request, why)
+        log.error("request %x fails: %s", request, why, extra=about(sequence.request.request_id))
         self._intake.drop(request)
         self._slot.add(EngineField.ABORTED, len(self._drop(request)))
         news = [SequenceOutput(sequence, [], FinishReason.ABORT)]

@@ -17,6 +17,7 @@ from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, HttpExchange
 from headrace.frontend.http.static_files import StaticFile, StaticFiles
+from headrace.frontend.request_reports import RequestReports
 from headrace.routes import GET, PING
 from headrace.runtime.wake_clock import WakeClock
 
@@ -41,6 +42,7 @@ class App:
         admin: Admin,
         cors: Cors | None = None,
         files: StaticFiles | None = None,
+        reports: RequestReports | None = None,
     ) -> None:
         self._board = board
         self._awake = awake
@@ -49,16 +51,16 @@ class App:
         self._admin = admin
         self._cors = cors
         self._files = files or StaticFiles({})
+        self._reports = reports
 
     def __call__(self, request: HttpExchange) -> None:
         """Answer a request, now or when the ring does."""
         fault = head_fault(request.version, request.head)
         if fault is not None:
             request.refuse(fault)
-            return
-        if self._cors is not None and self._cors.look(request):
-            return
-        if request.path in PATHS:
+        elif self._cors is not None and self._cors.look(request):
+            pass  # it has been answered
+        elif request.path in PATHS:
             self._write_health(request)
         elif is_for_operators(request.path):
             self._administer(request)
@@ -66,6 +68,9 @@ class App:
             self._show(request, file)
         else:
             self._forwarder.begin(request)
+            return
+        if self._reports is not None:
+            self._reports.put(request)
 
     def _write_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:

@@ -40,6 +40,8 @@ class Dispatcher:
         """Enqueue a message; deliver as many as this turn allows."""
         with self._vital():
             self._incoming.append(Incoming(frames, data))
+            if frames.stats:
+                self._open_requests.take_stats(frames.stats)
         if len(self._incoming) == 1:
             self._deliver()
 

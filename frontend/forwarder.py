@@ -19,6 +19,7 @@ from headrace.frontend.http.rejections import Rejection, anthropic_body, error_b
 from headrace.frontend.http.request import HttpExchange
 from headrace.frontend.open_requests import OpenRequest, OpenRequests
 from headrace.frontend.request_proxy import RequestProxy
+from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
 from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
@@ -51,8 +52,10 @@ class Forwarder:
         max_body_bytes: int,
         pages: dict[str, bytes] | None = None,
         anthropic_pages: dict[str, bytes] | None = None,
+        reports: RequestReports | None = None,
     ) -> None:
         """Keep the constant responses of some paths: JSON, for two APIs."""
+        self._reports = reports
         self._pages = pages or {}
         self._anthropic_pages = anthropic_pages or {}
         self._open_requests = open_requests
@@ -77,11 +80,15 @@ class Forwarder:
             length = request.refuse(rejection)
             duration_ns = time.monotonic_ns() - request.received_at
             row.end(rejection.status, duration_ns, head.length, length)
+            if self._reports is not None:
+                self._reports.put(request)
             return
         page = self._page(request)
         if page is not None:
             request.answer(200, [(b"content-type", JSON.encode())], page)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
+            if self._reports is not None:
+                self._reports.put(request)
             return
         proxy = RequestProxy(
             request,
@@ -116,9 +123,13 @@ class Forwarder:
         self, row: HttpRow, length: int, request: HttpExchange, open_request: OpenRequest
     ) -> None:
         """Record that a request was answered or dropped."""
+        if self._reports is not None:
+            request.num_sent += self._open_requests.streams.num_bytes(open_request.id)
         self._open_requests.close(open_request)
         duration_ns = time.monotonic_ns() - request.received_at
         row.end(open_request.status, duration_ns, length, open_request.declared_length)
+        if self._reports is not None:
+            self._reports.put(request, open_request)
 
     def _begin_reading(self, reading: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(reading)

@@ -29,6 +29,7 @@ from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.http.static_files import StaticFiles
 from headrace.frontend.loop_lag import LoopLag
 from headrace.frontend.open_requests import OpenRequests
+from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.messages import ToFrontend
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
@@ -42,6 +43,7 @@ HEARTBEAT_S = 0.1
 # minute, so the server closes later.
 KEEP_ALIVE_S = 75
 LINGER_S = 0.5  # during which open connections may still send requests after a replacement
+LAST_REPORTS_S = 0.05  # for the last reports to go
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
 
@@ -87,16 +89,22 @@ class Frontend:
             context.board,
             context.slot,
         )
+        self._reports: RequestReports | None = None
+        if config.reports:
+            self._reports = RequestReports(config.run_dir, context.slot, config.traces)
         self._forwarder = Forwarder(
             *(self._open_requests, self._links, context.slot, self._gate, config.max_body_bytes),
-            *(config.pages, config.anthropic_pages),
+            *(config.pages, config.anthropic_pages, self._reports),
         )
         admins = ApiKeyAuth(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         self._awake = WakeClock()
         files = StaticFiles.read(has_ui=config.ui)
-        app = App(context.board, self._awake, self._forwarder, self._gate, admin, cors, files)
+        app = App(
+            *(context.board, self._awake, self._forwarder, self._gate, admin, cors),
+            *(files, self._reports),
+        )
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))
@@ -146,6 +154,10 @@ class Frontend:
                 self._context.ready()
                 await self._server.serve(sockets=[listener])
                 beating.cancel()
+        if self._reports is not None:
+            self._reports.flush()
+            await asyncio.sleep(LAST_REPORTS_S)
+            self._reports.close()
         self._inbox.close()
         self._links.close()
 
@@ -170,6 +182,8 @@ class Frontend:
             self._slot[FrontendField.UNSENT_BYTES] = self._open_requests.num_unsent_bytes
             self._gate.observe(loop.time())
             self._links.flush()
+            if self._reports is not None:
+                self._reports.flush()
             self._links.renew(self._open_requests.ids)
             for connection in self._deadlines.passed(loop.time()):
                 connection.on_deadline()

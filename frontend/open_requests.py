@@ -32,6 +32,8 @@ class OpenRequest:
     status: int = CLIENT_LEFT  # until there is a head
     declared_length: int = 0  # of the answer; 0 where it streams
     unsent: Unsent = field(default_factory=Unsent)
+    sent_at: int = 0  # when it was, CLOCK_MONOTONIC, ns
+    stats: bytes = b""  # as in `RequestEnded`
     written_at: float = 0.0  # when its client was last given something, seconds; see `OpenRequests`
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
@@ -127,6 +129,12 @@ class OpenRequests(InflightRequests[OpenRequest]):
         else:
             open_request.head = head
             open_request.deliver(data, True)
+
+    def take_stats(self, stats: dict[int, bytes]) -> None:
+        """Keep what has been counted for requests, unread."""
+        for id, counted in stats.items():
+            if id in self._receivers:
+                self._receivers[id].stats = counted
 
     def close(self, open_request: OpenRequest) -> None:
         """Stop waiting."""

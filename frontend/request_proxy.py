@@ -61,12 +61,15 @@ class RequestProxy:
         """Send the request into the ring; `key` is whose part it has of the engine."""
         request, open_request, slot = self._request, self._open_request, self._slot
         slot.add(FrontendField.BYTES_IN, len(body))
-        message = HttpRequest(open_request.id, request.method, request.path, time.time(), key)
+        message = HttpRequest(
+            *(open_request.id, request.method, request.path, time.time(), key),
+            request_id=request.head.id.decode(),
+        )
         sent = InflightRequest(message, body)
         if not self._links.forward(sent):
             self.refuse(OVERLOADED)
             return
-        open_request.sent = sent
+        open_request.sent, open_request.sent_at = sent, time.monotonic_ns()
         self._num_kept = len(body)
         self._has_place = True
         slot.add(FrontendField.KEPT_BYTES, self._num_kept)
@@ -198,3 +201,4 @@ class RequestProxy:
             if open_request.wants_timing:
                 headers.append((b"server-timing", timings.header()))
         self._request.begin(head.status, headers, length if open_request.complete else None)
+        self._request.begun_at = time.monotonic_ns()

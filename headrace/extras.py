@@ -8,14 +8,27 @@ PACKAGES = {
     "gpu": ("torch", "triton"),
     "images": ("PIL", "torch", "transformers"),
     "modules": ("torch", "transformers"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-DISTRIBUTIONS = {"PIL": "pillow"}  # where the name of the package is another
+DISTRIBUTIONS = {  # where the name of the package is another
+    "PIL": "pillow",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+}
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it may be part of another that is missing, too."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def missing(extra: str) -> str:
     """Return which package of an extra is missing, and the remedy; "" where all are there."""
     for package in PACKAGES[extra]:
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             name = DISTRIBUTIONS.get(package, package)
             return f"the package {name} is missing; `pip install 'headrace[{extra}]'`"
     return ""

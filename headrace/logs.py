@@ -1,19 +1,76 @@
-"""One line per event, process name first.
+"""One line per event, as text or as a JSON object.
 
-A thread of its own writes them: a slow or stopped log reader blocks no process.
+A thread of its own writes them: a slow or stopped log reader blocks no process. A line about a
+request has its id: that of the record, else the one that `REQUEST_ID` has in the logging thread.
 """
 
 import atexit
+import json
 import logging
 import os
 import queue
 import threading
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
 
 STDERR = 2
 MAX_LINES = 4096  # that wait to be written; more are lost, and counted
 LAST_S = 1.0  # without a line written, and the process ends though some wait
+
+# `X-Request-Id` of the request that this thread works at; "" where it works at none.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+
+
+def about(request_id: str, **fields: Any) -> dict[str, Any]:
+    """Return `extra` of a record about a request, with further fields of its JSON object."""
+    return {"request_id": request_id, "fields": fields}
+
+
+def request_id_of(record: logging.LogRecord) -> str:
+    """Return the id of the request that a record is about, or ""."""
+    return getattr(record, "request_id", "") or REQUEST_ID.get()
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as `time process level message`, and the request's id where there is one."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(f"%(asctime)s {process} %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line without the exception."""
+        line = super().formatMessage(record)
+        if request_id := request_id_of(record):
+            line += f" (request {request_id})"
+        exception = getattr(record, "fields", {}).get("exception")
+        return line if exception is None else f"{line}\n{exception}"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object in one line; times are RFC 3339, UTC, in ms."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if request_id := request_id_of(record):
+            fields["request_id"] = request_id
+        fields |= getattr(record, "fields", {})
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 class LineWriter(logging.Handler):
@@ -68,7 +125,7 @@ class LineWriter(logging.Handler):
         num_lost = self._num_lost + self._num_unwritten
         lost = num_lost - self._num_reported
         if lost:
-            line += f"{lost} log lines were lost: the log was not read in time, or had no room\n"
+            line += self._loss(lost)
         data = line.encode(errors="backslashreplace")
         try:
             while data:
@@ -80,24 +137,28 @@ class LineWriter(logging.Handler):
         else:
             self._num_reported = num_lost
 
+    def _loss(self, num_lines: int) -> str:
+        """Return the line that counts lost lines."""
+        loss = f"{num_lines} log lines were lost: the log was not read in time, or had no room"
+        if not isinstance(self.formatter, JsonFormatter):
+            return f"{loss}\n"
+        record = {"msg": loss, "levelname": "WARNING"}
+        return self.formatter.format(logging.makeLogRecord(record)) + "\n"
 
-def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
+
+def log_failure(log: logging.Logger, what: str, error: BaseException, request_id: str = "") -> None:
     """Log that a request failed, and where. The error's text is left out: it may quote the
     request."""
     frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error("%s: %s\n%s", what, type(error).__name__, frames)
-    log.debug("it says: %s", error)
+    extra = about(request_id, exception=frames)
+    log.error("%s: %s", what, type(error).__name__, extra=extra)
+    log.debug("it says: %s", error, extra=about(request_id))
 
 
-def setup(process: str, level: str) -> LineWriter:
-    """Log to standard error as `time process level event`; return the writer."""
+def setup(process: str, level: str, format: str = "text") -> LineWriter:
+    """Log to standard error, from now on, as text or json; return the writer."""
     writer = LineWriter(STDERR)
-    logging.basicConfig(
-        handlers=[writer],
-        level=level.upper(),
-        format=f"%(asctime)s {process} %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+    writer.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
+    logging.basicConfig(handlers=[writer], level=level.upper(), force=True)
     atexit.register(writer.close)
     return writer

@@ -57,7 +57,12 @@ WITHIN = {
         "scripts": "jobs",
         "fetcher": "",
     },
-    "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},
+    "detokenizer_proc": {
+        "": "parsers renderers",
+        "parsers": "",
+        "renderers": "parsers",
+        "telemetry": "",
+    },
     "engine_proc": {
         "": "images request_io scheduling sequence shm step child_processes",
         "shm": "",
@@ -316,6 +321,7 @@ def test_environment_holds_only_keys_and_locations() -> None:
             read.update(names)
             assert "getenv" not in path.read_text(), path
     keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
+    keys |= {"TRACES_PROTOCOL", "PROTOCOL"}  # of OpenTelemetry's exporter
     assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET", "VISIBLE"}
 
 
@@ -393,7 +399,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 8
+    assert len(mains) == 9
     for path in mains:
         lines = path.read_text().splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

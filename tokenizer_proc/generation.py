@@ -17,6 +17,7 @@ from headrace.ipc.messages import (
     HttpRequest,
     Parsing,
     ReplyPlan,
+    ReportedSampling,
     ResponsesForm,
     Sampling,
     detokenizer_of,
@@ -136,7 +137,10 @@ class GenerationPlanner:
         seed: int,
         grammars: Grammars | None = None,
         images: Images | None = None,
+        traces: bool = False,
     ) -> None:
+        """Plan for a model; with `traces` plans have the sampling parameters of spans."""
+        self._traces = traces
         self._card = card
         self._template = template
         self._prompts = Prompts(card, vocabulary)
@@ -335,6 +339,8 @@ class GenerationPlanner:
         requests = []
         for position in range(num_sequences):
             prompt, index = prompts[position // num_each], form.first + position
+            max_tokens = self._max_tokens(len(prompt.ids), wanted, form, room)
+            check_min_tokens(request, max_tokens)
             plan = msgspec.structs.replace(
                 first,
                 num_prompt_tokens=len(prompt.ids),
@@ -344,9 +350,8 @@ class GenerationPlanner:
                 prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
                 num_delivered=http.num_delivered.get(index),
                 is_suspect=http.is_reply_suspect,
+                sampling=reported(sampling, max_tokens, first.n) if self._traces else None,
             )
-            max_tokens = self._max_tokens(len(prompt.ids), wanted, form, room)
-            check_min_tokens(request, max_tokens)
             requests.append(
                 GenerateRequest(
                     id=http.id + index,
@@ -400,6 +405,7 @@ class GenerationPlanner:
             min_tokens=request.min_tokens or 0,
             continuous_usage=include_usage and continuous,
             return_token_ids=request.return_token_ids,
+            request_id=http.request_id,
             parsing=parsing,
             form=form.more,
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
@@ -531,3 +537,8 @@ def salt_of(cache_salt: str | None) -> bytes:
     if not cache_salt:
         return b""
     return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest()
+
+
+def reported(sampling: Sampling, max_tokens: int, n: int) -> ReportedSampling:
+    """Return the sampling parameters of a span."""
+    return ReportedSampling(max_tokens, sampling.temperature, sampling.top_p, n)

@@ -93,7 +93,9 @@ class Service:
         self._images = images = None
         if load_images is not None:
             self._images = images = load_images(config, context, encoder, aborts)
-        generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars, images)
+        generation = GenerationPlanner(
+            *(card, template, encoder, num, seed, self.grammars, images, config.traces)
+        )
         embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder, images)
         self._encoder = encoder
@@ -206,7 +208,11 @@ class Service:
         if not isinstance(job.outcome, Sequences):
             return []
         times, outcome = job.times, job.outcome
-        requests = [msgspec.structs.replace(request, times=times) for request in outcome.requests]
+        request_id = job.request.request_id
+        requests = [
+            msgspec.structs.replace(request, times=times, request_id=request_id)
+            for request in outcome.requests
+        ]
         return list(zip(requests, outcome.prompts, strict=True))
 
     def _count(self, jobs: list[Job]) -> None:

@@ -71,9 +71,16 @@ public:
         return found == streams_.end() ? nullptr : &found->second.told;
     }
 
+    // How many bytes of a request's pieces have been sent here since it was opened.
+    uint64_t num_bytes(uint64_t request) const {
+        const auto found = streams_.find(request);
+        return found == streams_.end() ? 0 : found->second.num_bytes;
+    }
+
 private:
     struct Stream {
-        int fd = -1;                // -1: the caller writes
+        int fd = -1; // -1: the caller writes
+        uint64_t num_bytes = 0;
         std::vector<uint32_t> told; // by sequence
 
         void tell(size_t index, uint32_t count) {
@@ -101,6 +108,7 @@ private:
             stream.fd = -1;
             return false;
         }
+        stream.num_bytes += data.size();
         return true;
     }
 
@@ -155,6 +163,11 @@ void headrace_streams_close(void *streams, uint64_t request) {
 void headrace_streams_write(void *streams, const headrace::Rows *rows, headrace::Left *left,
                             headrace::Written *written) {
     *written = static_cast<Streams *>(streams)->write(*rows, left);
+}
+
+// How many bytes of a request's pieces have been sent since it was opened.
+uint64_t headrace_streams_num_bytes(void *streams, uint64_t request) {
+    return static_cast<Streams *>(streams)->num_bytes(request);
 }
 
 // What has been told of a request's sequences; valid until the next call. Return how many.

@@ -37,6 +37,9 @@ class HttpExchange:
         headers: names are in lower case.
         head: those that the frontend reads; the response repeats its `id`.
         received_at: when the head was read, CLOCK_MONOTONIC, ns.
+        status: of its answer; 0 where there is none yet.
+        num_sent: bytes of its body that have been written here.
+        begun_at: when the answer began, as `received_at`; 0 unless its handler sets it.
         common: headers of its answer, whatever that is.
         on_lost: called when the client has left.
         on_writable: called when the client reads again.
@@ -44,7 +47,8 @@ class HttpExchange:
 
     __slots__ = (
         *("_cycle", "_head", "_is_chunked", "_num_announced", "_num_zeros"),
-        *("common", "head", "headers", "method", "on_lost", "on_writable", "path", "received_at"),
+        *("begun_at", "common", "head", "headers", "method", "num_sent", "on_lost", "on_writable"),
+        *("path", "received_at", "status"),
     )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -56,6 +60,7 @@ class HttpExchange:
         self.headers: Headers = list(scope["headers"])
         self.head = RequestHead.of(self.headers)
         self.received_at = time.monotonic_ns()
+        self.status = self.num_sent = self.begun_at = 0
         self.common: Headers = ()
         self.on_lost: Callable[[], None] = ignore
         self.on_writable: Callable[[], None] = ignore
@@ -140,6 +145,7 @@ class HttpExchange:
         cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
+        self.status = status
         id = self.head.id
         lines = [STATUS_LINE[status][self._num_announced :], REQUEST_ID, b": ", id, b"\r\n"]
         if self.path.startswith(ANTHROPIC_PATHS):
@@ -156,6 +162,7 @@ class HttpExchange:
 
     def write(self, data: Frame, num_written: int = 0) -> None:
         """Write a piece of the body, but for so many bytes of its chunk that have been written."""
+        self.num_sent += len(data)
         chunk = self._chunk(data)
         self._write((b"".join(chunk)[num_written:],) if num_written else chunk)
 
@@ -173,6 +180,7 @@ class HttpExchange:
 
     def end(self, data: Frame = b"") -> None:
         """Write the last of the body; the connection may be used again."""
+        self.num_sent += len(data)
         cycle = self._cycle
         self._write((*self._chunk(data), LAST_CHUNK) if self._is_chunked else (data,))
         cycle.response_complete = True

@@ -60,6 +60,7 @@ class Streams:
         self._core = load_core()
         self._core.headrace_streams_new.restype = ctypes.c_void_p
         self._core.headrace_streams_told.restype = ctypes.c_uint32
+        self._core.headrace_streams_num_bytes.restype = ctypes.c_uint64
         self._streams = ctypes.c_void_p(self._core.headrace_streams_new())
         assert self._streams
         weakref.finalize(self, self._core.headrace_streams_free, self._streams)
@@ -74,6 +75,11 @@ class Streams:
     def close(self, request: int) -> None:
         """Forget a request, if it is here, before its socket is closed."""
         self._core.headrace_streams_close(self._streams, ctypes.c_uint64(request))
+
+    def num_bytes(self, request: int) -> int:
+        """Return how many bytes of pieces `write` has sent since the request was opened."""
+        sent = self._core.headrace_streams_num_bytes(self._streams, ctypes.c_uint64(request))
+        return int(sent)
 
     def num_delivered(self, request: int) -> dict[int, int]:
         """Return the tokens delivered to a client since the request was opened."""

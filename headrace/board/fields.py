@@ -108,6 +108,7 @@ class FrontendField(BoardField):
     ANSWERED = COUNTER  # all requests, those for `/health` too
     LONGEST_CALLBACK_NS = COUNTER  # of CPU time, on the event loop, so far
     LAG_NS = TIMER_GAUGE  # of the event loop's last timer
+    LOST_REPORTS = COUNTER  # reports that the telemetry process did not get
     WISHES = COUNTER, 7  # admin requests, by `WISHES`
     # Of bodies, by tokenizer: those for all prompts, for long ones, for images, for GETs.
     FORWARDED_BYTES = COUNTER, MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1
@@ -186,6 +187,12 @@ class FetcherField(BoardField):
     AT_HAND = KEPT  # the suspect request in progress, or 0
 
 
+class TelemetryField(BoardField):
+    """Fields of the telemetry process."""
+
+    TAKEN = COUNTER  # reports handled
+
+
 class DetokenizerField(BoardField):
     """Fields of a detokenizer."""
 
@@ -206,5 +213,6 @@ FIELDS: dict[str, type[BoardField]] = {
     "vision": VisionField,
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
+    "telemetry": TelemetryField,
 }
 ROLES = {fields: role for role, fields in FIELDS.items()}

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-ROLES = ("frontend", "tokenizer", "engine", "worker", "vision", "detokenizer", "fetcher")
+ROLES = (
+    "frontend",
+    "tokenizer",
+    "engine",
+    "worker",
+    "vision",
+    "detokenizer",
+    "fetcher",
+    "telemetry",
+)
 RULE = re.compile(rf"({'|'.join(ACTIONS)})=({'|'.join(ROLES)}):(\d+(?:\.\d+)?|\.\d+)/s")
 
 

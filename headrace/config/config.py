@@ -16,6 +16,7 @@ from headrace.board.board import MAX_FRONTENDS
 from headrace.board.fields import MAX_PREPROCESSORS, MAX_TOKENIZERS
 from headrace.config.chaos import parse_chaos
 from headrace.config.media_domains import read_domain
+from headrace.config.otlp import check_otlp
 from headrace.errors import ConfigError
 from headrace.model.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
 from headrace.model.pooling import Pooling, PoolingKind
@@ -42,6 +43,7 @@ SECRETS = ("api_key", "admin_api_key")  # never shown
 MIN_WATCHDOG_TIMEOUT = 2  # processes beat at least once a second
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 def flag(default: T, help: str, choices: Sequence[str] = ()) -> T:
@@ -190,6 +192,11 @@ class ServerConfig:
     profile_dir: str | None = flag(None, "folder for profiles of steps, see POST /start_profile")
     nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
     log_level: str = flag("info", "log level", LOG_LEVELS)
+    access_log: bool = flag(False, "a log line per request")
+    otlp_traces_endpoint: str | None = flag(
+        None, "URL of an OpenTelemetry collector: a trace per request; takes headrace[otel]"
+    )
+    log_format: str = flag("text", "form of log lines; json is an object per line", LOG_FORMATS)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -265,7 +272,10 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool) -> ServerConfig:
     values = {name: typed(name, value) for name, value in flags.items()}
     device = values.get("device", "auto")
     on_gpus = device == "cuda" or (device == "auto" and has_gpus)
-    return ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))
+    config = ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))
+    if config.otlp_traces_endpoint is not None:
+        check_otlp(config.otlp_traces_endpoint, os.environ)
+    return config
 
 
 def typed(name: str, value: Any) -> Any:
@@ -404,6 +414,8 @@ class FrontendConfig:
     ui: bool = True
     pages: dict[str, bytes] = field(default_factory=dict)  # JSON that never changes, by path
     anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
+    reports: bool = False  # to the telemetry process, of each request,
+    traces: bool = False  # and with what its span has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,6 +441,7 @@ class TokenizerConfig:
     fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
     answers_gets: bool = True  # the last index does, and encodes nothing
     takes_scripts: bool = False  # the engine is a mock
+    traces: bool = False  # requests have spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,3 +569,14 @@ class DetokenizerConfig:
     card: ModelCard
     num_frontends: int
     stream_interval: int
+    traces: bool = False  # requests have spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig:
+    """For the telemetry process."""
+
+    run_dir: str
+    model: str  # its name in the API
+    access_log: bool
+    otlp_traces_endpoint: str | None

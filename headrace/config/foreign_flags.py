@@ -384,9 +384,15 @@ ROWS = [
     Row("pages that may call", ("--allowed-origins",), (), Same("allowed_origins")),
     Row("metrics", ("--disable-log-stats",), ("--enable-metrics",), Already()),
     Row(
-        *("traces", ("--otlp-traces-endpoint",), ("--enable-trace",)),
-        RefusedFlag("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
+        *("traces", ("--otlp-traces-endpoint",), ("--otlp-traces-endpoint",)),
+        Same("otlp_traces_endpoint"),
     ),
+    Row("traces", (), ("--enable-trace",), RefusedFlag("use --otlp-traces-endpoint URL")),
+    Row(
+        *("traces", ("--collect-detailed-traces",), ()),
+        Unused("each trace has a span per hop"),
+    ),
+    Row("access log", ("--disable-uvicorn-access-log",), (), Switch("access_log", False)),
     Row(
         *("sampling defaults", ("--generation-config",), ("--sampling-defaults",)),
         Same("generation_config", spelled({"model": "auto", "openai": "vllm"})),
@@ -408,7 +414,7 @@ ROWS = [
         "request log",
         ("--enable-log-requests",),
         ("--log-requests", "--log-requests-level"),
-        RefusedFlag("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
+        RefusedFlag("use --access-log, which has no texts"),
     ),
     Row("log", ("--uvicorn-log-level",), ("--log-level",), Same("log_level")),
     Row("seed", ("--seed",), ("--random-seed",), Same("seed")),

@@ -116,6 +116,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     num_delivered: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
     is_suspect: bool = False  # is handled alone: a process has died that had it among others
     is_reply_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
+    request_id: str = ""  # X-Request-Id of the response, for the log
 
     @property
     def first_id(self) -> int:
@@ -219,6 +220,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     images: list[Image] = []  # in the order of the prompt; it has a reference to each tensor
     allowed: bytes = b""  # only these tokens may be drawn: a bit each, lowest first; empty is all
     script: ScriptedTokens | None = None  # only to a mock engine
+    request_id: str = ""  # as in `HttpRequest`
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -267,6 +269,15 @@ class Parsing(Message, frozen=True):
     hides_thoughts: bool = False
     string_parameters: dict[str, list[str]] = {}  # by tool, where calls do not say what is one
     custom_tools: list[str] = []  # those whose calls are free text, the one argument `input`
+
+
+class ReportedSampling(Message, frozen=True):
+    """Parameters of a request that its span has."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    n: int
 
 
 class ResponsesForm(Message, tag="responses", frozen=True):
@@ -345,6 +356,8 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
     is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
     fault: ReplyFault | None = None  # only with a mock engine
+    request_id: str = ""  # as in `HttpRequest`
+    sampling: ReportedSampling | None = None  # with --otlp-traces-endpoint
 
     @property
     def chat(self) -> bool:
@@ -452,6 +465,8 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     lengths: bytes  # u32
     last: bytes  # u8: whether these bytes end the response, or `MORE`
     num_delivered: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
+    # With --otlp-traces-endpoint: the `ReplyStats` of each request in it that begins or ends here.
+    stats: dict[int, bytes] = {}
 
     @classmethod
     def of(
@@ -488,6 +503,50 @@ Entry = tuple[int, Head | None, memoryview, int, int]
 ToFrontend = ResponseFrames
 
 
+# To the telemetry process
+
+
+class ReplyStats(Message, frozen=True):
+    """What was computed for a request so far: detokenizer -> telemetry, by way of a frontend.
+
+    Times are as in `Times`.
+    """
+
+    num_prompt: int = 0  # tokens
+    num_cached: int = 0  # of these, found in the prefix cache
+    num_generated: int = 0  # tokens, those behind a stop string included
+    num_sequences: int = 0
+    finish_reasons: list[str] = []
+    last_token: int = 0  # the detokenizer had it,
+    rendered: int = 0  # and had written the last text
+    sampling: ReportedSampling | None = None  # of a text
+    response_id: str = ""  # where the response has one
+    failed: bool = False  # the engine gave it up
+
+
+class RequestEnded(Message, tag="ended", frozen=True):
+    """A response is complete, or is given up: frontend -> telemetry. Times are as in `Times`."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int
+    received_at: int  # the head was read
+    ended_at: int
+    num_received: int  # bytes of the body, as its head declares them
+    num_sent: int  # bytes of the response's body, written
+    is_complete: bool  # all of the response was written
+    sent_at: int = 0  # the body went to a tokenizer
+    begun_at: int = 0  # the response began
+    times: Times | None = None
+    stats: bytes = b""  # a `ReplyStats`, as it came
+    traceparent: str = ""  # headers of the request: https://www.w3.org/TR/trace-context/
+    tracestate: str = ""
+
+
+ToTelemetry = RequestEnded
+
+
 # Between processes that prepare images and the fetcher
 
 
@@ -498,6 +557,7 @@ class Fetch(Message, tag="fetch", frozen=True):
     tokenizer: int  # index of the process that is answered
     urls: list[str]
     is_suspect: bool = False  # is handled alone: a fetcher has died that had it among others
+    request_id: str = ""  # as in `HttpRequest`
 
 
 class Forget(Message, tag="forget", frozen=True):

@@ -25,6 +25,8 @@ HIGH_WATER = 1024  # messages per link: at one per 5 ms step, 5 s of a receiver 
 # Steps on their way to a detokenizer. An engine that is faster waits for it: what it could send
 # ahead would come no sooner, and the sequences that join meanwhile share its next steps.
 STEP_HIGH_WATER = 8
+# Batches of reports on their way to the telemetry process: some seconds of each frontend's.
+REPORTS_HIGH_WATER = 16
 WAIT_MS = 500  # for a receiver, until `on_wait` is called
 MAX_DRAINED = 4  # messages that are handled before an event loop does something else
 COPIED_BYTES = 64 << 10  # are copied in less time than it takes to share them

@@ -87,7 +87,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     setproctitle("headrace: supervisor")
-    logs.setup("supervisor", order.config.log_level)
+    logs.setup("supervisor", order.config.log_level, order.config.log_format)
     with contextlib.suppress(BrokenPipeError):  # an owner that is gone need not be told
         try:
             serve(order, control)

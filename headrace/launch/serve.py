@@ -1,6 +1,7 @@
 """`launch_server`: flags in, a serving ring out."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ from headrace.system import standard_streams
 from headrace.system.machine import has_gpus
 
 BAR_WIDTH = 30
+
+log = logging.getLogger(__name__)
 
 
 class LoadingBar:
@@ -73,6 +76,9 @@ def serve(config: ServerConfig) -> None:
         progress.clear()
         seconds = time.monotonic() - started
         hello = greeting(listeners.url, card.name, seconds, bool(api_keys), config.ui)
+        if config.log_format == "json":
+            log.info("%s", hello.partition(". Try:")[0])
+            return
         with contextlib.suppress(OSError):  # a log that cannot be written to ends nothing
             print(hello, file=sys.stderr, flush=True)
 
@@ -85,11 +91,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, leave)  # PID 1 of a container would not even get it
     setproctitle("headrace: supervisor")
     logs.setup("supervisor", "info")
+    log_format = "text"
     try:
-        serve(from_flags(sys.argv[1:] if argv is None else argv, has_gpus()))
+        config = from_flags(sys.argv[1:] if argv is None else argv, has_gpus())
+        if config.log_format != log_format:
+            log_format = config.log_format
+            logs.setup("supervisor", "info", log_format)
+        serve(config)
     except (HeadraceError, OSError) as error:  # OSError: the system is short of something
         why = " ".join(str(error).splitlines())  # a path may have several
-        print(f"launch_server: error: {why}", file=sys.stderr)
+        if log_format == "json":
+            log.error("%s", why)
+        else:
+            print(f"launch_server: error: {why}", file=sys.stderr)
         short_of = ExitStatus.SHORT_OF
         sys.exit(error.exit_status if isinstance(error, HeadraceError) else short_of)
     except KeyboardInterrupt:  # before the supervisor takes signals

@@ -49,6 +49,7 @@ COUNTERS: list[tuple[str, str, BoardField]] = [
     ("tokenizer_refusals", "Requests refused", TokenizerField.REFUSED),
     ("tokenizer_abandoned", "Requests whose clients had left", TokenizerField.ABANDONED),
     ("prompt_tokens", "Prompt tokens received", TokenizerField.PROMPT_TOKENS),
+    ("lost_reports", "Requests missing in access log and traces", FrontendField.LOST_REPORTS),
     ("images", "Images in requests", TokenizerField.IMAGES),
     ("images_found", "Images that need not be prepared again", TokenizerField.FOUND_IMAGES),
     ("engine_steps", "Steps executed", EngineField.STEPS),

@@ -61,6 +61,7 @@ class LaunchSpec(msgspec.Struct):
     config: bytes
     stacks_fd: int
     record: str | None = None  # the folder of what processes receive
+    log_format: str = "text"
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Context:
     log_level: str
     parent: int
     tee: Tee | None = None  # records what this process receives
+    log_format: str = "text"
 
     @property
     def index(self) -> int:
@@ -129,6 +131,7 @@ def spawn(
     log_level: str,
     pass_fds: tuple[int, ...] = (),
     record: str | None = None,
+    log_format: str = "text",
 ) -> Process:
     """Start the process of `seat`. It dies with the calling process, at the latest.
 
@@ -151,6 +154,7 @@ def spawn(
             config=msgspec.msgpack.encode(config),
             record=record,
             stacks_fd=stacks.fd,
+            log_format=log_format,
         )
         with written(note) as fd:
             process = Process(
@@ -231,7 +235,7 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
     if note.record is not None:
         name = f"{note.role}-{note.index}"
         tee = begin_record(note.record, name, msgspec.msgpack.encode(note))
-    context = Context(seat, board, slot, note.log_level, note.parent, tee)
+    context = Context(seat, board, slot, note.log_level, note.parent, tee, note.log_format)
     # Until it serves, the kernel ends it: Python drops what `leave` raises within a callback, such
     # as there is after each import. A frontend has to sweep up, whenever it ends.
     if role.death_signal == signal.SIGTERM:
@@ -259,7 +263,7 @@ def main() -> None:
     note = read_note(int(sys.argv[1]))
     name = title(note.role, note.index)
     setproctitle.setproctitle(name)
-    writer = logs.setup(name.removeprefix("headrace: "), note.log_level)
+    writer = logs.setup(name.removeprefix("headrace: "), note.log_level, note.log_format)
     if note.fingerprint != fingerprint():
         log.error("the code on disk has changed since the server started; restart the server")
         sys.exit(ExitStatus.HOPELESS)

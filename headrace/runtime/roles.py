@@ -12,6 +12,7 @@ from headrace.config.config import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
+    TelemetryConfig,
     TokenizerConfig,
     VisionConfig,
     WorkerConfig,
@@ -54,6 +55,14 @@ ROLES = {
         "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
     ),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
+    # It handles the last reports before it ends.
+    "telemetry": Role(
+        "headrace.detokenizer_proc.telemetry.main:main",
+        TelemetryConfig,
+        numbered=False,
+        niceness=5,
+        cleans_up=True,
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from headrace.supervision.watchdog_protocol import WatchdogVerdict
 # Of the machine's memory, or the container's.
 SHARES = {
     **{"frontend": 0.25, "tokenizer": 0.25, "detokenizer": 0.25, "engine": 0.5, "worker": 0.95},
-    **{"vision": 0.5, "fetcher": 0.25},
+    **{"vision": 0.5, "fetcher": 0.25, "telemetry": 0.25},
 }
 
 

@@ -14,7 +14,7 @@ from headrace.supervision.watchdog_protocol import WatchdogVerdict
 
 # Of the working thread, without progress. Where a heartbeat covers it, one piece may take that.
 CEILINGS_S = {
-    **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher"), 60.0),
+    **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher", "telemetry"), 60.0),
     **dict.fromkeys(("tokenizer", "worker", "vision"), MAX_WORK_S),
 }
 IDLE_SHARE = 0.1  # of a core: a process that uses less waits for work

@@ -37,6 +37,7 @@ from headrace.config.config import (
     FrontendConfig,
     ModelCard,
     ServerConfig,
+    TelemetryConfig,
     TokenizerConfig,
 )
 from headrace.config.model_list import anthropic_model_pages, model_pages
@@ -98,6 +99,7 @@ def seats_of(
         answers_gets: false of an embedded ring without frontends, which is asked nothing by GET.
     """
     num_preprocessors = config.preprocess_procs if takes_images else 0
+    reports = config.access_log or config.otlp_traces_endpoint is not None
     counts = {
         "frontend": config.frontend_procs,
         # One has the long prompts, those after it prepare images, the last answers GETs.
@@ -107,6 +109,7 @@ def seats_of(
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
+        "telemetry": 1 if answers_gets and reports else 0,
     }
     return [Seat(role, i) for role, count in counts.items() for i in range(count)]
 
@@ -252,7 +255,10 @@ class Supervisor:
             fds.append(self._arena.fd)
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
-        process = spawn(seat, config, self.board, self._config.log_level, tuple(fds), self._record)
+        process = spawn(
+            *(seat, config, self.board, self._config.log_level, tuple(fds), self._record),
+            log_format=self._config.log_format,
+        )
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:
@@ -368,6 +374,8 @@ class Supervisor:
                 ui=c.ui,
                 pages=model_pages(self._card, self._started_at),
                 anthropic_pages=anthropic_model_pages(self._card, self._started_at),
+                reports=c.access_log or c.otlp_traces_endpoint is not None,
+                traces=self._traces,
             )
         if role == "tokenizer":
             return TokenizerConfig(
@@ -387,18 +395,32 @@ class Supervisor:
                 fetched_fd=None if self._fetched is None else self._fetched.fd,
                 answers_gets=self._listeners is not None,
                 takes_scripts=c.engine == "mock",
+                traces=self._traces,
                 **self._arena_fields,
             )
         if role == "engine":
             return self._engine_config()
         if role == "fetcher":
             return self._fetcher_config()
+        if role == "telemetry":
+            return TelemetryConfig(
+                run_dir=self.run_dir,
+                model=self._card.name,
+                access_log=c.access_log,
+                otlp_traces_endpoint=c.otlp_traces_endpoint,
+            )
         return DetokenizerConfig(
             run_dir=self.run_dir,
             card=self._card,
             num_frontends=c.frontend_procs,
             stream_interval=c.stream_interval,
+            traces=self._traces,
         )
+
+    @property
+    def _traces(self) -> bool:
+        """Whether requests have spans."""
+        return self._config.otlp_traces_endpoint is not None
 
     def _engine_config(self) -> EngineConfig:
         c = self._config

@@ -31,6 +31,10 @@ def test_no_package_of_an_extra_is_a_dependency() -> None:
     [
         ("modules", "transformers", "package transformers is missing; `pip install 'headrace[mod"),
         ("images", "PIL", "package pillow is missing; `pip install 'headrace[images]'`"),
+        (
+            *("otel", "opentelemetry.sdk"),
+            "package opentelemetry-sdk is missing; `pip install 'headrace[otel]'`",
+        ),
         ("gpu", "triton", "package triton is missing; `pip install 'headrace[gpu]'`"),
     ],
 )
@@ -45,5 +49,9 @@ def test_a_missing_package_is_named_with_its_extra(
 
 def test_nothing_is_missing_where_all_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: sys)
-    assert [extras.missing(extra) for extra in extras.PACKAGES] == ["", "", ""]
+    assert {extras.missing(extra) for extra in extras.PACKAGES} == {""}
     extras.require("gpu", "a GPU")
+
+
+def test_part_of_a_package_that_is_missing_is_missing() -> None:
+    assert not extras.is_installed("no_such_package.part")

@@ -1,9 +1,13 @@
 """The log: a line per event; a slow reader blocks no process."""
 
+import json
+import logging
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from headrace import logs
 
@@ -104,3 +108,66 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None
     first, second = path.read_text().splitlines()
     assert first.endswith("for which there is")
     assert second.startswith("1 log lines were lost")
+
+
+def record_of(message: str, *args: object, **extra: Any) -> logging.LogRecord:
+    return logging.getLogger("x").makeRecord(
+        *("x", logging.INFO, "x.py", 1, message, args, extra.pop("exc_info", None)), extra=extra
+    )
+
+
+def test_text_line_ends_with_the_id_of_its_request() -> None:
+    formatter = logs.TextFormatter("engine")
+    line = formatter.format(record_of("it %s", "fails", **logs.about("abc")))
+    assert line.endswith("engine INFO it fails (request abc)")
+    assert formatter.format(record_of("all is well")).endswith("engine INFO all is well")
+
+
+def test_json_line_is_an_object_with_its_request() -> None:
+    formatter = logs.JsonFormatter("tokenizer 0")
+    line = formatter.format(record_of("it\n%s", "\udcff fails", **logs.about("abc", status=500)))
+    assert "\n" not in line
+    found = json.loads(line)
+    assert datetime.fromisoformat(found.pop("time")).tzinfo is not None
+    assert found == {
+        "level": "info",
+        "process": "tokenizer 0",
+        "message": "it\n\udcff fails",
+        "request_id": "abc",
+        "status": 500,
+    }
+
+
+def test_json_line_has_the_exception_as_a_string() -> None:
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        record = record_of("it fails", exc_info=sys.exc_info())
+    found = json.loads(logs.JsonFormatter("engine").format(record))
+    assert found["message"] == "it fails"
+    assert found["exception"].endswith("KeyError: 'lost'")
+
+
+def test_line_of_a_thread_has_the_request_it_works_at() -> None:
+    token = logs.REQUEST_ID.set("abc")
+    try:
+        found = json.loads(logs.JsonFormatter("tokenizer 0").format(record_of("it is long")))
+    finally:
+        logs.REQUEST_ID.reset(token)
+    assert found["request_id"] == "abc"
+
+
+def test_failure_hides_the_text_of_its_error_in_json() -> None:
+    code = (
+        "import logging; from headrace import logs\n"
+        "logs.setup('engine', 'info', 'json')\n"
+        "try: raise ValueError('secret')\n"
+        "except ValueError as error:\n"
+        "    logs.log_failure(logging.getLogger('x'), 'it fails', error, 'abc')\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    found = json.loads(done.stderr)
+    assert (found["message"], found["request_id"]) == ("it fails: ValueError", "abc")
+    assert "line 3" in found["exception"]
+    assert "secret" not in done.stderr

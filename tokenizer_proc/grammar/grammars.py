@@ -21,6 +21,7 @@ import msgspec
 
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, Unsupported
+from headrace.logs import REQUEST_ID
 from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.grammar.grammar_checker import CPU_S, Task, Verdict, read, write
 from headrace.tokenizer_proc.jobs.stages import Check, Encoding
@@ -51,7 +52,9 @@ class Grammars:
         self._follows = follows
         self._is_scripted = is_scripted
         self._kept: OrderedDict[bytes, Check[Verdict]] = OrderedDict()
-        self._wanted: queue.SimpleQueue[tuple[Constraint, Check[Verdict]]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[Constraint, Check[Verdict], str]] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._has_tokenizer = False  # the process, whose tokens grammars are for
@@ -89,7 +92,7 @@ class Grammars:
         check = self._kept.get(key)
         if check is None or (check.found is not None and check.found.may_change):
             check = self._kept[key] = Check()
-            self._wanted.put((constraint, check))
+            self._wanted.put((constraint, check, REQUEST_ID.get()))
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
             if self._thread is None:
@@ -101,7 +104,8 @@ class Grammars:
     def _ask_all(self) -> None:
         """Have constraints checked, one after another, as long as this process lives."""
         while True:
-            constraint, check = self._wanted.get()
+            constraint, check, request_id = self._wanted.get()
+            REQUEST_ID.set(request_id)
             try:
                 check.found = self._ask(constraint)
             except OSError as error:  # the system is short of processes, say

@@ -379,3 +379,12 @@ def test_sequences_of_a_request_share_its_stream(pairs: Pairs) -> None:
     assert not list(pairs.write((last, b"a", False, 5)).left)
     assert heard(client) == b"1\r\na\r\n"
     assert pairs.streams.num_delivered(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}
+
+
+def test_bytes_of_pieces_that_were_sent_are_counted(pairs: Pairs) -> None:
+    pairs.connect(REQUESTS[0])
+    pairs.write((REQUESTS[0], b"one", False, 1), (REQUESTS[0] + 1, b"three", False, 1))
+    assert pairs.streams.num_bytes(REQUESTS[0]) == 8
+    list(pairs.write((REQUESTS[0], b"the last", True, 2)).left)
+    assert pairs.streams.num_bytes(REQUESTS[0]) == 8, "the caller writes it"
+    assert pairs.streams.num_bytes(REQUESTS[1]) == 0

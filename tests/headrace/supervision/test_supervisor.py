@@ -14,7 +14,15 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
-    assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher"}
+    assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher", "telemetry"}
+
+
+def test_telemetry_has_a_seat_where_it_is_asked_for() -> None:
+    seat = Seat("telemetry", 0)
+    traced = ServerConfig(otlp_traces_endpoint="http://localhost:4318")
+    for config in (ServerConfig(access_log=True), traced):
+        assert seat in seats_of(config)
+        assert seat not in seats_of(config, answers_gets=False), "without frontends"
 
 
 def test_embedded_ring_has_no_process_for_gets() -> None:
