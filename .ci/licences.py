@@ -31,7 +31,7 @@ installed.
 WITH_EXTRAS = """
 ## With extras
 
-`headrace[modules]`, `headrace[images]` and `headrace[gpu]` take these, too.
+`headrace[modules]`, `[images]`, `[gpu]` and `[otel]` take these, too.
 """
 IN_PAGE = """
 ## In the web page

@@ -1,7 +1,7 @@
 """Make a release of the commit that is checked out: check, test, build, try; print how to publish.
 
-Method: the tree has to be clean, the changelog's first heading to have the version and a date, and
-the tag of the version to point here. Then `.ci/run` tests and builds what `dist` holds. Nothing is
+Method: the tree is clean. The changelog's first heading has the version and a date, and the tag of
+the version points here. Then `.ci/run` tests and builds what `dist` holds. Nothing is
 uploaded or pushed.
 Run:    make release
 """

@@ -1,9 +1,9 @@
 """Build an sdist, of that a wheel, and the wheel of the demo model; try them where nothing else is.
 
-Method: the wheel is compiled from the sdist, not from the tree, and repaired by auditwheel, which
-fails where it needs more than its platform's tag promises. Each Python then installs it in an
-environment of its own outside the tree, by binaries alone and with no compiler in PATH, and serves
-the mock and the demo model: one chat each.
+Method: the wheel is compiled from the sdist, not from the tree. auditwheel repairs it, and fails
+where it needs more than its platform's tag promises. Each Python then installs it in an environment
+of its own outside the tree, by binaries alone, without a compiler in PATH. It serves the mock and
+the demo model: one chat each.
 Run:    make wheel; make wheel PYTHONS="python3.11 python3.13"
 """
 

@@ -1,8 +1,8 @@
 """What does a fresh install take, and how long is it until the first answer?
 
-Method: each round makes a virtual environment outside the tree, installs into it with pip, whose
-        cache is off, and starts the server that it brings, twice: the second start finds compiled
-        modules and the page cache as they are from then on. Headrace is the wheel of `make wheel`
+Method: each round makes a virtual environment outside the tree and installs into it by pip without
+        a cache. It starts the server twice: the second start finds compiled modules and a warm page
+        cache. Headrace is the wheel of `make wheel`
         with `headrace[demo]`, both from `dist`; other packages come from the index. Its PATH holds
         no compiler. Peers are asked for by name, since they take gigabytes, or compile for minutes:
         llama-cpp-python finds the compilers of this machine. All have the demo model's weights,

@@ -1,8 +1,7 @@
 """Request handling of a frontend: bytes in, bytes out.
 
-Bodies go to a tokenizer process as they came and answers are written as they come. Three
-things are answered here: `/health` and its kin, which must answer when nothing else does, files for
-browsers, and requests that are not let in.
+Bodies go to a tokenizer process as they came and answers are written as they come. Three kinds are
+answered here: `/health` and its kin, files for browsers, and rejected requests.
 """
 
 import time

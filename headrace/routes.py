@@ -1,8 +1,8 @@
 """The HTTP routes: one table for routing, counts, `/openapi.json` and the client.
 
-A path that is not here is answered with 404, but for `/admin` (`frontend/admin.py`), what is below
-`/v1/models`, the page at `/` with its files (`frontend/http/static_files.py`), and with a mock
-engine `/mock` (`tokenizer_proc/scripts/scripted_routes.py`).
+A path that is not here is answered with 404, but for `/admin` (`frontend/admin.py`) and what is
+below `/v1/models`. Files of the page at `/` are in `frontend/http/static_files.py`. `/mock`, with a
+mock engine, is in `tokenizer_proc/scripts/scripted_routes.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

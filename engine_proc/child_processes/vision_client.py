@@ -15,7 +15,7 @@ from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import FromVision, ToVision, TowerReady
+from headrace.ipc.worker_messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context
 from headrace.supervision.crash_reports import CrashReports
 from headrace.supervision.restart_backoff import RestartBackoff

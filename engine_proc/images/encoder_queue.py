@@ -16,7 +16,8 @@ from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
 from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.ipc.messages import Encode, Encoded, Image, Tensor
+from headrace.ipc.messages import Image, Tensor
+from headrace.ipc.worker_messages import Encode, Encoded
 
 MAX_DEATHS = 2  # of vision workers that had an image at hand
 

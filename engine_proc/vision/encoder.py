@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.ipc.arena import Arena, Stale
-from headrace.ipc.messages import Encode, Encoded, Tensor
+from headrace.ipc.messages import Tensor
+from headrace.ipc.worker_messages import Encode, Encoded
 
 Floats = npt.NDArray[np.float32]
 Tensors = Mapping[str, npt.NDArray[Any]]  # of one image

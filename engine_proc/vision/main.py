@@ -10,7 +10,7 @@ from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.vision.encoder import encode
 from headrace.engine_proc.vision.placement import placement_of
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import FromVision, ToVision, TowerReady
+from headrace.ipc.worker_messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context
 from headrace.system.malloc import give_back, keep_freed
 

@@ -578,34 +578,3 @@ class Fetched(Message, tag="fetched", frozen=True):
 
 ToFetcher = Fetch | Forget
 FromFetcher = Fetched
-
-
-# Between the engine and its vision worker, in shared memory
-
-
-class Encode(Message, tag="encode", frozen=True):
-    """Images to encode in one call: engine -> vision worker, which answers before the next."""
-
-    images: list[dict[str, Tensor]]
-    rows: list[bytes]  # i32, of the embedding area: where the rows of each are to be
-
-
-class Encoded(Message, tag="encoded", frozen=True):
-    """The embeddings of an `Encode` are in the area: vision worker -> engine.
-
-    Both fields tell of those that are not, by their places in `Encode.images`.
-    """
-
-    gone: list[int] = []  # the tensors are not in the arena any more
-    failed: dict[int, str] = {}  # the tower could not take them, and why
-
-
-class TowerReady(Message, tag="tower", frozen=True):
-    """A vision worker has loaded its tower: vision worker -> engine, once."""
-
-    max_numbers: int  # of pixels that the images of an `Encode` may have, unless it is one image
-    gpu_bytes: int = 0  # of the first GPU, that it has and never exceeds; 0 is that it has no GPU
-
-
-ToVision = Encode
-FromVision = Encoded | TowerReady

@@ -7,7 +7,6 @@ from headrace.ipc.messages import (
     Api,
     FinishReason,
     FromFetcher,
-    FromVision,
     GenerateForm,
     Head,
     Image,
@@ -22,10 +21,9 @@ from headrace.ipc.messages import (
     ToFetcher,
     ToFrontend,
     ToTokenizer,
-    ToVision,
 )
 from headrace.ipc.token_logprobs import PAIR, ROW
-from headrace.ipc.worker_messages import SAMPLING_ROW, FromWorker, ToWorker
+from headrace.ipc.worker_messages import SAMPLING_ROW, FromVision, FromWorker, ToVision, ToWorker
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 
 

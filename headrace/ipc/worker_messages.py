@@ -1,9 +1,11 @@
-"""Messages between the engine and its workers, in shared memory: steps and results."""
+"""Messages between the engine and its workers, in shared memory: steps, results, images."""
 
 import struct
 from typing import Annotated, NamedTuple, get_type_hints
 
-from headrace.ipc.messages import Message
+from msgspec import field
+
+from headrace.ipc.messages import Message, Tensor
 
 ITEM_BYTES = 4  # of the columns of a `Step`
 
@@ -128,3 +130,34 @@ class WorkerReady(Message, tag="ready", frozen=True):
 
 ToWorker = Step | Masks | Resume
 FromWorker = StepResult | StepFailed | WorkerReady
+
+
+# Between the engine and its vision worker, in shared memory
+
+
+class Encode(Message, tag="encode", frozen=True):
+    """Images to encode in one call: engine -> vision worker, which answers before the next."""
+
+    images: list[dict[str, Tensor]]
+    rows: list[bytes]  # i32, of the embedding area: where the rows of each are to be
+
+
+class Encoded(Message, tag="encoded", frozen=True):
+    """The embeddings of an `Encode` are in the area: vision worker -> engine.
+
+    Both fields tell of those that are not, by their places in `Encode.images`.
+    """
+
+    gone: list[int] = field(default_factory=list)  # the tensors are not in the arena any more
+    failed: dict[int, str] = field(default_factory=dict)  # the tower could not take them, and why
+
+
+class TowerReady(Message, tag="tower", frozen=True):
+    """A vision worker has loaded its tower: vision worker -> engine, once."""
+
+    max_numbers: int  # of pixels that the images of an `Encode` may have, unless it is one image
+    gpu_bytes: int = 0  # of the first GPU, that it has and never exceeds; 0 is that it has no GPU
+
+
+ToVision = Encode
+FromVision = Encoded | TowerReady

@@ -9,7 +9,6 @@ from engine_rig import FIRST, IMAGE_TOKEN, Rig, Sevens, generate
 from headrace.board.fields import EngineField
 from headrace.ipc.messages import (
     Abort,
-    Encoded,
     FinishReason,
     GenerateRequest,
     Image,
@@ -17,6 +16,7 @@ from headrace.ipc.messages import (
     Tensor,
     request_id,
 )
+from headrace.ipc.worker_messages import Encoded
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (
-    Encode,
-    Encoded,
     GenerateRequest,
     Sampling,
     StepOutput,
@@ -30,7 +28,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.ipc.token_logprobs import ROW
-from headrace.ipc.worker_messages import Step, StepFailed, StepResult, WorkerReady
+from headrace.ipc.worker_messages import Encode, Encoded, Step, StepFailed, StepResult, WorkerReady
 
 WAIT_MS = 60_000
 READY = WorkerReady(num_pages=16, page_tokens=16)

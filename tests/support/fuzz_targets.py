@@ -37,10 +37,8 @@ from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.ipc.messages import (
     Abort,
     Api,
-    Encode,
     Fetch,
     FromFetcher,
-    FromVision,
     GeneratedTokens,
     GenerateRequest,
     HttpRequest,
@@ -57,16 +55,18 @@ from headrace.ipc.messages import (
     ToFetcher,
     ToFrontend,
     ToTokenizer,
-    ToVision,
     request_id,
 )
 from headrace.ipc.worker_messages import (
     SAMPLING_CODES,
     SAMPLING_ROW,
+    Encode,
+    FromVision,
     FromWorker,
     SamplingRow,
     Step,
     StepResult,
+    ToVision,
     ToWorker,
 )
 from headrace.model.gguf import read_metadata

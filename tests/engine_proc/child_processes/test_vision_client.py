@@ -17,16 +17,8 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.exit_status import ExitStatus
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import (
-    Encode,
-    Encoded,
-    GenerateRequest,
-    Image,
-    Sampling,
-    Tensor,
-    TowerReady,
-    request_id,
-)
+from headrace.ipc.messages import GenerateRequest, Image, Sampling, Tensor, request_id
+from headrace.ipc.worker_messages import Encode, Encoded, TowerReady
 from headrace.runtime.process import Context
 
 IMAGE_TOKEN = 6

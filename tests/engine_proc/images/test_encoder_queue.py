@@ -20,17 +20,8 @@ from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.step_builder import build_step
-from headrace.ipc.messages import (
-    Encode,
-    Encoded,
-    GenerateRequest,
-    Image,
-    Sampling,
-    Tensor,
-    request_id,
-    request_of,
-)
-from headrace.ipc.worker_messages import Step, StepResult
+from headrace.ipc.messages import GenerateRequest, Image, Sampling, Tensor, request_id, request_of
+from headrace.ipc.worker_messages import Encode, Encoded, Step, StepResult
 
 IMAGE = 99  # the token
 VOCABULARY = 11

@@ -9,7 +9,8 @@ import pytest
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.vision.encoder import Floats, Tensors, encode
 from headrace.ipc.arena import Arena, Region
-from headrace.ipc.messages import Encode, Encoded, Tensor
+from headrace.ipc.messages import Tensor
+from headrace.ipc.worker_messages import Encode, Encoded
 
 ROW_SIZE = 3
 

@@ -41,8 +41,8 @@ from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 from headrace.engine_proc.worker.hf.model import open_transformers
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import Encode, GenerateRequest, Image, Sampling, Tensor, request_id
-from headrace.ipc.worker_messages import Step, StepResult, WorkerReady
+from headrace.ipc.messages import GenerateRequest, Image, Sampling, Tensor, request_id
+from headrace.ipc.worker_messages import Encode, Step, StepResult, WorkerReady
 
 PAGE_TOKENS = 16
 NUM_PAGES = 64

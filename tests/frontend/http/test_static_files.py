@@ -20,7 +20,7 @@ FILES = {
     "index.html": b"<p>page</p>",
     "docs.html": b"<p>reference</p>",
     "ui/main-0123ABCD.js": SCRIPT,
-    "ui/main-0123ABCD.js.gz": gzip.compress(SCRIPT),
+    "ui/main-0123ABCD.js.gz": gzip.compress(SCRIPT, mtime=0),
     "ui/main-0123ABCD.js.br": b"as if by Brotli",
     "docs/icon.svg": b"<svg/>",
     "docs/long.txt": LONG,

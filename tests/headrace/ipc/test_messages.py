@@ -13,10 +13,7 @@ from headrace.ipc.messages import (
     ENDED,
     MAX_SEQUENCES,
     Abort,
-    Encode,
-    Encoded,
     FinishReason,
-    FromVision,
     GenerateRequest,
     Head,
     HttpRequest,
@@ -31,8 +28,6 @@ from headrace.ipc.messages import (
     ToEngine,
     ToFrontend,
     ToTokenizer,
-    ToVision,
-    TowerReady,
     first_counter,
     frontend_of,
     request_id,
@@ -40,7 +35,16 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.schema_fingerprint import fingerprint
 from headrace.ipc.token_logprobs import TokenLogprob
-from headrace.ipc.worker_messages import FromWorker, StepResult, WorkerReady
+from headrace.ipc.worker_messages import (
+    Encode,
+    Encoded,
+    FromVision,
+    FromWorker,
+    StepResult,
+    ToVision,
+    TowerReady,
+    WorkerReady,
+)
 
 
 @given(
