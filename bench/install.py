@@ -123,7 +123,7 @@ def measure(system: System, python: str) -> dict[tuple[str, str], float]:
 def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=3)
-    options.add_argument("--python", type=Path, default=Path(sys.executable))
+    options.add_argument("--python", default=sys.executable)
     options.add_argument("--with", dest="peers", nargs="*", default=[], choices=[*PEERS])
     args: argparse.Namespace = options.parse_args()
     size = models.demo_model().stat().st_size
@@ -134,7 +134,7 @@ def main() -> None:
     for name, system in systems.items():
         for _ in range(args.rounds):
             try:
-                found = measure(system, str(args.python))
+                found = measure(system, args.python)
             except (InstallFailed, StartFailed) as error:
                 report.miss(f"{name}: {error}")
                 break
