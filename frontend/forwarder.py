@@ -20,8 +20,8 @@ from headrace.frontend.open_requests import OpenRequest, OpenRequests
 from headrace.frontend.request_proxy import RequestProxy
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
-from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
-from headrace.routes import ANTHROPIC_PATHS
+from headrace.ipc.router import LONG_BODY_BYTES, Router
+from headrace.routes import ANTHROPIC_PATHS, READS
 
 JSON = "application/json"
 DEADLY = Rejection(

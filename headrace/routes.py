@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 GET, HEAD, POST = "GET", "HEAD", "POST"
+READS = (GET, HEAD)  # need no tokenizer
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
