@@ -185,6 +185,15 @@ class QueueFull(RequestError):
         super().__init__("too many requests are waiting (--max-num-queued); try again later")
 
 
+class StreamsFull(RequestError):
+    """Too many clients read the events of the ring already."""
+
+    status, type, code = 503, "overloaded_error", "overloaded"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} clients read these events already; close one of them")
+
+
 class ApiError(HeadraceError):
     """What a client of a server raises: the HTTP status and OpenAI's `code` and `param`.
 

@@ -23,6 +23,7 @@ VERSION, LOAD = "/version", "/load"
 MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
 METRICS, OPENAPI, DOCS = "/metrics", "/openapi.json", "/docs"
+RING, RING_EVENTS = "/ring", "/ring/events"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there
 
@@ -99,6 +100,8 @@ ROUTES = (
     Route(READY, "Tell whether requests are let in", Lane.FRONTEND, is_counted=False),
     Route(STARTUP, "Tell whether all have begun", Lane.FRONTEND, is_counted=False),
     Route(METRICS, "Tell metrics, for Prometheus", Lane.INFO, is_counted=False),
+    Route(RING, "Tell the state of each process", Lane.INFO, is_counted=False),
+    Route(RING_EVENTS, "Stream the state of each process", Lane.INFO, is_counted=False),
     Route(OPENAPI, "Tell this description", Lane.INFO),
     Route(DOCS, "Show this description as a page", Lane.INFO),
 )

@@ -45,13 +45,14 @@ FURTHER = {  # than SHARED, of processes
 WITHIN = {
     "frontend": {"": "admission http", "http": "", "admission": "http"},
     "tokenizer_proc": {
-        "": "apis encoding grammar images jobs openapi",
+        "": "apis encoding grammar images jobs openapi ring",
         "apis": "",
         "jobs": "",
         "encoding": "apis jobs",
         "grammar": "apis jobs",
         "images": "apis encoding jobs",
-        "openapi": "apis",
+        "openapi": "apis ring",
+        "ring": "jobs",
         "fetcher": "",
     },
     "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},
