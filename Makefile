@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages ui ui-test clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -88,6 +88,21 @@ licences: .venv/dev
 # docs/messages.md anew, after a change of headrace/ipc/messages.py or worker_messages.py.
 messages: .venv/installed
 	$(BIN)/python .ci/messages.py > docs/messages.md
+
+# frontend/ui/dist anew, after a change in frontend/ui: the page at / and the API reference. It needs
+# node and npm; no other target does.
+ui:
+	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund && npm run build
+
+# The page in Chromium, which must be installed (Debian's package chromium), and axe-core from npm.
+# `make test` skips these. SCREENSHOTS=1 also takes those in docs/screenshots.
+ui-test: .venv/ui
+	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund
+	PYTHONPATH=.venv/ui $(BIN)/pytest tests/ui $(ARGS)
+
+.venv/ui: .venv/dev
+	rm -rf $@
+	$(PIP) --quiet --target $@ playwright==1.65.2
 
 install: .venv/installed
 

@@ -1,10 +1,11 @@
 """Print docs/licences.md: the licence of everything that an install takes.
 
-Method: the metadata of what is installed here. Of PyPI's torch for GPUs, which is not installed
-everywhere, only the packages that are here are listed.
+Method: the metadata of what is installed here, and npm's lock file. Of PyPI's torch for GPUs, which
+is not installed everywhere, only the packages that are here are listed.
 Run:    make licences
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from audit import ROOTS, installed  # beside this file
 
 CUDA = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "nvidia-cuda-nvrtc", "triton")
+LOCK = Path(__file__).parents[1] / "frontend" / "ui" / "package-lock.json"
+UNUSED = ("@scarf/", "@types/")  # packages of npm of which nothing is in the page
 LONGEST = 60  # characters of a licence's name; what is longer is its text
 HEAD = """# Licences
 
@@ -23,6 +26,12 @@ Headrace is under the Apache License 2.0. `make licences` makes this page of the
 installed.
 
 ## What a plain install takes
+
+"""
+IN_PAGE = """
+## In the web page
+
+`frontend/ui/dist` has parts of these packages of npm. `/docs/licences.txt` has their texts.
 
 """
 ON_GPUS = """
@@ -77,10 +86,22 @@ def table(names: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def npm_table() -> str:
+    """Return the packages of npm that the web page may take, as a table."""
+    lines = ["| package | licence | |", "| --- | --- | --- |"]
+    for path, package in json.loads(LOCK.read_text())["packages"].items():
+        name = path.removeprefix("node_modules/")
+        if name and not package.get("dev") and not name.startswith(UNUSED):
+            lines.append(
+                f"| {name} | {package['license']} | https://www.npmjs.com/package/{name} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Print the page."""
     names = [name for name in installed(ROOTS) if name not in CUDA and name[:7] != "nvidia-"]
-    print(HEAD + table(names) + ON_GPUS + table(CUDA), end="")
+    print(HEAD + table(names) + ON_GPUS + table(CUDA) + IN_PAGE + npm_table(), end="")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Request handling of a frontend: bytes in, bytes out.
 
-Bodies go to a tokenizer process as they came and answers are written as they come. Two things
-are answered here: `/health` and its kin, which must answer when nothing else does, and requests
-that are not let in.
+Bodies go to a tokenizer process as they came and answers are written as they come. Three
+things are answered here: `/health` and its kin, which must answer when nothing else does, files for
+browsers, and requests that are not let in.
 """
 
 import time
@@ -16,6 +16,7 @@ from headrace.frontend.http.conformance import head_fault
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, HttpExchange
+from headrace.frontend.http.static_files import StaticFile, StaticFiles
 from headrace.routes import GET, PING
 from headrace.runtime.wake_clock import WakeClock
 
@@ -39,6 +40,7 @@ class App:
         gate: Gate,
         admin: Admin,
         cors: Cors | None = None,
+        files: StaticFiles | None = None,
     ) -> None:
         self._board = board
         self._awake = awake
@@ -46,6 +48,7 @@ class App:
         self._gate = gate
         self._admin = admin
         self._cors = cors
+        self._files = files or StaticFiles({})
 
     def __call__(self, request: HttpExchange) -> None:
         """Answer a request, now or when the ring does."""
@@ -59,6 +62,8 @@ class App:
             self._tell_health(request)
         elif is_for_operators(request.path):
             self._administer(request)
+        elif (file := self._files.find(request)) is not None:
+            self._show(request, file)
         else:
             self._forwarder.begin(request)
 
@@ -70,6 +75,12 @@ class App:
         since_ns = self._awake.look(now_ns)
         found = health_of(self._board, request.path, self._gate.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
+
+    def _show(self, request: HttpExchange, file: StaticFile) -> None:
+        if request.method in (GET, HEAD):
+            file.answer(request)
+        else:
+            request.refuse(ONLY_ASKED)
 
     def _administer(self, request: HttpExchange) -> None:
         key = request.head.key

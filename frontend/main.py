@@ -26,6 +26,7 @@ from headrace.frontend.http.connection import PATIENCE_S, READER_PATIENCE_S, Con
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.start_queue import StartQueue
+from headrace.frontend.http.static_files import StaticFiles
 from headrace.frontend.loop_lag import LoopLag
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import ToFrontend
@@ -94,7 +95,8 @@ class Frontend:
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         self._awake = WakeClock()
-        app = App(context.board, self._awake, self._forwarder, self._gate, admin, cors)
+        files = StaticFiles.read(has_ui=config.ui)
+        app = App(context.board, self._awake, self._forwarder, self._gate, admin, cors, files)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))

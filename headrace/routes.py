@@ -1,7 +1,7 @@
 """The HTTP routes: one table for routing, counts, `/openapi.json` and the client.
 
-A path that is not here is answered with 404, but for `/admin` (`frontend/admin.py`) and what is
-below `/v1/models`.
+A path that is not here is answered with 404, but for `/admin` (`frontend/admin.py`), what is below
+`/v1/models`, and the page at `/` with the files that it loads (`frontend/http/static_files.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ MODELS = "/v1/models"
 VERSION, LOAD = "/version", "/load"
 MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
-METRICS, OPENAPI, DOCS = "/metrics", "/openapi.json", "/docs"
+METRICS, OPENAPI, DOCS, UI = "/metrics", "/openapi.json", "/docs", "/"
 RING, RING_EVENTS = "/ring", "/ring/events"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there
@@ -32,6 +32,7 @@ class Lane(Enum):
     """The process that answers a route."""
 
     FRONTEND = "frontend"  # at once, when nothing else answers
+    FILE = "file"  # the frontend, with a file that needs no API key (`static_files.py`)
     INFO = "info"  # the tokenizer process for GETs, which loads no tokenizer
     TOKENIZER = "tokenizer"
 
@@ -103,7 +104,7 @@ ROUTES = (
     Route(RING, "Tell the state of each process", Lane.INFO, is_counted=False),
     Route(RING_EVENTS, "Stream the state of each process", Lane.INFO, is_counted=False),
     Route(OPENAPI, "Tell this description", Lane.INFO),
-    Route(DOCS, "Show this description as a page", Lane.INFO),
+    Route(DOCS, "Show this description as a page", Lane.FILE, is_counted=False),
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
+UI, DIST = "frontend/ui/", "frontend/ui/dist/"  # sources of web pages, and what is built of them
 SCRIPT = """
 from headrace import ApiError, AsyncClient, AsyncEngine, Client, Engine, SamplingParams
 from headrace.client.responses import ChatCompletion, Completion
@@ -90,7 +91,8 @@ def test_wheel_holds_every_module_and_its_data(built: Path) -> None:
         name if name.startswith("headrace/") else f"headrace/{name}"
         for name in listed
         if name.split("/")[0] in ("headrace", *folders) and (ROOT / name).is_file()
-        if name.endswith((".py", ".json", ".cuh", "py.typed"))
+        if name.endswith((".py", ".json", ".cuh", "py.typed")) or name.startswith(DIST)
+        if name.startswith(DIST) or not name.startswith(UI)
     }
     files = {str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()}
     assert files == expected

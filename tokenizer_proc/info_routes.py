@@ -10,8 +10,6 @@ from headrace.metrics.headrace_metrics import CONTENT_TYPE, MetricsPage
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info
-from headrace.tokenizer_proc.openapi.docs_page import CONTENT_TYPE as HTML
-from headrace.tokenizer_proc.openapi.docs_page import docs_page
 from headrace.tokenizer_proc.openapi.openapi import openapi
 from headrace.tokenizer_proc.ring.monitor import CONTENT_TYPE as EVENTS
 from headrace.tokenizer_proc.ring.monitor import RingMonitor
@@ -45,7 +43,6 @@ class InfoRoutes:
                 200,
                 openapi(config.card, config.follows_grammars, config.trust_request_chat_template),
             ),
-            routes.DOCS: lambda *_: Answer(200, docs_page(config.card), HTML),
         }
         self.handlers = by_path(handlers, routes_of(Lane.INFO))
         self._posted = {path for route in routes_of(Lane.TOKENIZER) for path in route.paths}

@@ -21,6 +21,7 @@ ANTHROPIC_REQUEST_ID = b"request-id"  # as Anthropic's clients read it
 LAST_CHUNK = b"0\r\n\r\n"
 ANNOUNCED = b"HTTP/1.1 "  # with which each answer begins
 LEADING_ZERO = b"0"  # of the size of a chunk; RFC 9112, 7.1 allows any number of them
+SHARED_BYTES = 16 << 10  # of a body, from which on a second write costs less than a copy
 MAX_ZEROS = 8  # h11 takes 20 digits at most
 
 
@@ -181,8 +182,10 @@ class HttpExchange:
         on_response()
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Say all there is to say."""
+        """Say all there is to say. Clients that read slowly share a long body: it is not copied."""
         self.begin(status, headers, len(body))
+        if len(body) >= SHARED_BYTES:
+            self._write(())
         self.end(body)
 
     def refuse(self, rejection: Rejection) -> int:
@@ -215,5 +218,7 @@ class HttpExchange:
         """Write what has not been written of the head, then this of the body, if there is one."""
         transport = self._cycle.transport
         if not self._cycle.disconnected and not transport.is_closing():
-            transport.write(b"".join((self._head, *(() if self.method == HEAD else body))))
+            pieces = () if self.method == HEAD else body
+            # A join of one piece is that piece.
+            transport.write(b"".join((self._head, *pieces) if self._head else pieces))
         self._head = b""

@@ -65,6 +65,7 @@ class ServerConfig:
     api_key_file: str | None = flag(None, "a file with an API key on each line")
     admin_api_key: str | None = flag(None, "the key of /admin, which is closed without one")
     allowed_origins: tuple[str, ...] = flag((), "an allowed CORS origin; may be repeated")
+    ui: bool = flag(True, "serve a web page at /; --no-ui does not")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor parallel size: workers that share the model")
     disable_custom_all_reduce: bool = flag(False, "use NCCL for every all-reduce over GPUs")
@@ -380,6 +381,7 @@ class FrontendConfig:
     ssl_certfile: str | None
     ssl_keyfile: str | None
     profiles: bool = False  # workers write some when operators ask
+    ui: bool = True
     pages: dict[str, bytes] = field(default_factory=dict)  # JSON that never changes, by path
     anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
 

@@ -46,16 +46,17 @@ class LoadingBar:
             print("\r" + " " * (BAR_WIDTH + 16) + "\r", end="", file=sys.stderr, flush=True)
 
 
-def greeting(url: str, model: str, seconds: float, has_keys: bool) -> str:
+def greeting(url: str, model: str, seconds: float, has_keys: bool, has_ui: bool) -> str:
     """Return what a person sees when the server answers."""
     path = url.removeprefix("http+unix://")
     where = url if path == url else f"--unix-socket {path} http://localhost"
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
+    page = f"\nor open {url} in a browser.\n" if has_ui and path == url else ""
     return (
         f"Headrace serves {model} on {url} (ready in {seconds:.1f} s). Try:\n\n"
         f"  curl {where}/v1/chat/completions -H 'Content-Type: application/json'{key} -d "
         '\'{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
-        '"temperature": 0}\'\n'
+        f'"temperature": 0}}\'\n{page}'
     )
 
 
@@ -70,7 +71,8 @@ def serve(config: ServerConfig) -> None:
 
     def on_ready() -> None:
         progress.clear()
-        hello = greeting(listeners.url, card.name, time.monotonic() - started, bool(api_keys))
+        seconds = time.monotonic() - started
+        hello = greeting(listeners.url, card.name, seconds, bool(api_keys), config.ui)
         with contextlib.suppress(OSError):  # a log that cannot be written to ends nothing
             print(hello, file=sys.stderr, flush=True)
 

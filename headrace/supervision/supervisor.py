@@ -366,6 +366,7 @@ class Supervisor:
                 ssl_certfile=c.ssl_certfile,
                 ssl_keyfile=c.ssl_keyfile,
                 profiles=c.profile_dir is not None and c.engine != "mock",
+                ui=c.ui,
                 pages=model_pages(self._card, self._started_at),
                 anthropic_pages=anthropic_model_pages(self._card, self._started_at),
             )

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from described import answer_examples
 from embedding_models import TEXTS, make_cross_encoder
 from servers import RunningServer
 
@@ -38,6 +39,14 @@ def expected(folder: Path) -> list[float]:
 
 def post(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=fields)
+
+
+def test_model_info_says_that_nothing_is_generated(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/model_info").json()["is_generation"] is False
+
+
+def test_examples_of_openapi_are_answered(server: RunningServer) -> None:
+    assert answer_examples(server.url) >= {"/v1/rerank", "/v1/score"}
 
 
 def test_scores_are_the_reference_s(server: RunningServer, expected: list[float]) -> None:

@@ -6,6 +6,7 @@ import re
 import httpx
 import pytest
 import yaml
+from described import answer_examples
 from examples import ROOT, blocks, needs_curl, run_command, run_program
 from servers import HELD, RunningServer
 
@@ -35,6 +36,15 @@ def test_the_page_about_running_shows_what_is_told_of_health(server: RunningServ
     told = httpx.get(f"{server.url}/health").json()
     assert shown.keys() == told.keys()
     assert shown["processes"][0].keys() == told["processes"][0].keys()
+
+
+def test_examples_of_openapi_are_answered(server: RunningServer) -> None:
+    assert answer_examples(server.url) >= {
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/tokenize",
+    }
 
 
 def test_units_in_operations_docs_start_a_server() -> None:

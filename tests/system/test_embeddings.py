@@ -14,6 +14,7 @@ import openai
 import pytest
 import torch
 import transformers
+from described import answer_examples
 from embedding_models import LAST, TEXTS, add_modules, minilm
 from examples import blocks, needs_curl, run_command, run_examples
 from servers import RunningServer
@@ -46,6 +47,10 @@ def expected() -> Vectors:
 
 def post(server: RunningServer, path: str = "/v1/embeddings", **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=fields)
+
+
+def test_examples_of_openapi_are_answered(server: RunningServer) -> None:
+    assert answer_examples(server.url) >= {"/v1/embeddings", "/v1/rerank", "/v1/score"}
 
 
 def test_the_official_client_gets_the_reference_s_vectors(

@@ -26,6 +26,7 @@ from headrace.tokenizer_proc.apis.responses import ResponsesRequest
 from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
 from headrace.tokenizer_proc.apis.sglang import GenerateBody
 from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
+from headrace.tokenizer_proc.openapi.request_examples import Examples, examples_of
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
@@ -145,11 +146,17 @@ def openapi(
     """Return the description, JSON, of a server of one model."""
     paths: Object = {}
     for operation in operations_of(card):
-        paths[operation.route.path] = {operation.route.method.lower(): described(operation)}
+        path, method = operation.route.path, operation.route.method.lower()
+        examples = examples_of(path, card, follows_grammars)
+        paths[path] = {method: described(operation, examples)}
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Headrace", "version": __version__},
+            "info": {
+                "title": "Headrace",
+                "version": __version__,
+                "description": f"The API of a server of the model {card.name}.",
+            },
             "paths": paths,
             "components": {
                 "schemas": schemas(card, follows_grammars, trusts_templates),
@@ -245,7 +252,7 @@ def limit(field: Object, low: float | None, high: float | None) -> None:
             }
 
 
-def described(operation: Operation) -> Object:
+def described(operation: Operation, examples: Examples) -> Object:
     """Return what there is to say of one operation."""
     route, bodies = operation
     answer = {"schema": {} if bodies.response is None else reference(bodies.response)}
@@ -255,13 +262,28 @@ def described(operation: Operation) -> Object:
     found: Object = {
         "operationId": route.path.strip("/").replace("/", "_").removesuffix(".json"),
         "summary": route.summary,
+        "tags": [tag_of(route)],
         "responses": {"200": {"description": "The answer", "content": content}}
         | dict(errors(operation)),
     }
     if bodies.request is not None:
-        body = {JSON: {"schema": reference(bodies.request)}}
+        shown = {title: {"value": example} for title, example in examples.items()}
+        body = {JSON: {"schema": reference(bodies.request), "examples": shown}}
         found["requestBody"] = {"required": True, "content": body}
     return found
+
+
+def tag_of(route: Route) -> str:
+    """Return the heading of a route in documents."""
+    if route.lane in (Lane.FRONTEND, Lane.INFO, Lane.FILE):
+        return "Server"
+    match route.need:
+        case Need.GENERATION | Need.CHAT_TEMPLATE:
+            return "Generation"
+        case Need.EMBEDDINGS | Need.SCORES:
+            return "Embeddings and scores"
+        case Need.NOTHING:
+            return "Tokens"
 
 
 def event_schema(bodies: BodyTypes) -> Object:
@@ -283,6 +305,8 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
     if route.lane is Lane.FRONTEND:  # which needs no key, and says why
         health = {JSON: {"schema": reference(bodies.response)}}
         yield "503", {"description": "It is not so, and why", "content": health}
+        return
+    if route.lane is Lane.FILE:
         return
     statuses = {"401": "No valid API key"}
     if bodies.request is not None:

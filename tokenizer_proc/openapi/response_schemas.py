@@ -338,6 +338,7 @@ class ModelInfo(Whole):
     is_generation: bool
     preferred_sampling_params: None
     weight_version: str
+    has_image_understanding: bool
 
 
 class ServerInfo(Whole):

@@ -18,9 +18,10 @@ def model_info(card: ModelCard) -> dict[str, Any]:
     return {
         "model_path": card.path,
         "tokenizer_path": card.path,
-        "is_generation": card.embedding_size is None,
+        "is_generation": card.pooling is None,
         "preferred_sampling_params": None,
         "weight_version": "default",
+        "has_image_understanding": card.takes_images,
     }
 
 

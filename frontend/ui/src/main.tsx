@@ -1,0 +1,7 @@
+import { render } from "preact";
+
+import { App } from "./app";
+import { describe } from "./server";
+
+render(<App />, document.getElementById("app")!);
+void describe();

@@ -1,0 +1,20 @@
+"""The examples in `/openapi.json`. System tests send them (`described.answer_examples`)."""
+
+import pytest
+
+from headrace.routes import ROUTES, Lane
+from headrace.tokenizer_proc.openapi.openapi import BODIES
+from headrace.tokenizer_proc.openapi.request_examples import EXAMPLES
+
+CASES = [(path, title) for path, examples in EXAMPLES.items() for title in examples]
+
+
+def test_each_route_with_a_body_has_examples() -> None:
+    assert EXAMPLES.keys() == {route.path for route in ROUTES if route.lane is Lane.TOKENIZER}
+
+
+@pytest.mark.parametrize(("path", "title"), CASES)
+def test_example_has_fields_of_its_route(path: str, title: str) -> None:
+    example, kind = EXAMPLES[path][title], BODIES[path].request
+    assert kind is not None
+    assert example.keys() <= set(kind.__struct_fields__)

@@ -1,0 +1,108 @@
+"""Bodies that each route answers with 200, for the pages that send them (`/docs`, the page at `/`).
+
+They name no model, since there is one. Tests send all of them.
+"""
+
+from typing import Any
+
+from headrace import routes
+from headrace.config.config import ModelCard
+
+Examples = dict[str, dict[str, Any]]  # bodies by title
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+LIMIT = 64  # tokens of an answer
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tell the weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+CAPITAL = {
+    "type": "object",
+    "properties": {"country": {"type": "string"}, "capital": {"type": "string"}},
+    "required": ["country", "capital"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "capital", "schema": CAPITAL}}
+SCHEMA, TOOL = "JSON that follows a schema", "A tool call"
+EXAMPLES: dict[str, Examples] = {
+    routes.CHAT: {
+        "A question": {"messages": QUESTION, "max_tokens": LIMIT},
+        "A stream": {"messages": QUESTION, "max_tokens": LIMIT, "stream": True},
+        "A sampled story": {
+            "messages": [
+                {"role": "system", "content": "You tell stories of three sentences."},
+                {"role": "user", "content": "Tell a story about a river."},
+            ],
+            "temperature": 0.8,
+            "top_p": 0.9,
+            "seed": 7,
+            "max_tokens": 2 * LIMIT,
+        },
+        SCHEMA: {"messages": QUESTION, "response_format": FORMAT, "max_tokens": LIMIT},
+        TOOL: {
+            "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+            "tools": [WEATHER],
+            "tool_choice": "required",
+            "max_tokens": LIMIT,
+        },
+    },
+    routes.COMPLETIONS: {
+        "A text": {"prompt": "The capital of France is", "max_tokens": 8},
+        "Two texts with probabilities": {
+            "prompt": ["The capital of France is", "The capital of Italy is"],
+            "max_tokens": 8,
+            "logprobs": 2,
+        },
+    },
+    routes.RESPONSES: {
+        "A question": {"input": "What is the capital of France?", "max_output_tokens": LIMIT},
+        "A stream": {
+            "input": "What is the capital of France?",
+            "max_output_tokens": LIMIT,
+            "stream": True,
+        },
+    },
+    routes.INPUT_TOKENS: {"A question": {"input": "What is the capital of France?"}},
+    routes.MESSAGES: {
+        "A question": {"messages": QUESTION, "max_tokens": LIMIT},
+        "A stream": {"messages": QUESTION, "max_tokens": LIMIT, "stream": True},
+    },
+    routes.COUNT_TOKENS: {"A question": {"messages": QUESTION}},
+    routes.GENERATE: {
+        "A text": {
+            "text": "The capital of France is",
+            "sampling_params": {"max_new_tokens": 8, "temperature": 0},
+        }
+    },
+    routes.EMBEDDINGS: {"Two texts": {"input": ["The river rises.", "The water is high."]}},
+    routes.RERANK: {
+        "Two texts": {
+            "query": "Where does the river rise?",
+            "documents": ["It rises in the hills.", "Bread is baked in ovens."],
+        }
+    },
+    routes.SCORE: {
+        "Two texts": {"text_1": "The river rises.", "text_2": ["The water is high.", "It snows."]}
+    },
+    routes.TOKENIZE: {"A text": {"prompt": "The capital of France is"}},
+    routes.DETOKENIZE: {"Three tokens": {"tokens": [1, 2, 3]}},
+}
+
+
+def examples_of(path: str, card: ModelCard, follows_grammars: bool = True) -> Examples:
+    """Return the examples of a route that this server can answer."""
+    absent = set[str]()
+    if not follows_grammars:
+        absent |= {SCHEMA, TOOL}
+    if card.tool_format is None:
+        absent.add(TOOL)
+    found = EXAMPLES.get(path, {})
+    return {title: body for title, body in found.items() if title not in absent}
