@@ -3,6 +3,8 @@
 It also watches the ring, for `/ring` and the streams of `/ring/events`.
 """
 
+import math
+
 from headrace import routes
 from headrace.board.backlog import tokenizer_backlog
 from headrace.board.fields import TokenizerField
@@ -42,7 +44,7 @@ class InfoLane:
 
     def handle(self, timeout_ms: int = IDLE_MS) -> None:
         """Answer the next request, or return after `timeout_ms` or when events are due."""
-        until_events_ms = round(self._streams.wait_s * 1000)
+        until_events_ms = math.ceil(self._streams.wait_s * 1000)
         received = self._inbox.receive(min(timeout_ms, until_events_ms))
         if received is not None:
             self._answer(*received)

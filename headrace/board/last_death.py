@@ -22,7 +22,7 @@ class LastDeath:
         data = how.encode()[: len(self._text)]
         self._text[:] = data.ljust(len(self._text), b"\0")
         self._words[PID] = pid
-        self._words[DIED_NS] = time.time_ns()  # last: a reader takes the rest for new
+        self._words[DIED_NS] = time.time_ns()  # last: a reader compares it first
 
     def serve(self) -> None:
         """Keep that the process in the seat serves from now on."""

@@ -1,4 +1,4 @@
-"""The state of a running ring, live: what dies is told with its successor, and streams go on."""
+"""The state of a running ring, live: deaths and successors show, and streams go on."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def parsed(lines: Iterator[str]) -> Events:
 
 
 def deaths_of(events: Events, role: str) -> Iterator[dict[str, Any]]:
-    """Yield the latest death of a role, as each state tells it."""
+    """Yield the latest death of a role, as each state has it."""
     for _, state in events:
         deaths = [death for death in state.get("deaths", ()) if death["role"] == role]
         if deaths:
@@ -63,7 +63,7 @@ def test_ring_needs_a_key(mock: RunningServer) -> None:
     assert "content-length" not in head.headers
 
 
-def test_events_are_as_described_and_tell_of_work(mock: RunningServer) -> None:
+def test_events_are_as_described_and_show_work(mock: RunningServer) -> None:
     description = httpx.get(f"{mock.url}/openapi.json", headers=HEADERS).json()
     content = description["paths"]["/ring/events"]["get"]["responses"]["200"]["content"]
     (schema,) = content.values()

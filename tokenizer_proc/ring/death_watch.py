@@ -23,7 +23,7 @@ class Death(msgspec.Struct):
 
 @dataclass
 class SeenDeath:
-    """A death, and the slot that tells of the successor."""
+    """A death, and the slot where its successor shows."""
 
     slot: Slot
     death: Death

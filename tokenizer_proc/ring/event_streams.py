@@ -19,8 +19,8 @@ MAX_STREAMS = 64
 class EventStreams:
     """The requests that are sent events until they end.
 
-    A stream ends with its client or its frontend. Its frontend has it ended when it takes no more
-    requests, or leaves: neither waits for open requests in vain.
+    A stream ends with its client, with its frontend, and when that frontend waits for open requests
+    to end.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class EventStreams:
         aborts: Aborts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have no streams; `clock` tells seconds."""
+        """Have no streams; `clock` returns seconds and never goes back."""
         self._slots = list(board.of("frontend"))
         self._frontends = frontends
         self._aborts = aborts
@@ -70,9 +70,9 @@ class EventStreams:
         return True
 
     def send(self, events: bytes) -> None:
-        """Send events to all streams, and end those whose frontends let nothing new in.
+        """Send events to all streams; end those whose frontends wait for open requests to end.
 
-        A frontend that does not keep up misses some: the next ones say all that these do.
+        A frontend that does not keep up misses events. The next state replaces a missed one.
         """
         by_frontend: defaultdict[int, list[int]] = defaultdict(list)
         for request in self._open:

@@ -92,7 +92,7 @@ class History:
     """The points of the last hour, and the counts of histograms at each."""
 
     def __init__(self, board: Board, now: float) -> None:
-        """Begin at `now`, seconds of any clock that never goes back."""
+        """Begin at `now`, in seconds of a monotonic clock."""
         self._board = board
         self._points: deque[HistoryPoint] = deque(maxlen=NUM_POINTS)
         self._ended_at = now
@@ -115,7 +115,10 @@ class History:
         pages = self._engines(EngineField.PAGES_TOTAL)
         lag = self._percentiles(LAG, counts)
         found: dict[str, float | None] = {
-            "prefix_hit_rate": grown[EngineField.PREFIX_HITS] / queries if queries else None,
+            # Pages that other prompts have filled meanwhile are hits without a query.
+            "prefix_hit_rate": min(grown[EngineField.PREFIX_HITS] / queries, 1)
+            if queries
+            else None,
             "loop_lag_p99_s": lag[1],
         }
         for name, field in RATES.items():
@@ -167,7 +170,7 @@ class History:
 
 
 def coarse(counts: Counts) -> dict[str, "array[int]"]:
-    """Return the counts of latencies at the bounds that are told of."""
+    """Return the counts of latencies at the bounds of `Distribution`."""
     places = [*SECONDS.places(HEADRACE), -1]
     return {name: array("Q", [counts[name][place] for place in places]) for name in LATENCIES}
 

@@ -24,7 +24,7 @@ class RingMonitor:
     def __init__(
         self, board: Board, config: TokenizerConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock` tells seconds."""
+        """`clock` returns seconds and never goes back."""
         self._deaths = DeathWatch(board)
         self._reader = RingReader(board, config, self._deaths)
         self._clock = clock

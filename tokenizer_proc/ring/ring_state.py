@@ -29,7 +29,7 @@ Duty = Literal["text", "long text", "images", "GET"]
 
 
 class RingProcess(msgspec.Struct, kw_only=True):
-    """What is told of every process."""
+    """Fields of every process."""
 
     index: int  # among those of its role
     pid: int
@@ -163,16 +163,16 @@ class RingReader:
             tokenizers=tokenizers,
             engines=engines,
             workers=[
-                told(WorkerState, slot, now_ns, steps=slot[WorkerField.COMPUTED_STEPS])
+                process_state(WorkerState, slot, now_ns, steps=slot[WorkerField.COMPUTED_STEPS])
                 for slot in board.of("worker")
             ],
             visions=[
-                told(VisionState, slot, now_ns, images=slot[VisionField.ENCODED_IMAGES])
+                process_state(VisionState, slot, now_ns, images=slot[VisionField.ENCODED_IMAGES])
                 for slot in board.of("vision")
             ],
             detokenizers=detokenizers,
             fetchers=[
-                told(FetcherState, slot, now_ns, images=slot[FetcherField.FETCHED_IMAGES])
+                process_state(FetcherState, slot, now_ns, images=slot[FetcherField.FETCHED_IMAGES])
                 for slot in board.of("fetcher")
             ],
             in_flight=InFlight(
@@ -199,7 +199,7 @@ class RingReader:
         return max(num_open - self._num_lost, 0)
 
     def _frontend(self, slot: Slot, now_ns: int) -> FrontendState:
-        return told(
+        return process_state(
             FrontendState,
             slot,
             now_ns,
@@ -213,7 +213,7 @@ class RingReader:
         )
 
     def _tokenizer(self, slot: Slot, now_ns: int) -> TokenizerState:
-        return told(
+        return process_state(
             TokenizerState,
             slot,
             now_ns,
@@ -233,7 +233,7 @@ class RingReader:
 
     def _engine(self, slot: Slot, now_ns: int) -> EngineState:
         stepped_ns, running = slot[EngineField.STEPPED_NS], slot[EngineField.RUNNING]
-        return told(
+        return process_state(
             EngineState,
             slot,
             now_ns,
@@ -254,7 +254,7 @@ class RingReader:
         )
 
     def _detokenizer(self, slot: Slot, now_ns: int) -> DetokenizerState:
-        return told(
+        return process_state(
             DetokenizerState,
             slot,
             now_ns,
@@ -264,8 +264,8 @@ class RingReader:
         )
 
 
-def told(kind: type[P], slot: Slot, now_ns: int, **own: Any) -> P:
-    """Return the state of a process: what all tell, and its role's own fields."""
+def process_state(kind: type[P], slot: Slot, now_ns: int, **own: Any) -> P:
+    """Return the state of a process: the fields of all roles, and its role's `own`."""
     pid, state = slot[CommonField.PID], State(slot[CommonField.STATE])
     is_alive = state in (State.STARTING, State.READY)
     vitals = vitals_of(pid) if is_alive else None

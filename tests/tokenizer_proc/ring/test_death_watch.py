@@ -1,4 +1,4 @@
-"""Deaths are told with their successors, also when several are in one seat."""
+"""Deaths come with their successors, also when several are in one seat."""
 
 from headrace.board.board import Board, Seat, State
 from headrace.tokenizer_proc.ring.death_watch import MAX_DEATHS, DeathWatch

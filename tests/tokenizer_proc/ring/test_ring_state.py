@@ -1,4 +1,4 @@
-"""A state tells of every process what the board has of it."""
+"""A state has of every process what the board has of it."""
 
 import os
 from typing import Any
@@ -57,7 +57,7 @@ def make_ring() -> tuple[Board, RingReader]:
     return board, RingReader(board, make_config(), DeathWatch(board))
 
 
-def test_every_process_is_told_of_in_its_seat() -> None:
+def test_every_process_is_in_its_seat() -> None:
     _, reader = make_ring()
     state = reader.read()
     groups = (
@@ -107,7 +107,7 @@ def test_requests_lost_with_a_tokenizer_are_not_counted_for_ever() -> None:
     assert reader.read().in_flight.tokenizing == 1
 
 
-def test_a_dead_process_is_told_as_such() -> None:
+def test_a_dead_process_is_marked_as_dead() -> None:
     board, reader = make_ring()
     worker = board.slot("worker", 1)
     worker[CommonField.STATE] = State.DEAD
