@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 KEY = "a-key-of-the-tests"
-DEADLINE_MS = 20_000
+DEADLINE_MS = 60_000
 PICTURES = Path(__file__).parents[2] / "docs" / "screenshots"
 MAX_PICTURE_BYTES = 150_000
 Object = dict[str, Any]
