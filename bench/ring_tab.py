@@ -16,7 +16,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from urllib.parse import urlsplit
 
 from support.chats import chat, generator
@@ -47,9 +47,10 @@ def page(server: Server) -> Iterator[None]:
 
 
 def read_all(connection: socket.socket) -> None:
-    """Read until the connection ends."""
-    while connection.recv(PIECE_BYTES):
-        pass
+    """Read until the connection ends, or is reset."""
+    with suppress(ConnectionResetError):
+        while connection.recv(PIECE_BYTES):
+            pass
 
 
 def ask_health(server: Server) -> list[float]:
