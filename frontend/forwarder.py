@@ -22,8 +22,8 @@ from headrace.frontend.request_proxy import RequestProxy
 from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
-from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
-from headrace.routes import ANTHROPIC_PATHS
+from headrace.ipc.router import LONG_BODY_BYTES, Router
+from headrace.routes import ANTHROPIC_PATHS, READS
 
 JSON = "application/json"
 DEADLY = Rejection.of(DeadlyRequest())

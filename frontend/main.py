@@ -144,7 +144,7 @@ class Frontend:
         loop = asyncio.get_running_loop()
         dispatcher = Dispatcher(loop, self._open_requests, self._slot)
         self._inbox.attach(loop, dispatcher.take)
-        lag = LoopLag(loop, self._slot, lambda: len(self._open_requests) > 0)
+        lag = LoopLag(loop, self._slot, lambda: self._slot[FrontendField.ADMITTED] > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
             async with asyncio.TaskGroup() as tasks:  # where one fails, both end
                 beating = tasks.create_task(self._beat(loop, dispatcher))
@@ -203,6 +203,7 @@ class Frontend:
         has the time that any has (`PATIENCE_S`).
         """
         self._is_leaving = True
+        self._slot[FrontendField.IS_LEAVING] = 1
         self._server.config.timeout_graceful_shutdown = self._config.drain_timeout
         for server in self._server.servers:
             server.close()

@@ -195,6 +195,15 @@ class ScriptedError(RequestError):
         self.status, self.type, self.code = status, type, code
 
 
+class StreamsFull(RequestError):
+    """Too many clients read the events of the ring already."""
+
+    status, type, code = 503, "overloaded_error", "overloaded"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} clients read these events already; close one of them")
+
+
 class ApiError(HeadraceError):
     """An error response, as a client raises it: the HTTP status and OpenAI's `code` and `param`.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 GET, HEAD, POST = "GET", "HEAD", "POST"
 PUT, DELETE = "PUT", "DELETE"
+READS = (GET, HEAD)  # need no tokenizer
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
@@ -25,6 +26,7 @@ MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
 MOCK_SCRIPT, MOCK_REQUESTS = "/mock/script", "/mock/requests"
 METRICS, OPENAPI, DOCS, UI = "/metrics", "/openapi.json", "/docs", "/"
+RING, RING_EVENTS = "/ring", "/ring/events"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there
 
@@ -102,6 +104,8 @@ ROUTES = (
     Route(READY, "Tell whether requests are let in", Lane.FRONTEND, is_counted=False),
     Route(STARTUP, "Tell whether all have begun", Lane.FRONTEND, is_counted=False),
     Route(METRICS, "Tell metrics, for Prometheus", Lane.INFO, is_counted=False),
+    Route(RING, "Tell the state of each process", Lane.INFO, is_counted=False),
+    Route(RING_EVENTS, "Stream the state of each process", Lane.INFO, is_counted=False),
     Route(OPENAPI, "Tell this description", Lane.INFO),
     Route(DOCS, "Show this description as a page", Lane.FILE, is_counted=False),
 )

@@ -47,13 +47,14 @@ FURTHER = {  # than SHARED, of processes
 WITHIN = {
     "frontend": {"": "admission http", "http": "", "admission": "http"},
     "tokenizer_proc": {
-        "": "apis encoding grammar images jobs openapi scripts",
+        "": "apis encoding grammar images jobs openapi ring scripts",
         "apis": "",
         "jobs": "",
         "encoding": "apis jobs",
         "grammar": "apis jobs",
         "images": "apis encoding jobs",
-        "openapi": "apis",
+        "openapi": "apis ring",
+        "ring": "jobs",
         "scripts": "jobs",
         "fetcher": "",
     },

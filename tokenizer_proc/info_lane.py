@@ -1,24 +1,37 @@
-"""The process that answers GETs: it loads no tokenizer, so they wait for none."""
+"""The process that answers GETs: it loads no tokenizer, so they wait for none.
 
+It also watches the ring, for `/ring` and the streams of `/ring/events`.
+"""
+
+import math
+
+from headrace import routes
 from headrace.board.backlog import tokenizer_backlog
 from headrace.board.fields import TokenizerField
 from headrace.config.config import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
 from headrace.ipc.sockets import Inbox
+from headrace.routes import HEAD
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.info_routes import InfoRoutes
+from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Job
-from headrace.tokenizer_proc.jobs.stages import Answer, Body
+from headrace.tokenizer_proc.jobs.stages import Answer, Body, Stages
+from headrace.tokenizer_proc.ring.event_streams import EventStreams
 
 IDLE_MS = 500
 
 
 class InfoLane:
-    """Requests of an inbox, answered one by one."""
+    """Requests of an inbox, answered one by one, and events for those that stay open."""
 
     def __init__(
-        self, config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]
+        self,
+        config: TokenizerConfig,
+        context: Context,
+        inbox: Inbox[ToTokenizer],
+        aborts: Aborts,
     ) -> None:
         self._slot = context.slot
         self._inbox = inbox
@@ -27,26 +40,56 @@ class InfoLane:
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot
         )
+        self._streams = EventStreams(context.board, self._frontends, aborts)
 
     def handle(self, timeout_ms: int = IDLE_MS) -> None:
-        """Answer the next request, or return after `timeout_ms` without one."""
-        received = self._inbox.receive(timeout_ms)
-        if received is None:
+        """Answer the next request, or return after `timeout_ms` or when events are due."""
+        until_events_ms = math.ceil(self._streams.wait_s * 1000)
+        received = self._inbox.receive(min(timeout_ms, until_events_ms))
+        if received is not None:
+            self._answer(*received)
+        elif until_events_ms >= timeout_ms:
             self._backlog.settle_idle()
-            return
-        self._answer(*received)
+        if self._streams.take_turn():
+            self._streams.send(self._routes.monitor.events(are_wanted=len(self._streams) > 0))
 
     def _answer(self, request: HttpRequest, body: Body) -> None:
-        job = Job(request, len(body), self._routes.handle(request, body))
+        job = Job(request, len(body), self._stages(request, body))
         if request.is_suspect:
             self._slot[TokenizerField.AT_HAND] = request.id
         job.begin()
         self._slot[TokenizerField.AT_HAND] = 0
         answer = job.outcome
         assert isinstance(answer, Answer)
-        head = Head(answer.status, answer.content_type, headers=answer.headers)
-        frames = ResponseFrames.of({request.id: head}, [request.id], [len(answer.body)], [True])
-        self._frontends.send(frontend_of(request.id), frames, answer.body)
+        self._send(request, answer)
         self._slot.add(TokenizerField.REFUSED, answer.status >= 400)
         self._slot.add(TokenizerField.HANDLED)
         self._slot.add(TokenizerField.HANDLED_BYTES, len(body) + 1)
+
+    def _stages(self, request: HttpRequest, body: Body) -> Stages:
+        """Answer a request, or say why not.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        if request.path == routes.RING_EVENTS:
+            self._streams.check_room()
+        return (yield from self._routes.handle(request, body))
+
+    def _send(self, request: HttpRequest, answer: Answer) -> None:
+        """Send an answer, or the beginning of a stream: to HEAD, its head and its end."""
+        id = request.id
+        head = Head(answer.status, answer.content_type, headers=answer.headers)
+        if answer.is_open and request.method == HEAD:
+            frames = ResponseFrames.of({id: head}, [id, id], [0, 0], [False, True])
+            self._frontends.send(frontend_of(id), frames, b"")
+            return
+        is_last = not answer.is_open
+        frames = ResponseFrames.of({id: head}, [id], [len(answer.body)], [is_last])
+        self._frontends.send(frontend_of(id), frames, answer.body)
+        if answer.is_open:
+            self._streams.open(id)
+
+    def close(self) -> None:
+        """Drop all links."""
+        self._frontends.close()

@@ -11,15 +11,22 @@ from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info
 from headrace.tokenizer_proc.openapi.openapi import openapi
+from headrace.tokenizer_proc.ring.monitor import CONTENT_TYPE as EVENTS
+from headrace.tokenizer_proc.ring.monitor import RingMonitor
 
 
 class InfoRoutes:
-    """The paths that take GET, but for `/health` and its kin. HEAD is answered as GET is."""
+    """The paths that take GET, but for `/health` and its kin. HEAD is answered as GET is.
+
+    Attributes:
+        monitor: of the ring.
+    """
 
     def __init__(self, config: TokenizerConfig, board: Board) -> None:
         self._card = config.card
         self._board = board
         self._models = model_pages(config.card, config.started_at)
+        self.monitor = RingMonitor(board, config)
         self._metrics = MetricsPage(board, config.card, config.metrics_dialect)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
@@ -28,6 +35,10 @@ class InfoRoutes:
             routes.MODEL_INFO: lambda *_: json_answer(server_info.model_info(config.card)),
             routes.SERVER_INFO: lambda *_: json_answer(server_info.server_info(config.card, board)),
             routes.METRICS: lambda *_: Answer(200, self._metrics.render(), CONTENT_TYPE),
+            routes.RING: lambda *_: json_answer(self.monitor.state()),
+            routes.RING_EVENTS: lambda *_: Answer(
+                200, self.monitor.opening(), EVENTS, is_open=True
+            ),
             routes.OPENAPI: lambda *_: Answer(
                 200,
                 openapi(config.card, config.follows_grammars, config.trust_request_chat_template),

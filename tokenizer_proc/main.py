@@ -67,10 +67,13 @@ def serve_short(
 def serve_about(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
-    """Answer GETs. It has little to do, and a core at once where tokenizers have all of them."""
+    """Answer GETs, and watch the ring.
+
+    It has little to do, and a core at once where tokenizers have all of them.
+    """
     from headrace.tokenizer_proc.info_lane import InfoLane
 
-    lane = InfoLane(config, context, inbox)
+    lane = InfoLane(config, context, inbox, aborts)
     context.ready()
     while True:
         context.slot.beat()

@@ -105,6 +105,8 @@ class ChildProcess(Generic[Ask, Answer]):
     ) -> None:
         """Write a crash report of its death."""
         self._slot[CommonField.STATE] = State.DEAD
+        how = str(death).removeprefix(f"{self._slot.seat} ")
+        self._slot.last_death.record(self._process.pid, how)
         crash_reports.make(self._slot, str(death), self._process.stacks.take(), requests)
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ from itertools import islice
 from headrace.board.fields import FIELD_WORDS, FIELDS, TIMER_GAUGE, CommonField, EngineField
 from headrace.board.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 from headrace.board.http_counts import HTTP_WORDS
+from headrace.board.last_death import DEATH_WORDS, LastDeath
 from headrace.errors import ConfigError
 
 SLOT_WORDS = 5632  # of 8 bytes: whole pages, so neighbors never share a cache line
@@ -28,6 +29,7 @@ LOG = SLOT_WORDS - LOG_WORDS  # here the end of its log: how many bytes there we
 HTTP = LOG - HTTP_WORDS  # here what it counts of HTTP
 MAX_IDS = 64
 IDS = HTTP - MAX_IDS  # and here ids of requests that are open
+DEATH = IDS - DEATH_WORDS  # and here the last death in its seat
 HEARTBEAT_LIMIT_S = 4.0  # older than this is ill; processes beat at least once a second
 
 
@@ -100,7 +102,7 @@ class Slot:
         self.seat = seat
         self._words = words
         self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
-        starts = range(HISTOGRAMS, IDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        starts = range(HISTOGRAMS, DEATH - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
         self._histograms = [
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
             for start, span in zip(starts, Timing, strict=False)
@@ -112,6 +114,7 @@ class Slot:
         self._work_words = [
             word for field in fields if field.kind != TIMER_GAUGE for word in field.words
         ]
+        self.last_death = LastDeath(words[DEATH:IDS])
         self.http_words = words[HTTP:LOG]  # of `HttpCounts`
         self._log = words[LOG + 1 :].cast("B")
 
@@ -146,6 +149,8 @@ class Slot:
         self.beat()
         self._words[CommonField.PID] = os.getpid()
         self._words[CommonField.STATE] = state
+        if state == State.READY:
+            self.last_death.serve()
         if state == State.STARTING:
             self.add(CommonField.STARTS)
             self[LOG] = 0

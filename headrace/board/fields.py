@@ -109,6 +109,8 @@ class FrontendField(BoardField):
     LONGEST_CALLBACK_NS = COUNTER  # of CPU time, on the event loop, so far
     LAG_NS = TIMER_GAUGE  # of the event loop's last timer
     LOST_REPORTS = COUNTER  # reports that the telemetry process did not get
+    IS_LEAVING = GAUGE  # 1: another process takes the seat once open requests are answered
+    FORWARDED = COUNTER  # requests sent to tokenizers, but GETs
     WISHES = COUNTER, 7  # admin requests, by `WISHES`
     # Of bodies, by tokenizer: those for all prompts, for long ones, for images, for GETs.
     FORWARDED_BYTES = COUNTER, MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1

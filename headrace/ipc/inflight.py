@@ -23,6 +23,7 @@ from headrace.ipc.messages import (
     request_of,
 )
 from headrace.ipc.sockets import Frame
+from headrace.routes import READS
 
 MAX_BLAMED = 2  # deaths of a process while this request was at hand
 
@@ -71,16 +72,21 @@ class InflightRequest:
             case "tokenizer":
                 return self.tokenizer == seat.index and self.is_with_tokenizer
             case "engine":
-                return True
-            case "detokenizer":
+                return not self.is_read
+            case "detokenizer" if not self.is_read:
                 return detokenizer_of(self.request.id, num_detokenizers) == seat.index
             case _:
                 return False
 
     @property
+    def is_read(self) -> bool:
+        """Whether a tokenizer answers it alone, to the last byte."""
+        return self.request.method in READS
+
+    @property
     def is_with_tokenizer(self) -> bool:
         """Whether a tokenizer may be at it."""
-        return self.tokenizer >= 0 and not self.is_answered
+        return self.tokenizer >= 0 and (self.is_read or not self.is_answered)
 
     def blame(self, in_progress: int) -> bool:
         """Record that a dead process had this in progress; return whether it is sent once more."""

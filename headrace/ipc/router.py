@@ -20,13 +20,12 @@ from headrace.board.replacements import ReplacementWatch
 from headrace.ipc.inflight import InflightRequest, InflightRequests, R
 from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
-from headrace.routes import ANTHROPIC_PATHS
+from headrace.routes import ANTHROPIC_PATHS, READS
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
 MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
 IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others;
-READS = ("GET", "HEAD")  # ask for what needs no tokenizer
 ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
 
 
@@ -92,6 +91,7 @@ class Router:
         if not self._tokenizers[target].try_put(sent.request, body):
             self._slot.add(counter, -num_bytes)
             return False
+        self._slot.add(FrontendField.FORWARDED, target != self._about)
         sent.tokenizer = target
         return True
 

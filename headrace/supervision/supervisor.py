@@ -75,7 +75,8 @@ class ChildDied(HeadraceError):
     """A process of the ring ended on its own. `why` are its last words."""
 
     def __init__(self, seat: Seat, code: int, why: str = "") -> None:
-        super().__init__(f"{seat} {ending(code)}{f' ({why})' if why else ''}")
+        self.how = f"{ending(code)}{f' ({why})' if why else ''}"
+        super().__init__(f"{seat} {self.how}")
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
@@ -501,6 +502,8 @@ class Supervisor:
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.exit_reason)
         is_wanted = self._renewing is not None and self._renewing[0] is child
+        how = "was replaced on request" if is_wanted else death.how
+        slot.last_death.record(child.process.pid, how)
         if delay_s is not None:
             log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         if self._is_up and not is_wanted:

@@ -21,6 +21,7 @@ FUZZ = (
     *("--seed", str(int(SEED) % 2**32), "--generation-database", "none", "--continue-on-failure"),
     # How long an answer and an example take says how busy the machine is.
     *("--request-timeout", "120", "--suppress-health-check", "too_slow"),
+    *("--exclude-path", "/ring/events"),  # its stream has no end
     *(FEW if BUDGET_S <= DEFAULT_S else MAX_TIME),
 )
 
@@ -45,7 +46,7 @@ def test_the_surface_holds_against_fuzzing(mock: RunningServer) -> None:
     )
     print(f"replay with ADVERSARY_SEED={SEED}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Tested: 19" in done.stdout
+    assert "Tested: 20" in done.stdout
     assert httpx.get(f"{mock.url}/health").status_code == 200
 
 
@@ -53,7 +54,8 @@ def test_every_path_described_is_served_and_no_other_method(mock: RunningServer)
     paths = httpx.get(f"{mock.url}/openapi.json").json()["paths"]
     for path, operations in paths.items():
         (method,) = operations
-        assert httpx.request(method.upper(), mock.url + path).status_code != 404
+        with httpx.stream(method.upper(), mock.url + path) as answer:
+            assert answer.status_code != 404
         allowed = "GET, HEAD" if method == "get" else "POST"
         refused = httpx.put(mock.url + path)
         assert (refused.status_code, refused.headers["allow"]) == (405, allowed)

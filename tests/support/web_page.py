@@ -1,10 +1,13 @@
 """The page of a server in Chromium: what a test does there, and what the page complains of."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 KEY = "a-key-of-the-tests"
 DEADLINE_MS = 60_000
+PICTURES = Path(__file__).parents[2] / "docs" / "screenshots"
+MAX_PICTURE_BYTES = 150_000
 Object = dict[str, Any]
 
 
@@ -43,6 +46,15 @@ def script_answers(page: Any, *answers: list[Object]) -> list[Object]:
     return bodies
 
 
+def await_tab(page: Any, tab: str) -> None:
+    """Wait until a tab has what it shows at first. The stream of Ring has no end."""
+    if tab == "ring":
+        page.locator("svg.ring").wait_for()
+        page.get_by_role("heading", name="The last hour").wait_for()
+    else:
+        page.wait_for_load_state("networkidle")
+
+
 def ask(page: Any, text: str = "Where do rivers rise?") -> None:
     """Send a message."""
     page.get_by_label("Message", exact=True).fill(text)
@@ -54,3 +66,11 @@ def await_answer(page: Any, number: int = 1) -> Any:
     answer = page.locator(".answer").nth(number - 1)
     answer.get_by_role("button", name="Regenerate").wait_for()
     return answer
+
+
+def shoot(page: Any, name: str) -> None:
+    """Take a picture for docs/web_page.md."""
+    page.evaluate("document.activeElement.blur()")
+    path = PICTURES / f"{name}.png"
+    page.screenshot(path=path)
+    assert path.stat().st_size < MAX_PICTURE_BYTES

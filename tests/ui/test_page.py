@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from servers import RunningServer
-from web_page import KEY, ask, await_answer, script_answers
+from web_page import KEY, ask, await_answer, await_tab, script_answers
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "frontend" / "ui" / "node_modules" / "axe-core" / "axe.min.js"
@@ -31,7 +31,7 @@ def test_page_is_light_and_loads_from_its_server_alone(
     for tab in TABS:
         page.goto(f"{server.url}/#{tab}")
         page.get_by_role("navigation", name="Tabs").wait_for()
-        page.wait_for_load_state("networkidle")
+        await_tab(page, tab)
     assert all(url.startswith((server.url, "data:")) for url in asked)
     files = {url for url in asked if "/ui/" in url or url.endswith("/")}
     assert len(files) > 5
@@ -139,7 +139,7 @@ def test_phone_needs_no_sideways_scrolling(
         page.get_by_role("button", name="Close").click()
         page.get_by_role("button", name="Chats").click()
         page.get_by_role("button", name="New chat").click()
-    page.wait_for_load_state("networkidle")
+    await_tab(page, tab)
     width = page.evaluate("document.scrollingElement.scrollWidth")
     inner = page.evaluate("document.querySelector('main').scrollWidth")
     assert max(width, inner) <= PHONE["width"]
@@ -162,7 +162,7 @@ def test_axe_finds_nothing(
     for tab in TABS[1:]:
         page.goto(f"{server.url}/#{tab}")
         page.get_by_role("heading", level=1).wait_for()
-        page.wait_for_load_state("networkidle")
+        await_tab(page, tab)
         assert faults(page) == []
     page.get_by_role("button", name="Send").click()
     page.get_by_text("Status 200").wait_for()

@@ -4,15 +4,12 @@ import json
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from servers import RunningServer
-from web_page import ask, await_answer
+from web_page import ask, await_answer, shoot
 
-FOLDER = Path(__file__).parents[2] / "docs" / "screenshots"
-MAX_BYTES = 150_000
 WIDE, PHONE = {"width": 1120, "height": 800}, {"width": 375, "height": 800}
 TOKEN_MS = 9
 THOUGHTS = "The question has two parts: the reason, and a function. Keep both short."
@@ -77,12 +74,6 @@ def conversation(page: Any) -> None:
     ask(page, "Why do rivers meander, and how do I measure it?")
     await_answer(page)
     page.locator(".hljs-keyword").first.wait_for()
-
-
-def shoot(page: Any, name: str) -> None:
-    page.evaluate("document.activeElement.blur()")
-    page.screenshot(path=FOLDER / f"{name}.png")
-    assert (FOLDER / f"{name}.png").stat().st_size < MAX_BYTES
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,13 @@ class Check(Generic[T]):
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole response."""
+    """A whole response, or the beginning of a stream of events."""
 
     status: int
     body: bytes
     content_type: str = "application/json"
     headers: list[tuple[str, str]] = field(default_factory=list)
+    is_open: bool = False  # more of it follows
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ from headrace.tokenizer_proc.openapi.request_examples import Examples, examples_
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
+from headrace.tokenizer_proc.ring.monitor import RingEvent
+from headrace.tokenizer_proc.ring.ring_state import RingState
 
 Object = dict[str, Any]
 
@@ -127,10 +129,16 @@ BODIES = {
     routes.READY: BodyTypes(None, response_schemas.Health),
     routes.STARTUP: BodyTypes(None, response_schemas.Health),
     routes.METRICS: BodyTypes(None, None),
+    routes.RING: BodyTypes(None, RingState),
+    routes.RING_EVENTS: BodyTypes(None, None, RingEvent),
     routes.OPENAPI: BodyTypes(None, None),
     routes.DOCS: BodyTypes(None, None),
 }
-CONTENT_TYPES = {routes.METRICS: "text/plain", routes.DOCS: "text/html"}  # of others JSON
+CONTENT_TYPES = {  # of others JSON
+    routes.METRICS: "text/plain",
+    routes.RING_EVENTS: "text/event-stream",
+    routes.DOCS: "text/html",
+}
 OPERATIONS = [Operation(route, BODIES[route.path]) for route in ROUTES]
 
 
@@ -312,6 +320,8 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
             "429": "There is too much to do; see Retry-After",
             "503": "The server is not ready",
         }
+    if route.path == routes.RING_EVENTS:
+        statuses["503"] = "Too many clients read the events already"
     kind = AnthropicError if route.path.startswith(ANTHROPIC_PATHS) else Error
     for status, why in statuses.items():
         yield status, {"description": why, "content": {JSON: {"schema": reference(kind)}}}

@@ -38,6 +38,15 @@ def test_a_tokenizer_is_done_with_what_is_answered() -> None:
     assert sent.is_lost_with(Seat("engine", 0), 2)
 
 
+def test_a_get_is_its_tokenizers_to_the_last_byte() -> None:
+    sent = InflightRequest(HttpRequest(FIRST, "GET", "/ring/events", 1.5), b"", 2)
+    sent.is_answered = True
+    assert sent.is_with_tokenizer
+    assert sent.is_lost_with(Seat("tokenizer", 2), 2)
+    for seat in (Seat("tokenizer", 0), Seat("engine", 0), Seat("detokenizer", 5 % 2)):
+        assert not sent.is_lost_with(seat, 2)
+
+
 def test_it_is_the_same_request_under_another_id() -> None:
     sent = make_sent()
     sent.num_delivered = {0: 7, 1: 3 | ENDED}

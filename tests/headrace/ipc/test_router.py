@@ -136,6 +136,22 @@ def test_gets_go_to_the_last_tokenizer(tmp_path: Path) -> None:
     tokenizers.close()
 
 
+def test_a_stream_of_a_get_is_aborted_at_its_tokenizer(tmp_path: Path) -> None:
+    tokenizers = Tokenizers(str(tmp_path))
+    sent = InflightRequest(replace(REQUEST, id=request_id(0, 7), method="GET"), b"")
+    assert tokenizers.links.forward(sent)
+    sent.is_answered = True
+    tokenizers.links.abort(sent)
+    assert tokenizers.aborted(3) == sent.request.id
+    tokenizers.close()
+
+
+def test_forwarded_requests_are_counted_but_for_gets(tokenizers: Tokenizers) -> None:
+    for method in ("POST", "GET", "POST"):
+        assert tokenizers.links.forward(InflightRequest(replace(REQUEST, method=method), b""))
+    assert tokenizers.board.slot("frontend")[FrontendField.FORWARDED] == 2
+
+
 def test_images_of_messages_are_found_by_their_type(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path), num_images=1)
     body = b'{"type": "image", "source": {"type": "base64"}}'

@@ -1,0 +1,2 @@
+async function*l(s){let n=s.body.pipeThrough(new TextDecoderStream).getReader(),e="";try{for(;;){let{done:t,value:r}=await n.read();if(t)return;let a=(e+r).split(/\r?\n\r?\n/);e=a.pop();for(let i of a){let o=c(i);o&&(yield o)}}}finally{await n.cancel().catch(()=>{})}}function c(s){let n="message",e=[];for(let t of s.split(/\r?\n/)){let r=t.slice(t.indexOf(":")+1).replace(/^ /,"");t.startsWith("data:")?e.push(r):t.startsWith("event:")&&(n=r)}return e.length?{type:n,data:e.join(`
+`)}:null}export{l as a};

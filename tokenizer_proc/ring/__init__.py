@@ -1,0 +1,1 @@
+"""The live state of the ring: `/ring` and `/ring/events`."""
