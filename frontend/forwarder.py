@@ -23,6 +23,7 @@ from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
 from headrace.ipc.router import LONG_BODY_BYTES, Router
+from headrace.protocol.sse import DONE, event_of
 from headrace.routes import ANTHROPIC_PATHS, READS
 
 JSON = "application/json"
@@ -187,8 +188,8 @@ class Forwarder:
         """Answer a request at which processes die, whichever it is sent to."""
         if sent.request.path.startswith(ANTHROPIC_PATHS):
             body = anthropic_body(DEADLY)
-            event = b"event: error\ndata: " + body + b"\n\n"
+            event = event_of(body, "error")
         else:
             body = error_body(DEADLY)
-            event = b"data: " + body + b"\n\ndata: [DONE]\n\n"
+            event = event_of(body) + DONE
         self._open_requests.fail(sent, Head(DEADLY.status, JSON), body, event)

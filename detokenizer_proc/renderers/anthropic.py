@@ -26,7 +26,6 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Object,
     TokenUsage,
 )
-from headrace.detokenizer_proc.renderers.sse import event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.protocol.anthropic_messages import (
@@ -53,6 +52,7 @@ from headrace.protocol.anthropic_messages import (
     ThinkingDetails,
     ToolUseBlock,
 )
+from headrace.protocol.sse import event
 
 
 def end_of(finished: FinishReason, stopped_by: str | int | None, calls: bool) -> MessageEnd:

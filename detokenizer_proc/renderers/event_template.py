@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
-from headrace.detokenizer_proc.renderers.sse import DONE
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan
+from headrace.protocol.sse import DONE
 
 TEXT = "\x01"  # renders as no other text does
 ID = "\x02"

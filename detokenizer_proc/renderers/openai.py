@@ -27,7 +27,6 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Object,
     TokenUsage,
 )
-from headrace.detokenizer_proc.renderers.sse import DONE, event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.protocol.openai_chunks import (
@@ -38,6 +37,7 @@ from headrace.protocol.openai_chunks import (
     ToldFunction,
     ToldInput,
 )
+from headrace.protocol.sse import DONE, event
 
 
 def finish_name(finished: FinishReason | None, calls: bool = False) -> str | None:

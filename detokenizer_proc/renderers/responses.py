@@ -24,7 +24,6 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Object,
     TokenUsage,
 )
-from headrace.detokenizer_proc.renderers.sse import event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan, ResponsesForm
 from headrace.protocol.response_parts import (
@@ -36,6 +35,7 @@ from headrace.protocol.response_parts import (
     ResponseFailure,
     ResponseUsage,
 )
+from headrace.protocol.sse import event
 
 DONE_STATUS = {FinishReason.STOP: "completed", FinishReason.LENGTH: "incomplete"}
 IN_PROGRESS = "in_progress"

@@ -20,9 +20,9 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Object,
     TokenUsage,
 )
-from headrace.detokenizer_proc.renderers.sse import DONE, event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, GenerateForm, ReplyPlan
+from headrace.protocol.sse import DONE, event
 
 NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
 Columns = dict[str, Any]  # of JSON values

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from headrace.board.board import Board
 from headrace.config.config import TokenizerConfig
+from headrace.protocol import sse
 from headrace.tokenizer_proc.ring.death_watch import DeathWatch
 from headrace.tokenizer_proc.ring.history import History, HistoryNews, HourHistory
 from headrace.tokenizer_proc.ring.ring_state import RingReader, RingState
@@ -56,6 +55,6 @@ class RingMonitor:
 
 
 def event(data: RingEvent) -> bytes:
-    """Return one event: https://html.spec.whatwg.org/multipage/server-sent-events.html."""
+    """Return one server-sent event; its type is the tag of its struct."""
     name = str(data.__struct_config__.tag)
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
+    return sse.event(data, name)
