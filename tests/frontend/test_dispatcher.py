@@ -74,8 +74,9 @@ async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:
     open_request.on_news = fail
     wrong = ResponseFrames.of({}, [open_request.id], [2], [True])
     unforeseen = ResponseFrames.of({}, [open_request.id], [1], [True])
-    for frames, words in ((wrong, "AssertionError()"), (unforeseen, "LookupError('not foreseen')")):
+    # pytest rewrites the assertions of a package that has a plugin: a text may follow.
+    for frames, words in ((wrong, "AssertionError("), (unforeseen, "LookupError('not foreseen')")):
         with pytest.raises(SystemExit) as end:
             dispatcher.take(frames, b"a")
         assert end.value.code == ExitStatus.FAILED
-        assert slot.exit_reason == words
+        assert slot.exit_reason.startswith(words)
