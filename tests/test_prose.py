@@ -23,6 +23,14 @@ ELSEWHERE = {  # a project, the system's headers, and vLLM's and SGLang's source
     "vllm/v1/metrics/loggers.py",
     "metrics_collector.py",
 }
+# A paragraph of a page ends at a blank line, a list item, a heading or a cell of a table.
+PAGE_PARAGRAPH = re.compile(r"^\s*$|^(?=\s*(?:[-*] |\d+\. |#+ |\|))|(?<!\\)\|", re.MULTILINE)
+NAMES = re.compile(r"`[^`]*`(?:, `[^`]*`)+")  # a list of names in code counts as one
+LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)\s]*\)")  # counted by its text
+CODE_BLOCK = re.compile(
+    r"^([ ]*)(```+)[^\n]*\n.*?^\1\2[ ]*$|(?<=\n\n)(?:    [^\n]*\n|\n(?=    ))+",
+    re.MULTILINE | re.DOTALL,
+)
 DRAWN = re.compile(r"\S {3,}\S")  # columns of a diagram or table
 
 
@@ -57,6 +65,29 @@ def test_sentences_of_docstrings_are_short() -> None:
         for path in tracked("*.py")
         for line, text in docstrings(path)
         for sentence in sentences(text)
+        if len(sentence.split()) > MAX_WORDS
+    ]
+    assert not long, "\n".join([f"a sentence has at most {MAX_WORDS} words", *long])
+
+
+def page_paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs of a page, each with its first line; code blocks are left out."""
+    text = CODE_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
+    start = 0
+    for end in [*(match.end() for match in PAGE_PARAGRAPH.finditer(text)), len(text)]:
+        body = text[start:end].lstrip(" |\n")
+        line = text.count("\n", 0, end - len(body)) + 1
+        yield line, LINK.sub(r"\1", NAMES.sub("``", body.rstrip(" |\n")))
+        start = end
+
+
+def test_sentences_of_pages_are_short() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{line}: {len(sentence.split())} words: {sentence}"
+        for path in tracked("*.md")
+        if path.name != "CHANGELOG.md"  # history
+        for line, text in page_paragraphs(path.read_text())
+        for sentence in re.split(r"(?<=[.!?])[)*_\"]*\s+", " ".join(text.split()))
         if len(sentence.split()) > MAX_WORDS
     ]
     assert not long, "\n".join([f"a sentence has at most {MAX_WORDS} words", *long])
