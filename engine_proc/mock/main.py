@@ -11,7 +11,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, assert_never
 
@@ -118,25 +118,22 @@ class MockSequence:
     scheduled: int = 0  # when its first step began
     first_token: int = 0  # when it had one
     last_step: int = 0  # in which it ends by itself, once it is in `Rows`
+    num_tokens: int = field(init=False)  # that follow the prompt, unless it is ended early
+    end: FinishReason = field(init=False)  # why it ends by itself
 
     @property
     def generates(self) -> bool:
         """Whether tokens follow the prompt."""
         return self.request.max_tokens > 0 and not self.request.embeds
 
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens follow the prompt."""
-        script, limit = self.request.script, self.request.max_tokens
-        return limit if script is None else min(limit, len(script.ids) // 4)
-
-    @property
-    def end(self) -> FinishReason:
-        """Why it ends by itself."""
-        script = self.request.script
-        if script is not None and self.generates and self.num_tokens == len(script.ids) // 4:
-            return FinishReason.STOP
-        return FinishReason.STOP if self.request.embeds else FinishReason.LENGTH
+    def __post_init__(self) -> None:
+        request = self.request
+        self.num_tokens = request.max_tokens
+        self.end = FinishReason.STOP if request.embeds else FinishReason.LENGTH
+        if request.script is not None:
+            num_scripted = len(request.script.ids) // 4
+            if self.generates and num_scripted <= request.max_tokens:
+                self.num_tokens, self.end = num_scripted, FinishReason.STOP
 
 
 def times_of(sequence: MockSequence) -> Times:
@@ -205,13 +202,17 @@ class MockEngine:
         due = self._stepped + max(self._intervals_ns.values(), default=0)
         return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
 
+    @property
+    def _idle_ms(self) -> int:
+        """How long to wait for a message where no step is due."""
+        return min(IDLE_MS, self.pause_ms) if self._sequences else IDLE_MS
+
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Receive all pending messages; block for one if there is no other work."""
         is_idle = not self.has_work
         if is_idle:
             self._detokenizers.flush()
-        idle_ms = min(IDLE_MS, self.pause_ms) if self._sequences else IDLE_MS
-        received = inbox.receive(idle_ms if is_idle else 0)
+        received = inbox.receive(self._idle_ms if is_idle else 0)
         if received is None:
             return
         while received is not None:
