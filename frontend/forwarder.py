@@ -22,11 +22,13 @@ from headrace.frontend.request_proxy import RequestProxy
 from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
+from headrace.ipc.published_page import PublishedPage
 from headrace.ipc.router import LONG_BODY_BYTES, Router
 from headrace.protocol.sse import DONE, event_of
-from headrace.routes import ANTHROPIC_PATHS, READS
+from headrace.routes import ANTHROPIC_PATHS, METRICS, METRICS_TYPE, READS
 
 JSON = "application/json"
+MAX_METRICS_AGE_S = 3.0  # of a page that is published each second while requests are open
 DEADLY = Rejection.of(DeadlyRequest())
 
 
@@ -54,8 +56,14 @@ class Forwarder:
         pages: dict[str, bytes] | None = None,
         anthropic_pages: dict[str, bytes] | None = None,
         reports: RequestReports | None = None,
+        metrics: PublishedPage | None = None,
     ) -> None:
-        """Keep the constant responses of some paths: JSON, for two APIs."""
+        """Keep the constant responses of some paths: JSON, for two APIs.
+
+        Args:
+            metrics: answers `/metrics` while tokenizers are behind.
+        """
+        self._metrics = metrics
         self._reports = reports
         self._pages = pages or {}
         self._anthropic_pages = anthropic_pages or {}
@@ -86,8 +94,9 @@ class Forwarder:
             return
         page = self._page(request)
         if page is not None:
-            request.answer(200, [(b"content-type", JSON.encode())], page)
-            row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
+            content_type, text = page
+            request.answer(200, [(b"content-type", content_type.encode())], text)
+            row.end(200, time.monotonic_ns() - request.received_at, head.length, len(text))
             if self._reports is not None:
                 self._reports.put(request)
             return
@@ -107,12 +116,16 @@ class Forwarder:
         else:
             self._enter(proxy, body, key)
 
-    def _page(self, request: HttpExchange) -> bytes | None:
-        """Return the constant response of a path, or None."""
+    def _page(self, request: HttpExchange) -> tuple[str, bytes] | None:
+        """Return the content type and body of a response that waits for no process, or None."""
         if request.method not in READS:
             return None
+        if request.path == METRICS and self._metrics is not None and self._links.is_behind:
+            page = self._metrics.read(MAX_METRICS_AGE_S)
+            return None if page is None else (METRICS_TYPE, page)
         pages = self._anthropic_pages if request.head.is_anthropic else self._pages
-        return pages.get(request.path)
+        body = pages.get(request.path)
+        return None if body is None else (JSON, body)
 
     def _enter(self, proxy: RequestProxy, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:

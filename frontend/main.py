@@ -31,6 +31,7 @@ from headrace.frontend.loop_lag import LoopLag
 from headrace.frontend.open_requests import OpenRequests
 from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.messages import ToFrontend
+from headrace.ipc.published_page import METRICS, PublishedPage
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
 from headrace.runtime.process import DRAIN, LEAVE, Context
@@ -95,6 +96,7 @@ class Frontend:
         self._forwarder = Forwarder(
             *(self._open_requests, self._links, context.slot, self._gate, config.max_body_bytes),
             *(config.pages, config.anthropic_pages, self._reports),
+            metrics=PublishedPage(config.run_dir, METRICS),
         )
         admins = ApiKeyAuth(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)

@@ -26,6 +26,7 @@ MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
 MOCK_SCRIPT, MOCK_REQUESTS = "/mock/script", "/mock/requests"
 METRICS, OPENAPI, DOCS, UI = "/metrics", "/openapi.json", "/docs", "/"
+METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"  # its content type
 RING, RING_EVENTS = "/ring", "/ring/events"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there

@@ -1,16 +1,18 @@
 """The process that answers GETs: it loads no tokenizer, so they wait for none.
 
-It also watches the ring, for `/ring` and the streams of `/ring/events`.
+It also watches the ring, for `/ring` and the streams of `/ring/events`. While requests are open it
+publishes `/metrics` each second: a frontend answers with that page where tokenizers are behind.
 """
 
 import math
 
 from headrace import routes
 from headrace.board.backlog import tokenizer_backlog
-from headrace.board.fields import TokenizerField
+from headrace.board.fields import FrontendField, TokenizerField
 from headrace.config.config import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
+from headrace.ipc.published_page import METRICS, PublishedPage
 from headrace.ipc.sockets import Inbox
 from headrace.routes import HEAD
 from headrace.runtime.process import Context
@@ -41,6 +43,8 @@ class InfoLane:
             config.run_dir, config.num_frontends, context.board, context.slot
         )
         self._streams = EventStreams(context.board, self._frontends, aborts)
+        self._frontend_slots = list(context.board.of("frontend"))
+        self._published = PublishedPage(config.run_dir, METRICS)
 
     def handle(self, timeout_ms: int = IDLE_MS) -> None:
         """Answer the next request, or return after `timeout_ms` or when events are due."""
@@ -52,6 +56,8 @@ class InfoLane:
             self._backlog.settle_idle()
         if self._streams.take_turn():
             self._streams.send(self._routes.monitor.events(are_wanted=len(self._streams) > 0))
+            if any(slot[FrontendField.ADMITTED] for slot in self._frontend_slots):
+                self._published.write(self._routes.metrics.render())
 
     def _answer(self, request: HttpRequest, body: Body) -> None:
         job = Job(request, len(body), self._stages(request, body))

@@ -6,7 +6,7 @@ from headrace.config.config import TokenizerConfig
 from headrace.config.model_list import model_pages
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.metrics.headrace_metrics import CONTENT_TYPE, MetricsPage
+from headrace.metrics.headrace_metrics import MetricsPage
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info
@@ -20,6 +20,7 @@ class InfoRoutes:
 
     Attributes:
         monitor: of the ring.
+        metrics: of `/metrics`.
     """
 
     def __init__(self, config: TokenizerConfig, board: Board) -> None:
@@ -27,14 +28,14 @@ class InfoRoutes:
         self._board = board
         self._models = model_pages(config.card, config.started_at)
         self.monitor = RingMonitor(board, config)
-        self._metrics = MetricsPage(board, config.card, config.metrics_dialect)
+        self.metrics = MetricsPage(board, config.card, config.metrics_dialect)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
             routes.VERSION: lambda *_: json_answer({"version": __version__}),
             routes.LOAD: lambda *_: json_answer(server_info.load(board)),
             routes.MODEL_INFO: lambda *_: json_answer(server_info.model_info(config.card)),
             routes.SERVER_INFO: lambda *_: json_answer(server_info.server_info(config.card, board)),
-            routes.METRICS: lambda *_: Answer(200, self._metrics.render(), CONTENT_TYPE),
+            routes.METRICS: lambda *_: Answer(200, self.metrics.render(), routes.METRICS_TYPE),
             routes.RING: lambda *_: json_answer(self.monitor.state()),
             routes.RING_EVENTS: lambda *_: Answer(
                 200, self.monitor.opening(), EVENTS, is_open=True

@@ -70,6 +70,11 @@ class Router:
         """Return how many bytes of bodies a tokenizer has been sent and not handled."""
         return self._backlogs[tokenizer]()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a tokenizer has bodies to handle."""
+        return any(self.backlog(tokenizer) > 0 for tokenizer in range(self._about))
+
     def long_backlog(self) -> int:
         """Return how many bytes of long bodies and of such with images have still to be handled."""
         return sum([self.backlog(tokenizer) for tokenizer in (self._long, *self._images)])

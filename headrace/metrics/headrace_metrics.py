@@ -34,8 +34,6 @@ from headrace.metrics.sglang import SglangCollector
 from headrace.metrics.vllm import VllmCollector
 from headrace.system.procfs import vitals_of
 
-CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-
 COUNTERS: list[tuple[str, str, BoardField]] = [
     ("http_requests", "HTTP requests read", FrontendField.REQUESTS),
     ("http_responses", "HTTP responses written whole", FrontendField.RESPONSES),

@@ -14,11 +14,16 @@ class FakeLinks(Router):
         self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()
         self.aborted: list[int] = []
         self.full = False
+        self.behind = False
 
     def forward(self, sent: InflightRequest) -> bool:
         if not self.full:
             self.forwarded.put_nowait((sent.request, sent.body))
         return not self.full
+
+    @property
+    def is_behind(self) -> bool:
+        return self.behind
 
     def flush(self) -> None:
         pass

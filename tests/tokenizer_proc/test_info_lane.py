@@ -19,6 +19,7 @@ from headrace.ipc.messages import (
     first_counter,
     request_id,
 )
+from headrace.ipc.published_page import METRICS, PublishedPage
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.info_lane import InfoLane
@@ -127,6 +128,18 @@ def test_ring_is_answered_whole(lane: Lane) -> None:
     frames, body = lane.answered()
     assert (frames.heads[id].status, list(frames.last)) == (200, [True])
     assert json.loads(body)["frontends"][0]["state"] == "ready"
+
+
+def test_metrics_are_published_while_requests_are_open(lane: Lane, socket_folder: Path) -> None:
+    page = PublishedPage(str(socket_folder), METRICS)
+    lane.pass_a_second()
+    assert page.read(DEADLINE_MS) is None
+    lane.frontend[FrontendField.ADMITTED] = 1
+    lane.pass_a_second()
+    published = page.read(DEADLINE_MS)
+    assert published is not None
+    lane.ask("/metrics")
+    assert published.splitlines()[:2] == lane.answered()[1].splitlines()[:2]
 
 
 def test_events_come_every_second_until_the_client_leaves(lane: Lane) -> None:

@@ -99,6 +99,15 @@ def test_bodies_wait_for_each_other_until_they_are_flushed(tokenizers: Tokenizer
         assert [inbox.receive(0) for _ in range(3)] == [(REQUEST, SHORT)] * 2 + [None]
 
 
+def test_router_is_behind_until_bodies_are_handled(tokenizers: Tokenizers) -> None:
+    assert tokenizers.links.forward(InflightRequest(replace(REQUEST, method="GET"), b""))
+    assert not tokenizers.links.is_behind
+    assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
+    assert tokenizers.links.is_behind
+    tokenizers.board.slot("tokenizer", 0).add(TokenizerField.HANDLED_BYTES, len(SHORT) + 1)
+    assert not tokenizers.links.is_behind
+
+
 def test_long_body_blocks_no_other(tokenizers: Tokenizers) -> None:
     for body in (LONG, SHORT, LONG, SHORT):
         assert tokenizers.links.forward(InflightRequest(REQUEST, body))

@@ -1,0 +1,32 @@
+"""A page that one process computes ahead of time and others read, in the run directory."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+METRICS = "metrics"  # the name of the page of `/metrics`
+
+
+class PublishedPage:
+    """A file that is replaced as a whole, so that no reader sees parts of two pages."""
+
+    def __init__(self, run_dir: str, name: str, clock: Callable[[], float] = time.time) -> None:
+        """Write or read the page `name`; `clock` is that of the file system, in seconds."""
+        self._path = Path(run_dir) / name
+        self._clock = clock
+
+    def write(self, page: bytes) -> None:
+        """Replace the page."""
+        new = self._path.with_suffix(".new")
+        new.write_bytes(page)
+        new.replace(self._path)
+
+    def read(self, max_age_s: float) -> bytes | None:
+        """Return the page, or None where there is none or an older one."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                age_s = self._clock() - os.fstat(file.fileno()).st_mtime
+                return file.read() if age_s <= max_age_s else None
+        except FileNotFoundError:
+            return None
