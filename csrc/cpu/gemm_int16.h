@@ -40,41 +40,14 @@ template <class V> void quantize_row(const float *x, int cols, int bits, Int16Gr
     }
 }
 
-// How to read a packed block as bytes, four columns of each lane at a time, beyond what gemm.h says
-// of it. A chunk is whole fours. The number is scale * (byte - zero) + sign * minimum: a sum of
-// products starts from what `zero` adds up to.
+// int8 as bytes, four columns of each lane at a time: packed_blocks.h has the other formats. A sum
+// of products starts from what `zero` adds up to.
 template <class V> struct Int8Bytes {
     static constexpr int unit = quantized_group, group = unit, chunk = 4;
     static constexpr int header_bytes = 32, chunk_bytes = 64, sign = 0;
     using Scales = typename Q8Block<V>::Scales;
     static auto four(const uint8_t *chunk_start, int) { return V::weights(chunk_start); }
     static auto start(const Int16Group &x, int) { return V::dots(x.offset); } // zero is 128
-};
-
-template <class V> struct Q40Bytes : Q40Block<V> {
-    static constexpr int sign = 0;
-    static auto four(const uint8_t *chunk_start, int i) { return V::nibbles(chunk_start, i); }
-    static auto start(const Int16Group &x, int) { return V::dots(x.offset / 16); } // zero is 8
-};
-
-template <class V> struct Q41Bytes : Q41Block<V> {
-    static constexpr int sign = 1;
-    static auto four(const uint8_t *chunk_start, int i) { return V::nibbles(chunk_start, i); }
-    static auto start(const Int16Group &, int) { return V::dots(0); }
-};
-
-template <class V> struct Q4KBytes : Q4KBlock<V> {
-    static constexpr int sign = -1;
-    static auto four(const uint8_t *chunk_start, int i) { return V::nibbles(chunk_start, i); }
-    static auto start(const Int16Group &, int) { return V::dots(0); }
-};
-
-template <class V> struct Q6KBytes : Q6KBlock<V> { // zero is 32; scales are for half of a group
-    static constexpr int sign = 0;
-    static auto four(const uint8_t *chunk_start, int i) { return V::six_bit_fours(chunk_start, i); }
-    static auto start(const Int16Group &x, int half) {
-        return V::dots((half == 0 ? x.first_offset : x.offset - x.first_offset) / 4);
-    }
 };
 
 // The i-th four columns under one scale, the g-th of a unit.
@@ -225,23 +198,11 @@ template <class V> void gemm_int8(const Int16Operands &o, int rows, int num_bloc
 // Of a format that `rounds_to_integers`.
 template <class V>
 void gemm_int16(Format format, const Int16Operands &o, int rows, int num_blocks) {
-    switch (format) {
-    case Format::int8:
+    if (format == Format::int8) {
         return multiply_blocks<V, Int8Bytes<V>>(o, rows, num_blocks);
-    case Format::q4_0:
-        return multiply_blocks<V, Q40Bytes<V>>(o, rows, num_blocks);
-    case Format::q4_1:
-        return multiply_blocks<V, Q41Bytes<V>>(o, rows, num_blocks);
-    case Format::q4_k:
-        return multiply_blocks<V, Q4KBytes<V>>(o, rows, num_blocks);
-    case Format::q6_k:
-        return multiply_blocks<V, Q6KBytes<V>>(o, rows, num_blocks);
-    case Format::f32:
-    case Format::bf16:
-    case Format::q8_0:
-    case Format::bf12:
-        return; // gemm.h
     }
+    with_block<V>(format,
+                  [&](auto block) { multiply_blocks<V, decltype(block)>(o, rows, num_blocks); });
 }
 
 } // namespace headrace

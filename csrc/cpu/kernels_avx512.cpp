@@ -14,6 +14,16 @@ namespace headrace {
 
 namespace {
 
+// first + step * i, again from the `period`-th on.
+struct Sixteen {
+    float lane[lanes] = {};
+    constexpr Sixteen(int first, int step, int period) {
+        for (int i = 0; i < lanes; ++i) {
+            lane[i] = float(first + step * (i % period));
+        }
+    }
+};
+
 struct Avx512 {
     using Floats = __m512;
     static constexpr int max_sums = 24;    // of 32 registers; the rest hold weights
@@ -64,20 +74,18 @@ struct Avx512 {
         return {_mm512_dpbusd_epi32(sum.high, weights, four(x.numbers + k)),
                 _mm512_dpbusd_epi32(sum.low, weights, four(x.numbers + quantized_group + k))};
     }
-    // Of the words at `p`, one half of each byte.
-    static Fours nibbles(const uint8_t *p, int half) {
+    // Of each byte of the words at `p`, the i-th `width` bits, moved to `place`.
+    using Bytes = __m512i;
+    template <int width, int place = 0> static Bytes bits(const uint8_t *p, int i) {
         const __m512i words = _mm512_loadu_si512(p);
-        return _mm512_and_si512(half ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+        const int shift = i * width - place;
+        const __m512i moved = shift > 0   ? _mm512_srli_epi32(words, shift)
+                              : shift < 0 ? _mm512_slli_epi32(words, -shift)
+                                          : words;
+        return _mm512_and_si512(moved, _mm512_set1_epi8(((1 << width) - 1) << place));
     }
-    // Of words with nibbles and, behind two of those, high bits: one byte of each for four of
-    // sixteen columns.
-    static Fours six_bit_fours(const uint8_t *p, int i) {
-        const __m512i words = _mm512_loadu_si512(p + 128);
-        const __m512i high =
-            i < 2 ? _mm512_slli_epi32(words, 4 - 2 * i) : _mm512_srli_epi32(words, 2 * i - 4);
-        return _mm512_or_si512(nibbles(p + i / 2 * 64, i % 2),
-                               _mm512_and_si512(high, _mm512_set1_epi8(48)));
-    }
+    static Bytes either(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+    static Fours fours(Bytes bytes) { return bytes; }
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
 
@@ -110,19 +118,14 @@ struct Avx512 {
         return _mm512_cvtepi32_ps(
             _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
     }
-    // The permutation reads four bits of each lane, so it masks and converts in one instruction.
-    static Floats nibble(const uint8_t *p, int j) {
-        const Floats values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * 4);
-        return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_loadu_si512(p), place), values);
-    }
-    static Floats six_bits(const uint8_t *p, int j) { // less 32
-        const Floats values =
-            _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16);
-        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * 2);
-        const __m512i high = _mm512_srlv_epi32(_mm512_loadu_si512(p + 128), place);
-        const Floats low = nibble(p + j / 8 * 64, j % 8);
-        return _mm512_add_ps(low, _mm512_permutexvar_ps(high, values));
+    // first + step * code, of `width` bits, of the j-th column of the words at `p`. The permutation
+    // reads four bits of each lane, so it masks and converts in one instruction.
+    template <int width, int first = 0, int step = 1>
+    static Floats number(const uint8_t *p, int j) {
+        alignas(64) static constexpr Sixteen numbers(first, step, 1 << width);
+        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * width);
+        return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_loadu_si512(p), place),
+                                     _mm512_load_ps(numbers.lane));
     }
 };
 

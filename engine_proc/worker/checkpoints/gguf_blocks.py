@@ -60,6 +60,19 @@ def decode_q4_1(blocks: Bytes, out: Floats) -> None:
     out += halves(blocks[:, 2:4])
 
 
+def fifth_bits(packed: Bytes, out: Floats) -> None:
+    """Add 16 where a bit is set: of [blocks, 4] bytes to [blocks, 32]."""
+    out += np.unpackbits(packed, axis=1, bitorder="little") << 4
+
+
+def decode_q5_0(blocks: Bytes, out: Floats) -> None:
+    """d * (q - 16): d fp16, the high bits of 32 q, their nibbles."""
+    nibbles(blocks[:, 6:], out.reshape(-1, 2, 16))
+    fifth_bits(blocks[:, 2:6], out)
+    out -= 16
+    out *= halves(blocks[:, :2])
+
+
 def decode_q8_0(blocks: Bytes, out: Floats) -> None:
     """d * q: d fp16, 32 int8."""
     np.multiply(blocks[:, 2:].view(np.int8), halves(blocks[:, :2]), out=out)
@@ -106,6 +119,7 @@ def decode_q6_k(blocks: Bytes, out: Floats) -> None:
 BLOCK_FORMATS = {
     "Q4_0": BlockFormat(32, 18, decode_q4_0),
     "Q4_1": BlockFormat(32, 20, decode_q4_1),
+    "Q5_0": BlockFormat(32, 22, decode_q5_0),
     "Q8_0": BlockFormat(32, 34, decode_q8_0),
     "Q4_K": BlockFormat(256, 144, decode_q4_k),
     "Q6_K": BlockFormat(256, 210, decode_q6_k),

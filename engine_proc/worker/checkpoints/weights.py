@@ -56,6 +56,7 @@ class Format(StrEnum):
     I64 = "I64"
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
+    Q5_0 = "Q5_0"
     Q8_0 = "Q8_0"
     Q4_K = "Q4_K"
     Q6_K = "Q6_K"

@@ -131,7 +131,9 @@ def test_no_cut_of_the_work_changes_a_bit(name: str, team_of: TeamOf) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-@pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1])
+@pytest.mark.parametrize(
+    "format", [Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1, Format.Q5_0]
+)
 def test_blocks_of_32_are_shared(format: Format, team_of: TeamOf) -> None:
     spec = dataclasses.replace(SPEC, num_heads=12, num_kv_heads=6, intermediate_size=224)
     weights = random_weights(spec, format)
