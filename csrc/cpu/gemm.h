@@ -15,7 +15,7 @@ namespace headrace {
 // How to read one packed block. A unit of columns lies behind one header, a group of them shares
 // its scales, a chunk is decoded unrolled. `num_scales` are worth a register each while a tile
 // passes over a group. With more than `max_rows` rows, decoding once into fp32 is cheaper than in
-// every tile.
+// every tile; where that is 0, there are no tiles.
 template <class V> struct F32Block {
     static constexpr int unit = 2, group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 128;
     static constexpr int num_scales = 0, max_rows = 1 << 30;
@@ -217,14 +217,17 @@ template <class V, class W> void gemm_blocks(const Operands &o, int rows, int nu
 
 // Decode one block to the f32 layout. An odd last column takes a zero column with it.
 template <class V, class W> void decode_block(const uint8_t *block, int cols, float *out) {
-    constexpr int group_chunks = W::group / W::chunk;
+    constexpr int columns = W::group < W::chunk ? W::group : W::chunk; // of a chunk, under a scale
     for (int u = 0; u * W::unit < cols; ++u, block += unit_bytes<W>) {
-        for (int c = 0; c < W::unit / W::chunk; ++c) {
-            const typename W::Scales scales(block, c / group_chunks);
-            const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
+        const uint8_t *chunk = block + W::header_bytes;
+        for (int c = 0; c < W::unit; c += W::chunk, chunk += W::chunk_bytes) {
+#pragma GCC unroll 2
+            for (int first = 0; first < W::chunk; first += columns) {
+                const typename W::Scales scales(block, (c + first) / W::group);
 #pragma GCC unroll 32
-            for (int j = 0; j < W::chunk; ++j, out += lanes) {
-                V::store(out, W::row(chunk, j, scales));
+                for (int j = first; j < first + columns; ++j, out += lanes) {
+                    V::store(out, W::row(chunk, j, scales));
+                }
             }
         }
     }

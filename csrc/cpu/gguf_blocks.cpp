@@ -7,22 +7,36 @@ namespace headrace {
 
 namespace {
 
-constexpr Format coded_formats[] = {Format::q4_0, Format::q4_1, Format::q5_0, Format::q4_k,
-                                    Format::q6_k};
+constexpr Format coded_formats[] = {Format::q4_0, Format::q4_1,   Format::q5_0,   Format::q5_1,
+                                    Format::q2_k, Format::q3_k,   Format::q4_k,   Format::q5_k,
+                                    Format::q6_k, Format::iq4_nl, Format::iq4_xs, Format::mxfp4};
 
 // Bytes of a block as stored.
 constexpr int stored_bytes(Format format) {
     switch (format) {
     case Format::q4_0:
+    case Format::iq4_nl:
         return 18;
     case Format::q4_1:
         return 20;
     case Format::q5_0:
         return 22;
+    case Format::q5_1:
+        return 24;
+    case Format::q2_k:
+        return 84;
+    case Format::q3_k:
+        return 110;
     case Format::q4_k:
         return 144;
+    case Format::q5_k:
+        return 176;
     case Format::q6_k:
         return 210;
+    case Format::iq4_xs:
+        return 136;
+    case Format::mxfp4:
+        return 17;
     default:
         return 0;
     }
@@ -47,17 +61,35 @@ int two_bits(const uint8_t *bytes, int j) {
     return bytes[j / 128 * 32 + j % 32] >> (j / 32 % 4 * 2) & 3;
 }
 
+// Of 256 bits; each of eight runs of 32 has one bit of every byte.
+int crossed_bit(const uint8_t *bytes, int j) {
+    return bytes[j % 32] >> (j / 32) & 1;
+}
+
 // The code of column j of a block as stored.
 template <Format format> int stored_code(const uint8_t *source, int j) {
     switch (format) {
     case Format::q4_0:
+    case Format::iq4_nl:
         return flat_nibble(source + 2, j);
+    case Format::mxfp4:
+        return flat_nibble(source + 1, j);
+    case Format::iq4_xs:
+        return flat_nibble(source + 8 + j / 32 * 16, j % 32);
     case Format::q4_1:
         return flat_nibble(source + 4, j);
     case Format::q5_0:
         return flat_nibble(source + 6, j) | bit_of(source + 2, j) << 4;
+    case Format::q5_1:
+        return flat_nibble(source + 8, j) | bit_of(source + 4, j) << 4;
+    case Format::q2_k:
+        return two_bits(source + 16, j);
+    case Format::q3_k:
+        return two_bits(source + 32, j) | crossed_bit(source, j) << 2;
     case Format::q4_k:
         return paired_nibble(source + 16, j);
+    case Format::q5_k:
+        return paired_nibble(source + 48, j) | crossed_bit(source + 16, j) << 4;
     case Format::q6_k: { // of four runs, the first two have low halves of bytes
         const uint8_t byte = source[j / 128 * 64 + j / 32 % 2 * 32 + j % 32];
         return (byte >> (j / 64 % 2 * 4) & 15) | two_bits(source + 128, j) << 4;
@@ -86,16 +118,41 @@ void put_pairs(const uint8_t *six, uint8_t *pairs, int lane) {
     }
 }
 
+// 12 bytes with sixteen scales of 6 bits, 32 more than the number.
+void put_q3_k_scales(const uint8_t *six, uint8_t *scales, int lane) {
+    for (int g = 0; g < 16; ++g) {
+        const int low = six[g % 8] >> (g / 8 * 4) & 15, high = six[8 + g % 4] >> (g / 4 * 2) & 3;
+        scales[g * lanes + lane] = uint8_t((low | high << 4) - 32);
+    }
+}
+
+// Two bytes with the high two bits of eight scales of 6, and four with the low ones.
+void put_iq4_xs_scales(const uint8_t *six, uint8_t *scales, int lane) {
+    for (int g = 0; g < 8; ++g) {
+        const int low = six[2 + g / 2] >> (g % 2 * 4) & 15, high = six[g / 4] >> (g % 4 * 2) & 3;
+        scales[g * lanes + lane] = uint8_t((low | high << 4) - 32);
+    }
+}
+
 template <Format format> void put_header(const uint8_t *source, uint8_t *header, int lane) {
     constexpr int half = 2 * lanes;
     switch (format) {
-    case Format::q4_0:
-    case Format::q5_0:
-        return put_half(header, lane, source);
     case Format::q4_1:
+    case Format::q5_1:
         put_half(header, lane, source);
         return put_half(header + half, lane, source + 2);
+    case Format::q2_k:
+        put_half(header, lane, source + 80);
+        put_half(header + half, lane, source + 82);
+        for (int g = 0; g < 16; ++g) {
+            header[2 * half + (g / 4 * lanes + lane) * 4 + g % 4] = source[g];
+        }
+        return;
+    case Format::q3_k:
+        put_half(header, lane, source + 108);
+        return put_q3_k_scales(source + 96, header + half, lane);
     case Format::q4_k:
+    case Format::q5_k:
         put_half(header, lane, source);
         put_half(header + half, lane, source + 2);
         return put_pairs(source + 4, header + 2 * half, lane);
@@ -105,8 +162,14 @@ template <Format format> void put_header(const uint8_t *source, uint8_t *header,
             header[half + g * lanes + lane] = source[192 + g];
         }
         return;
-    default:
+    case Format::iq4_xs:
+        put_half(header, lane, source);
+        return put_iq4_xs_scales(source + 2, header + half, lane);
+    case Format::mxfp4:
+        header[lane] = source[0];
         return;
+    default:
+        return put_half(header, lane, source);
     }
 }
 
@@ -116,15 +179,26 @@ struct Scale {
 
 Scale scale_at(Format format, const uint8_t *header, int lane, int group) {
     constexpr int half = 2 * lanes;
+    if (format == Format::mxfp4) {
+        return {half_power_of_two(header[lane]), 0.0f};
+    }
     const float scale = half_at(header, lane);
     switch (format) {
     case Format::q4_1:
+    case Format::q5_1:
         return {scale, half_at(header + half, lane)};
-    case Format::q4_k: {
+    case Format::q2_k: {
+        const uint8_t pair = header[2 * half + (group / 4 * lanes + lane) * 4 + group % 4];
+        return {scale * float(pair & 15), -half_at(header + half, lane) * float(pair >> 4)};
+    }
+    case Format::q4_k:
+    case Format::q5_k: {
         const uint8_t *pair = header + 2 * half + group * 2 * lanes + lane;
         return {scale * pair[0], -half_at(header + half, lane) * pair[lanes]};
     }
+    case Format::q3_k:
     case Format::q6_k:
+    case Format::iq4_xs:
         return {scale * int8_t(header[half + group * lanes + lane]), 0.0f};
     default:
         return {scale, 0.0f};
@@ -228,7 +302,8 @@ float gguf_number(Format format, const uint8_t *block, int lane, int col) {
         code |= (header[packing.header_bytes + byte] >> shift & ((1 << width) - 1)) << from;
     });
     const Scale scale = scale_at(format, header, lane, j / packing.group);
-    return scale.scale * float(code - packing.zero) + scale.minimum;
+    const int steps = packing.table ? packing.table[code] : code - packing.zero;
+    return scale.scale * float(steps) + scale.minimum;
 }
 
 } // namespace headrace

@@ -20,6 +20,7 @@ struct Avx2 {
     };
     static constexpr int max_sums = 6; // two of 16 registers each
     static constexpr int num_unpacked = 1;
+    static constexpr int num_streams = 6;
     static constexpr bool has_bf16 = false;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -135,6 +136,11 @@ struct Avx2 {
     static Bytes either(Bytes a, Bytes b) {
         return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
     }
+    static Bytes look_up(const uint8_t *table, Bytes places) {
+        const __m256i bytes =
+            _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
+        return {_mm256_shuffle_epi8(bytes, places.low), _mm256_shuffle_epi8(bytes, places.high)};
+    }
     static Fours fours(Bytes bytes) { return fours(bytes.low, bytes.high); }
 
     static __m256i eight_words(const uint8_t *p) {
@@ -178,6 +184,29 @@ struct Avx2 {
     static Floats number(const uint8_t *p, int j) {
         return {eight_numbers<width, first, step>(p, j),
                 eight_numbers<width, first, step>(p + 32, j)};
+    }
+    static __m256 eight_in(const float *table, const uint8_t *p, int j) {
+        const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * 4);
+        const __m256i code = _mm256_srlv_epi32(eight_words(p), place);
+        const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), code);
+        const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), code);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
+    }
+    // As table[code], of four bits.
+    static Floats number_in(const float *table, const uint8_t *p, int j) {
+        return {eight_in(table, p, j), eight_in(table, p + 32, j)};
+    }
+    // 2^(byte - 128), whose exponent is 0 at the lowest two.
+    static __m256 eight_half_powers(const uint8_t *p) {
+        const __m256i bytes =
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+        const __m256i one = _mm256_set1_epi32(1);
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(bytes, one), 23);
+        const __m256i lowest = _mm256_slli_epi32(_mm256_add_epi32(bytes, one), 21);
+        return _mm256_castsi256_ps(_mm256_max_epi32(normal, lowest));
+    }
+    static Floats half_power(const uint8_t *p) {
+        return {eight_half_powers(p), eight_half_powers(p + 8)};
     }
 };
 

@@ -7,7 +7,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
-#pragma GCC target("avx512f,avx512vnni,avx512bf16,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512vnni,avx512bf16,avx2,fma,f16c")
 #include "cpu/kernels.h"
 
 namespace headrace {
@@ -28,6 +28,7 @@ struct Avx512 {
     using Floats = __m512;
     static constexpr int max_sums = 24;    // of 32 registers; the rest hold weights
     static constexpr int num_unpacked = 2; // blocks whose weights of a group wait in 16 registers
+    static constexpr int num_streams = 6;  // blocks that one row reads side by side
     static constexpr bool has_bf16 = true;
 
     static Floats set(float x) { return _mm512_set1_ps(x); }
@@ -85,6 +86,10 @@ struct Avx512 {
         return _mm512_and_si512(moved, _mm512_set1_epi8(((1 << width) - 1) << place));
     }
     static Bytes either(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+    static Bytes look_up(const uint8_t *table, Bytes places) {
+        const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i *>(table));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), places);
+    }
     static Fours fours(Bytes bytes) { return bytes; }
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
@@ -123,9 +128,23 @@ struct Avx512 {
     template <int width, int first = 0, int step = 1>
     static Floats number(const uint8_t *p, int j) {
         alignas(64) static constexpr Sixteen numbers(first, step, 1 << width);
-        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * width);
-        return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_loadu_si512(p), place),
-                                     _mm512_load_ps(numbers.lane));
+        return look_up(numbers.lane, p, j % 4 * 8 + j / 4 * width);
+    }
+    // As table[code], of four bits.
+    static Floats number_in(const float *table, const uint8_t *p, int j) {
+        return look_up(table, p, j % 4 * 8 + j / 4 * 4);
+    }
+    static Floats look_up(const float *table, const uint8_t *p, int place) {
+        const __m512i shifted = _mm512_srlv_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(place));
+        return _mm512_permutexvar_ps(shifted, _mm512_load_ps(table));
+    }
+    // 2^(byte - 128), whose exponent is 0 at the lowest two.
+    static Floats half_power(const uint8_t *p) {
+        const __m512i bytes =
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+        const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(bytes, ints(1)), 23);
+        const __m512i lowest = _mm512_slli_epi32(_mm512_add_epi32(bytes, ints(1)), 21);
+        return _mm512_castsi512_ps(_mm512_max_epi32(normal, lowest));
     }
 };
 

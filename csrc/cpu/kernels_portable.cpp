@@ -20,6 +20,7 @@ struct Portable {
     };
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
     static constexpr int num_unpacked = 1;
+    static constexpr int num_streams = 1;
     static constexpr bool has_bf16 = false;
 
     template <class Body> static Floats each(const Body &body) {
@@ -128,6 +129,9 @@ struct Portable {
     static Bytes either(const Bytes &a, const Bytes &b) {
         return each_byte([&](int k) { return a.byte[k] | b.byte[k]; });
     }
+    static Bytes look_up(const uint8_t *table, const Bytes &places) {
+        return each_byte([&](int k) { return table[places.byte[k]]; });
+    }
     static Fours fours(const Bytes &bytes) { return bytes; }
 
     static uint32_t word(const uint8_t *p, int i) {
@@ -161,6 +165,14 @@ struct Portable {
         return each([&](int i) {
             return float(first + step * int(word(p, i) >> place & ((1 << width) - 1)));
         });
+    }
+    // As table[code], of four bits.
+    static Floats number_in(const float *table, const uint8_t *p, int j) {
+        const int place = j % 4 * 8 + j / 4 * 4;
+        return each([&](int i) { return table[word(p, i) >> place & 15]; });
+    }
+    static Floats half_power(const uint8_t *p) {
+        return each([&](int i) { return half_power_of_two(p[i]); });
     }
 };
 

@@ -44,6 +44,9 @@ struct Int16Group {
     int32_t offset_of(int part, int num_parts) const {
         return num_parts == 1 ? offset : part == 0 ? first_offset : offset - first_offset;
     }
+    float sum_of(int part, int num_parts) const {
+        return num_parts == 1 ? sum : scale * (float(offset_of(part, num_parts)) / -128.0f);
+    }
 };
 
 struct Int16Operands {
