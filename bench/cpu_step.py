@@ -37,13 +37,21 @@ PAGE_TOKENS = 32
 SPEC_OF_256 = replace(
     SPEC, hidden_size=768, num_heads=12, num_kv_heads=4, layers=(LayerSpec(),) * 18
 )
-# Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place.
-BLOCKS: dict[Format, tuple[int, int, dict[int, float]]] = {
+# Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place, or bytes.
+BLOCKS: dict[Format, tuple[int, int, dict[int, float | bytes]]] = {
     Format.Q8_0: (32, 34, {0: 0.0005}),
     Format.Q4_0: (32, 18, {0: 0.005}),
     Format.Q4_1: (32, 20, {0: 0.005, 2: -0.0375}),
+    Format.Q5_0: (32, 22, {0: 0.0025}),
+    Format.Q5_1: (32, 24, {0: 0.0025, 2: -0.0375}),
+    Format.Q2_K: (256, 84, {80: 0.005, 82: 0.005}),
+    Format.Q3_K: (256, 110, {108: 0.001}),
     Format.Q4_K: (256, 144, {0: 0.00015, 2: 0.001}),
+    Format.Q5_K: (256, 176, {0: 0.00007, 2: 0.001}),
     Format.Q6_K: (256, 210, {208: 0.00003}),
+    Format.IQ4_NL: (32, 18, {0: 0.0006}),
+    Format.IQ4_XS: (256, 136, {0: 0.00003}),
+    Format.MXFP4: (32, 17, {0: bytes([121])}),
 }
 DECODES = ((1, 64), (8, 64), (32, 64), (1, 1000), (1, 2000))  # sequences, context
 PREFILLS = (512, 1024)
@@ -68,7 +76,8 @@ def random_weights(format: Format) -> Weights:
             numbers_of_block, size, scales = BLOCKS[format]
             blocks = rng.integers(0, 256, (count // numbers_of_block, size), np.uint8)
             for place, scale in scales.items():
-                blocks[:, place : place + 2] = np.array([scale], "<f2").view(np.uint8)
+                half = scale if isinstance(scale, bytes) else np.array([scale], "<f2").tobytes()
+                blocks[:, place : place + len(half)] = np.frombuffer(half, np.uint8)
             data = blocks.reshape(-1)
         else:
             numbers = rng.standard_normal(count, np.float32) * np.float32(0.04)

@@ -6,7 +6,7 @@
 // bf16. From about ten rows on it is arithmetic: 512 rows run at 420 GFLOP/s there, at 850 where
 // both factors are bf16.
 #pragma once
-#include "cpu/operands.h"
+#include "cpu/packed_blocks.h"
 
 #include <type_traits>
 
@@ -15,7 +15,7 @@ namespace headrace {
 // How to read one packed block. A unit of columns lies behind one header, a group of them shares
 // its scales, a chunk is decoded unrolled. `num_scales` are worth a register each while a tile
 // passes over a group. With more than `max_rows` rows, decoding once into fp32 is cheaper than in
-// every tile.
+// every tile; where that is 0, there are no tiles.
 template <class V> struct F32Block {
     static constexpr int unit = 2, group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 128;
     static constexpr int num_scales = 0, max_rows = 1 << 30;
@@ -61,64 +61,6 @@ template <class V> struct Q8Block {
     };
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
         return V::mul(scales.scale, V::int8(chunk_start + j * lanes));
-    }
-};
-
-template <class V> struct Q40Block {
-    static constexpr int unit = quantized_group, group = unit, chunk = 8;
-    static constexpr int header_bytes = 32, chunk_bytes = 64;
-    static constexpr int num_scales = 2, max_rows = 8;
-    struct Scales {
-        Scales(const uint8_t *header, int)
-            : scale(V::fp16(header)), minimum(V::mul(scale, V::set(-8.0f))) {}
-        typename V::Floats scale, minimum;
-    };
-    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
-        // Exact: a 15-bit product less an 11-bit number times eight is scale * (nibble - 8).
-        return V::fma(scales.scale, V::nibble(chunk_start, j), scales.minimum);
-    }
-};
-
-template <class V> struct Q41Block {
-    static constexpr int unit = quantized_group, group = unit, chunk = 8;
-    static constexpr int header_bytes = 64, chunk_bytes = 64;
-    static constexpr int num_scales = 2, max_rows = 8;
-    struct Scales {
-        Scales(const uint8_t *header, int)
-            : scale(V::fp16(header)), minimum(V::fp16(header + 32)) {}
-        typename V::Floats scale, minimum;
-    };
-    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
-        return V::fma(scales.scale, V::nibble(chunk_start, j), scales.minimum);
-    }
-};
-
-template <class V> struct Q4KBlock {
-    static constexpr int unit = super_block, group = 32, chunk = 8;
-    static constexpr int header_bytes = 320, chunk_bytes = 64;
-    static constexpr int num_scales = 2, max_rows = 8;
-    struct Scales { // products of 11 and 6 bits: exact, as is their product with a nibble
-        Scales(const uint8_t *header, int g)
-            : scale(V::mul(V::fp16(header), V::uint8(header + 64 + g * 32))),
-              minimum(V::mul(V::fp16(header + 32), V::uint8(header + 80 + g * 32))) {}
-        typename V::Floats scale, minimum;
-    };
-    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
-        return V::fms(scales.scale, V::nibble(chunk_start, j), scales.minimum);
-    }
-};
-
-template <class V> struct Q6KBlock {
-    static constexpr int unit = super_block, group = 16, chunk = 16;
-    static constexpr int header_bytes = 288, chunk_bytes = 192;
-    static constexpr int num_scales = 1, max_rows = 8;
-    struct Scales {
-        Scales(const uint8_t *header, int g)
-            : scale(V::mul(V::fp16(header), V::int8(header + 32 + g * 16))) {}
-        typename V::Floats scale;
-    };
-    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
-        return V::mul(scales.scale, V::six_bits(chunk_start, j));
     }
 };
 
@@ -275,14 +217,17 @@ template <class V, class W> void gemm_blocks(const Operands &o, int rows, int nu
 
 // Decode one block to the f32 layout. An odd last column takes a zero column with it.
 template <class V, class W> void decode_block(const uint8_t *block, int cols, float *out) {
-    constexpr int group_chunks = W::group / W::chunk;
+    constexpr int columns = W::group < W::chunk ? W::group : W::chunk; // of a chunk, under a scale
     for (int u = 0; u * W::unit < cols; ++u, block += unit_bytes<W>) {
-        for (int c = 0; c < W::unit / W::chunk; ++c) {
-            const typename W::Scales scales(block, c / group_chunks);
-            const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
-#pragma GCC unroll 16
-            for (int j = 0; j < W::chunk; ++j, out += lanes) {
-                V::store(out, W::row(chunk, j, scales));
+        const uint8_t *chunk = block + W::header_bytes;
+        for (int c = 0; c < W::unit; c += W::chunk, chunk += W::chunk_bytes) {
+#pragma GCC unroll 2
+            for (int first = 0; first < W::chunk; first += columns) {
+                const typename W::Scales scales(block, (c + first) / W::group);
+#pragma GCC unroll 32
+                for (int j = first; j < first + columns; ++j, out += lanes) {
+                    V::store(out, W::row(chunk, j, scales));
+                }
             }
         }
     }
@@ -290,9 +235,11 @@ template <class V, class W> void decode_block(const uint8_t *block, int cols, fl
 
 template <class V, class W>
 void gemm_encoded(const Operands &o, int rows, int num_blocks, float *decoded) {
-    if (rows <= W::max_rows || !decoded) {
-        gemm_blocks<V, W>(o, rows, num_blocks);
-        return;
+    if constexpr (W::max_rows > 0) {
+        if (rows <= W::max_rows || !decoded) {
+            gemm_blocks<V, W>(o, rows, num_blocks);
+            return;
+        }
     }
     for (int n = 0; n < num_blocks; n += decoded_blocks) {
         const int count = num_blocks - n < decoded_blocks ? num_blocks - n : decoded_blocks;
@@ -342,17 +289,13 @@ void gemm(Format format, const Operands &o, int rows, int num_blocks, float *dec
         return gemm_encoded<V, Bf16Block<V>>(o, rows, num_blocks, decoded);
     case Format::q8_0:
         return gemm_encoded<V, Q8Block<V>>(o, rows, num_blocks, decoded);
-    case Format::q4_0:
-        return gemm_encoded<V, Q40Block<V>>(o, rows, num_blocks, decoded);
-    case Format::q4_1:
-        return gemm_encoded<V, Q41Block<V>>(o, rows, num_blocks, decoded);
-    case Format::q4_k:
-        return gemm_encoded<V, Q4KBlock<V>>(o, rows, num_blocks, decoded);
-    case Format::q6_k:
-        return gemm_encoded<V, Q6KBlock<V>>(o, rows, num_blocks, decoded);
     case Format::int8: // rounds activations too: gemm_int16.h
     case Format::bf12: // is bf16 for all but few rows: few_rows.h
         return;
+    default:
+        return with_block<V>(format, [&](auto block) {
+            gemm_encoded<V, decltype(block)>(o, rows, num_blocks, decoded);
+        });
     }
 }
 

@@ -40,9 +40,8 @@ template <class V> void quantize_row(const float *x, int cols, int bits, Int16Gr
     }
 }
 
-// How to read a packed block as bytes, four columns of each lane at a time, beyond what gemm.h says
-// of it. A chunk is whole fours. The number is scale * (byte - zero) + sign * minimum: a sum of
-// products starts from what `zero` adds up to.
+// int8 as bytes, four columns of each lane at a time: packed_blocks.h has the other formats. A sum
+// of products starts from what `zero` adds up to.
 template <class V> struct Int8Bytes {
     static constexpr int unit = quantized_group, group = unit, chunk = 4;
     static constexpr int header_bytes = 32, chunk_bytes = 64, sign = 0;
@@ -51,65 +50,49 @@ template <class V> struct Int8Bytes {
     static auto start(const Int16Group &x, int) { return V::dots(x.offset); } // zero is 128
 };
 
-template <class V> struct Q40Bytes : Q40Block<V> {
-    static constexpr int sign = 0;
-    static auto four(const uint8_t *chunk_start, int i) { return V::nibbles(chunk_start, i); }
-    static auto start(const Int16Group &x, int) { return V::dots(x.offset / 16); } // zero is 8
-};
+template <int part> using Part = std::integral_constant<int, part>;
 
-template <class V> struct Q41Bytes : Q41Block<V> {
-    static constexpr int sign = 1;
-    static auto four(const uint8_t *chunk_start, int i) { return V::nibbles(chunk_start, i); }
-    static auto start(const Int16Group &, int) { return V::dots(0); }
-};
-
-template <class V> struct Q4KBytes : Q4KBlock<V> {
-    static constexpr int sign = -1;
-    static auto four(const uint8_t *chunk_start, int i) { return V::nibbles(chunk_start, i); }
-    static auto start(const Int16Group &, int) { return V::dots(0); }
-};
-
-template <class V> struct Q6KBytes : Q6KBlock<V> { // zero is 32; scales are for half of a group
-    static constexpr int sign = 0;
-    static auto four(const uint8_t *chunk_start, int i) { return V::six_bit_fours(chunk_start, i); }
-    static auto start(const Int16Group &x, int half) {
-        return V::dots((half == 0 ? x.first_offset : x.offset - x.first_offset) / 4);
-    }
-};
-
-// The i-th four columns under one scale, the g-th of a unit.
-template <class W>
-inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, int g, int i) {
-    constexpr int chunks = W::group / W::chunk, fours = W::chunk / 4;
-    const uint8_t *chunk = unit_start + W::header_bytes + (g * chunks + i / fours) * W::chunk_bytes;
-    if (i % fours == 0) {
+// The i-th four columns under one scale, in the part-th part of 32 columns, the g-th of a unit.
+template <class W, int part>
+inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, int g, Part<part>,
+                                                   int i) {
+    constexpr int chunks = quantized_group / W::chunk, fours = W::chunk / 4;
+    const int four = part * (W::group / 4) + i;
+    const uint8_t *chunk =
+        unit_start + W::header_bytes + (g * chunks + four / fours) * W::chunk_bytes;
+    if (four % fours == 0) {
         for (int b = 0; b < W::chunk_bytes; b += 64) {
             __builtin_prefetch(chunk + prefetch_bytes + b);
         }
     }
-    return W::four(chunk, i % fours);
+    return W::four(chunk, four % fours);
 }
+
+template <class W> constexpr int parts_of = quantized_group / W::group; // under scales of their own
 
 // What these columns add to a sum.
 template <class V, class W>
 typename V::Floats add_scaled(const typename W::Scales &scales, const typename V::Dots &dots,
-                              const Int16Group &x, typename V::Floats sum) {
+                              const Int16Group &x, int part, typename V::Floats sum) {
     sum = V::fma(V::to_floats(dots), V::mul(scales.scale, V::set(x.scale)), sum);
     if constexpr (W::sign != 0) {
-        sum = V::fma(scales.minimum, V::set(W::sign * x.sum), sum);
+        sum = V::fma(scales.minimum, V::set(W::sign * x.sum_of(part, parts_of<W>)), sum);
     }
     return sum;
 }
 
-// Call body(unit, g, x, part) for the columns under each scale: the g-th of a unit, multiplied by
-// the part-th part of a group of `x`.
+// Call body(unit, g, x, part) for the columns under each scale: of the g-th 32 of a unit, the part
+// that is multiplied by the same part of a group of `x`.
 template <class W, class Body>
 inline __attribute__((always_inline)) void each_group(const Int16Operands &o, const Body &body) {
-    constexpr int num_parts = quantized_group / W::group;
     const uint8_t *unit_start = o.blocks;
+    const Int16Group *x = o.x;
     for (int k = 0; k < o.num_groups * quantized_group; k += W::unit, unit_start += unit_bytes<W>) {
-        for (int g = 0; g < W::unit / W::group; ++g) {
-            body(unit_start, g, o.x + k / quantized_group + g / num_parts, g % num_parts);
+        for (int g = 0; g < W::unit / quantized_group; ++g, ++x) {
+            body(unit_start, g, x, Part<0>());
+            if constexpr (parts_of<W> == 2) {
+                body(unit_start, g, x, Part<1>());
+            }
         }
     }
 }
@@ -120,7 +103,7 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
     for (auto &sum : sums) {
         sum = V::set(0.0f);
     }
-    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x, int part) {
+    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x, auto part) {
         typename V::Dots dots[num_blocks];
         for (auto &dot : dots) {
             dot = W::start(*x, part);
@@ -129,14 +112,14 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
         for (int i = 0; i < W::group / 4; ++i) {
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
-                const auto four = four_of<W>(unit + n * o.block_bytes, g, i);
+                const auto four = four_of<W>(unit + n * o.block_bytes, g, part, i);
                 dots[n] = V::dot(dots[n], four, *x, part * W::group + 4 * i);
             }
         }
 #pragma GCC unroll 8
         for (int n = 0; n < num_blocks; ++n) {
-            const typename W::Scales scales(unit + n * o.block_bytes, g);
-            sums[n] = add_scaled<V, W>(scales, dots[n], *x, sums[n]);
+            const typename W::Scales scales(unit + n * o.block_bytes, g * parts_of<W> + part);
+            sums[n] = add_scaled<V, W>(scales, dots[n], *x, part, sums[n]);
         }
     });
     for (int n = 0; n < num_blocks; ++n) {
@@ -155,15 +138,16 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
         }
     }
     constexpr int num_fours = W::group / 4;
-    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x, int part) {
+    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x, auto part) {
         const uint8_t *last = unit + (num_blocks - 1) * o.block_bytes;
-        const typename W::Scales scales[2] = {{unit, g}, {last, g}};
+        const int group = g * parts_of<W> + part;
+        const typename W::Scales scales[2] = {{unit, group}, {last, group}};
         typename V::Fours fours[num_fours][num_blocks];
 #pragma GCC unroll 8
         for (int i = 0; i < num_fours; ++i) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
-                fours[i][n] = four_of<W>(n == 0 ? unit : last, g, i);
+                fours[i][n] = four_of<W>(n == 0 ? unit : last, g, part, i);
             }
         }
         for (int m = 0; m < rows; ++m, x += o.num_groups) {
@@ -180,7 +164,7 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
             }
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
-                sums[m][n] = add_scaled<V, W>(scales[n], dots[n], *x, sums[m][n]);
+                sums[m][n] = add_scaled<V, W>(scales[n], dots[n], *x, part, sums[m][n]);
             }
         }
     });
@@ -203,7 +187,7 @@ template <class V, class W> void multiply_blocks(const Int16Operands &o, int row
         }
     };
     if (rows == 1) {
-        each_tile(6, multiply_row<V, W, 6>, multiply_row<V, W, 1>);
+        each_tile(V::num_streams, multiply_row<V, W, V::num_streams>, multiply_row<V, W, 1>);
         return;
     }
     const auto tall = [&](const auto &multiply) {
@@ -225,23 +209,11 @@ template <class V> void gemm_int8(const Int16Operands &o, int rows, int num_bloc
 // Of a format that `rounds_to_integers`.
 template <class V>
 void gemm_int16(Format format, const Int16Operands &o, int rows, int num_blocks) {
-    switch (format) {
-    case Format::int8:
+    if (format == Format::int8) {
         return multiply_blocks<V, Int8Bytes<V>>(o, rows, num_blocks);
-    case Format::q4_0:
-        return multiply_blocks<V, Q40Bytes<V>>(o, rows, num_blocks);
-    case Format::q4_1:
-        return multiply_blocks<V, Q41Bytes<V>>(o, rows, num_blocks);
-    case Format::q4_k:
-        return multiply_blocks<V, Q4KBytes<V>>(o, rows, num_blocks);
-    case Format::q6_k:
-        return multiply_blocks<V, Q6KBytes<V>>(o, rows, num_blocks);
-    case Format::f32:
-    case Format::bf16:
-    case Format::q8_0:
-    case Format::bf12:
-        return; // gemm.h
     }
+    with_block<V>(format,
+                  [&](auto block) { multiply_blocks<V, decltype(block)>(o, rows, num_blocks); });
 }
 
 } // namespace headrace

@@ -1,139 +1,309 @@
 #include "cpu/gguf_blocks.h"
 #include "cpu/numbers.h"
 
+#include <iterator>
+
 namespace headrace {
 
 namespace {
 
-// Column j of the eight that lie in each word.
-void put_nibble(uint8_t *words, int lane, int j, int nibble) {
-    words[(j / 8 * lanes + lane) * 4 + j % 4] |= uint8_t(nibble << (j % 8 / 4 * 4));
+constexpr Format coded_formats[] = {Format::q4_0, Format::q4_1,   Format::q5_0,   Format::q5_1,
+                                    Format::q2_k, Format::q3_k,   Format::q4_k,   Format::q5_k,
+                                    Format::q6_k, Format::iq4_nl, Format::iq4_xs, Format::mxfp4};
+
+// Bytes of a block as stored.
+constexpr int stored_bytes(Format format) {
+    switch (format) {
+    case Format::q4_0:
+    case Format::iq4_nl:
+        return 18;
+    case Format::q4_1:
+        return 20;
+    case Format::q5_0:
+        return 22;
+    case Format::q5_1:
+        return 24;
+    case Format::q2_k:
+        return 84;
+    case Format::q3_k:
+        return 110;
+    case Format::q4_k:
+        return 144;
+    case Format::q5_k:
+        return 176;
+    case Format::q6_k:
+        return 210;
+    case Format::iq4_xs:
+        return 136;
+    case Format::mxfp4:
+        return 17;
+    default:
+        return 0;
+    }
 }
 
-int nibble_at(const uint8_t *words, int lane, int j) {
-    return words[(j / 8 * lanes + lane) * 4 + j % 4] >> (j % 8 / 4 * 4) & 15;
+int bit_of(const uint8_t *bits, int j) {
+    return bits[j / 8] >> (j % 8) & 1;
 }
 
-float fp16_at(const uint8_t *halves, int lane) {
+// Of 32 nibbles; column j shares a byte with column j + 16.
+int flat_nibble(const uint8_t *bytes, int j) {
+    return bytes[j % 16] >> (j / 16 * 4) & 15;
+}
+
+// Of 256 nibbles; groups 2i and 2i + 1 share 32 bytes.
+int paired_nibble(const uint8_t *bytes, int j) {
+    return bytes[j / 64 * 32 + j % 32] >> (j / 32 % 2 * 4) & 15;
+}
+
+// Of 256 codes of two bits; either half is four runs of 32, which share bytes.
+int two_bits(const uint8_t *bytes, int j) {
+    return bytes[j / 128 * 32 + j % 32] >> (j / 32 % 4 * 2) & 3;
+}
+
+// Of 256 bits; each of eight runs of 32 has one bit of every byte.
+int crossed_bit(const uint8_t *bytes, int j) {
+    return bytes[j % 32] >> (j / 32) & 1;
+}
+
+// The code of column j of a block as stored.
+template <Format format> int stored_code(const uint8_t *source, int j) {
+    switch (format) {
+    case Format::q4_0:
+    case Format::iq4_nl:
+        return flat_nibble(source + 2, j);
+    case Format::mxfp4:
+        return flat_nibble(source + 1, j);
+    case Format::iq4_xs:
+        return flat_nibble(source + 8 + j / 32 * 16, j % 32);
+    case Format::q4_1:
+        return flat_nibble(source + 4, j);
+    case Format::q5_0:
+        return flat_nibble(source + 6, j) | bit_of(source + 2, j) << 4;
+    case Format::q5_1:
+        return flat_nibble(source + 8, j) | bit_of(source + 4, j) << 4;
+    case Format::q2_k:
+        return two_bits(source + 16, j);
+    case Format::q3_k:
+        return two_bits(source + 32, j) | crossed_bit(source, j) << 2;
+    case Format::q4_k:
+        return paired_nibble(source + 16, j);
+    case Format::q5_k:
+        return paired_nibble(source + 48, j) | crossed_bit(source + 16, j) << 4;
+    case Format::q6_k: { // of four runs, the first two have low halves of bytes
+        const uint8_t byte = source[j / 128 * 64 + j / 32 % 2 * 32 + j % 32];
+        return (byte >> (j / 64 % 2 * 4) & 15) | two_bits(source + 128, j) << 4;
+    }
+    default:
+        return 0;
+    }
+}
+
+void put_half(uint8_t *halves, int lane, const uint8_t *half) {
+    std::memcpy(halves + 2 * lane, half, 2);
+}
+
+float half_at(const uint8_t *halves, int lane) {
     uint16_t half;
     std::memcpy(&half, halves + 2 * lane, 2);
     return from_fp16(half);
 }
 
-// A scale, in q4_1 a minimum, and 32 numbers; column j shares a byte with column j + 16.
-const uint8_t *pack_flat(Format format, const uint8_t *source, uint8_t *group, int lane) {
-    const int num_halves = format == Format::q4_1 ? 2 : 1;
-    for (int i = 0; i < num_halves; ++i, source += 2, group += 2 * lanes) {
-        std::memcpy(group + 2 * lane, source, 2);
-    }
-    if (format == Format::q8_0) {
-        for (int j = 0; j < quantized_group; ++j) {
-            group[j * lanes + lane] = source[j];
-        }
-        return source + quantized_group;
-    }
-    if (format == Format::int8) {
-        for (int j = 0; j < quantized_group; ++j) {
-            group[(j / 4 * lanes + lane) * 4 + j % 4] = uint8_t(source[j] + 128);
-        }
-        return source + quantized_group;
-    }
-    for (int j = 0; j < 16; ++j) {
-        put_nibble(group, lane, j, source[j] & 15);
-        put_nibble(group, lane, j + 16, source[j] >> 4);
-    }
-    return source + 16;
-}
-
-float flat_number(Format format, const uint8_t *group, int lane, int j) {
-    const float scale = fp16_at(group, lane);
-    switch (format) {
-    case Format::q8_0:
-        return scale * float(int8_t(group[2 * lanes + j * lanes + lane]));
-    case Format::q4_0:
-        return scale * float(nibble_at(group + 2 * lanes, lane, j) - 8);
-    default:
-        return scale * float(nibble_at(group + 4 * lanes, lane, j)) +
-               fp16_at(group + 2 * lanes, lane);
-    }
-}
-
-constexpr int q4_k_words = lanes * 4 + 8 * lanes * 2; // where the nibbles begin
-
-// Scale and minimum, 12 bytes with eight pairs of 6 bits, 128 bytes with eight groups of nibbles.
-const uint8_t *pack_q4_k(const uint8_t *source, uint8_t *block, int lane) {
-    std::memcpy(block + 2 * lane, source, 2);
-    std::memcpy(block + 2 * lanes + 2 * lane, source + 2, 2);
-    const uint8_t *six = source + 4;
+// 12 bytes with eight scales and minima of 6 bits, whose halves lie as the kernels read them.
+void put_pairs(const uint8_t *six, uint8_t *pairs, int lane) {
     for (int g = 0; g < 8; ++g) { // the top bits of pairs 4 to 7 are above those of 0 to 3
-        uint8_t *pair = block + 4 * lanes + g * 2 * lanes + lane;
+        uint8_t *pair = pairs + g * 2 * lanes + lane;
         pair[0] = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
         pair[lanes] = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
     }
-    for (int j = 0; j < super_block; ++j) { // groups 2i and 2i + 1 share 32 bytes
-        const int byte = source[16 + j / 64 * 32 + j % 32];
-        put_nibble(block + q4_k_words, lane, j, j / 32 % 2 ? byte >> 4 : byte & 15);
-    }
-    return source + 144;
 }
 
-float q4_k_number(const uint8_t *block, int lane, int j) {
-    const uint8_t *pair = block + 4 * lanes + j / 32 * 2 * lanes + lane;
-    const float scale = fp16_at(block, lane) * float(pair[0]);
-    const float minimum = fp16_at(block + 2 * lanes, lane) * float(pair[lanes]);
-    return scale * float(nibble_at(block + q4_k_words, lane, j)) - minimum;
-}
-
-constexpr int q6_k_chunks = lanes * 2 + 16 * lanes, q6_k_chunk_bytes = lanes * 12;
-
-// Low nibbles (128 bytes), high two bits (64), scales of sixteen (16), the scale of those.
-const uint8_t *pack_q6_k(const uint8_t *source, uint8_t *block, int lane) {
-    std::memcpy(block + 2 * lane, source + 208, 2);
+// 12 bytes with sixteen scales of 6 bits, 32 more than the number.
+void put_q3_k_scales(const uint8_t *six, uint8_t *scales, int lane) {
     for (int g = 0; g < 16; ++g) {
-        block[2 * lanes + g * lanes + lane] = source[192 + g];
+        const int low = six[g % 8] >> (g / 8 * 4) & 15, high = six[8 + g % 4] >> (g / 4 * 2) & 3;
+        scales[g * lanes + lane] = uint8_t((low | high << 4) - 32);
     }
-    for (int j = 0; j < super_block; ++j) { // either half is four runs of 32
-        const int half = j / 128, run = j / 32 % 4;
-        const int low = source[half * 64 + run % 2 * 32 + j % 32] >> (run / 2 * 4) & 15;
-        const int high = source[128 + half * 32 + j % 32] >> (run * 2) & 3;
-        uint8_t *chunk = block + q6_k_chunks + j / 16 * q6_k_chunk_bytes;
-        put_nibble(chunk, lane, j % 16, low);
-        chunk[lanes * 8 + 4 * lane + j % 4] |= uint8_t(high << (j % 16 / 4 * 2));
-    }
-    return source + 210;
 }
 
-float q6_k_number(const uint8_t *block, int lane, int j) {
-    const uint8_t *chunk = block + q6_k_chunks + j / 16 * q6_k_chunk_bytes;
-    const int high = chunk[lanes * 8 + 4 * lane + j % 4] >> (j % 16 / 4 * 2) & 3;
-    const auto scale = int8_t(block[2 * lanes + j / 16 * lanes + lane]);
-    return fp16_at(block, lane) * float(scale) *
-           float((nibble_at(chunk, lane, j % 16) | high << 4) - 32);
+// Two bytes with the high two bits of eight scales of 6, and four with the low ones.
+void put_iq4_xs_scales(const uint8_t *six, uint8_t *scales, int lane) {
+    for (int g = 0; g < 8; ++g) {
+        const int low = six[2 + g / 2] >> (g % 2 * 4) & 15, high = six[g / 4] >> (g % 4 * 2) & 3;
+        scales[g * lanes + lane] = uint8_t((low | high << 4) - 32);
+    }
 }
 
-constexpr bool is_super(Format format) {
-    return format == Format::q4_k || format == Format::q6_k;
+template <Format format> void put_header(const uint8_t *source, uint8_t *header, int lane) {
+    constexpr int half = 2 * lanes;
+    switch (format) {
+    case Format::q4_1:
+    case Format::q5_1:
+        put_half(header, lane, source);
+        return put_half(header + half, lane, source + 2);
+    case Format::q2_k:
+        put_half(header, lane, source + 80);
+        put_half(header + half, lane, source + 82);
+        for (int g = 0; g < 16; ++g) {
+            header[2 * half + (g / 4 * lanes + lane) * 4 + g % 4] = source[g];
+        }
+        return;
+    case Format::q3_k:
+        put_half(header, lane, source + 108);
+        return put_q3_k_scales(source + 96, header + half, lane);
+    case Format::q4_k:
+    case Format::q5_k:
+        put_half(header, lane, source);
+        put_half(header + half, lane, source + 2);
+        return put_pairs(source + 4, header + 2 * half, lane);
+    case Format::q6_k:
+        put_half(header, lane, source + 208);
+        for (int g = 0; g < 16; ++g) {
+            header[half + g * lanes + lane] = source[192 + g];
+        }
+        return;
+    case Format::iq4_xs:
+        put_half(header, lane, source);
+        return put_iq4_xs_scales(source + 2, header + half, lane);
+    case Format::mxfp4:
+        header[lane] = source[0];
+        return;
+    default:
+        return put_half(header, lane, source);
+    }
+}
+
+struct Scale {
+    float scale, minimum;
+};
+
+Scale scale_at(Format format, const uint8_t *header, int lane, int group) {
+    constexpr int half = 2 * lanes;
+    if (format == Format::mxfp4) {
+        return {half_power_of_two(header[lane]), 0.0f};
+    }
+    const float scale = half_at(header, lane);
+    switch (format) {
+    case Format::q4_1:
+    case Format::q5_1:
+        return {scale, half_at(header + half, lane)};
+    case Format::q2_k: {
+        const uint8_t pair = header[2 * half + (group / 4 * lanes + lane) * 4 + group % 4];
+        return {scale * float(pair & 15), -half_at(header + half, lane) * float(pair >> 4)};
+    }
+    case Format::q4_k:
+    case Format::q5_k: {
+        const uint8_t *pair = header + 2 * half + group * 2 * lanes + lane;
+        return {scale * pair[0], -half_at(header + half, lane) * pair[lanes]};
+    }
+    case Format::q3_k:
+    case Format::q6_k:
+    case Format::iq4_xs:
+        return {scale * int8_t(header[half + group * lanes + lane]), 0.0f};
+    default:
+        return {scale, 0.0f};
+    }
+}
+
+// Bits of a plane whose words have `width` bits of a column.
+struct Bits {
+    int byte, shift;
+};
+
+constexpr Bits bits_at(int width, int lane, int j) {
+    const int columns = 32 / width;
+    return {(j / columns * lanes + lane) * 4 + j % 4, j % columns / 4 * width};
+}
+
+// Where the low and the high bits of column j of a unit lie, from its first chunk on.
+template <class Body> void each_plane(const Packing &packing, int lane, int j, const Body &body) {
+    const int low = packing.low_bits, high = packing.high_bits;
+    const int chunk = high ? 32 / high : 32 / low;
+    const int low_bytes = chunk * low / 8 * lanes, chunk_bytes = chunk * (low + high) / 8 * lanes;
+    const int start = j / chunk * chunk_bytes;
+    const Bits place = bits_at(low, lane, j % chunk);
+    body(start + place.byte, place.shift, 0, low);
+    if (high) {
+        const Bits above = bits_at(high, lane, j % chunk);
+        body(start + low_bytes + above.byte, above.shift, low, high);
+    }
+}
+
+template <Format format>
+const uint8_t *pack_coded_row(int cols, const uint8_t *source, uint8_t *block, int lane) {
+    constexpr Packing packing = packing_of(format);
+    for (int col = 0; col < cols; col += packing.unit) {
+        put_header<format>(source, block, lane);
+        for (int j = 0; j < packing.unit; ++j) {
+            const int code = stored_code<format>(source, j);
+            each_plane(packing, lane, j, [&](int byte, int shift, int from, int width) {
+                const int bits = code >> from & ((1 << width) - 1);
+                block[packing.header_bytes + byte] |= uint8_t(bits << shift);
+            });
+        }
+        source += stored_bytes(format);
+        block += block_bytes(format, packing.unit);
+    }
+    return source;
+}
+
+// Q8_0 as it is, for sums of floats, or as int8.
+const uint8_t *pack_q8_0_row(Format format, int cols, const uint8_t *source, uint8_t *group,
+                             int lane) {
+    for (int col = 0; col < cols; col += quantized_group) {
+        put_half(group, lane, source);
+        source += 2;
+        group += 2 * lanes;
+        for (int j = 0; j < quantized_group; ++j) {
+            if (format == Format::q8_0) {
+                group[j * lanes + lane] = source[j];
+            } else {
+                group[(j / 4 * lanes + lane) * 4 + j % 4] = uint8_t(source[j] + 128);
+            }
+        }
+        source += quantized_group;
+        group += quantized_group * lanes;
+    }
+    return source;
+}
+
+template <size_t i = 0>
+const uint8_t *pack_coded(Format format, int cols, const uint8_t *source, uint8_t *block,
+                          int lane) {
+    if constexpr (i < std::size(coded_formats)) {
+        return format == coded_formats[i]
+                   ? pack_coded_row<coded_formats[i]>(cols, source, block, lane)
+                   : pack_coded<i + 1>(format, cols, source, block, lane);
+    }
+    return source;
 }
 
 } // namespace
 
 const uint8_t *pack_gguf_row(Format format, int cols, const uint8_t *source, uint8_t *block,
                              int lane) {
-    const int unit = is_super(format) ? super_block : quantized_group;
-    for (int col = 0; col < cols; col += unit, block += block_bytes(format, unit)) {
-        source = format == Format::q4_k   ? pack_q4_k(source, block, lane)
-                 : format == Format::q6_k ? pack_q6_k(source, block, lane)
-                                          : pack_flat(format, source, block, lane);
+    if (packing_of(format).unit == 0) {
+        return pack_q8_0_row(format, cols, source, block, lane);
     }
-    return source;
+    return pack_coded(format, cols, source, block, lane);
 }
 
 float gguf_number(Format format, const uint8_t *block, int lane, int col) {
-    const int unit = is_super(format) ? super_block : quantized_group;
-    const uint8_t *start = block + col / unit * block_bytes(format, unit);
-    return format == Format::q4_k   ? q4_k_number(start, lane, col % unit)
-           : format == Format::q6_k ? q6_k_number(start, lane, col % unit)
-                                    : flat_number(format, start, lane, col % unit);
+    if (format == Format::q8_0) {
+        const uint8_t *group = block + col / quantized_group * block_bytes(format, quantized_group);
+        const auto steps = int8_t(group[(2 + col % quantized_group) * lanes + lane]);
+        return half_at(group, lane) * float(steps);
+    }
+    const Packing packing = packing_of(format);
+    const uint8_t *header = block + col / packing.unit * block_bytes(format, packing.unit);
+    const int j = col % packing.unit;
+    int code = 0;
+    each_plane(packing, lane, j, [&](int byte, int shift, int from, int width) {
+        code |= (header[packing.header_bytes + byte] >> shift & ((1 << width) - 1)) << from;
+    });
+    const Scale scale = scale_at(format, header, lane, j / packing.group);
+    const int steps = packing.table ? packing.table[code] : code - packing.zero;
+    return scale.scale * float(steps) + scale.minimum;
 }
 
 } // namespace headrace

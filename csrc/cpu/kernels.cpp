@@ -72,7 +72,7 @@ const char *best_kernels() {
 const Kernels *find_kernels(Isa isa) {
 #if defined(__x86_64__)
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f");
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512bw");
     if (isa == Isa::avx512 || (isa == Isa::best && has_avx512)) {
         return has_avx512 ? &avx512_here() : nullptr;
     }

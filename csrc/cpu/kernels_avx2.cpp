@@ -20,6 +20,7 @@ struct Avx2 {
     };
     static constexpr int max_sums = 6; // two of 16 registers each
     static constexpr int num_unpacked = 1;
+    static constexpr int num_streams = 6;
     static constexpr bool has_bf16 = false;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -117,26 +118,30 @@ struct Avx2 {
         return {dot_of_pairs(sum.low, weights.low_even, weights.low_odd, even, odd),
                 dot_of_pairs(sum.high, weights.high_even, weights.high_odd, even, odd)};
     }
-    static __m256i half_nibbles(const uint8_t *p, int i) {
-        const __m256i words = eight_words(p);
-        return _mm256_and_si256(i ? _mm256_srli_epi32(words, 4) : words, _mm256_set1_epi8(15));
+    // Of each byte of the words at `p`, the i-th `width` bits, moved to `place`.
+    struct Bytes {
+        __m256i low, high;
+    };
+    template <int width, int place> static __m256i bits_of(__m256i words, int i) {
+        const int shift = i * width - place;
+        const __m256i moved = shift > 0   ? _mm256_srli_epi32(words, shift)
+                              : shift < 0 ? _mm256_slli_epi32(words, -shift)
+                                          : words;
+        return _mm256_and_si256(moved, _mm256_set1_epi8(((1 << width) - 1) << place));
     }
-    // Of the words at `p`, the i-th half of each byte.
-    static Fours nibbles(const uint8_t *p, int i) {
-        return fours(half_nibbles(p, i), half_nibbles(p + 32, i));
+    template <int width, int place = 0> static Bytes bits(const uint8_t *p, int i) {
+        return {bits_of<width, place>(eight_words(p), i),
+                bits_of<width, place>(eight_words(p + 32), i)};
     }
-    static __m256i half_high_bits(const uint8_t *p, int i) {
-        const __m256i words = eight_words(p);
-        const __m256i placed =
-            i < 2 ? _mm256_slli_epi32(words, 4 - 2 * i) : _mm256_srli_epi32(words, 2 * i - 4);
-        return _mm256_and_si256(placed, _mm256_set1_epi8(48));
+    static Bytes either(Bytes a, Bytes b) {
+        return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
     }
-    // Of words with nibbles and, behind two of those, high bits: the i-th four columns of 16.
-    static Fours six_bit_fours(const uint8_t *p, int i) {
-        const uint8_t *low = p + i / 2 * 64;
-        return fours(_mm256_or_si256(half_nibbles(low, i % 2), half_high_bits(p + 128, i)),
-                     _mm256_or_si256(half_nibbles(low + 32, i % 2), half_high_bits(p + 160, i)));
+    static Bytes look_up(const uint8_t *table, Bytes places) {
+        const __m256i bytes =
+            _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
+        return {_mm256_shuffle_epi8(bytes, places.low), _mm256_shuffle_epi8(bytes, places.high)};
     }
+    static Fours fours(Bytes bytes) { return fours(bytes.low, bytes.high); }
 
     static __m256i eight_words(const uint8_t *p) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
@@ -164,24 +169,44 @@ struct Avx2 {
             _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
     }
     static Floats uint8(const uint8_t *p) { return {eight_uint8(p), eight_uint8(p + 8)}; }
-    static __m256 eight_nibbles(const uint8_t *p, int j) {
+    template <int width, int first, int step> static __m256 eight_numbers(const uint8_t *p, int j) {
+        const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * width);
+        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), place);
+        const __m256i code = _mm256_and_si256(shifted, _mm256_set1_epi32((1 << width) - 1));
+        const __m256 number = _mm256_cvtepi32_ps(code);
+        if constexpr (first == 0 && step == 1) {
+            return number;
+        }
+        return _mm256_fmadd_ps(number, _mm256_set1_ps(step), _mm256_set1_ps(first));
+    }
+    // first + step * code, of `width` bits, of the j-th column of the words at `p`.
+    template <int width, int first = 0, int step = 1>
+    static Floats number(const uint8_t *p, int j) {
+        return {eight_numbers<width, first, step>(p, j),
+                eight_numbers<width, first, step>(p + 32, j)};
+    }
+    static __m256 eight_in(const float *table, const uint8_t *p, int j) {
         const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * 4);
-        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), place);
-        return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(15)));
+        const __m256i code = _mm256_srlv_epi32(eight_words(p), place);
+        const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), code);
+        const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), code);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
     }
-    static Floats nibble(const uint8_t *p, int j) {
-        return {eight_nibbles(p, j), eight_nibbles(p + 32, j)};
+    // As table[code], of four bits.
+    static Floats number_in(const float *table, const uint8_t *p, int j) {
+        return {eight_in(table, p, j), eight_in(table, p + 32, j)};
     }
-    static __m256 eight_high_bits(const uint8_t *p, int j) { // times 16, less 32
-        const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * 2);
-        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), place);
-        const __m256i bits = _mm256_and_si256(shifted, _mm256_set1_epi32(3));
-        const __m256i high = _mm256_sub_epi32(bits, _mm256_set1_epi32(2));
-        return _mm256_cvtepi32_ps(_mm256_slli_epi32(high, 4));
+    // 2^(byte - 128), whose exponent is 0 at the lowest two.
+    static __m256 eight_half_powers(const uint8_t *p) {
+        const __m256i bytes =
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+        const __m256i one = _mm256_set1_epi32(1);
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(bytes, one), 23);
+        const __m256i lowest = _mm256_slli_epi32(_mm256_add_epi32(bytes, one), 21);
+        return _mm256_castsi256_ps(_mm256_max_epi32(normal, lowest));
     }
-    static Floats six_bits(const uint8_t *p, int j) { // less 32
-        return add(nibble(p + j / 8 * 64, j % 8),
-                   {eight_high_bits(p + 128, j), eight_high_bits(p + 160, j)});
+    static Floats half_power(const uint8_t *p) {
+        return {eight_half_powers(p), eight_half_powers(p + 8)};
     }
 };
 

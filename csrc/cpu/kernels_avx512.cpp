@@ -7,17 +7,28 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
-#pragma GCC target("avx512f,avx512vnni,avx512bf16,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512vnni,avx512bf16,avx2,fma,f16c")
 #include "cpu/kernels.h"
 
 namespace headrace {
 
 namespace {
 
+// first + step * i, again from the `period`-th on.
+struct Sixteen {
+    float lane[lanes] = {};
+    constexpr Sixteen(int first, int step, int period) {
+        for (int i = 0; i < lanes; ++i) {
+            lane[i] = float(first + step * (i % period));
+        }
+    }
+};
+
 struct Avx512 {
     using Floats = __m512;
     static constexpr int max_sums = 24;    // of 32 registers; the rest hold weights
     static constexpr int num_unpacked = 2; // blocks whose weights of a group wait in 16 registers
+    static constexpr int num_streams = 6;  // blocks that one row reads side by side
     static constexpr bool has_bf16 = true;
 
     static Floats set(float x) { return _mm512_set1_ps(x); }
@@ -64,20 +75,22 @@ struct Avx512 {
         return {_mm512_dpbusd_epi32(sum.high, weights, four(x.numbers + k)),
                 _mm512_dpbusd_epi32(sum.low, weights, four(x.numbers + quantized_group + k))};
     }
-    // Of the words at `p`, one half of each byte.
-    static Fours nibbles(const uint8_t *p, int half) {
+    // Of each byte of the words at `p`, the i-th `width` bits, moved to `place`.
+    using Bytes = __m512i;
+    template <int width, int place = 0> static Bytes bits(const uint8_t *p, int i) {
         const __m512i words = _mm512_loadu_si512(p);
-        return _mm512_and_si512(half ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+        const int shift = i * width - place;
+        const __m512i moved = shift > 0   ? _mm512_srli_epi32(words, shift)
+                              : shift < 0 ? _mm512_slli_epi32(words, -shift)
+                                          : words;
+        return _mm512_and_si512(moved, _mm512_set1_epi8(((1 << width) - 1) << place));
     }
-    // Of words with nibbles and, behind two of those, high bits: one byte of each for four of
-    // sixteen columns.
-    static Fours six_bit_fours(const uint8_t *p, int i) {
-        const __m512i words = _mm512_loadu_si512(p + 128);
-        const __m512i high =
-            i < 2 ? _mm512_slli_epi32(words, 4 - 2 * i) : _mm512_srli_epi32(words, 2 * i - 4);
-        return _mm512_or_si512(nibbles(p + i / 2 * 64, i % 2),
-                               _mm512_and_si512(high, _mm512_set1_epi8(48)));
+    static Bytes either(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+    static Bytes look_up(const uint8_t *table, Bytes places) {
+        const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i *>(table));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), places);
     }
+    static Fours fours(Bytes bytes) { return bytes; }
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
 
@@ -110,19 +123,28 @@ struct Avx512 {
         return _mm512_cvtepi32_ps(
             _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
     }
-    // The permutation reads four bits of each lane, so it masks and converts in one instruction.
-    static Floats nibble(const uint8_t *p, int j) {
-        const Floats values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * 4);
-        return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_loadu_si512(p), place), values);
+    // first + step * code, of `width` bits, of the j-th column of the words at `p`. The permutation
+    // reads four bits of each lane, so it masks and converts in one instruction.
+    template <int width, int first = 0, int step = 1>
+    static Floats number(const uint8_t *p, int j) {
+        alignas(64) static constexpr Sixteen numbers(first, step, 1 << width);
+        return look_up(numbers.lane, p, j % 4 * 8 + j / 4 * width);
     }
-    static Floats six_bits(const uint8_t *p, int j) { // less 32
-        const Floats values =
-            _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16);
-        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * 2);
-        const __m512i high = _mm512_srlv_epi32(_mm512_loadu_si512(p + 128), place);
-        const Floats low = nibble(p + j / 8 * 64, j % 8);
-        return _mm512_add_ps(low, _mm512_permutexvar_ps(high, values));
+    // As table[code], of four bits.
+    static Floats number_in(const float *table, const uint8_t *p, int j) {
+        return look_up(table, p, j % 4 * 8 + j / 4 * 4);
+    }
+    static Floats look_up(const float *table, const uint8_t *p, int place) {
+        const __m512i shifted = _mm512_srlv_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(place));
+        return _mm512_permutexvar_ps(shifted, _mm512_load_ps(table));
+    }
+    // 2^(byte - 128), whose exponent is 0 at the lowest two.
+    static Floats half_power(const uint8_t *p) {
+        const __m512i bytes =
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+        const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(bytes, ints(1)), 23);
+        const __m512i lowest = _mm512_slli_epi32(_mm512_add_epi32(bytes, ints(1)), 21);
+        return _mm512_castsi512_ps(_mm512_max_epi32(normal, lowest));
     }
 };
 

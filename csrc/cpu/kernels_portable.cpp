@@ -20,6 +20,7 @@ struct Portable {
     };
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
     static constexpr int num_unpacked = 1;
+    static constexpr int num_streams = 1;
     static constexpr bool has_bf16 = false;
 
     template <class Body> static Floats each(const Body &body) {
@@ -119,15 +120,19 @@ struct Portable {
         }
         return sum;
     }
-    // Of the words at `p`, the i-th half of each byte.
-    static Fours nibbles(const uint8_t *p, int half) {
-        return each_byte([&](int i) { return p[i] >> (4 * half) & 15; });
+    // Of each byte of the words at `p`, the i-th `width` bits, moved to `place`.
+    using Bytes = Fours;
+    template <int width, int place = 0> static Bytes bits(const uint8_t *p, int i) {
+        return each_byte(
+            [&](int k) { return (p[k] >> (i * width) & ((1 << width) - 1)) << place; });
     }
-    // Of words with nibbles and, behind two of those, high bits: the i-th four columns of 16.
-    static Fours six_bit_fours(const uint8_t *p, int four) {
-        const Fours low = nibbles(p + four / 2 * 64, four % 2);
-        return each_byte([&](int i) { return low.byte[i] | (p[128 + i] >> (2 * four) & 3) << 4; });
+    static Bytes either(const Bytes &a, const Bytes &b) {
+        return each_byte([&](int k) { return a.byte[k] | b.byte[k]; });
     }
+    static Bytes look_up(const uint8_t *table, const Bytes &places) {
+        return each_byte([&](int k) { return table[places.byte[k]]; });
+    }
+    static Fours fours(const Bytes &bytes) { return bytes; }
 
     static uint32_t word(const uint8_t *p, int i) {
         uint32_t result;
@@ -153,16 +158,21 @@ struct Portable {
     static Floats uint8(const uint8_t *p) {
         return each([&](int i) { return float(p[i]); });
     }
-    static Floats nibble(const uint8_t *p, int j) {
-        const int place = j % 4 * 8 + j / 4 * 4;
-        return each([&](int i) { return float(int(word(p, i) >> place & 15)); });
-    }
-    static Floats six_bits(const uint8_t *p, int j) { // less 32
-        const Floats low = nibble(p + j / 8 * 64, j % 8);
-        const int place = j % 4 * 8 + j / 4 * 2;
+    // first + step * code, of `width` bits, of the j-th column of the words at `p`.
+    template <int width, int first = 0, int step = 1>
+    static Floats number(const uint8_t *p, int j) {
+        const int place = j % 4 * 8 + j / 4 * width;
         return each([&](int i) {
-            return low.lane[i] + float(16 * int(word(p + 128, i) >> place & 3) - 32);
+            return float(first + step * int(word(p, i) >> place & ((1 << width) - 1)));
         });
+    }
+    // As table[code], of four bits.
+    static Floats number_in(const float *table, const uint8_t *p, int j) {
+        const int place = j % 4 * 8 + j / 4 * 4;
+        return each([&](int i) { return table[word(p, i) >> place & 15]; });
+    }
+    static Floats half_power(const uint8_t *p) {
+        return each([&](int i) { return half_power_of_two(p[i]); });
     }
 };
 

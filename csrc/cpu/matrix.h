@@ -14,10 +14,20 @@
 //          [32][16] uint32 of eight nibbles }
 //   q6_k   [cols / 256] of { [16] fp16 scale, [16][16] int8 scale for 16 cols each,
 //          [16] of { [2][16] uint32 of eight low nibbles, [16] uint32 of their high two bits } }
+//   q5_0, q5_1, q5_k  as the same of four bits, and in each 32 cols, behind the low nibbles,
+//          [16] uint32 of high bits
+//   q2_k   [cols / 256] of { [16] fp16 scale, [16] fp16 minimum, [4][16] uint32 of four pairs of
+//          nibbles, the scale and the minimum for 16 cols each, [16][16] uint32 of two bits }
+//   q3_k   [cols / 256] of { [16] fp16 scale, [16][16] int8 scale for 16 cols each,
+//          [8] of { [2][16] uint32 of two low bits, [16] uint32 of high bits } }
+//   iq4_nl as q4_0, nibbles are places in a table
+//   iq4_xs [cols / 256] of { [16] fp16 scale, [8][16] int8 scale for 32 cols each,
+//          [32][16] uint32 of eight nibbles, places in a table }
+//   mxfp4  [cols / 32] of { [16] uint8 exponent, [4][16] uint32 of eight nibbles, as iq4_nl }
 //   int8   [cols / 32, rounded up] of { [16] fp16 scale, [8][16][4] uint8, 128 more than the number
 //   }
-// Of eight columns in a word, the low halves of its bytes are the first four. High bits are those
-// of sixteen columns: two in each byte for every fourth.
+// In a word, the lowest bits of its bytes are those of the first four columns, the bits above them
+// those of the next four. High bits lie in the same order.
 #pragma once
 #include "cpu/bf12.h"
 
@@ -29,7 +39,7 @@ namespace headrace {
 
 constexpr int lanes = 16;
 constexpr int quantized_group = 32;
-constexpr int super_block = 256; // cols of q4_k and q6_k under one fp16 scale
+constexpr int super_block = 256; // cols under one fp16 scale, in formats of this size
 
 constexpr int blocks_of(int n) {
     return (n + lanes - 1) / lanes;
@@ -41,7 +51,71 @@ constexpr int groups_of(int cols) {
     return (cols + quantized_group - 1) / quantized_group;
 }
 
-enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1, q4_k, q6_k, int8, bf12 };
+enum class Format : int32_t {
+    f32,
+    bf16,
+    q8_0,
+    q4_0,
+    q4_1,
+    q4_k,
+    q6_k,
+    q5_0,
+    q5_1,
+    q5_k,
+    q2_k,
+    q3_k,
+    iq4_nl,
+    iq4_xs,
+    mxfp4,
+    int8,
+    bf12
+};
+
+// Of a block with codes: `unit` columns lie behind one header, `group` of them share a scale. A
+// number is scale * (code - zero), and in some formats a minimum more. Where there is a table, code
+// is 128 more than what it has in that place.
+struct Packing {
+    int unit = 0, group = 0, header_bytes = 0, low_bits = 0, high_bits = 0, zero = 0;
+    const int8_t *table = nullptr;
+
+    constexpr bool has_table() const { return table != nullptr; }
+};
+
+inline constexpr int8_t iq4_table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                         1,    13,   25,  38,  53,  69,  89,  113};
+// Twice what floats of four bits are, with a bit of mantissa; the scale is half.
+inline constexpr int8_t mxfp4_table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+constexpr Packing packing_of(Format format) {
+    switch (format) {
+    case Format::q4_0:
+        return {32, 32, 2 * lanes, 4, 0, 8};
+    case Format::q4_1:
+        return {32, 32, 4 * lanes, 4, 0, 0};
+    case Format::q5_0:
+        return {32, 32, 2 * lanes, 4, 1, 16};
+    case Format::q5_1:
+        return {32, 32, 4 * lanes, 4, 1, 0};
+    case Format::q2_k:
+        return {super_block, 16, (4 + 16) * lanes, 2, 0, 0};
+    case Format::q3_k:
+        return {super_block, 16, (2 + 16) * lanes, 2, 1, 4};
+    case Format::q4_k:
+        return {super_block, 32, (4 + 8 * 2) * lanes, 4, 0, 0};
+    case Format::q5_k:
+        return {super_block, 32, (4 + 8 * 2) * lanes, 4, 1, 0};
+    case Format::q6_k:
+        return {super_block, 16, (2 + 16) * lanes, 4, 2, 32};
+    case Format::iq4_nl:
+        return {32, 32, 2 * lanes, 4, 0, 128, iq4_table};
+    case Format::iq4_xs:
+        return {super_block, 32, (2 + 8) * lanes, 4, 0, 128, iq4_table};
+    case Format::mxfp4:
+        return {32, 32, lanes, 4, 0, 128, mxfp4_table};
+    default:
+        return {};
+    }
+}
 
 constexpr size_t block_bytes(Format format, int cols) {
     const size_t groups = size_t(cols) / quantized_group;
@@ -52,20 +126,16 @@ constexpr size_t block_bytes(Format format, int cols) {
         return size_t(cols + 1) / 2 * lanes * 4;
     case Format::q8_0:
         return groups * (lanes * 2 + quantized_group * lanes);
-    case Format::q4_0:
-        return groups * (lanes * 2 + quantized_group * lanes / 2);
-    case Format::q4_1:
-        return groups * (lanes * 4 + quantized_group * lanes / 2);
-    case Format::q4_k:
-        return groups / 8 * (lanes * 4 + 8 * lanes * 2 + super_block * lanes / 2);
-    case Format::q6_k:
-        return groups / 8 * (lanes * 2 + 16 * lanes + super_block * lanes * 6 / 8);
     case Format::int8:
         return groups_of(cols) * (lanes * 2 + quantized_group * lanes);
     case Format::bf12:
         return bf12_header_bytes(cols) + size_t(cols) / bf12_cols * bf12_unit_bytes;
+    default:
+        const Packing packing = packing_of(format);
+        const int code_bits = packing.low_bits + packing.high_bits;
+        return size_t(cols) / packing.unit *
+               (packing.header_bytes + packing.unit * lanes * code_bits / 8);
     }
-    return 0;
 }
 
 // Zeroed memory, aligned to a cache line, on huge pages where the system grants them.

@@ -40,6 +40,11 @@ inline float from_fp16(uint16_t half) {
     return from_bits(sign | to_bits(from_bits(magnitude) * 0x1p112f));
 }
 
+// 2^(byte - 128).
+inline float half_power_of_two(uint8_t byte) {
+    return from_bits(byte < 2 ? 0x200000u << byte : (byte - 1u) << 23);
+}
+
 // Of a number >= 0, to nearest, ties to even; at most the largest finite one.
 inline uint16_t to_fp16(float number) {
     const uint32_t bits = to_bits(number * 0x1p-112f); // from_fp16 backwards

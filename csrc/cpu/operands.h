@@ -39,6 +39,14 @@ struct Int16Group {
     int32_t offset;                       // -128 times the sum of the numbers
     int32_t first_offset;                 // likewise, of the first half
     uint8_t numbers[2 * quantized_group]; // as V::dot reads them
+
+    // Of the whole, or of one half.
+    int32_t offset_of(int part, int num_parts) const {
+        return num_parts == 1 ? offset : part == 0 ? first_offset : offset - first_offset;
+    }
+    float sum_of(int part, int num_parts) const {
+        return num_parts == 1 ? sum : scale * (float(offset_of(part, num_parts)) / -128.0f);
+    }
 };
 
 struct Int16Operands {

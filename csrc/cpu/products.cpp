@@ -47,17 +47,8 @@ int most_rows(const StepState &state, const Matrix &weight) {
 }
 
 bool rounds_to_integers(const StepState &state, const Matrix &weight) {
-    switch (weight.format) {
-    case Format::int8:
-        return true;
-    case Format::q4_0:
-    case Format::q4_1:
-    case Format::q4_k:
-    case Format::q6_k:
-        return state.config.activation_bits != 0;
-    default:
-        return false;
-    }
+    const bool has_codes = packing_of(weight.format).unit != 0;
+    return weight.format == Format::int8 || (has_codes && state.config.activation_bits != 0);
 }
 
 // Of `numbers`, which are [first, first + n) of the row; `first` is a multiple of 32.

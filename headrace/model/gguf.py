@@ -28,10 +28,27 @@ BLOCK_TYPES = {
     1: BlockType("F16", 1, 2),
     2: BlockType("Q4_0", 32, 18),
     3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
     12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
     30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
+}
+# Of the others, those that ggml names; some were withdrawn.
+OTHER_TYPES = {
+    **{9: "Q8_1", 15: "Q8_K"},
+    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S"},
+    **{22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0"},
+    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4"},
+    **{4: "Q4_2", 5: "Q4_3", 41: "Q1_0"},
 }
 
 # Metadata types by GGUF's id: numbers as codes of `struct`, then the two that vary in size.
@@ -48,6 +65,12 @@ class GgufTensor(NamedTuple):
     shape: tuple[int, ...]  # rows first, unlike in the file
     offset: int  # bytes from the start of the file
     nbytes: int
+
+
+def type_name(kind: int) -> str:
+    """Return the name of a ggml type, by its id."""
+    block = BLOCK_TYPES.get(kind)
+    return block.name if block else OTHER_TYPES.get(kind, f"an unknown type, {kind}")
 
 
 @dataclass(frozen=True)
@@ -167,7 +190,7 @@ class _Reader:
         if kind not in BLOCK_TYPES:
             supported = ", ".join(block.name for block in BLOCK_TYPES.values())
             raise ModelError(
-                f"{self.path}: tensor {name!r} is stored as ggml type {kind}; "
+                f"{self.path}: tensor {name!r} is stored as {type_name(kind)}; "
                 f"supported are {supported}"
             )
         block = BLOCK_TYPES[kind]

@@ -31,8 +31,16 @@ BLOCKS = {
     Format.Q8_0: (32, 34, {0: LOW}),
     Format.Q4_0: (32, 18, {0: LOW}),
     Format.Q4_1: (32, 20, {0: LOW, 2: HIGH}),
+    Format.Q5_0: (32, 22, {0: LOW}),
+    Format.Q5_1: (32, 24, {0: LOW, 2: HIGH}),
+    Format.Q2_K: (256, 84, {80: (0.002, 0.01), 82: (0.002, 0.01)}),
+    Format.Q3_K: (256, 110, {108: (0.0002, 0.002)}),
     Format.Q4_K: (256, 144, {0: (0.0001, 0.0005), 2: (0.001, 0.003)}),
+    Format.Q5_K: (256, 176, {0: (0.00005, 0.0002), 2: (0.001, 0.003)}),
     Format.Q6_K: (256, 210, {208: (0.00002, 0.00008)}),
+    Format.IQ4_NL: (32, 18, {0: (0.0002, 0.002)}),
+    Format.IQ4_XS: (256, 136, {0: (0.00001, 0.0001)}),
+    Format.MXFP4: (32, 17, {}),
 }
 
 SPEC = DecoderSpec(
@@ -119,6 +127,8 @@ def random_blocks(shape: tuple[int, ...], format: Format) -> StoredTensor:
     for start, (low, high) in scales.items():
         halves = rng.uniform(low, high, (len(blocks), 1)).astype("<f2")
         blocks[:, start : start + 2] = halves.view("u1")
+    if format == Format.MXFP4:
+        blocks[:, 0] = rng.integers(119, 124, len(blocks))  # exponents
     return StoredTensor(format, shape, blocks.reshape(-1))
 
 

@@ -60,6 +60,27 @@ def decode_q4_1(blocks: Bytes, out: Floats) -> None:
     out += halves(blocks[:, 2:4])
 
 
+def fifth_bits(packed: Bytes, out: Floats) -> None:
+    """Add 16 where a bit is set: of [blocks, 4] bytes to [blocks, 32]."""
+    out += np.unpackbits(packed, axis=1, bitorder="little") << 4
+
+
+def decode_q5_0(blocks: Bytes, out: Floats) -> None:
+    """d * (q - 16): d fp16, the high bits of 32 q, their nibbles."""
+    nibbles(blocks[:, 6:], out.reshape(-1, 2, 16))
+    fifth_bits(blocks[:, 2:6], out)
+    out -= 16
+    out *= halves(blocks[:, :2])
+
+
+def decode_q5_1(blocks: Bytes, out: Floats) -> None:
+    """d * q + m: d and m fp16, the high bits of 32 q, their nibbles."""
+    nibbles(blocks[:, 8:], out.reshape(-1, 2, 16))
+    fifth_bits(blocks[:, 4:8], out)
+    out *= halves(blocks[:, :2])
+    out += halves(blocks[:, 2:4])
+
+
 def decode_q8_0(blocks: Bytes, out: Floats) -> None:
     """d * q: d fp16, 32 int8."""
     np.multiply(blocks[:, 2:].view(np.int8), halves(blocks[:, :2]), out=out)
@@ -76,17 +97,60 @@ def encode_q8_0(numbers: Floats) -> Bytes:
     return np.hstack([scales.view(np.uint8), steps.view(np.uint8)])
 
 
-def decode_q4_k(blocks: Bytes, out: Floats) -> None:
-    """d * s * q - dmin * m: d and dmin fp16, 8 pairs (s, m) of 6 bits, 8 groups of 32 nibbles."""
+def two_bits(packed: Bytes, out: Floats) -> None:
+    """Unpack [blocks, 64] bytes to [blocks, 256]: either half is four runs of 32."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    out.reshape(-1, 2, 4, 32)[...] = packed.reshape(-1, 2, 1, 32) >> shifts & 3
+
+
+def crossed_bits(packed: Bytes) -> Bytes:
+    """Unpack [blocks, 32] bytes to [blocks, 8, 32]: each run has one bit of every byte."""
+    return np.unpackbits(packed[:, None], axis=1, bitorder="little")
+
+
+def decode_q2_k(blocks: Bytes, out: Floats) -> None:
+    """d * s * q - dmin * m: 16 pairs (s, m) of nibbles, 256 q of 2 bits, d and dmin fp16."""
+    two_bits(blocks[:, 16:80], out)
+    groups = out.reshape(-1, 16, 16)
+    groups *= (halves(blocks[:, 80:82]) * (blocks[:, :16] & 15))[:, :, None]
+    groups -= (halves(blocks[:, 82:]) * (blocks[:, :16] >> 4))[:, :, None]
+
+
+def decode_q3_k(blocks: Bytes, out: Floats) -> None:
+    """d * (s - 32) * (q - 4): 256 q of 2 low and a high bit, 16 s of 6 bits, d fp16."""
+    two_bits(blocks[:, 32:96], out)
+    out.reshape(-1, 8, 32)[...] += crossed_bits(blocks[:, :32]) << 2
+    out -= 4
+    low, high = blocks[:, 96:104], blocks[:, 104:108]
+    tops = [high >> shift & 3 for shift in (0, 2, 4, 6)]
+    scales = np.hstack([low & 15, low >> 4]) | np.hstack(tops) << 4
+    groups = out.reshape(-1, 16, 16)
+    groups *= (halves(blocks[:, 108:]) * (scales.astype(np.int8) - 32))[:, :, None]
+
+
+def scale_pairs(blocks: Bytes, groups: Floats) -> None:
+    """Apply (s, m), of 6 bits, and d and dmin of Q4_K and Q5_K to [blocks, 8, 32] numbers."""
     packed = blocks[:, 4:16].reshape(-1, 3, 4)
     low_s, low_m, high = packed[:, 0], packed[:, 1], packed[:, 2]
     # Pairs 4 to 7 have their low 4 bits in `high`, their top 2 bits above pairs 0 to 3.
     scales = np.hstack([low_s & 63, (high & 15) | (low_s >> 6 << 4)])
     mins = np.hstack([low_m & 63, (high >> 4) | (low_m >> 6 << 4)])
-    groups = out.reshape(-1, 8, 32)
-    nibbles(blocks[:, 16:].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
     groups *= (halves(blocks[:, :2]) * scales)[:, :, None]
     groups -= (halves(blocks[:, 2:4]) * mins)[:, :, None]
+
+
+def decode_q4_k(blocks: Bytes, out: Floats) -> None:
+    """d * s * q - dmin * m: d and dmin fp16, 8 pairs (s, m) of 6 bits, 8 groups of 32 nibbles."""
+    nibbles(blocks[:, 16:].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
+    scale_pairs(blocks, out.reshape(-1, 8, 32))
+
+
+def decode_q5_k(blocks: Bytes, out: Floats) -> None:
+    """As Q4_K, with 256 high bits before the nibbles."""
+    nibbles(blocks[:, 48:].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
+    groups = out.reshape(-1, 8, 32)
+    groups += crossed_bits(blocks[:, 16:48]) << 4
+    scale_pairs(blocks, groups)
 
 
 def decode_q6_k(blocks: Bytes, out: Floats) -> None:
@@ -103,10 +167,53 @@ def decode_q6_k(blocks: Bytes, out: Floats) -> None:
     groups *= scales[:, :, None]
 
 
+IQ4_NUMBERS = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+# Twice the floats of 4 bits, which have one of mantissa.
+MXFP4_NUMBERS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+def look_up(table: Floats, packed: Bytes, out: Floats) -> None:
+    """Do as `nibbles`, which are places in a table."""
+    np.take(table, packed & 15, out=out[..., 0, :])
+    np.take(table, packed >> 4, out=out[..., 1, :])
+
+
+def decode_iq4_nl(blocks: Bytes, out: Floats) -> None:
+    """d * table[q]: d fp16, 32 nibbles."""
+    look_up(IQ4_NUMBERS, blocks[:, 2:], out.reshape(-1, 2, 16))
+    out *= halves(blocks[:, :2])
+
+
+def decode_iq4_xs(blocks: Bytes, out: Floats) -> None:
+    """d * (s - 32) * table[q]: d fp16, the high 2 bits of 8 s, their low 4, 256 nibbles."""
+    high, low = blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8), blocks[:, 4:8, None]
+    nibbles = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 8)
+    scales = nibbles | (high.reshape(-1, 8) & 3) << 4
+    look_up(IQ4_NUMBERS, blocks[:, 8:].reshape(-1, 8, 16), out.reshape(-1, 8, 2, 16))
+    groups = out.reshape(-1, 8, 32)
+    groups *= (halves(blocks[:, :2]) * (scales.astype(np.int8) - 32))[:, :, None]
+
+
+def decode_mxfp4(blocks: Bytes, out: Floats) -> None:
+    """2^(e - 128) * table[q]: e 8 bits, 32 nibbles."""
+    look_up(MXFP4_NUMBERS, blocks[:, 1:], out.reshape(-1, 2, 16))
+    out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+
+
 BLOCK_FORMATS = {
     "Q4_0": BlockFormat(32, 18, decode_q4_0),
     "Q4_1": BlockFormat(32, 20, decode_q4_1),
+    "Q5_0": BlockFormat(32, 22, decode_q5_0),
+    "Q5_1": BlockFormat(32, 24, decode_q5_1),
     "Q8_0": BlockFormat(32, 34, decode_q8_0),
+    "Q2_K": BlockFormat(256, 84, decode_q2_k),
+    "Q3_K": BlockFormat(256, 110, decode_q3_k),
     "Q4_K": BlockFormat(256, 144, decode_q4_k),
+    "Q5_K": BlockFormat(256, 176, decode_q5_k),
     "Q6_K": BlockFormat(256, 210, decode_q6_k),
+    "IQ4_NL": BlockFormat(32, 18, decode_iq4_nl),
+    "IQ4_XS": BlockFormat(256, 136, decode_iq4_xs),
+    "MXFP4": BlockFormat(32, 17, decode_mxfp4),
 }

@@ -56,9 +56,17 @@ class Format(StrEnum):
     I64 = "I64"
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
+    Q5_0 = "Q5_0"
+    Q5_1 = "Q5_1"
     Q8_0 = "Q8_0"
+    Q2_K = "Q2_K"
+    Q3_K = "Q3_K"
     Q4_K = "Q4_K"
+    Q5_K = "Q5_K"
     Q6_K = "Q6_K"
+    IQ4_NL = "IQ4_NL"
+    IQ4_XS = "IQ4_XS"
+    MXFP4 = "MXFP4"
 
 
 @dataclass(frozen=True)

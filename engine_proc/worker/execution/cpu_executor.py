@@ -77,7 +77,8 @@ QK_NORMS = tuple(QKNorm)
 ACTIVATIONS = tuple(Activation)
 FORMATS: tuple[Format | None, ...] = (
     *(Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1),
-    *(Format.Q4_K, Format.Q6_K),
+    *(Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K),
+    *(Format.Q3_K, Format.IQ4_NL, Format.IQ4_XS, Format.MXFP4),
     None,  # int8, which no file has
 )
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss

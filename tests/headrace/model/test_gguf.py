@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ModelError
-from headrace.model.gguf import read_metadata
+from headrace.model.gguf import BLOCK_TYPES, read_metadata, type_name
 
 
 def write_small(path: Path) -> Path:
@@ -83,7 +83,12 @@ def test_a_changed_byte_is_refused_or_harmless(tmp_path: Path) -> None:
         (b"GGUF", b"GGML", "not a GGUF file"),
         (b"GGUF\3\0\0\0", b"GGUF\1\0\0\0", "GGUF version 1"),
         (b"GGUF\3\0\0\0", b"GGUF\0\0\0\3", "little-endian"),
-        (b"\4\0\0\0\0\0\0\0\2\0\0\0", b"\4\0\0\0\0\0\0\0\6\0\0\0", "'packed' .* ggml type 6;"),
+        (b"\4\0\0\0\0\0\0\0\2\0\0\0", b"\4\0\0\0\0\0\0\0\x09\0\0\0", "'packed' .* as Q8_1;"),
+        (
+            b"\4\0\0\0\0\0\0\0\2\0\0\0",
+            b"\4\0\0\0\0\0\0\0\x63\0\0\0",
+            "'packed' .* unknown type, 99;",
+        ),
         (b"packed\2\0\0\0\x40", b"packed\2\0\0\0\x41", r"'packed' .* whole Q4_0 blocks of 32"),
         (b"packed\2\0\0\0", b"packed\x09\0\0\0", "'packed' has 9 dimensions"),
         (b"plain", b"\xff\xfflai", "not UTF-8"),
@@ -99,6 +104,13 @@ def test_a_corrupt_file_says_what_is_wrong(
     with pytest.raises(ModelError, match=complaint) as refused:
         read_metadata(path)
     assert str(path) in str(refused.value)
+
+
+def test_every_type_of_ggml_has_its_name() -> None:
+    for kind in gguf.GGMLQuantizationType:
+        assert type_name(kind.value) == kind.name
+        if kind in BLOCK_TYPES:
+            assert BLOCK_TYPES[kind][1:] == gguf.GGML_QUANT_SIZES[kind]
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:

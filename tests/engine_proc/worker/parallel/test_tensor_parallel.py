@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights, with_images
+from random_decoders import (
+    BLOCKS,
+    SPEC,
+    SPECS,
+    WHOLE_BLOCKS,
+    batch,
+    cpu,
+    random_weights,
+    with_images,
+)
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
@@ -131,7 +140,9 @@ def test_no_cut_of_the_work_changes_a_bit(name: str, team_of: TeamOf) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-@pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1])
+@pytest.mark.parametrize(
+    "format", [Format.BF16, *(kind for kind in BLOCKS if BLOCKS[kind][0] == 32)]
+)
 def test_blocks_of_32_are_shared(format: Format, team_of: TeamOf) -> None:
     spec = dataclasses.replace(SPEC, num_heads=12, num_kv_heads=6, intermediate_size=224)
     weights = random_weights(spec, format)
@@ -139,7 +150,7 @@ def test_blocks_of_32_are_shared(format: Format, team_of: TeamOf) -> None:
     np.testing.assert_allclose(logits, cpu(spec, weights).forward(batch(PROMPT)), atol=2e-4)
 
 
-@pytest.mark.parametrize("format", [Format.Q4_K, Format.Q6_K])
+@pytest.mark.parametrize("format", [kind for kind in BLOCKS if BLOCKS[kind][0] == 256])
 def test_blocks_of_256_are_shared(format: Format, team_of: TeamOf) -> None:
     spec = dataclasses.replace(WHOLE_BLOCKS, hidden_size=512, num_heads=32, intermediate_size=768)
     weights = random_weights(spec, format)
