@@ -164,7 +164,7 @@ def _spelled_with_bars(model: Json, *, prefix: bool) -> Json:
     }
 
 
-def _bpe(vocabulary: GgufVocabulary, merges: list[list[str]]) -> Json:
+def _bpe(vocabulary: GgufVocabulary, merges: list[str] | list[list[str]]) -> Json:
     tokens, unknown = vocabulary.tokens, vocabulary.unknown_token_id
     return {
         "type": "BPE",
@@ -180,12 +180,17 @@ def _bpe(vocabulary: GgufVocabulary, merges: list[list[str]]) -> Json:
     }
 
 
-def _merges(vocabulary: GgufVocabulary) -> list[list[str]]:
-    """Return the pairs to merge, first ones first. A space parts them; one may start the left."""
-    if vocabulary.merges is None:
+def _merges(vocabulary: GgufVocabulary) -> list[str] | list[list[str]]:
+    """Return the pairs to merge, first ones first, with a space between the two.
+
+    One that starts with #version would be read as a comment: then they are parted here.
+    """
+    merges = vocabulary.merges
+    if merges is None:
         raise ModelError(f"{KEYS}merges is missing")
-    cuts = [(merge, merge.find(" ", 1)) for merge in vocabulary.merges]
-    return [[merge[:cut], merge[cut + 1 :]] for merge, cut in cuts]
+    if any(merge.startswith("#version") for merge in merges):
+        return [merge.split(" ", 1) for merge in merges]
+    return merges  # half a million lists take a second
 
 
 def _added_tokens(vocabulary: GgufVocabulary) -> list[Json]:

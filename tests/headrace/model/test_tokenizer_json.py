@@ -191,6 +191,17 @@ def test_merges_are_applied_in_order() -> None:
     assert tokens_of(byte_level(), "a a") == ["a", "Ġa"]
 
 
+def test_a_merge_of_a_version_is_no_comment() -> None:
+    metadata = byte_level(
+        "qwen2", tokens=["#version", *"#version", "a", "#versiona"], token_type=[]
+    )
+    merges = ["# v", "#v e", "#ve r", "#ver s", "#vers i", "#versi o", "#versio n"]
+    parts = [merge.replace(" ", "") for merge in merges[:-1]]
+    metadata["tokenizer.ggml.tokens"] += parts
+    metadata["tokenizer.ggml.merges"] = [*merges, "#version a"]
+    assert tokens_of(metadata, "#versiona") == ["#versiona"]
+
+
 @pytest.mark.parametrize(
     ("pre", "tokens"),
     [
