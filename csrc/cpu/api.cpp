@@ -47,6 +47,12 @@ int32_t headrace_cpu_allocate(void *model, int32_t layer, int32_t slot, int32_t 
     }
 }
 
+// What a matrix takes, packed.
+int64_t headrace_cpu_matrix_bytes(int32_t format, int32_t rows, int32_t cols) {
+    return int64_t(headrace::blocks_of(rows)) *
+           headrace::block_bytes(headrace::Format(format), cols);
+}
+
 // Whether a matrix of bf16, of which these are rows, is better stored as bf12.
 int32_t headrace_cpu_suits_bf12(void *model, const void *source, int32_t num_rows, int32_t cols) {
     return static_cast<Model *>(model)->kernels->gemm_bf12 &&

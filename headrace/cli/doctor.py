@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, ServerConfig
 from headrace.config.flags import from_flags
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
+from headrace.model.gguf import split_paths
 from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
 from headrace.system.all_reduce_policy import Topology, describe
@@ -26,8 +28,9 @@ from headrace.system.machine import Machine, has_gpus, packages
 FEW_FILES = 1024
 NUM_BUSY = 5  # processes that work at once: one of each kind
 WEIGHTS = ("*.safetensors", "*.gguf")
-# Imported only when it is called, since it loads the worker.
+# Imported only when they are called, since they load the worker.
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
+FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,15 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
+def mib(num_bytes: float) -> str:
+    """Return a size in MiB, in human-readable form."""
+    return f"{num_bytes / (1 << 20):,.1f} MiB"
+
+
 def weight_bytes(path: Path) -> int:
     """Return how large a model's weights are as they are stored."""
     if path.is_file():
-        return path.stat().st_size
+        return sum(part.stat().st_size for part in split_paths(path) if part.exists())
     return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
 
 
@@ -184,6 +192,38 @@ def plan(
         yield "chat template", template
 
 
+def held_weights(config: ServerConfig, card: ModelCard) -> list[Any]:
+    """Return how a GGUF file's weights are executed, by type; nothing of other models.
+
+    Raises:
+        ModelError: nothing runs them, as the flags are.
+    """
+    if config.engine == "mock" or config.load_format == "dummy":
+        return []
+    found: list[Any] = pkgutil.resolve_name(FORESEE_MEMORY)(ExecutionConfig.of(config, card))
+    return found
+
+
+def weights(held: list[Any]) -> Iterator[tuple[str, str]]:
+    """Yield how each type of weights is executed, and what it takes."""
+    for one in held:
+        yield (
+            one.stored,
+            f"{one.num_weights} tensor{'s' * (one.num_weights > 1)} of {mib(one.stored_bytes)}, "
+            f"executed {one.how}: {mib(one.held_bytes)} of memory",
+        )
+    yield "all", f"{mib(sum(one.held_bytes for one in held))} of memory, beside the KV cache"
+
+
+def weight_memory(config: ServerConfig, card: ModelCard) -> int:
+    """Return what a model's weights take: as they are executed where that is known, else stored."""
+    try:
+        held = held_weights(config, card)
+    except HeadraceError:  # which another finding tells
+        held = []
+    return sum(one.held_bytes for one in held) or weight_bytes(Path(card.path))
+
+
 def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
     """Yield problems of a machine, independent of the model."""
     if machine.isa == "portable":
@@ -217,7 +257,7 @@ def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) ->
     """Yield problems of serving a model on a machine."""
     if config.engine == "mock":
         return
-    needed = weight_bytes(Path(card.path)) + (0 if card.embeds else kv_bytes(config))
+    needed = weight_memory(config, card) + (0 if card.embeds else kv_bytes(config))
     if needed > machine.free_bytes and not is_for_gpus(config, machine):
         yield Finding(
             f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "
@@ -249,12 +289,15 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
 
 def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
-    findings, executor = [], "nothing"
+    findings, executor, held = [], "nothing", list[Any]()
     try:
         executor = executor_of(config, card)
+        held = held_weights(config, card)
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
     report("model", plan(config, card, executor, on_gpus))
+    if held:
+        report("weights", weights(held))
     return findings
 
 

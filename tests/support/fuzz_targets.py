@@ -71,6 +71,7 @@ from headrace.ipc.worker_messages import (
 )
 from headrace.model.gguf import read_metadata
 from headrace.model.token_table import TokenTable
+from headrace.model.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.images.header import format_of
@@ -279,6 +280,7 @@ def run_gguf(data: bytes) -> None:
     path.write_bytes(data)
     bears(path, lambda: decode_all(gguf_weights.open_tensors(read_metadata(path))))
     bears(path, lambda: read_gguf(path))
+    bears(path, lambda: read_tokenizer_json(path))
 
 
 def run_safetensors(data: bytes) -> None:
@@ -313,7 +315,10 @@ def gguf_seeds() -> list[bytes]:
     writer.add_string("tokenizer.chat_template", "{{ messages }}")
     writer.add_bool("a.bool", True)
     writer.add_float32("a.float", 0.5)
+    writer.add_string("tokenizer.ggml.model", "llama")
     writer.add_array("tokenizer.ggml.tokens", ["a", "b", "Ġthe"])
+    writer.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0])
+    writer.add_array("tokenizer.ggml.token_type", [1, 3, 1])
     writer.add_array("some.ints", [3, -1, 2])
     writer.add_tensor("plain", np.ones((2, 3), np.float32))
     for kind in (gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0):

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import transformers
 from safetensors.torch import load_file, save_file
@@ -93,4 +95,19 @@ def test_half_a_gguf_file_is_named_and_the_server_ends_for_it(tmp_path: Path) ->
     result = launch(tmp_path / "half.gguf")
     assert result.returncode == ExitStatus.BAD_MODEL
     assert "half.gguf: truncated: tensor '" in result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+
+
+def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", split_max_tensors=1)
+    for name in ("a", "b"):
+        writer.add_tensor(name, np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "big-00002-of-00002.gguf").unlink()
+    result = launch(tmp_path / "big-00001-of-00002.gguf")
+    assert result.returncode == ExitStatus.BAD_MODEL
+    assert "1 of the 2 parts are missing beside it: big-00002-of-00002.gguf" in result.stderr
     assert result.stderr.count("\n") == 1, result.stderr

@@ -8,7 +8,7 @@ have the same bits with any batch mates, chunking and number of threads.
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
 from typing import Any
 
@@ -464,6 +464,12 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) 
             return Format.BF16
 
 
+def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
+    """Return what a matrix takes in the core; None is int8. BF16 may take a quarter less."""
+    nbytes: int = declare(load_core()).headrace_cpu_matrix_bytes(FORMATS.index(format), *shape)
+    return nbytes
+
+
 def split_name(name: str) -> tuple[int, str]:
     """Return the layer, -1 outside of all, and the name within it."""
     if not name.startswith("layers."):
@@ -501,6 +507,7 @@ def declare(core: ctypes.CDLL) -> ctypes.CDLL:
         ("destroy", None, (c_void_p,)),
         ("isa", c_int32, (c_void_p,)),
         ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),
+        ("matrix_bytes", c_int64, (c_int32, c_int32, c_int32)),
         ("suits_bf12", c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
         ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),
         ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),

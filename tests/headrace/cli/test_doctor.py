@@ -291,6 +291,19 @@ def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
     assert "only folders" in finding.text
 
 
+def test_the_doctor_tells_weights_by_type(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ServerConfig(device="cpu")
+    demo = read_card(config)
+    assert not doctor.examine_model(config, demo)
+    told = capsys.readouterr().out
+    assert "Q4_1           210 tensors of 63.3 MiB, executed as stored: 63.3 MiB of mem" in told
+    assert "Q8_0           1 tensor of 28.7 MiB, executed as stored, as int8: 28.7 MiB" in told
+    assert "all            92.1 MiB of memory, beside the KV cache" in told
+    assert doctor.weight_memory(config, demo) < doctor.weight_bytes(Path(demo.path))
+    as_stored = doctor.weight_memory(replace(config, engine="mock"), demo)
+    assert as_stored == doctor.weight_bytes(Path(demo.path))
+
+
 def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = read_card(ServerConfig())
     config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)

@@ -1,0 +1,97 @@
+"""Predicts how a GGUF file's weights are executed, and the memory that they take."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.config.config import ExecutionConfig
+from headrace.engine_proc.worker.device_selection import place
+from headrace.engine_proc.worker.execution.cpu_executor import (
+    activation_bits,
+    matrix_bytes,
+    packed_format,
+)
+from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS
+from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.model.gguf import BLOCK_TYPES
+
+ROW_TYPES = {block.name: block for block in BLOCK_TYPES.values()}
+INT8 = "int8"
+
+
+class HeldWeights(NamedTuple):
+    """All weights of one stored type that are executed alike."""
+
+    stored: str  # Q4_K
+    executed: str  # "as stored", or another type
+    num_weights: int
+    stored_bytes: int
+    held_bytes: int
+
+    @property
+    def how(self) -> str:
+        """How they are executed, for people."""
+        if self.executed == "as stored":
+            return self.executed
+        if self.executed == INT8 and self.stored == "Q8_0":
+            return "as stored, as int8"
+        return f"{'decoded' if self.executed == 'F32' else 'rounded'} to {self.executed}"
+
+
+def foresee_memory(config: ExecutionConfig) -> list[HeldWeights]:
+    """Return the weights of a GGUF file by type, the largest ones first; none of other models.
+
+    Raises:
+        ModelError: the file cannot be run.
+        ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
+    """
+    path = Path(config.model_path)
+    if not path.is_file():
+        return []
+    model = open_model(path, config.load_format)
+    on_gpus = place(config, model).name == "cuda"
+    held: dict[tuple[str, str], HeldWeights] = {}
+    for one in on_gpu(config, model) if on_gpus else in_core(config, model):
+        key = one.stored, one.executed
+        so_far = held.get(key, HeldWeights(*key, 0, 0, 0))
+        held[key] = HeldWeights(*key, *(a + b for a, b in zip(so_far[2:], one[2:], strict=True)))
+    return sorted(held.values(), key=lambda weights: -weights.held_bytes)
+
+
+def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:
+    """Yield each weight as the C++ core holds it."""
+    dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    rounds = activation_bits(dtype, config.dtype != "float32") != 0
+    for name, shape in weight_shapes(model.spec).items():
+        weight, stored = model.weights[name], stored_bytes(model, name)
+        if len(shape) == 1:
+            executed, nbytes = "F32", 4 * shape[0]
+        else:
+            format = packed_format(weight, dtype, rounds)
+            executed, nbytes = format or INT8, matrix_bytes(format, shape)
+        if executed == weight.format:
+            executed = "as stored"
+        yield HeldWeights(weight.format, executed, 1, stored, nbytes)
+
+
+def on_gpu(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:
+    """Yield each weight as GPUs hold it."""
+    dtype = dtype_on_gpus(config, model)
+    wide = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype]
+    for name, shape in weight_shapes(model.spec).items():
+        stored = model.weights[name].format
+        is_matrix = name.startswith("layers.") and len(shape) == 2
+        executed = "F8_E4M3" if is_matrix and config.quantization == "fp8" else wide
+        nbytes = math.prod(shape) * {"F32": 4, "F8_E4M3": 1}.get(executed, 2)
+        executed = "as stored" if stored == executed else executed
+        yield HeldWeights(stored, executed, 1, stored_bytes(model, name), nbytes)
+
+
+def stored_bytes(model: DecoderModel, name: str) -> int:
+    """Return what a weight takes in its file."""
+    weight = model.weights[name]
+    block = ROW_TYPES[weight.format]
+    return math.prod(weight.shape) // block.numbers * block.nbytes
