@@ -33,7 +33,7 @@ PACKAGES = {
     "protocol": "client",
     "offline": "board client config ipc launch model system",
     "testing": "config launch",
-    "cli": "board client config ipc runtime supervision system",
+    "cli": "board client config ipc model runtime supervision system",
     "bench": "config offline runtime",
 }
 SHARED = {"system", "model", "board", "ipc", "config", "runtime", "protocol"}

@@ -16,6 +16,7 @@ from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, Ser
 from headrace.config.flags import from_flags
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
+from headrace.model.gguf import split_paths
 from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
 from headrace.system.all_reduce_policy import Topology, describe
@@ -46,7 +47,7 @@ def gib(num_bytes: float) -> str:
 def weight_bytes(path: Path) -> int:
     """Return how large a model's weights are as they are stored."""
     if path.is_file():
-        return path.stat().st_size
+        return sum(part.stat().st_size for part in split_paths(path) if part.exists())
     return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
 
 

@@ -30,7 +30,9 @@ HOW_TO_GET_ONE = (
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
+QUANTIZATION_SUFFIX = re.compile(
+    r"[.-](I?Q\d\w*|B?F16|F32)(-\d{5}-of-\d{5})?$|-\d{5}-of-\d{5}$", re.IGNORECASE
+)  # and the part of a split file
 
 
 class AddedToken(msgspec.Struct):

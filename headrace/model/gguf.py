@@ -6,6 +6,7 @@ magic, version, two counts, then key-value pairs, then one entry per tensor, the
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,9 @@ OTHER_TYPES = {
 FIXED_TYPES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MAX_DIMS = 4  # ggml's own limit
+SPLIT_NAME = re.compile(
+    r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf"
+)  # as llama.cpp's tools write
 
 
 class GgufTensor(NamedTuple):
@@ -58,6 +62,7 @@ class GgufTensor(NamedTuple):
     shape: tuple[int, ...]  # rows first, unlike in the file
     offset: int  # bytes from the start of the file
     nbytes: int
+    path: Path  # of the file, or of the part of a split one
 
 
 def type_name(kind: int) -> str:
@@ -68,7 +73,7 @@ def type_name(kind: int) -> str:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata and tensor table of a GGUF file."""
+    """Metadata and tensor table of a GGUF file, or of all parts of a split one."""
 
     path: Path
     metadata: dict[str, object]  # numbers, bools, strings, or lists of one of them
@@ -76,12 +81,77 @@ class GgufFile:
 
 
 def read_metadata(path: Path | str) -> GgufFile:
-    """Read everything but the weights.
+    """Read everything but the weights. Any part of a split file stands for all of its parts.
 
     Raises:
-        ModelError: not a GGUF file this can read, or cut short: every tensor lies within the file.
+        ModelError: not a GGUF file this can read, or cut short: every tensor lies within its file.
+            Or a part of a split file is missing, or another one lies in its place.
     """
     path = Path(path)
+    file = _read_file(path)
+    count = file.metadata.get("split.count", 0)
+    if count in (0, 1):  # merging the parts leaves a 0
+        return file
+    if not isinstance(count, int):
+        raise ModelError(f"{path}: split.count is {count!r:.40}, not a number of parts")
+    parts = split_paths(path)
+    if len(parts) != count:
+        raise ModelError(
+            f"{path}: one part of a split file, by its split.count of {count}; "
+            f"its name has to end in -00001-of-{count:05}.gguf and the like, beside the others"
+        )
+    missing = [part.name for part in parts if not part.exists()]
+    if missing:
+        raise ModelError(
+            f"{path}: {len(missing)} of the {count} parts are missing beside it: "
+            f"{', '.join(missing[:3])}{', ...' if missing[3:] else ''}"
+        )
+    return _join([file if part == path else _read_file(part) for part in parts])
+
+
+def split_paths(path: Path) -> list[Path]:
+    """Return the paths of all parts of a split file, told by its name; of any other, its own."""
+    match = SPLIT_NAME.fullmatch(path.name)
+    count = int(match["count"]) if match else 0
+    if match is None or count == 0:
+        return [path]
+    names = (f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
+    return [path.with_name(name) for name in names]
+
+
+def _join(parts: list[GgufFile]) -> GgufFile:
+    """Return the parts of a split file as one, with the metadata of the first."""
+    first = parts[0]
+    total = first.metadata.get("split.tensors.count")
+    for number, part in enumerate(parts):
+        for key, expected in (
+            ("split.no", number),
+            ("split.count", len(parts)),
+            ("split.tensors.count", total),
+        ):
+            found = part.metadata.get(key)
+            if found != expected:
+                raise ModelError(
+                    f"{part.path}: {key} is {found!r:.40}, not {expected!r:.40}: "
+                    f"it is no part, or another part, of the split file {first.path.name}"
+                )
+    places: dict[str, Path] = {}
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    for tensor in tensors:
+        if tensor.name in places:
+            raise ModelError(
+                f"{tensor.path}: tensor {tensor.name!r} is in {places[tensor.name].name} too"
+            )
+        places[tensor.name] = tensor.path
+    if len(tensors) != total:
+        raise ModelError(
+            f"{first.path}: its {len(parts)} parts have {len(tensors)} tensors; "
+            f"split.tensors.count is {total!r}"
+        )
+    return GgufFile(first.path, first.metadata, tensors)
+
+
+def _read_file(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).file()
@@ -193,7 +263,7 @@ class _Reader:
                 f"{block.name} blocks of {block.numbers}"
             )
         nbytes = block.nbytes * (math.prod(shape) // block.numbers)
-        return GgufTensor(name, kind, shape, self.number("Q"), nbytes)
+        return GgufTensor(name, kind, shape, self.number("Q"), nbytes, self.path)
 
     def place(self, entries: list[GgufTensor], alignment: object) -> list[GgufTensor]:
         """Turn offsets into absolute ones, and check that every tensor lies within the file."""

@@ -7,12 +7,12 @@ from headrace.model.gguf import BLOCK_TYPES, GgufFile
 
 def open_tensors(file: GgufFile) -> dict[str, StoredTensor]:
     """Return the file's tensors under its own names, as views: nothing is decoded."""
-    data = map_file(file.path)
+    data = {path: map_file(path) for path in {tensor.path for tensor in file.tensors}}
     return {
         tensor.name: StoredTensor(
             Format(BLOCK_TYPES[tensor.type].name),
             tensor.shape,
-            data[tensor.offset : tensor.offset + tensor.nbytes],
+            data[tensor.path][tensor.offset : tensor.offset + tensor.nbytes],
         )
         for tensor in file.tensors
     }

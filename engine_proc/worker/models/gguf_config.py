@@ -53,8 +53,6 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
             f"architecture {architecture!r} is not supported in GGUF; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
-    if metadata.get("split.count", 1) != 1:
-        raise ModelError("this is one part of a split GGUF; merge it with llama-gguf-split --merge")
     if "token_embd.weight" not in tensors:
         raise ModelError("tensor 'token_embd.weight' is missing")
     prefix = f"{architecture}."

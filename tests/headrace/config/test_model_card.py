@@ -212,6 +212,13 @@ def write_gguf(path: Path, length: object, bos: int) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "stem", ["tiny", "tiny-Q4_K_M", "tiny-00001-of-00001", "tiny.Q8_0-00001-of-00001"]
+)
+def test_a_file_is_named_without_quantization_and_part(stem: str, tmp_path: Path) -> None:
+    assert read_gguf(write_gguf(tmp_path / f"{stem}.gguf", 64, 0)).name == "tiny"
+
+
 def test_metadata_of_another_type_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", "long", 0)
     with pytest.raises(

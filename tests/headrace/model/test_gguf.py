@@ -1,6 +1,7 @@
 """GGUF files: what they say of themselves, and what is refused."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import time
@@ -111,6 +112,118 @@ def test_every_type_of_ggml_has_its_name() -> None:
         assert type_name(kind.value) == kind.name
         if kind in BLOCK_TYPES:
             assert BLOCK_TYPES[kind][1:] == gguf.GGML_QUANT_SIZES[kind]
+
+
+def write_split(folder: Path, stem: str = "big", num_tensors: int = 5) -> list[Path]:
+    """Write a file in parts of two tensors each, as llama.cpp's tools do; return the parts."""
+    writer = gguf.GGUFWriter(folder / f"{stem}.gguf", "llama", split_max_tensors=2)
+    writer.add_string("a.string", stem)
+    for index in range(num_tensors):
+        writer.add_tensor(f"tensor.{index}", np.full((2, 3), index, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob(f"{stem}-*.gguf"))
+
+
+def test_any_part_stands_for_all_parts_of_a_split_file(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    assert [part.name for part in parts] == [f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    whole = read_metadata(parts[0])
+    assert (whole.path, whole.metadata["a.string"]) == (parts[0], "big")
+    assert [tensor.name for tensor in whole.tensors] == [f"tensor.{n}" for n in range(5)]
+    for index, tensor in enumerate(whole.tensors):
+        assert tensor.path == parts[index // 2]
+        stored = tensor.path.read_bytes()[tensor.offset :][: tensor.nbytes]
+        assert stored == np.full(6, index, "<f4").tobytes()
+    assert [read_metadata(part) for part in parts[1:]] == [whole] * 2
+
+
+def test_merged_parts_are_one_file_again(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "merged.gguf", "llama")
+    writer.add_uint16("split.count", 0)  # what merging leaves
+    writer.add_tensor("plain", np.ones((2, 3), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert len(read_metadata(tmp_path / "merged.gguf").tensors) == 1
+
+
+def test_missing_parts_of_a_split_file_are_named(tmp_path: Path) -> None:
+    parts = write_split(tmp_path, num_tensors=11)
+    for part in parts[1:]:
+        part.unlink()
+    with pytest.raises(
+        ModelError, match=r"5 of the 6 parts .*: big-00002-of-00006\.gguf, .*\.\.\.$"
+    ):
+        read_metadata(parts[0])
+
+
+def test_a_renamed_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+    part = write_split(tmp_path)[0].rename(tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"model\.gguf: one part .* end in -00001-of-00003\.gguf"):
+        read_metadata(part)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "complaint"),
+    [
+        ("big-00001-of-00003", "big-00002-of-00003", "00002-of.*: split.no is 0, not 1"),
+        ("big-00003-of-00003", "big-00001-of-00003", "00001-of.*: split.no is 2, not 0"),
+        ("more-00002-of-00004", "big-00002-of-00003", "00002-of.*: split.count is 4, not 3"),
+        (
+            "less-00003-of-00003",
+            "big-00003-of-00003",
+            "00003-of.*: split.tensors.count is 6, not 5",
+        ),
+        ("plain", "big-00003-of-00003", "00003-of.*: split.no is None, not 2"),
+    ],
+)
+def test_a_part_in_the_place_of_another_is_refused(
+    source: str, target: str, complaint: str, tmp_path: Path
+) -> None:
+    parts = write_split(tmp_path)
+    write_split(tmp_path, "more", 7)
+    write_split(tmp_path, "less", 6)
+    write_small(tmp_path / "plain.gguf")
+    shutil.copy(tmp_path / f"{source}.gguf", tmp_path / f"{target}.gguf")
+    with pytest.raises(ModelError, match=complaint) as refused:
+        read_metadata(parts[0])
+    assert "\n" not in str(refused.value)
+
+
+def change_parts(parts: list[Path], old: bytes, new: bytes) -> None:
+    for part in parts:
+        data = part.read_bytes()
+        part.write_bytes(data.replace(old, new))
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    change_parts(parts[1:2], b"tensor.3", b"tensor.1")
+    with pytest.raises(
+        ModelError, match=r"00002-of.*'tensor\.1' is in big-00001-of-00003\.gguf too"
+    ):
+        read_metadata(parts[0])
+
+
+def test_a_number_of_tensors_that_lies_is_refused(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    key = b"split.tensors.count\5\0\0\0"
+    change_parts(parts, key + b"\5", key + b"\6")
+    with pytest.raises(ModelError, match=r"00001-of.*have 5 tensors; split\.tensors\.count is 6"):
+        read_metadata(parts[0])
+
+
+def test_a_truncated_part_of_a_split_file_is_named(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    whole = parts[2].read_bytes()
+    for size in range(0, read_metadata(parts[0]).tensors[-1].offset + 24, 7):
+        parts[2].write_bytes(whole[:size])
+        with pytest.raises(ModelError, match=r"big-00003-of-00003\.gguf"):
+            read_metadata(parts[0])
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:

@@ -49,11 +49,13 @@ def tiny_model(model_type: str, **differences: Any) -> Any:
     return model.eval()
 
 
-def write_gguf(path: Path, model: Any, rope_freqs: Floats | None = None) -> Path:
-    """Write a model as llama.cpp's converter would."""
+def write_gguf(
+    path: Path, model: Any, rope_freqs: Floats | None = None, split_max_tensors: int = 0
+) -> Path:
+    """Write a model as llama.cpp's converter would, whole or in parts of so many tensors."""
     config = model.config
     architecture = config.model_type
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -122,6 +124,15 @@ def test_llama3_rope_comes_as_a_tensor_of_divisors(tmp_path: Path) -> None:
     assert divisors.max() > 1.5
     path = write_gguf(tmp_path / "tiny.gguf", model, divisors)
     np.testing.assert_allclose(execute(path), reference(model), atol=2e-5, rtol=0)
+
+
+def test_a_split_gguf_executes_as_a_whole_one(tmp_path: Path) -> None:
+    model = tiny_model("qwen2")
+    write_gguf(tmp_path / "tiny.gguf", model, split_max_tensors=7)
+    parts = sorted(tmp_path.glob("tiny-*.gguf"))
+    assert len(parts) > 2
+    whole = write_gguf(tmp_path / "whole.gguf", model)
+    np.testing.assert_array_equal(execute(parts[1]), execute(whole))
 
 
 def test_gguf_of_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
