@@ -4,54 +4,39 @@ GGUF stores vocabulary, merges and the *name* of a pre-tokenizer (`tokenizer.ggm
 names mean is fixed by llama.cpp. The result is data: `tokenizers` and `fastokens` both load it.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.pre_tokenizers import PRE_TOKENIZERS, Json, PreTokenizer, byte_level, split
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-Json = dict[str, Any]
+# BPE without bytes as characters, and whether BOS is always added.
+UTF8_BPE = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
+A_FOLDER_WORKS = "the model's Hugging Face folder, with its tokenizer.json, works instead"
+KEYS = "tokenizer.ggml."
 
 
-def byte_level(use_regex: bool) -> Json:
-    """Return the step that writes bytes as printable characters, GPT-2's splitting before it."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
+class GgufVocabulary(msgspec.Struct, rename={"model_name": "general.name"}):
+    """A GGUF file's `tokenizer.ggml.*`, and the model's name."""
 
-
-def split(pattern: str) -> list[Json]:
-    """Return a split by `pattern`, bytes after it."""
-    step = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return [step, byte_level(use_regex=False)]
-
-
-DIGITS = {"type": "Digits", "individual_digits": True}
-PRE_TOKENIZERS: dict[str, list[Json]] = {
-    "default": [byte_level(use_regex=True)],
-    "gpt-2": [byte_level(use_regex=True)],
-    "smollm": [DIGITS, byte_level(use_regex=True)],
-    "llama-bpe": split(LLAMA3),
-    "llama3": split(LLAMA3),
-    "qwen2": split(QWEN2),
-}
+    tokens: list[str] = []
+    model: str | None = None
+    pre: str = "default"
+    merges: list[str] | None = None
+    scores: list[float] | None = None
+    token_type: list[int] = []
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    unknown_token_id: int | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_space_prefix: bool = True
+    model_name: str = ""
 
 
 def read_tokenizer_json(path: Path) -> bytes:
@@ -69,45 +54,86 @@ def read_tokenizer_json(path: Path) -> bytes:
     return tokenizer_json(read_metadata(path).metadata, str(path))
 
 
-def tokenizer_json(metadata: dict[str, Any], path: str) -> bytes:
+def tokenizer_json(metadata: Mapping[str, object], path: str) -> bytes:
     """Return the `tokenizer.json` of a GGUF file.
 
     Raises:
         ModelError: the file has no tokenizer, or one of a kind that is not known here.
     """
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        spec = _byte_level_bpe(metadata, path)
-    elif kind == "llama":
-        spec = _sentencepiece_bpe(metadata, path)
+    try:
+        spec = _spec(_vocabulary(metadata))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+    return msgspec.json.encode(spec | {"version": "1.0", "truncation": None, "padding": None})
+
+
+def _vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
+    """Read the metadata, and check that every number of it is within its bounds."""
+    fields = {key.removeprefix(KEYS): value for key, value in metadata.items()}
+    try:
+        vocabulary = msgspec.convert(fields, GgufVocabulary)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"its {KEYS}* cannot be used: {error}") from None
+    size = len(vocabulary.tokens)
+    for name, values in (("scores", vocabulary.scores), ("token_type", vocabulary.token_type)):
+        if values and len(values) != size:
+            raise ModelError(f"{KEYS}{name} has {len(values)} entries for {size} tokens")
+    for name in ("bos_token_id", "eos_token_id", "unknown_token_id"):
+        id = getattr(vocabulary, name)
+        if id is not None and not 0 <= id < size:
+            setattr(vocabulary, name, None)  # -1, or padding that was never stored
+    return vocabulary
+
+
+def _spec(vocabulary: GgufVocabulary) -> Json:
+    pre, adds_bos = vocabulary.pre, True
+    if vocabulary.model == "gemma4" or (vocabulary.model == "gpt2" and pre in UTF8_BPE):
+        spec = _utf8_bpe(vocabulary)
+        adds_bos = UTF8_BPE.get(pre, True)
+        if adds_bos:
+            vocabulary.add_bos_token = None  # early files say False
+    elif vocabulary.model == "gpt2":
+        if pre not in PRE_TOKENIZERS:
+            raise ModelError(
+                f"{KEYS}pre is {pre!r:.40}, none of the {len(PRE_TOKENIZERS) + len(UTF8_BPE)} "
+                f"names that are known; {A_FOLDER_WORKS}"
+            )
+        spec = _byte_level_bpe(vocabulary, PRE_TOKENIZERS[pre])
+        adds_bos = PRE_TOKENIZERS[pre].add_bos
+    elif vocabulary.model == "llama":
+        spec = _sentencepiece_bpe(vocabulary)
     else:
-        raise ModelError(f"{path}: tokenizer.ggml.model is {kind!r}; gpt2 and llama are supported")
-    spec |= {"version": "1.0", "truncation": None, "padding": None}
-    spec["added_tokens"] = _added_tokens(metadata)
-    spec["post_processor"] = _post_processor(metadata)
-    return msgspec.json.encode(spec)
-
-
-def _byte_level_bpe(metadata: dict[str, Any], path: str) -> Json:
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in PRE_TOKENIZERS:
         raise ModelError(
-            f"{path}: tokenizer.ggml.pre is {pre!r}; {', '.join(PRE_TOKENIZERS)} are supported; "
-            "the model's Hugging Face folder, with its tokenizer.json, works instead"
+            f"{KEYS}model is {vocabulary.model!r:.40}; gpt2, gemma4 and llama are supported; "
+            f"{A_FOLDER_WORKS}"
         )
+    if vocabulary.add_bos_token is not None:
+        adds_bos = vocabulary.add_bos_token
+    spec["added_tokens"] = _added_tokens(vocabulary)
+    spec["post_processor"] = _post_processor(vocabulary, adds_bos)
+    return spec
+
+
+def _byte_level_bpe(vocabulary: GgufVocabulary, pre: PreTokenizer) -> Json:
     return {
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.steps()},
         "decoder": byte_level(use_regex=True),
-        "model": _bpe(metadata, [merge.split(" ", 1) for merge in _merges(metadata, path)]),
+        "model": _bpe(vocabulary, _merges(vocabulary)) | {"ignore_merges": pre.ignore_merges},
     }
 
 
-def _sentencepiece_bpe(metadata: dict[str, Any], path: str) -> Json:
+def _utf8_bpe(vocabulary: GgufVocabulary) -> Json:
+    """Merges in SentencePiece's spelling, on the characters of a line."""
+    spec = _spelled_with_bars(_bpe(vocabulary, _merges(vocabulary)), prefix=False)
+    return spec | {"pre_tokenizer": split(r"[^\n]+|\n+")}
+
+
+def _sentencepiece_bpe(vocabulary: GgufVocabulary) -> Json:
     """SentencePiece joins the pair whose result scores best: merges follow from the scores."""
-    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.scores")
+    tokens, scores = vocabulary.tokens, vocabulary.scores
     if scores is None:
-        raise ModelError(f"{path}: tokenizer.ggml.scores is missing")
+        raise ModelError(f"{KEYS}scores is missing")
     known = set(tokens)
     ranked = []
     for token, score in zip(tokens, scores, strict=True):
@@ -115,7 +141,12 @@ def _sentencepiece_bpe(metadata: dict[str, Any], path: str) -> Json:
             if token[:cut] in known and token[cut:] in known:
                 ranked.append((-score, [token[:cut], token[cut:]]))
     ranked.sort(key=lambda entry: entry[0])
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    model = _bpe(vocabulary, [pair for _, pair in ranked])
+    return _spelled_with_bars(model, prefix=vocabulary.add_space_prefix)
+
+
+def _spelled_with_bars(model: Json, *, prefix: bool) -> Json:
+    """Return a tokenizer with bars for spaces, and a token per byte of what the model lacks."""
     normalizers: list[Json] = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
     normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
     decoders: list[Json] = [
@@ -125,19 +156,16 @@ def _sentencepiece_bpe(metadata: dict[str, Any], path: str) -> Json:
     ]
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    model = _bpe(metadata, [pair for _, pair in ranked])
-    model |= {"byte_fallback": True, "fuse_unk": True}
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": model,
+        "model": model | {"byte_fallback": True, "fuse_unk": True},
     }
 
 
-def _bpe(metadata: dict[str, Any], merges: list[list[str]]) -> Json:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+def _bpe(vocabulary: GgufVocabulary, merges: list[list[str]]) -> Json:
+    tokens, unknown = vocabulary.tokens, vocabulary.unknown_token_id
     return {
         "type": "BPE",
         "dropout": None,
@@ -152,46 +180,51 @@ def _bpe(metadata: dict[str, Any], merges: list[list[str]]) -> Json:
     }
 
 
-def _merges(metadata: dict[str, Any], path: str) -> list[str]:
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise ModelError(f"{path}: tokenizer.ggml.merges is missing")
-    return merges
+def _merges(vocabulary: GgufVocabulary) -> list[list[str]]:
+    """Return the pairs to merge, first ones first. A space parts them; one may start the left."""
+    if vocabulary.merges is None:
+        raise ModelError(f"{KEYS}merges is missing")
+    cuts = [(merge, merge.find(" ", 1)) for merge in vocabulary.merges]
+    return [[merge[:cut], merge[cut + 1 :]] for merge, cut in cuts]
 
 
-def _added_tokens(metadata: dict[str, Any]) -> list[Json]:
-    """Control and user-defined tokens are matched in the text before anything else."""
-    types = metadata.get("tokenizer.ggml.token_type") or []
-    tokens = metadata["tokenizer.ggml.tokens"]
+def _added_tokens(vocabulary: GgufVocabulary) -> list[Json]:
+    """Control and user-defined tokens are matched in the text before anything else.
+
+    Those of Phi-3 take the spaces after them, as llama.cpp does for a model of that name.
+    """
+    typed = zip(vocabulary.tokens, vocabulary.token_type, strict=False)  # or no types at all
+    is_phi3 = any(name in vocabulary.model_name.lower() for name in ("phi-3", "phi3"))
     return [
         {
             "id": id,
-            "content": tokens[id],
+            "content": token,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": is_phi3 and token not in ("<unk>", "<s>", "<|endoftext|>"),
             "normalized": False,
             "special": kind in (UNKNOWN, CONTROL),
         }
-        for id, kind in enumerate(types)
+        for id, (token, kind) in enumerate(typed)
         if kind in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
 
 
-def _post_processor(metadata: Json) -> Json | None:
+def _post_processor(vocabulary: GgufVocabulary, adds_bos: bool) -> Json | None:
     """Return the step that puts BOS and EOS around a prompt, where the file asks for them."""
-    sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
-    sequence: Json = {"Sequence": {"id": "A", "type_id": 0}}
-    single, special = [sequence], {}
-    for kind, default in (("bos", sentencepiece), ("eos", False)):
-        id = metadata.get(f"tokenizer.ggml.{kind}_token_id")
-        if id is None or not metadata.get(f"tokenizer.ggml.add_{kind}_token", default):
-            continue
-        token = metadata["tokenizer.ggml.tokens"][id]
-        step: Json = {"SpecialToken": {"id": token, "type_id": 0}}
-        single = [step, *single] if kind == "bos" else [*single, step]
-        special[token] = {"id": token, "ids": [id], "tokens": [token]}
+    bos = [vocabulary.bos_token_id] if adds_bos else []
+    eos = [vocabulary.eos_token_id] if vocabulary.add_eos_token else []
+    special: Json = {}
+    around: list[list[Json]] = [[], []]
+    for steps, ids in zip(around, (bos, eos), strict=True):
+        for id in ids:
+            if id is not None:
+                token = vocabulary.tokens[id]
+                steps.append({"SpecialToken": {"id": token, "type_id": 0}})
+                special[token] = {"id": token, "ids": [id], "tokens": [token]}
     if not special:
         return None
+    sequence: Json = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [*around[0], sequence, *around[1]]
     pair = [sequence, {"Sequence": {"id": "B", "type_id": 1}}]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}

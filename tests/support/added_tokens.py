@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from headrace.config.model_card import find_demo_model, read_gguf
 from headrace.model.grammar_compiler import GrammarCompiler
+from headrace.model.pre_tokenizers import PRE_TOKENIZERS
+from headrace.model.pre_tokenizers import byte_level as bytes_step
 from headrace.model.token_table import (
     SENTENCE_PIECE,
     STRIP,
@@ -18,8 +20,7 @@ from headrace.model.token_table import (
     byte_characters,
     read_table,
 )
-from headrace.model.tokenizer_json import QWEN2, read_tokenizer_json, split
-from headrace.model.tokenizer_json import byte_level as bytes_step
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 ENDS = ["<|im_end|>", "<|endoftext|>"]
 DEEPSEEK = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"]
@@ -75,7 +76,7 @@ def byte_level() -> dict[str, Any]:
     return {
         "version": "1.0",
         "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": split(QWEN2)},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS["qwen2"].steps()},
         "decoder": bytes_step(use_regex=True),
         "model": model,
         "added_tokens": [

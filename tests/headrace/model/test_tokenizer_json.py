@@ -15,11 +15,11 @@ from demo_in_transformers import demo_tokenizer
 from headrace.config.model_card import find_demo_model
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.pre_tokenizers import PRE_TOKENIZERS
 from headrace.model.tokenizer_json import (
     BYTE,
     CONTROL,
     NORMAL,
-    PRE_TOKENIZERS,
     UNKNOWN,
     USER_DEFINED,
     read_tokenizer_json,
@@ -242,6 +242,23 @@ def test_sentencepiece_adds_bos_and_byte_level_does_not() -> None:
     assert tokens_of(byte_level(), "ab", special=True) == ["ab"]
 
 
+def test_the_pre_tokenizer_decides_about_bos_too() -> None:
+    assert tokens_of(byte_level("llama-bpe"), "ab", special=True) == ["<s>", "ab"]
+    assert tokens_of(byte_level("llama-bpe", add_bos_token=False), "ab", special=True) == ["ab"]
+
+
+@pytest.mark.parametrize("id", [-1, 10, None])
+def test_a_bos_that_is_no_token_is_not_added(id: int | None) -> None:
+    metadata = byte_level(add_bos_token=True, bos_token_id=id)
+    assert tokens_of(metadata, "ab", special=True) == ["ab"]
+
+
+def test_tokens_of_phi3_take_the_spaces_after_them() -> None:
+    phi3 = sentencepiece() | {"general.name": "Phi-3-mini-4k"}
+    assert tokens_of(phi3, "<tool> \nje") == ["<tool> \n", "▁je"]
+    assert tokens_of(phi3, "<s> je")[:3] == ["<s>", "▁", "▁je"]
+
+
 def test_bos_and_eos_are_added_as_the_file_says() -> None:
     both = byte_level(add_bos_token=True, add_eos_token=True)
     assert tokens_of(both, "ab", special=True) == ["<s>", "ab", "</s>"]
@@ -251,11 +268,16 @@ def test_bos_and_eos_are_added_as_the_file_says() -> None:
 @pytest.mark.parametrize(
     ("metadata", "complaint"),
     [
-        ({}, "model is None; gpt2 and llama"),
+        ({}, "model is None; gpt2, gemma4 and llama"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
-        (byte_level("deepseek-v9"), "'deepseek-v9'; default, gpt-2, .*tokenizer.json, works"),
+        ({"tokenizer.ggml.model": "t5"}, "'t5'; .*tokenizer.json, works"),
+        (byte_level("deepseek-v9"), "'deepseek-v9', none of the .*tokenizer.json, works"),
         (byte_level(merges=None), "merges is missing"),
+        (byte_level(merges=[1, 2]), "cannot be used: Expected `str`, got `int`"),
+        (byte_level(add_bos_token="yes"), r"cannot be used: .* at `\$\.add_bos_token`"),
+        (byte_level(token_type=[CONTROL]), "token_type has 1 entries for 10 tokens"),
         (sentencepiece(scores=None), "scores is missing"),
+        (sentencepiece(scores=[0.0]), "scores has 1 entries for 271 tokens"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(metadata: dict[str, Any], complaint: str) -> None:
