@@ -6,6 +6,7 @@ from typing import Any
 from headrace.errors import ModelError
 
 REQUIRED: Any = object()
+MAX_NUMBER = 3.4e38  # what fp32 holds
 
 
 class ConfigFields:
@@ -37,9 +38,12 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
+        """Return a number that fp32 holds."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(name, "a number")
+        if not -MAX_NUMBER <= value <= MAX_NUMBER:  # nor is NaN within
+            raise self.wrong(name, "a number that fp32 holds")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
