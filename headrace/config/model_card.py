@@ -16,6 +16,7 @@ from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model.gguf import read_metadata
+from headrace.model.gguf_metadata import end_token_ids, trained_length
 from headrace.model.output_formats import thought_format, tool_format
 from headrace.model.pooling import Pooling, PoolingKind, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
@@ -137,10 +138,12 @@ def read_card(config: ServerConfig) -> ModelCard:
 
 def read_gguf(path: Path) -> ModelCard:
     """Read the card of a .gguf file from its metadata."""
-    metadata = read_metadata(path).metadata
+    file = read_metadata(path)
+    metadata = file.metadata
     architecture = _need(metadata, "general.architecture", path, str)
     tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
-    eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    positions: int = _need(metadata, f"{architecture}.context_length", path, Count)
+    trained = trained_length(metadata, {tensor.name for tensor in file.tensors})
     special = {
         f"{kind}_token": tokens[id]
         for kind in ("bos", "eos")
@@ -151,9 +154,9 @@ def read_gguf(path: Path) -> ModelCard:
     return ModelCard(
         path=str(path),
         name=QUANTIZATION_SUFFIX.sub("", path.stem),
-        max_model_len=_need(metadata, f"{architecture}.context_length", path, Count),
+        max_model_len=min(positions, trained or positions),
         vocab_size=len(tokens),
-        eos_token_ids=sorted({id for id in eos if isinstance(id, int)}),
+        eos_token_ids=sorted(end_token_ids(metadata)),
         chat_template=template if isinstance(template, str) else None,
         special_tokens=special,
         infill_token_ids=infill_token_ids(metadata, len(tokens)),

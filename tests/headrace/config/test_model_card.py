@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from headrace.config.config import ServerConfig
@@ -217,6 +218,23 @@ def write_gguf(path: Path, length: object, bos: int) -> Path:
 )
 def test_a_file_is_named_without_quantization_and_part(stem: str, tmp_path: Path) -> None:
     assert read_gguf(write_gguf(tmp_path / f"{stem}.gguf", 64, 0)).name == "tiny"
+
+
+def test_a_gguf_s_card_ends_where_its_longrope_begins(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    writer = gguf.GGUFWriter(path, "phi3")
+    writer.add_context_length(131072)
+    writer.add_rope_scaling_orig_ctx_len(4096)
+    writer.add_token_list(["<s>", "</s>", "<|end|>"])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3)
+    writer.add_eos_token_id(1)
+    writer.add_tensor("rope_factors_long.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    card = read_gguf(path)
+    assert (card.max_model_len, card.eos_token_ids) == (4096, [1, 2])
 
 
 def test_metadata_of_another_type_is_named(tmp_path: Path) -> None:
