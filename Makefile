@@ -4,8 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit \
-	lock licences messages docs ui ui-test wheel release clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem \
+	real-models audit lock licences messages docs ui ui-test wheel release clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -49,7 +49,7 @@ soak: .venv/dev
 FUZZ_S ?= 600
 FUZZ_ROUNDS ?= 1000000
 FUZZ_BYTES ?= 1000000000
-FUZZ_TARGETS := decoders step_output columns step gguf safetensors template image
+FUZZ_TARGETS := decoders step_output columns step gguf gguf_values gguf_split safetensors template image
 fuzz: .venv/fuzz
 	for target in $(FUZZ_TARGETS); do \
 		PYTHONPATH=tests/support:.venv/fuzz $(BIN)/python tests/support/fuzz_long.py $$target \
@@ -74,6 +74,12 @@ adversary: .venv/dev
 # `make ecosystem ARGS="-k instructor"` installs one. Rows of docs/clients.md are written.
 ecosystem: .venv/ecosystem .venv/schema-suite
 	ECOSYSTEM=1 TEST_S=0 PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
+
+# Files that people download, beside transformers: Qwen2.5-Coder-Instruct of 0.5B and of 1.5B in
+# Q4_K_M. They are fetched once, 1.6 GB, and take 9 GB of memory; `make test` skips them.
+# `make real-models ARGS="-k 0.5b"` runs one.
+real-models: .venv/dev
+	REAL_MODELS=1 TEST_S=0 $(BIN)/pytest tests/real_models -s $(ARGS)
 
 # Known vulnerabilities of what `make install` installs. It needs the network, `make test` does not.
 audit: .venv/audit

@@ -1,12 +1,15 @@
 """Measure decode and prefill in each weight format, beside llama.cpp.
 
 Method: the demo model's weights in each format, the same file for both; a real text as prompt.
+        Other models are a file of random weights in any type of GGUF (`random-Q5_K`), a file of
+        `support/real_models.py` (`qwen2.5-coder-0.5b`), or a path.
         Headrace's CPU executor runs in this process, llama.cpp (`llama-cpp-python`) in another
         that sleeps while it is not asked; both have the same number of threads. They take turns
         in every round, neither runs while the other does, and the first round is thrown away.
         Decoding is greedy, with the choice of the token on the clock; B sequences that are equal
         cost what different ones do. Prefill is one prompt of 512 tokens.
 Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/python
+        python bench/decode.py qwen2.5-coder-1.5b random-Q4_K --sequences 1
 """
 
 import argparse
@@ -14,6 +17,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,14 +27,35 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.model import open_model
 from support import models
+from support.random_gguf import TYPES, random_file
+from support.real_models import REAL_MODELS, fetch
 from support.report import Quantity, Report, parser, peer_version
 
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "INT8")
 ROUNDED = "INT8"  # Headrace's `--quantization int8` of the BF16 file, beside llama.cpp's Q8_0
 DECODES = ((1, 64, 64), (8, 64, 32), (32, 64, 16), (1, 2000, 32))  # sequences, context, steps
 PREFILL_TOKENS = 512
+LIMITS = {"decode B=1": 1.0, "prefill": 1.5}  # of the ratio to llama.cpp
 PAGE_TOKENS = 32
 OURS, THEIRS = "headrace", "llama.cpp"
+RANDOM = "random-"
+
+Decodes = Sequence[tuple[int, int, int]]
+
+
+def file_of(name: str) -> Path:
+    """Return the file of a model as it is named on the command line."""
+    if name in REAL_MODELS:
+        return fetch(name)
+    if name.startswith(RANDOM):
+        return random_file(name.removeprefix(RANDOM))
+    return models.model_file(name) if name in FORMATS else Path(name)
+
+
+def prompt_of(name: str, num_tokens: int) -> list[int]:
+    """Return a real text's tokens, by the model's own tokenizer if it has one."""
+    has_none = name in FORMATS or name.startswith(RANDOM)
+    return models.text_tokens(num_tokens, None if has_none else file_of(name))
 
 
 class Engine(Protocol):
@@ -46,9 +71,9 @@ class Engine(Protocol):
 class Headrace:
     """The CPU executor, in this process."""
 
-    def __init__(self, format: str, args: argparse.Namespace) -> None:
-        model = open_model(models.model_file("BF16" if format == ROUNDED else format))
-        self._num_pages = sum(b * self._pages(c + s) for b, c, s in DECODES)
+    def __init__(self, format: str, decodes: Decodes, args: argparse.Namespace) -> None:
+        model = open_model(file_of("BF16" if format == ROUNDED else format))
+        self._num_pages = sum(b * self._pages(c + s) for b, c, s in decodes)
         self._num_pages += self._pages(PREFILL_TOKENS)
         self._executor = CpuExecutor(
             model.spec,
@@ -114,7 +139,7 @@ class LlamaCpp:
     """llama.cpp in a process of its own; see `support/llama_worker.py`."""
 
     def __init__(self, python: str, format: str, threads: int) -> None:
-        path = models.model_file("Q8_0" if format == ROUNDED else format)
+        path = file_of("Q8_0" if format == ROUNDED else format)
         worker = Path(__file__).parent / "support" / "llama_worker.py"
         self._process = subprocess.Popen(
             [python, str(worker), str(path), str(threads)],
@@ -151,14 +176,17 @@ class LlamaCpp:
         self._process.communicate()
 
 
-def measure(engines: dict[str, Engine], format: str, rounds: int) -> list[Quantity]:
+def measure(
+    engines: dict[str, Engine], format: str, decodes: Decodes, rounds: int
+) -> list[Quantity]:
     """Let the engines take turns; return tokens per second."""
-    text = models.text_tokens(max(context for _, context, _ in DECODES))
+    text = prompt_of(format, max(PREFILL_TOKENS, *(context for _, context, _ in decodes)))
+    format = Path(format).stem if format.endswith(".gguf") else format
     quantities = [
         Quantity(
             f"{format} decode B={b} context {context}", "tok/s", {e: [] for e in engines}, True
         )
-        for b, context, _ in DECODES
+        for b, context, _ in decodes
     ]
     prefill = Quantity(
         f"{format} prefill {PREFILL_TOKENS}", "tok/s", {e: [] for e in engines}, True
@@ -166,7 +194,7 @@ def measure(engines: dict[str, Engine], format: str, rounds: int) -> list[Quanti
     for number in range(rounds + 1):
         for name, engine in engines.items():
             rates = []
-            for sequences, context, steps in DECODES:
+            for sequences, context, steps in decodes:
                 seconds, _ = engine.decode(steps, text[:context], sequences)
                 rates.append(sequences * steps / seconds)
             seconds, _ = engine.prefill(text[:PREFILL_TOKENS])
@@ -177,17 +205,27 @@ def measure(engines: dict[str, Engine], format: str, rounds: int) -> list[Quanti
     return [*quantities, prefill]
 
 
-def agreement(engines: dict[str, Engine]) -> int:
+def agreement(engines: dict[str, Engine], format: str, decodes: Decodes) -> int:
     """Return how many greedy tokens the engines have in common before they first differ."""
-    sequences, context, steps = DECODES[0]
-    prompt = models.text_tokens(context)
+    sequences, context, steps = decodes[0]
+    prompt = prompt_of(format, context)
     texts = [engine.decode(steps, prompt, sequences)[1] for engine in engines.values()]
     pairs = zip(*texts, strict=True)
     return next((i for i, tokens in enumerate(pairs) if len(set(tokens)) > 1), steps)
 
 
+def below_limits(quantities: list[Quantity]) -> list[str]:
+    """Return the rows whose ratio is below its limit."""
+    return [
+        quantity.name
+        for quantity in quantities
+        for what, limit in LIMITS.items()
+        if f" {what} " in quantity.name and quantity.ratios and quantity.ratios[0] < limit
+    ]
+
+
 def best_prefill(quantities: list[Quantity]) -> Quantity:
-    """Return prefill in the format that suits each engine best."""
+    """Return prefill in the format of one model that suits each engine best."""
     candidates = [q for q in quantities if " prefill " in q.name]
     samples = {}
     for engine in candidates[0].samples:
@@ -202,7 +240,17 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--kv-dtype", default="bfloat16", help="Headrace's; llama.cpp has f16")
     options.add_argument("--dtype", default="auto", help="as launch_server's: auto or float32")
-    options.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
+    options.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        default=FORMATS,
+        help=f"{', '.join(FORMATS)} (of the demo model, the default); {', '.join(REAL_MODELS)}; "
+        f"{RANDOM}TYPE with TYPE of {', '.join(TYPES)}; or a .gguf file",
+    )
+    options.add_argument(
+        "--sequences", nargs="+", type=int, default=[1, 8, 32], help="of B, those to measure"
+    )
     options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args: argparse.Namespace = options.parse_args()
     report = Report("decode", args)
@@ -211,19 +259,24 @@ def main() -> None:
         report.miss("llama.cpp: --llama-python or LLAMA_PYTHON names no Python that has it")
     else:
         report.versions["llama-cpp-python"] = version
-    for format in args.formats:
-        ours = Headrace(format, args)
+    decodes = [decode for decode in DECODES if decode[0] in args.sequences]
+    for format in args.models:
+        ours = Headrace(format, decodes, args)
         report.versions["isa"] = ours.isa
         engines: dict[str, Engine] = {OURS: ours}
         if version is not None:
             theirs = LlamaCpp(args.llama_python, format, args.threads)
             engines[THEIRS] = theirs
-        for quantity in measure(engines, format, args.rounds):
+        for quantity in measure(engines, format, decodes, args.rounds):
             report.add(quantity)
         if len(engines) == 2:
-            print(f"{format}: {agreement(engines)} of {DECODES[0][2]} greedy tokens agree")
+            same = agreement(engines, format, decodes)
+            print(f"{format}: {same} of {decodes[0][2]} greedy tokens agree")
             theirs.close()
-    report.add(best_prefill(report.quantities))
+    for name in below_limits(report.quantities):
+        print(f"below its limit: {name}")
+    if set(args.models) <= set(FORMATS):
+        report.add(best_prefill(report.quantities))
     report.finish()
 
 

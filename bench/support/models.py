@@ -154,10 +154,14 @@ def hugging_face_name(name: str) -> str:
     return {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[parts[0]] + ".weight"
 
 
-def text_tokens(num_tokens: int) -> list[int]:
-    """Return the first tokens of a real text, this repository's license, over and over."""
+def text_tokens(num_tokens: int, file: Path | None = None) -> list[int]:
+    """Return the first tokens of a real text, this repository's license, over and over.
+
+    Args:
+        file: the model whose tokenizer is used; None is the demo model.
+    """
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(read_tokenizer_json(demo_model()).decode())
+    tokenizer = Tokenizer.from_str(read_tokenizer_json(file or demo_model()).decode())
     ids: list[int] = tokenizer.encode((ROOT / "LICENSE").read_text()).ids
     return (ids * (num_tokens // len(ids) + 1))[:num_tokens]

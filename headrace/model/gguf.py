@@ -264,6 +264,11 @@ class _Reader:
                 f"supported are {supported}"
             )
         block = BLOCK_TYPES[kind]
+        if num_dims == 1 and block.numbers > 1:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} is a vector in {block.name}; "
+                "vectors are F32, F16 or BF16"
+            )
         if shape[-1] % block.numbers or 0 in shape:
             raise ModelError(
                 f"{self.path}: tensor {name!r} of shape {shape} is not made of whole "

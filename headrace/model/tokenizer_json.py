@@ -75,8 +75,11 @@ def _vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
     except msgspec.ValidationError as error:
         raise ModelError(f"its {KEYS}* cannot be used: {error}") from None
     size = len(vocabulary.tokens)
-    for name, values in (("scores", vocabulary.scores), ("token_type", vocabulary.token_type)):
-        if values and len(values) != size:
+    for name, values in (
+        ("scores", vocabulary.scores),
+        ("token_type", vocabulary.token_type or None),
+    ):
+        if values is not None and len(values) != size:
             raise ModelError(f"{KEYS}{name} has {len(values)} entries for {size} tokens")
     for name in ("bos_token_id", "eos_token_id", "unknown_token_id"):
         id = getattr(vocabulary, name)

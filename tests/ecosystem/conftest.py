@@ -8,14 +8,16 @@ from typing import Any
 import client_table
 import clients
 import pytest
-import qwen
 from client_table import Outcomes
 from clients import Client
 from servers import RunningServer
 
+from support.real_models import fetch, real_file
+
+QWEN = "qwen2.5-coder-1.5b"
 MODEL_ARGUMENTS = {
     "demo": ("--dtype", "float32"),
-    "qwen": (str(clients.ENVIRONMENTS / "qwen.gguf"),),
+    "qwen": (str(real_file(QWEN)),),
 }
 OUTCOMES: dict[Client, dict[str, Outcomes]] = {}
 
@@ -38,7 +40,7 @@ def served(
     name = request.param
     if name == "qwen":
         with ecosystem():
-            qwen.fetch(clients.ENVIRONMENTS / "qwen.gguf")
+            fetch(QWEN)
     running = RunningServer(*MODEL_ARGUMENTS[name], "--served-model-name", name)
     yield name, running
     assert running.stop() == 0

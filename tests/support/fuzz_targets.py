@@ -16,14 +16,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from gguf_files import serialized, write_decoder
 from image_parts import encoded
-from mutations import Pieces
+from mutations import EDGES, Pieces
 from PIL import Image
 from random_decoders import NUM_PAGES, SPEC, cpu
 
+from headrace.cli.doctor import executor_of
+from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_gguf
 from headrace.detokenizer_proc.replies import Replies
-from headrace.detokenizer_proc.text import TableVocabulary
+from headrace.detokenizer_proc.text import TableVocabulary, load_vocabulary
 from headrace.engine_proc.request_io.intake import Intake
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -31,8 +34,11 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf_tensors as gguf_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import StoredTensor
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
+from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.ipc.messages import (
     Abort,
@@ -69,14 +75,15 @@ from headrace.ipc.worker_messages import (
     ToVision,
     ToWorker,
 )
-from headrace.model.gguf import read_metadata
+from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.token_table import TokenTable
-from headrace.model.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.header import format_of
 from headrace.tokenizer_proc.images.processor import decoded
 from headrace.tokenizer_proc.images.sources import ImageSource, checked_header
+from headrace.tokenizer_proc.jobs.stages import Text
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)
@@ -89,6 +96,7 @@ TOKENS = [bytes([byte]) for byte in range(256)] + ["é".encode(), b"\xf0\x9f", b
 TEMPLATE_CPU_S = 0.2
 FLOATS = [name for name, code in SAMPLING_CODES.items() if code == "f"]  # of a sampling row
 MAX_PIXELS = 100_000
+PART_MARK, MAX_PARTS = b"\0--part--\0", 5  # between the parts of a split file
 
 
 @dataclass(frozen=True)
@@ -275,12 +283,115 @@ def folder() -> Path:
 
 
 def run_gguf(data: bytes) -> None:
-    """Open a GGUF file, as processes around the engine do and as a worker does."""
+    """Open a GGUF file, as each process that reads one does, and compute a token with it."""
     path = folder() / "model.gguf"
     path.write_bytes(data)
+    open_gguf_everywhere(path)
+
+
+def run_gguf_split(data: bytes) -> None:
+    """Open a file of several parts by each of them; parts are missing, swapped or mutated."""
+    parts = data.split(PART_MARK)[:MAX_PARTS]
+    paths = [folder() / f"part-{n + 1:05}-of-{len(parts):05}.gguf" for n in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(part)
+    for path, part in zip(paths, parts, strict=True):
+        if not part:
+            path.unlink()
+    for path in paths[:1] + paths[-1:]:
+        open_gguf_everywhere(path)
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+@cache
+def gguf_parts() -> list[tuple[GgufFile, bytes]]:
+    """Return files that are right, and the bytes of their tensors."""
+    path = folder() / "right.gguf"
+    found = []
+    for seed in gguf_seeds():
+        path.write_bytes(seed)
+        file = read_metadata(path)
+        found.append((file, seed[min(tensor.offset for tensor in file.tensors) :]))
+    return found
+
+
+def run_gguf_values(data: bytes) -> None:
+    """Open a GGUF file that is well formed, and has other values, types, names and shapes."""
+    pieces = Pieces(data)
+    (file, weights), (other, _) = (gguf_parts()[pieces.number(3)] for _ in range(2))
+    metadata = dict(file.metadata)
+    start = min(tensor.offset for tensor in file.tensors)
+    tensors = [(t.name, t.type, t.shape, t.offset - start) for t in file.tensors]
+    while not pieces.is_empty:
+        if pieces.number(4):
+            key = sorted(metadata | other.metadata)[pieces.number(len(metadata))]
+            values = [*metadata.values(), *other.metadata.values()]
+            metadata[key] = other_value(pieces, metadata.get(key, 0), values)
+            if pieces.number(16) == 1:
+                del metadata[key]
+        else:
+            place, source = pieces.number(len(tensors)), pieces.number(len(tensors))
+            name, kind, shape, offset = tensors[place]
+            tensors[place] = (
+                tensors[source][0] if pieces.number(8) == 1 else name,
+                pieces.number(42) if pieces.number(4) == 1 else kind,
+                tensors[source][2] if pieces.number(4) == 1 else shape,
+                pieces.number(1 << 64) if pieces.number(8) == 1 else offset,
+            )
+    path = folder() / "model.gguf"
+    path.write_bytes(serialized(metadata, tensors, weights))
+    open_gguf_everywhere(path)
+
+
+def other_value(pieces: Pieces, value: Any, others: list[Any]) -> Any:
+    """Return a value that may be wrong in place of another one."""
+    if isinstance(value, list) and value and pieces.number(2):
+        place = pieces.number(len(value))
+        inner = other_value(pieces, value[place], value)
+        return [value[:place], value * 2, [*value[:place], inner, *value[place + 1 :]]][
+            pieces.number(3)
+        ]
+    edge = EDGES[pieces.number(len(EDGES))]
+    match pieces.number(8):
+        case 0:
+            return (edge & (1 << 63) - 1) * (-1) ** pieces.number(2)
+        case 1:
+            return [0.0, -1.0, 1e-40, 1e300, float("inf"), float("nan")][pieces.number(6)]
+        case 2:
+            return bool(pieces.number(2))
+        case 3:
+            return pieces.some(16).decode(errors="replace")
+        case 4:
+            return []
+        case 5 | 6:
+            return others[pieces.number(len(others))]
+    return pieces.number(256)
+
+
+def open_gguf_everywhere(path: Path) -> None:
+    """Open a file as processes around the engine do, as `headrace doctor` and a worker do."""
     bears(path, lambda: decode_all(gguf_weights.open_tensors(read_metadata(path))))
-    bears(path, lambda: read_gguf(path))
-    bears(path, lambda: read_tokenizer_json(path))
+    bears(path, lambda: Encoder(str(path)).encode([Text("a ab cd", True)]))
+    bears(path, lambda: load_vocabulary(str(path)))
+    bears(path, lambda: executor_of(ServerConfig(model=str(path)), read_gguf(path)))
+    bears(path, lambda: compute_token(open_model(path)))
+
+
+def compute_token(model: DecoderModel) -> None:
+    """Load a model as a worker does, and compute a token."""
+    one = np.zeros(1, np.int32)
+    executor = CpuExecutor(
+        model.spec,
+        model.weights,
+        num_pages=1,
+        page_tokens=16,
+        weight_dtype=WeightDtype.PACKED,
+        kv_dtype=KVDtype.BFLOAT16,
+        rounds_activations=True,
+        threads=1,
+    )
+    executor.logits(Batch(one, one, one, one.reshape(1, 1), one))
 
 
 def run_safetensors(data: bytes) -> None:
@@ -296,7 +407,7 @@ def bears(path: Path, read: Callable[[], object]) -> None:
     try:
         read()
     except ModelError as error:
-        assert str(path) in str(error), error
+        assert str(path.parent) in str(error), error  # of a split file, any part
 
 
 def decode_all(tensors: dict[str, StoredTensor]) -> None:
@@ -306,29 +417,25 @@ def decode_all(tensors: dict[str, StoredTensor]) -> None:
 
 
 def gguf_seeds() -> list[bytes]:
-    import gguf
-
     path = folder() / "seed.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_uint32("llama.context_length", 64)
-    writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
-    writer.add_string("tokenizer.chat_template", "{{ messages }}")
-    writer.add_bool("a.bool", True)
-    writer.add_float32("a.float", 0.5)
-    writer.add_string("tokenizer.ggml.model", "llama")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "Ġthe"])
-    writer.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0])
-    writer.add_array("tokenizer.ggml.token_type", [1, 3, 1])
-    writer.add_array("some.ints", [3, -1, 2])
-    writer.add_tensor("plain", np.ones((2, 3), np.float32))
-    for kind in (gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0):
-        packed = gguf.quantize(np.ones((2, 32), np.float32), kind)
-        writer.add_tensor(kind.name, packed, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return [path.read_bytes()]
+    seeds = []
+    for architecture, tokenizer in (("llama", "gpt2"), ("llama", "llama"), ("qwen2", "gpt2")):
+        write_decoder(path, architecture, tokenizer)
+        seeds.append(path.read_bytes())
+    return seeds
+
+
+def gguf_split_seeds() -> list[bytes]:
+    parts = []
+    for tokenizer in ("gpt2", "llama"):
+        write_decoder(folder() / "seed.gguf", tokenizer=tokenizer, split_max_tensors=4)
+        paths = sorted(folder().glob("seed-*.gguf"))
+        parts.append([path.read_bytes() for path in paths])
+        for path in paths:
+            path.unlink()
+    first, *others = parts[0]
+    swapped = [*others, first]
+    return [PART_MARK.join(each) for each in (*parts, swapped, [first, b"", *others[1:]])]
 
 
 def safetensors_seeds() -> list[bytes]:
@@ -420,6 +527,8 @@ TARGETS = {
     "columns": Target(run_columns, column_seeds),
     "step": Target(run_step, column_seeds),
     "gguf": Target(run_gguf, gguf_seeds),
+    "gguf_values": Target(run_gguf_values, column_seeds),
+    "gguf_split": Target(run_gguf_split, gguf_split_seeds),
     "safetensors": Target(run_safetensors, safetensors_seeds),
     "template": Target(run_template, template_seeds),
     "image": Target(run_image, image_seeds),

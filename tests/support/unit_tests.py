@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent
-FOLDERS = {"system", "adversary", "ecosystem", "cuda"}
+FOLDERS = {"system", "adversary", "ecosystem", "real_models", "cuda"}
 SLOW_IMPORTS = {
     *("torch", "transformers", "sentence_transformers", "torch_executor"),
     *("sanitized", "gpu_threads"),  # which compile

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import RopeTable
+from headrace.errors import ModelError
+
+MAX_HEAD_DIM = 1 << 16  # a config that says more is corrupt, and its table would fill the memory
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,9 +38,11 @@ def rope_table(
         theta: the base, where `params` has none of its own.
         partial: the share of head_dim that is rotated, if the family has that at all.
     Raises:
-        ModelError: a kind of scaling, or a field of it, that is not known here. `dynamic` and
+        ModelError: heads that no model has, or an unknown kind or field of scaling. `dynamic` and
             `longrope` depend on the length of the sequence, so no table can hold them.
     """
+    if head_dim > MAX_HEAD_DIM:
+        raise ModelError(f"{owner} has heads of {head_dim} numbers; the most is {MAX_HEAD_DIM}")
     fields = ConfigFields(params, f"the RoPE of {owner}")
     fields.read |= {"type", "rope_type"}
     kind = "rope_type" if params.get("rope_type") is not None else "type"
