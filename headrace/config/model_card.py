@@ -16,6 +16,7 @@ from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model.gguf import read_metadata
+from headrace.model.gguf_metadata import end_token_ids, trained_length
 from headrace.model.output_formats import thought_format, tool_format
 from headrace.model.pooling import Pooling, PoolingKind, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
@@ -27,12 +28,6 @@ HOW_TO_GET_ONE = (
     "`pip install 'headrace[demo]'`"
 )
 
-# Tokens that end a turn, whether or not a GGUF file says so; llama.cpp finds them by these names.
-TURN_ENDS = (
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
-    *("<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]", "<｜end▁of▁sentence｜>"),
-)
-CONTROL = 3  # of tokenizer.ggml.token_type
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -143,9 +138,12 @@ def read_card(config: ServerConfig) -> ModelCard:
 
 def read_gguf(path: Path) -> ModelCard:
     """Read the card of a .gguf file from its metadata."""
-    metadata = read_metadata(path).metadata
+    file = read_metadata(path)
+    metadata = file.metadata
     architecture = _need(metadata, "general.architecture", path, str)
     tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
+    positions: int = _need(metadata, f"{architecture}.context_length", path, Count)
+    trained = trained_length(metadata, {tensor.name for tensor in file.tensors})
     special = {
         f"{kind}_token": tokens[id]
         for kind in ("bos", "eos")
@@ -156,29 +154,13 @@ def read_gguf(path: Path) -> ModelCard:
     return ModelCard(
         path=str(path),
         name=QUANTIZATION_SUFFIX.sub("", path.stem),
-        max_model_len=_need(metadata, f"{architecture}.context_length", path, Count),
+        max_model_len=min(positions, trained or positions),
         vocab_size=len(tokens),
-        eos_token_ids=end_token_ids(metadata, tokens),
+        eos_token_ids=sorted(end_token_ids(metadata)),
         chat_template=template if isinstance(template, str) else None,
         special_tokens=special,
         infill_token_ids=infill_token_ids(metadata, len(tokens)),
     )
-
-
-def end_token_ids(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
-    """Return the tokens that end a text: those that a GGUF file names, and ends of a turn.
-
-    With `<|return|>` beside it, `<|end|>` ends a message only, and more of the turn follows.
-    """
-    named = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
-    ids = {id for id in named if isinstance(id, int) and 0 <= id < len(tokens)}
-    types = metadata.get("tokenizer.ggml.token_type")
-    if isinstance(types, list) and len(types) == len(tokens):
-        control = {tokens[id]: id for id, kind in enumerate(types) if kind == CONTROL}
-        if "<|return|>" in control:
-            control.pop("<|end|>", None)
-        ids |= {control[token] for token in TURN_ENDS if token in control}
-    return sorted(ids)
 
 
 def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, int]:

@@ -12,11 +12,18 @@ class ConfigFields:
     """The fields of one config. Every field read is remembered, so that the rest can be refused.
 
     A field that is present as null counts as absent.
+
+    Args:
+        owner: for messages: "a llama model".
+        names: what messages call fields that the user's file has under other names.
     """
 
-    def __init__(self, values: Mapping[str, Any], owner: str) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], owner: str, names: Mapping[str, str] | None = None
+    ) -> None:
         self.values = values
-        self.owner = owner  # for messages: "a llama model"
+        self.owner = owner
+        self.names = names or {}
         self.read: set[str] = set()
 
     def get(self, name: str, default: Any = REQUIRED) -> Any:
@@ -26,7 +33,7 @@ class ConfigFields:
         if value is not None:
             return value
         if default is REQUIRED:
-            raise ModelError(f"the config of {self.owner} lacks {name!r}")
+            raise ModelError(f"the config of {self.owner} lacks {self.names.get(name, name)!r}")
         return default
 
     def integer(self, name: str, default: Any = REQUIRED) -> int:
@@ -82,7 +89,7 @@ class ConfigFields:
 
     def wrong(self, name: str, right: str) -> ModelError:
         """The error for a field whose value cannot be executed."""
-        value = self.values.get(name)
+        value, name = self.values.get(name), self.names.get(name, name)
         return ModelError(f"the config of {self.owner} has {name!r}: {value!r}, not {right}")
 
     def refuse_unread(self, inert: frozenset[str] = frozenset()) -> None:
@@ -90,6 +97,6 @@ class ConfigFields:
         for name, value in self.values.items():
             if name not in self.read | inert and not name.startswith("_") and value:
                 raise ModelError(
-                    f"the config of {self.owner} has {name!r}: {value!r}, which is not supported; "
-                    "remove the field if it changes nothing"
+                    f"the config of {self.owner} has {self.names.get(name, name)!r}: {value!r}, "
+                    "which is not supported; remove the field if it changes nothing"
                 )

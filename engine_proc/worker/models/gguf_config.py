@@ -1,42 +1,117 @@
-"""GGUF metadata, lowered to a `DecoderSpec`: what `lower` does for a `config.json`.
+"""GGUF metadata, lowered to a `DecoderSpec`.
 
 A GGUF file describes its model by llama.cpp's keys, `{architecture}.{key}`, and leaves some of it
-to be seen from which tensors there are.
+to be seen from which tensors there are. `lower_gguf` translates that into the `config.json` of the
+same family, which `model_families` lowers. The tables here hold the rest.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
-    DecoderSpec,
-    LayerSpec,
-    QKNorm,
-    RopeTable,
-)
-from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, RopeTable
+from headrace.engine_proc.worker.models.model_families import FULL, SLIDING, lower_fields
 from headrace.errors import ModelError
+from headrace.model.gguf_metadata import trained_length
 
-# What each architecture adds to the fields all share. Converters permute the rows of Llama's
-# queries and keys so that rotated pairs are adjacent; we leave them so and rotate accordingly.
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"qk_norm": QKNorm.PER_HEAD},
+SILU = {"hidden_act": "silu"}
+GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+SOFTCAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
-INTERLEAVED = {"llama"}
+SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The family that executes an architecture, and what its files have beside KEYS.
+
+    Converters permute the rows of Llama's queries and keys so that rotated pairs are adjacent.
+    They stay so, and are rotated accordingly.
+    """
+
+    family: str  # a key of `FAMILIES`
+    permuted: bool = False
+    slides: bool = False  # the family reads `layer_types`
+    is_partial: bool = False  # the family reads `partial_rotary_factor`
+    constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+ARCHITECTURES = {
+    "llama": Architecture(family="llama", permuted=True),
+    "mistral3": Architecture(family="llama", permuted=True),
+    "qwen2": Architecture(family="qwen2"),
+    "qwen2vl": Architecture(family="qwen2_5_vl_text"),
+    "qwen3": Architecture(family="qwen3"),
+    "gemma": Architecture(family="gemma", constants=GELU),
+    "gemma2": Architecture(family="gemma2", slides=True, constants=GELU, keys=SOFTCAPS),
+    "gemma3": Architecture(family="gemma3_text", slides=True, constants=GELU, keys=SOFTCAPS),
+    "phi3": Architecture(family="phi3", is_partial=True),
+    "granite": Architecture(family="granite", permuted=True, keys=SCALES),
+    "granite_swa": Architecture(family="granite_swa", permuted=True, slides=True, keys=SCALES),
+    "olmo2": Architecture(family="olmo3", slides=True),  # OLMo 2 is OLMo 3 without windows
+    "smollm3": Architecture(family="smollm3", permuted=True),
+    "glm4": Architecture(family="glm4", is_partial=True),
+    "ernie4_5": Architecture(family="ernie4_5"),
+    "exaone4": Architecture(family="exaone4", slides=True),
+    "command-r": Architecture(family="cohere", keys=COHERE),
+    "cohere2": Architecture(family="cohere2", slides=True, keys=COHERE),
+    "seed_oss": Architecture(family="seed_oss"),
+}
+KEYS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "context_length": "max_position_embeddings",
+}
+# What errors call the fields that several keys, or one of another form, make.
+MADE_FIELDS = {
+    "head_dim": "attention.key_length",
+    "layer_types": "attention.sliding_window_pattern",
+    "rope_parameters": "rope.freq_base_swa",
+    "rope_scaling": "rope.scaling",
+    "rope_theta": "rope.freq_base",
+}
 INERT = frozenset(
     {
+        "attention.temperature_scale",  # is 1 within `trained_length`
         "rope.scaling.finetuned",
         "rope.scaling.original_context_length",
         "tensor_data_layout",
         "vocab_size",  # the embedding is what tells, padding included
+        # Of Granite 4's dense models, which are converted as mixtures with states are.
+        "expert_shared_feed_forward_length",
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
     }
 )
+YARN = {
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+}
+# Layers of those Gemmas whose scores are scaled by hidden_size / heads rather than by head_dim.
+LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
@@ -45,78 +120,157 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
     Args:
         tensors: under the file's own names.
     Raises:
-        ModelError: an unknown architecture, or a known one with a key that is not supported.
+        ModelError: an unknown architecture, a mixture of experts, or a known architecture with a
+            key that is not supported.
     """
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"architecture {architecture!r} is not supported in GGUF; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
+    name = architecture_of(metadata)
     if "token_embd.weight" not in tensors:
         raise ModelError("tensor 'token_embd.weight' is missing")
-    prefix = f"{architecture}."
+    architecture, prefix = ARCHITECTURES[name], f"{name}."
     values = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
-    fields = ConfigFields(values, f"a GGUF {architecture} model")
-    spec = decoder(fields, architecture, tensors)
+    fields = ConfigFields(values, f"a GGUF {name} model")
+    config = config_of(fields, architecture, tensors)
+    keys = {ours: key for key, ours in {**KEYS, **architecture.keys}.items()} | MADE_FIELDS
+    spec = lower_fields(ConfigFields(config, fields.owner, keys))
+    ropes = ropes_of(fields, spec, tensors)
+    if architecture.permuted:
+        ropes = tuple(replace(rope, interleaved=True) for rope in ropes)
     fields.refuse_unread(INERT)
-    return spec
+    return replace(
+        spec,
+        architecture=name,
+        max_position=min(spec.max_position, trained_length(metadata, tensors) or spec.max_position),
+        ropes=ropes,
+        norm=Norm.RMS if spec.norm == Norm.RMS_ONE_PLUS else spec.norm,  # they are stored as 1 + w
+        qkv_bias=bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+    )
 
 
-def decoder(fields: ConfigFields, architecture: str, tensors: Weights) -> DecoderSpec:
-    hidden_size = fields.integer("embedding_length")
-    num_heads = fields.integer("attention.head_count")
-    num_kv_heads = fields.integer("attention.head_count_kv", num_heads)
-    head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if fields.integer(name, head_dim) != head_dim:
-            raise fields.wrong(name, f"{head_dim}, the length of a key")
+def architecture_of(metadata: Mapping[str, Any]) -> str:
+    """Return the name of the architecture, a key of ARCHITECTURES."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(f"general.architecture is {name!r}, not a string")
+    if metadata.get(f"{name}.expert_count"):
+        raise ModelError(
+            f"architecture {name!r} is a mixture of {metadata[f'{name}.expert_count']} experts, "
+            "which are not executed from GGUF yet; serve the model's Hugging Face folder"
+        )
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"architecture {name!r} is not supported in GGUF; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    return name
+
+
+def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights) -> dict[str, Any]:
+    """Return the `config.json` of the model."""
+    config = {
+        "model_type": architecture.family,
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        **architecture.constants,
+    }
+    for key, name in {**KEYS, **architecture.keys}.items():
+        value = fields.get(key, None)
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]  # the same for all layers
+        if value:
+            config[name] = value
     num_layers = fields.integer("block_count")
     if num_layers > len(tensors):
         raise fields.wrong("block_count", f"a number of layers that {len(tensors)} tensors make")
-    if num_heads % num_kv_heads:
-        raise fields.wrong("attention.head_count_kv", f"a divisor of {num_heads}")
-    spec = DecoderSpec(
-        architecture=architecture,
-        vocab_size=tensors["token_embd.weight"].shape[0],
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position=fields.integer("context_length"),
-        layers=(LayerSpec(),) * num_layers,
-        ropes=(rope(fields, head_dim, architecture in INTERLEAVED, tensors),),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        output_bias="blk.0.attn_output.bias" in tensors,
-        tied_head="output.weight" not in tensors,
-        attention_scale=head_dim**-0.5,
-    )
-    return replace(spec, **ARCHITECTURES[architecture])
+    if architecture.slides and (types := layer_types(fields, num_layers)) is not None:
+        config["layer_types"] = types
+    return config | head_config(fields, architecture, num_layers) | rope_config(fields)
 
 
-def rope(fields: ConfigFields, head_dim: int, interleaved: bool, tensors: Weights) -> RopeTable:
-    """Lower RoPE. Llama 3's scaling comes as a tensor of divisors, one for each pair."""
-    kind = fields.choice("rope.scaling.type", {"none": "default", "linear": "linear"}, "none")
-    params: dict[str, Any] = {"rope_type": kind}
-    factor = fields.get("rope.scaling.factor", 1.0)
-    if kind == "linear":
-        params["factor"] = factor
-    table = rope_table(
-        params,
-        owner=fields.owner,
-        head_dim=head_dim,
-        max_position=fields.integer("context_length"),
-        theta=fields.number("rope.freq_base", 10_000.0),
-        interleaved=interleaved,
-    )
-    if "rope_freqs.weight" not in tensors:
-        return table
-    divisors = tensors["rope_freqs.weight"].to_float32()
-    if divisors.shape != (head_dim // 2,):
-        raise ModelError(
-            f"tensor 'rope_freqs.weight' has shape {divisors.shape}, not {(head_dim // 2,)}"
-        )
-    inv_freq = np.array(table.inv_freq, np.float32) / divisors
-    return replace(table, inv_freq=tuple(inv_freq.tolist()))
+def head_config(
+    fields: ConfigFields, architecture: Architecture, num_layers: int
+) -> dict[str, Any]:
+    """Return the width of heads, and what follows from it in some families."""
+    width = fields.integer("embedding_length") // fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", width)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise fields.wrong("attention.value_length", f"{head_dim}, the length of a key")
+    config: dict[str, Any] = {"head_dim": head_dim}
+    if architecture.family in LAYERS_OF_27B:
+        is_27b = num_layers == LAYERS_OF_27B[architecture.family]
+        config["query_pre_attn_scalar"] = width if is_27b else head_dim
+    if architecture.keys is SCALES:
+        config["attention_multiplier"] = fields.get("attention.scale", 0) or head_dim**-0.5
+        if fields.get("rope.scaling.finetuned", True) is False:
+            raise fields.wrong("rope.scaling.finetuned", "true: Granite without RoPE")
+    if architecture.is_partial:  # half of one more: the share is cut to a whole number
+        dims = fields.integer("rope.dimension_count", head_dim)
+        config["partial_rotary_factor"] = (dims + 0.5) / head_dim
+    return config
+
+
+def layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
+    """Return which layers slide; None is the family's own pattern."""
+    if not fields.get("attention.sliding_window", None):
+        return [FULL] * num_layers
+    pattern = fields.get("attention.sliding_window_pattern", None)
+    if pattern is None:
+        return None
+    if isinstance(pattern, int):  # one layer in so many is full
+        pattern = [i % pattern < pattern - 1 for i in range(num_layers)]
+    elif not isinstance(pattern, list) or len(pattern) < num_layers:
+        raise fields.wrong("attention.sliding_window_pattern", f"a list of {num_layers}")
+    return [SLIDING if slides else FULL for slides in pattern[:num_layers]]
+
+
+def rope_config(fields: ConfigFields) -> dict[str, Any]:
+    """Return the fields of RoPE. Scaling is of full layers, where a file has two kinds."""
+    config: dict[str, Any] = {"rope_theta": fields.number("rope.freq_base", 10_000.0)}
+    kinds = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "default"}
+    kind = fields.choice("rope.scaling.type", kinds, "linear")
+    factor = fields.number("rope.scaling.factor", fields.get("rope.scale_linear", 1.0)) or 1.0
+    scaling: dict[str, Any] = {}
+    if kind == "yarn":
+        length = fields.integer("rope.scaling.original_context_length")
+        scaling = {"original_max_position_embeddings": length, "mscale": 1.0}
+        for key, name in YARN.items():
+            if (value := fields.get(key, None)) is not None:
+                scaling[name] = value
+        if fields.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
+            raise fields.wrong("rope.scaling.yarn_ext_factor", "1")
+    if kind == "yarn" or (kind == "linear" and factor != 1):
+        scaling |= {"rope_type": kind, "factor": factor}
+    if "rope.dimension_sections" in fields.values:  # M-RoPE; the last of four is 0
+        scaling["mrope_section"] = fields.one_per_layer("rope.dimension_sections", 3)
+    if scaling:
+        config["rope_scaling"] = scaling
+    if (theta := fields.get("rope.freq_base_swa", None)) is not None:
+        config["rope_parameters"] = {SLIDING: {"rope_theta": theta}}
+    return config
+
+
+def ropes_of(fields: ConfigFields, spec: DecoderSpec, tensors: Weights) -> tuple[RopeTable, ...]:
+    """Return the tables, the first divided by what the file has for each of its pairs.
+
+    Those are Llama 3's scaling, or LongRoPE's factors of texts within the trained length.
+    """
+    rope, *others = spec.ropes
+    for name in ("rope_freqs.weight", "rope_factors_short.weight"):
+        if name not in tensors:
+            continue
+        divisors = tensors[name].to_float32()
+        if divisors.shape != (len(rope.inv_freq),):
+            raise ModelError(
+                f"tensor {name!r} has shape {divisors.shape}, not {(len(rope.inv_freq),)}"
+            )
+        inv_freq = np.array(rope.inv_freq, np.float32) / divisors
+        rope = replace(rope, inv_freq=tuple(inv_freq.tolist()))
+    if "rope_factors_short.weight" in tensors:
+        rope = replace(rope, scale=rope.scale * fields.number("rope.scaling.attn_factor", 1.0))
+    ropes = (rope, *others)
+    for table in ropes:
+        dims = 2 * len(table.inv_freq)
+        if fields.integer("rope.dimension_count", spec.head_dim) != dims:
+            raise fields.wrong("rope.dimension_count", f"{dims}")
+    return ropes

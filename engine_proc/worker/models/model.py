@@ -23,6 +23,7 @@ from headrace.engine_proc.worker.models.model_families import lower_config
 from headrace.engine_proc.worker.models.vision_config import lower_vision
 from headrace.errors import BAD_JSON, ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.gguf_metadata import end_token_ids
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.vision_families import vision_family
 
@@ -105,11 +106,7 @@ def open_gguf(path: Path) -> DecoderModel:
         weights = weight_names.adopt(spec, tensors, weight_names.gguf)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ids = (file.metadata.get(key) for key in keys)
-    return DecoderModel(
-        spec, weights, tuple(dict.fromkeys(id for id in ids if isinstance(id, int)))
-    )
+    return DecoderModel(spec, weights, end_token_ids(file.metadata))
 
 
 def read_json(path: Path) -> dict[str, Any]:

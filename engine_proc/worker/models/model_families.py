@@ -75,8 +75,12 @@ def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
-    fields = ConfigFields(config, f"a {model_type} model")
-    spec = FAMILIES[model_type](fields)
+    return lower_fields(ConfigFields(config, f"a {model_type} model"))
+
+
+def lower_fields(fields: ConfigFields) -> DecoderSpec:
+    """Lower the fields of a config of a known `model_type`."""
+    spec = FAMILIES[fields.text("model_type")](fields)
     fields.refuse_unread(INERT)
     return spec
 
@@ -403,6 +407,18 @@ def olmo3(fields: ConfigFields) -> DecoderSpec:
     )
 
 
+def glm4(fields: ConfigFields) -> DecoderSpec:
+    """Half of each head rotates; `attention_bias` is for queries, keys and values only."""
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
+    partial = fields.number("partial_rotary_factor", 0.5)
+    return decoder(
+        fields,
+        ropes=(rope(fields, head_dim, 10_000.0, partial=partial, interleaved=True),),
+        placement=NormPlacement.PRE_POST,
+        qkv_bias=fields.flag("attention_bias", False),
+    )
+
+
 def exaone4(fields: ConfigFields) -> DecoderSpec:
     """If some layers slide, the others are NoPE."""
     fields.get("sliding_window_pattern", None)  # may be letters, beside `layer_types`
@@ -547,6 +563,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "phi3": phi3,
     "smollm3": smollm3,
     "olmo2": olmo2,
+    "glm4": glm4,
     "granite": granite,
     "granite_swa": granite_swa,
     "cohere": cohere,

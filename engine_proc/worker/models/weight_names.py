@@ -103,15 +103,15 @@ def is_redundant(
 ) -> bool:
     """Whether a left-over tensor is redundant: frequencies, a copy of the embedding, zeros.
 
-    Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; Llama 3 as GGUF
-    has `rope_freqs.weight`, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
+    Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; GGUF files have
+    divisors of frequencies, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
     """
     if name.endswith(".bias"):
         return not tensors[name].to_float32().any()
     if name.endswith("lm_head.weight"):
         embed = tensors[sources["embed"].tensor].stored()
         return np.array_equal(tensors[name].stored().data, embed.data)
-    return name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
+    return name.endswith("rotary_emb.inv_freq") or name in GGUF_ROPE
 
 
 # Of a model that takes images: what is not its decoder's, and where that is.
@@ -150,6 +150,10 @@ HF_LAYER = {
     "k_norm": "self_attn.k_norm.weight",
     "sinks": "self_attn.sinks",
 }
+HF_GLM4_NORMS = {
+    "attn_post_norm": "post_self_attn_layernorm.weight",
+    "mlp_post_norm": "post_mlp_layernorm.weight",
+}
 HF_LINEAR = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -165,7 +169,9 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
     names = HF_LAYER | with_biases(HF_LINEAR)
-    if spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is not before the MLP
+    if f"{prefix}layers.0.post_self_attn_layernorm.weight" in tensors:  # GLM-4
+        names |= HF_GLM4_NORMS
+    elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention
         names["mlp_norm"] = "pre_feedforward_layernorm.weight"
     sources = {
         "embed": WeightSource(f"{prefix}embed_tokens.weight"),
@@ -178,28 +184,38 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
-            sources |= fused(spec, f"layers.{i}.", layer)
+            sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
+        if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
+            sources |= fused_gate_up(spec, f"layers.{i}.", f"{layer}mlp.gate_up_proj")
     return sources
 
 
-def fused(spec: DecoderSpec, ours: str, theirs: str) -> dict[str, WeightSource]:
-    """Name the rows of Phi-3's fused matrices."""
+def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
+    """Name the rows of queries, keys and values in one matrix, and in one bias."""
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    qkv, gate_up = f"{theirs}self_attn.qkv_proj.weight", f"{theirs}mlp.gate_up_proj.weight"
     return {
-        f"{ours}q": WeightSource(qkv),
-        f"{ours}k": WeightSource(qkv, q),
-        f"{ours}v": WeightSource(qkv, q + kv),
-        f"{ours}gate": WeightSource(gate_up),
-        f"{ours}up": WeightSource(gate_up, spec.intermediate_size),
+        f"{layer}{ours}{bias}": WeightSource(f"{theirs}{bias or '.weight'}", first)
+        for bias in ("", ".bias")
+        for ours, first in (("q", 0), ("k", q), ("v", q + kv))
+    }
+
+
+def fused_gate_up(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
+    """Name the rows of gate and up in one matrix."""
+    return {
+        f"{layer}gate": WeightSource(f"{theirs}.weight"),
+        f"{layer}up": WeightSource(f"{theirs}.weight", spec.intermediate_size),
     }
 
 
 GGUF_LAYER = {
     "attn_norm": "attn_norm.weight",
+    "attn_post_norm": "post_attention_norm.weight",
     "mlp_norm": "ffn_norm.weight",
+    "mlp_post_norm": "post_ffw_norm.weight",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
+    "sinks": "attn_sinks.weight",
 }
 GGUF_LINEAR = {
     "q": "attn_q",
@@ -210,6 +226,7 @@ GGUF_LINEAR = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
+GGUF_ROPE = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 
 
 def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
@@ -220,8 +237,15 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         "head": WeightSource("output.weight"),
         "norm": WeightSource("output_norm.weight"),
     }
+    if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
+        names["mlp_norm"] = "post_attention_norm.weight"
     for i in range(len(spec.layers)):
-        sources |= {f"layers.{i}.{o}": WeightSource(f"blk.{i}.{t}") for o, t in names.items()}
+        ours, theirs = f"layers.{i}.", f"blk.{i}."
+        sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
+        if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
+            sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
+        if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
+            sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
     return sources
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import (
-    end_token_ids,
     find_demo_model,
     find_model,
     read_card,
@@ -199,24 +199,6 @@ def test_a_template_of_a_flag_goes_before_the_model_s(tmp_path: Path) -> None:
         read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "nothing")))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "ends"),
-    [
-        (["<s>", "<|end_of_text|>", "<|eot_id|>"], [1, 2]),
-        (["<s>", "<eos>", "x", "<end_of_turn>"], [1, 3]),
-        (["<s>", "<|endoftext|>", "<|end|>", "<|return|>", "<|call|>"], [1, 3, 4]),
-        (["<s>", "</s>", "<|end|>"], [1, 2]),
-        (["<s>", "</s>", "x"], [1]),
-    ],
-)
-def test_ends_of_a_turn_end_a_text(tokens: list[str], ends: list[int]) -> None:
-    types = [1 if token == "x" else 3 for token in tokens]
-    metadata = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.token_type": types}
-    assert end_token_ids(metadata, tokens) == ends
-    assert end_token_ids(metadata | {"tokenizer.ggml.token_type": [1] * len(tokens)}, tokens) == [1]
-    assert end_token_ids({"tokenizer.ggml.eos_token_id": -1}, tokens) == []
-
-
 def write_gguf(path: Path, length: object, bos: int) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     if isinstance(length, int):
@@ -236,6 +218,23 @@ def write_gguf(path: Path, length: object, bos: int) -> Path:
 )
 def test_a_file_is_named_without_quantization_and_part(stem: str, tmp_path: Path) -> None:
     assert read_gguf(write_gguf(tmp_path / f"{stem}.gguf", 64, 0)).name == "tiny"
+
+
+def test_a_gguf_s_card_ends_where_its_longrope_begins(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    writer = gguf.GGUFWriter(path, "phi3")
+    writer.add_context_length(131072)
+    writer.add_rope_scaling_orig_ctx_len(4096)
+    writer.add_token_list(["<s>", "</s>", "<|end|>"])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3)
+    writer.add_eos_token_id(1)
+    writer.add_tensor("rope_factors_long.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    card = read_gguf(path)
+    assert (card.max_model_len, card.eos_token_ids) == (4096, [1, 2])
 
 
 def test_metadata_of_another_type_is_named(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layers": [1, 0]},
     "olmo2": {},
+    "glm4": {"attention_bias": True, "head_dim": 24},
     "granite": {
         "embedding_multiplier": 3.0,
         "logits_scaling": 2.0,

@@ -4,10 +4,13 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
+from gguf_twins import tiny_model, write_gguf
 from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights, with_images
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
@@ -16,6 +19,7 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, shard_weights, shards
 
@@ -165,6 +169,18 @@ def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf
     exact = cpu(spec, weights).forward(batch(PROMPT))
     rounding = np.linalg.norm(alone - exact)
     assert np.linalg.norm(logits - alone) < 0.5 * rounding < 0.05 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "glm4", "olmo2", "gemma2"])
+def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: TeamOf) -> None:
+    model = tiny_model(model_type, head_dim=None)
+    file = open_model(write_gguf(tmp_path / "tiny.gguf", model, fuse_qkv=model_type == "llama"))
+    step = batch([(0, 0, 20)])
+    step = dataclasses.replace(step, token_ids=step.token_ids % 96)
+    logits = team_of(file.spec, file.weights, 2).forward(step)
+    with torch.inference_mode():
+        expected = model(torch.tensor(step.token_ids, dtype=torch.long)[None]).logits[0]
+    np.testing.assert_allclose(logits, expected.numpy(), atol=5e-5)
 
 
 @pytest.mark.parametrize("name", ["biases, odd sizes", "olmo"])

@@ -1,0 +1,46 @@
+"""The part of a GGUF file's metadata that both the worker and the processes around it need."""
+
+from collections.abc import Container, Mapping
+
+LONG_ROPE = "rope_factors_long.weight"
+# Texts that end an answer, where a file has them as control tokens. Files name one end, or two;
+# models' generation configs name more (Phi-3: <|end|>, Gemma 3: <end_of_turn>).
+END_TEXTS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]", "<｜end▁of▁sentence｜>"),
+    *("<|return|>", "<|call|>"),
+}
+CONTROL = 3  # in tokenizer.ggml.token_type
+
+
+def end_token_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the tokens that end an answer: those that the file names come first.
+
+    The others are control tokens whose text says so, unless one stands for unknown text. Beside
+    `<|return|>`, `<|end|>` ends a message, and more of the answer follows (gpt-oss).
+    """
+    named = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+    tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    ends: dict[str, int] = {}
+    if isinstance(tokens, list) and isinstance(kinds, list):
+        pairs = enumerate(zip(tokens, kinds, strict=False))
+        ends = {text: id for id, (text, kind) in pairs if kind == CONTROL and text in END_TEXTS}
+    if "<|return|>" in ends:
+        ends.pop("<|end|>", None)
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    by_text = [id for id in ends.values() if id != unknown]
+    limit = len(tokens) if isinstance(tokens, list) else 1 << 31
+    by_name = [id for id in named if isinstance(id, int) and 0 <= id < limit]
+    return tuple(dict.fromkeys(by_name + by_text))
+
+
+def trained_length(metadata: Mapping[str, object], tensors: Container[str]) -> int | None:
+    """Return the number of positions before those that the model computes by another rule.
+
+    LongRoPE takes other frequencies in longer texts, Ministral 3 other scales of its scores.
+    None if all positions follow one rule.
+    """
+    architecture = metadata.get("general.architecture")
+    length = metadata.get(f"{architecture}.rope.scaling.original_context_length")
+    changes = LONG_ROPE in tensors or metadata.get(f"{architecture}.attention.temperature_scale")
+    return length if changes and isinstance(length, int) else None

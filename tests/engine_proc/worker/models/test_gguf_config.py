@@ -1,0 +1,229 @@
+"""Each architecture of GGUF files executes as its family does in transformers."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import gguf_twins
+import numpy as np
+import pytest
+import torch
+from gguf_twins import tiny_model, write_gguf
+
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.errors import ModelError
+
+PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12, 77, 50, 2, 9, 63, 64, 11, 90]
+STRANGER = [44, 44, 71, 13]  # beside it in a batch
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+UNSCALED = {"rope_type": "default", "rope_theta": 20000.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [2.0] * 6,
+    "original_max_position_embeddings": 64,
+}
+MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+GRANITE = {
+    "head_dim": None,
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5, "rms_norm_eps": 1e-3}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama with linear rope": {"rope_parameters": LINEAR},
+    "llama with yarn rope": {"rope_parameters": YARN},
+    "mistral": {"sliding_window": None, "head_dim": 32},
+    "ministral3": {"rope_parameters": MINISTRAL},
+    "qwen2": {"rope_parameters": YARN},
+    "qwen3": {"head_dim": 32},
+    "gemma": {"head_dim": 32, "rms_norm_eps": 1e-3},
+    "gemma2": GEMMA
+    | {"num_hidden_layers": 3, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "gemma3_text": GEMMA | {"num_hidden_layers": 7},
+    "gemma3_text with linear rope": GEMMA
+    | {
+        "num_hidden_layers": 7,
+        "rope_parameters": {"full_attention": LINEAR, "sliding_attention": UNSCALED},
+    },
+    "phi3": {"head_dim": None, "sliding_window": 5},
+    "phi3 with longrope": {
+        "head_dim": None,
+        "original_max_position_embeddings": 64,
+        "rope_parameters": LONG,
+    },
+    "granite": GRANITE,
+    "granite_swa": GRANITE | {"sliding_window": 5, "num_hidden_layers": 5},
+    "olmo2": {"head_dim": None},
+    "olmo3": {
+        "head_dim": None,
+        "sliding_window": 5,
+        "num_hidden_layers": 5,
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": UNSCALED},
+    },
+    "smollm3": {"head_dim": None, "num_hidden_layers": 5},
+    "glm4": {"attention_bias": True},
+    "ernie4_5": {"head_dim": 32},
+    "ernie4_5 with biases": {"use_bias": True},
+    "exaone4": {"head_dim": None, "sliding_window": 5, "num_hidden_layers": 5},
+    "exaone4 without windows": {
+        "head_dim": None,
+        "sliding_window": None,
+        "sliding_window_pattern": 4,
+        "layer_types": ["full_attention"] * 2,
+    },
+    "cohere": {"head_dim": None, "logit_scale": 1.5},
+    "cohere2": {
+        "head_dim": None,
+        "logit_scale": 1.5,
+        "sliding_window": 5,
+        "num_hidden_layers": 5,
+    },
+    "seed_oss": {"head_dim": 32},
+}
+
+
+def batch(parts: list[tuple[list[int], int, list[int]]]) -> Batch:
+    """Return a step of some sequences: tokens, the first one's position, and pages."""
+    lengths = [len(tokens) for tokens, _, _ in parts]
+    return Batch(
+        token_ids=np.concatenate([tokens for tokens, _, _ in parts]).astype(np.int32),
+        positions=np.concatenate([np.arange(len(t)) + at for t, at, _ in parts]).astype(np.int32),
+        sequences=np.repeat(np.arange(len(parts)), lengths).astype(np.int32),
+        page_table=np.array([pages for _, _, pages in parts], np.int32),
+        logit_rows=np.arange(sum(lengths), dtype=np.int32),
+    )
+
+
+def executor_of(path: Path) -> CpuExecutor:
+    model = open_model(path)
+    return CpuExecutor(model.spec, model.weights, num_pages=8, page_tokens=16, threads=1)
+
+
+def reference(model: Any) -> Floats:
+    with torch.inference_mode():
+        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_architecture_executes_as_in_transformers(case: str, tmp_path: Path) -> None:
+    model = tiny_model(case.split()[0], **CASES[case])
+    expected = reference(model)
+    assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything
+    executor = executor_of(write_gguf(tmp_path / "tiny.gguf", model))
+    alone = executor.forward(batch([(PROMPT, 0, [3, 0])]))
+    np.testing.assert_allclose(alone, expected, atol=3e-5, rtol=0)
+    chunks = []
+    for start, stop in itertools.pairwise([0, 7, 19, 20]):  # preempted: in other pages, again
+        step = batch([(STRANGER, 0, [5, 5]), (PROMPT[start:stop], start, [6, 1])])
+        chunks.append(executor.forward(step)[len(STRANGER) :])
+    np.testing.assert_array_equal(np.concatenate(chunks), alone)
+    cached = executor.forward(batch([(PROMPT[16:], 16, [3, 7])]))  # its first page is another's
+    np.testing.assert_array_equal(cached, alone[16:])
+
+
+def test_every_architecture_has_a_case() -> None:
+    names = [case.split()[0] for case in CASES]
+    tested = {gguf_twins.ARCHITECTURES.get(name, name) for name in names}
+    assert tested | {"qwen2vl"} == set(ARCHITECTURES)
+
+
+def test_text_of_qwen2vl_executes_as_qwen2(tmp_path: Path) -> None:
+    model = tiny_model("qwen2")
+    path = write_gguf(
+        tmp_path / "tiny.gguf",
+        model,
+        architecture="qwen2vl",
+        keys={"rope.dimension_sections": [2, 3, 3, 0]},
+    )
+    assert open_model(path).spec.ropes[0].axes == (0, 0, 1, 1, 1, 2, 2, 2)
+    logits = executor_of(path).forward(batch([(PROMPT, 0, [3, 0])]))
+    np.testing.assert_allclose(logits, reference(model), atol=3e-5, rtol=0)
+
+
+def lowered(tmp_path: Path, model_type: str, keys: dict[str, Any], **fields: Any) -> DecoderSpec:
+    """Return the spec of a tiny model's file with some keys changed."""
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_model(model_type, **fields), keys=keys)
+    return open_model(path).spec
+
+
+def test_fused_queries_keys_and_values_are_taken_apart(tmp_path: Path) -> None:
+    model = tiny_model("qwen2")
+    fused = write_gguf(tmp_path / "fused.gguf", model, fuse_qkv=True)
+    step = batch([(PROMPT, 0, [3, 0])])
+    np.testing.assert_allclose(executor_of(fused).forward(step), reference(model), atol=3e-5)
+
+
+def test_keys_of_granite_4_change_nothing(tmp_path: Path) -> None:
+    plain = lowered(tmp_path, "granite", {}, **GRANITE)
+    hybrid = {
+        "attention.head_count_kv": [2, 2],
+        "expert_count": 0,
+        "rope.scaling.finetuned": True,
+        "ssm.conv_kernel": 4,
+    }
+    assert lowered(tmp_path, "granite", hybrid, **GRANITE) == plain
+
+
+def test_positions_end_where_another_rule_begins(tmp_path: Path) -> None:
+    long = CASES["phi3 with longrope"]
+    assert lowered(tmp_path, "phi3", {}, **long).max_position == 64
+    assert lowered(tmp_path, "ministral3", {}, **CASES["ministral3"]).max_position == 64
+    assert lowered(tmp_path, "qwen2", {}, **CASES["qwen2"]).max_position == 256
+
+
+def test_the_largest_gemmas_scale_scores_by_width(tmp_path: Path) -> None:
+    gemma = GEMMA | {"num_hidden_layers": 46, "intermediate_size": 8}
+    assert lowered(tmp_path, "gemma2", {}, **gemma).attention_scale == 16**-0.5
+    smaller = GEMMA | {"num_hidden_layers": 45, "intermediate_size": 8}
+    assert lowered(tmp_path, "gemma2", {}, **smaller).attention_scale == 32**-0.5
+
+
+def test_mixtures_of_experts_are_refused_by_name(tmp_path: Path) -> None:
+    model = tiny_model("qwen2_moe", num_experts=4, moe_intermediate_size=32)
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    with pytest.raises(ModelError, match="architecture 'qwen2moe' is a mixture of 4 experts"):
+        open_model(path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "complaint"),
+    [
+        ("llama", {"attention.sliding_window": 5}, "'attention.sliding_window': 5"),
+        ("llama", {"rope.dimension_count": 8}, "'rope.dimension_count': 8, not 16"),
+        ("llama", {"rope.scaling.type": "dynamic"}, "'rope.scaling.type': 'dynamic'"),
+        ("llama", {"attention.value_length": 8}, "'attention.value_length': 8, not 16"),
+        ("llama", {"attention.head_count": 3}, "'attention.head_count_kv': 2, not a divisor"),
+        ("llama", {"attention.head_count_kv": [1, 2]}, "'attention.head_count_kv': [1, 2]"),
+        ("llama", {"block_count": 1 << 30}, "'block_count': 1073741824, not a number"),
+        ("qwen3", {"attention.clamp_kqv": 8.0}, "'attention.clamp_kqv': 8.0, which is not"),
+        ("qwen3", {"attention.layer_norm_rms_epsilon": 0.0}, "lacks 'attention.layer_norm_rms"),
+        ("granite", {"rope.scaling.finetuned": False}, "'rope.scaling.finetuned': False"),
+        ("olmo2", {"attention.sliding_window": 5, "attention.sliding_window_pattern": [True]}, "2"),
+    ],
+)
+def test_keys_that_cannot_be_executed_are_named(
+    model_type: str, keys: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        lowered(tmp_path, model_type, keys, head_dim=None)
+    assert complaint in str(refused.value)
+    assert f"GGUF {model_type} model" in str(refused.value)

@@ -1,0 +1,57 @@
+"""What a GGUF file says of its model, beside vocabulary and layers."""
+
+from typing import Any
+
+import pytest
+
+from headrace.model.gguf_metadata import end_token_ids, trained_length
+
+TOKENS = ["<unk>", "<eos>", "<|im_end|>", "<end_of_turn>", "a"]
+NORMAL, CONTROL = 1, 3
+
+
+@pytest.mark.parametrize(
+    ("named", "kinds", "ends"),
+    [
+        ({"eos": 1}, [CONTROL, CONTROL, NORMAL, NORMAL, NORMAL], (1,)),
+        ({"eos": 4, "eot": 1, "eom": 0}, [NORMAL] * 5, (4, 1, 0)),
+        ({"eos": 2, "eot": 2}, [NORMAL] * 5, (2,)),
+        ({"eos": 1}, [CONTROL] * 5, (1, 2, 3)),
+        ({"eos": 1, "unknown": 2}, [CONTROL] * 5, (1, 3)),
+        ({"eos": "<eos>"}, [CONTROL] * 3, (2,)),
+        ({"eos": -1, "eot": 5}, [NORMAL] * 5, ()),
+        ({}, None, ()),
+    ],
+)
+def test_ends_are_named_or_have_the_text_of_one(
+    named: dict[str, Any], kinds: list[int] | None, ends: tuple[int, ...]
+) -> None:
+    metadata = {f"tokenizer.ggml.{kind}_token_id": id for kind, id in named.items()}
+    metadata |= {"tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.token_type": kinds}
+    assert end_token_ids(metadata) == ends
+
+
+def test_the_end_of_a_message_is_none_of_an_answer() -> None:
+    tokens = ["<|end|>", "<|return|>", "<|call|>"]
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [CONTROL] * 3}
+    assert end_token_ids(metadata) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "length"),
+    [
+        ({"rope.scaling.original_context_length": 64}, (), None),  # YaRN has one rule for all
+        ({"rope.scaling.original_context_length": 64}, ("rope_factors_long.weight",), 64),
+        (
+            {"rope.scaling.original_context_length": 64, "attention.temperature_scale": 0.1},
+            (),
+            64,
+        ),
+        ({}, ("rope_factors_long.weight",), None),
+    ],
+)
+def test_the_trained_length_bounds_what_changes_beyond_it(
+    keys: dict[str, Any], tensors: tuple[str, ...], length: int | None
+) -> None:
+    metadata = {f"phi3.{key}": value for key, value in keys.items()}
+    assert trained_length({"general.architecture": "phi3", **metadata}, tensors) == length
