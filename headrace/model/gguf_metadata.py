@@ -3,15 +3,13 @@
 from collections.abc import Container, Mapping
 
 LONG_ROPE = "rope_factors_long.weight"
-# Texts that end an answer, where a file has them as control tokens; llama.cpp finds them so, too.
-# Files name one end, or two; models' generation configs name more (Phi-3: <|end|>).
-END_TEXTS = frozenset(
-    {
-        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
-        *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<EOT>", "[EOT]"),
-        *("<end_of_turn>", "<turn|>", "<end_of_utterance>"),
-    }
-)
+# Texts that end an answer, where a file has them as control tokens. Files name one end, or two;
+# models' generation configs name more (Phi-3: <|end|>, Gemma 3: <end_of_turn>).
+END_TEXTS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]", "<｜end▁of▁sentence｜>"),
+    *("<|return|>", "<|call|>"),
+}
 CONTROL = 3  # in tokenizer.ggml.token_type
 
 
@@ -19,21 +17,21 @@ def end_token_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
     """Return the tokens that end an answer: those that the file names come first.
 
     The others are control tokens whose text says so, unless one stands for unknown text. Beside
-    `<|return|>`, `<|end|>` ends a message only, and more of the answer follows.
+    `<|return|>`, `<|end|>` ends a message, and more of the answer follows (gpt-oss).
     """
     named = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
-    if not isinstance(tokens, list):
-        return ()
-    ids = [id for id in named if isinstance(id, int) and 0 <= id < len(tokens)]
-    if isinstance(kinds, list):
+    ends: dict[str, int] = {}
+    if isinstance(tokens, list) and isinstance(kinds, list):
         pairs = enumerate(zip(tokens, kinds, strict=False))
-        control = {text: id for id, (text, kind) in pairs if kind == CONTROL}
-        if "<|return|>" in control:
-            control.pop("<|end|>", None)
-        unknown = metadata.get("tokenizer.ggml.unknown_token_id")
-        ids += [id for text, id in control.items() if text in END_TEXTS and id != unknown]
-    return tuple(dict.fromkeys(ids))
+        ends = {text: id for id, (text, kind) in pairs if kind == CONTROL and text in END_TEXTS}
+    if "<|return|>" in ends:
+        ends.pop("<|end|>", None)
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    by_text = [id for id in ends.values() if id != unknown]
+    limit = len(tokens) if isinstance(tokens, list) else 1 << 31
+    by_name = [id for id in named if isinstance(id, int) and 0 <= id < limit]
+    return tuple(dict.fromkeys(by_name + by_text))
 
 
 def trained_length(metadata: Mapping[str, object], tensors: Container[str]) -> int | None:

@@ -19,6 +19,7 @@ NORMAL, CONTROL = 1, 3
         ({"eos": 1}, [CONTROL] * 5, (1, 2, 3)),
         ({"eos": 1, "unknown": 2}, [CONTROL] * 5, (1, 3)),
         ({"eos": "<eos>"}, [CONTROL] * 3, (2,)),
+        ({"eos": -1, "eot": 5}, [NORMAL] * 5, ()),
         ({}, None, ()),
     ],
 )
@@ -28,6 +29,12 @@ def test_ends_are_named_or_have_the_text_of_one(
     metadata = {f"tokenizer.ggml.{kind}_token_id": id for kind, id in named.items()}
     metadata |= {"tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.token_type": kinds}
     assert end_token_ids(metadata) == ends
+
+
+def test_the_end_of_a_message_is_none_of_an_answer() -> None:
+    tokens = ["<|end|>", "<|return|>", "<|call|>"]
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [CONTROL] * 3}
+    assert end_token_ids(metadata) == (1, 2)
 
 
 @pytest.mark.parametrize(
