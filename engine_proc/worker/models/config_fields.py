@@ -1,5 +1,6 @@
 """Reads a model's config strictly: a field that no reader asks for is an error."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,13 @@ class ConfigFields:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(name, "a number")
         return float(value)
+
+    def positive(self, name: str, default: Any = REQUIRED) -> float:
+        """Return a finite number above 0."""
+        value = self.number(name, default)
+        if not 0 < value < math.inf:
+            raise self.wrong(name, "a positive number")
+        return value
 
     def optional_number(self, name: str) -> float | None:
         return None if self.get(name, None) is None else self.number(name)
