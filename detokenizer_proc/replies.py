@@ -39,6 +39,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Frame
 from headrace.logs import log_failure
+from headrace.protocol.errors import anthropic_error, openai_error
 from headrace.system.cpu_limit import CpuLimitExceeded
 
 log = logging.getLogger(__name__)
@@ -365,5 +366,5 @@ def times_of(id: int, output: StepOutput) -> Times | None:
 
 def error_body(error: RequestError, api: Api | None) -> tuple[Head, bytes]:
     """Return head and body of a reply that is nothing but an error."""
-    body = error.anthropic_body() if api is Api.MESSAGES else error.body()
+    body = anthropic_error(error) if api is Api.MESSAGES else openai_error(error)
     return Head(error.status, JSON), msgspec.json.encode(body)

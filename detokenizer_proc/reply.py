@@ -18,7 +18,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     joined,
 )
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
-from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
+from headrace.detokenizer_proc.renderers.renderer import Choice, Logprobs, TokenUsage
 from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
 from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
@@ -245,7 +245,7 @@ class Reply:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
-    def _logprobs(self, plan: ReplyPlan, reported: ReportedTokens) -> Object | None:
+    def _logprobs(self, plan: ReplyPlan, reported: ReportedTokens) -> Logprobs | None:
         """Return `logprobs` of a choice, or of a piece of it."""
         if not reported or plan.logprobs is None:
             return None

@@ -22,6 +22,7 @@ from headrace.ipc.messages import (
     Sampling,
     detokenizer_of,
 )
+from headrace.protocol.tokens import InputTokens, TokenCount
 from headrace.tokenizer_proc.apis.anthropic import CHAT_NAMES as MESSAGES_NAMES
 from headrace.tokenizer_proc.apis.anthropic import (
     chat_of_messages,
@@ -185,7 +186,7 @@ class GenerationPlanner:
             chat, names = chat_of_responses(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer({"object": "response.input_tokens", "input_tokens": num_tokens})
+        return json_answer(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
 
     def messages(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/messages` request."""
@@ -202,7 +203,7 @@ class GenerationPlanner:
             chat, names = chat_of_messages(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer({"input_tokens": num_tokens})
+        return json_answer(TokenCount(input_tokens=num_tokens))
 
     def _counted(self, http: HttpRequest, chat: ChatRequest) -> Encoding[int]:
         """Return how many tokens a conversation is."""

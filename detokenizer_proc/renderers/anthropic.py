@@ -23,7 +23,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
     Answers,
-    Object,
+    Logprobs,
     TokenUsage,
 )
 from headrace.errors import RequestError
@@ -52,6 +52,7 @@ from headrace.protocol.anthropic_messages import (
     ThinkingDetails,
     ToolUseBlock,
 )
+from headrace.protocol.errors import anthropic_error
 from headrace.protocol.sse import event
 
 
@@ -160,7 +161,7 @@ class MessagesRenderer:
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
@@ -227,4 +228,4 @@ class MessagesRenderer:
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
-        return event(error.anthropic_body(), "error")
+        return typed(anthropic_error(error))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from headrace.detokenizer_proc.parsers.pieces import Piece
-from headrace.detokenizer_proc.renderers.renderer import Answers, Object, Renderer, TokenUsage
+from headrace.detokenizer_proc.renderers.renderer import Answers, Logprobs, Renderer, TokenUsage
 from headrace.errors import RequestError, ScriptedError
 from headrace.ipc.messages import FaultKind, FinishReason, ReplyFault
 
@@ -34,7 +34,7 @@ class FaultyRenderer:
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,

@@ -25,6 +25,7 @@ from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToFrontend
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
 from headrace.launch.embedded import EmbeddedServer, RingReady
+from headrace.protocol.errors import openai_error
 
 JSON = "application/json"
 BEAT_S = 0.1  # between heartbeats and tries to send what a full link has refused
@@ -252,7 +253,7 @@ class Ring:
     def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die."""
         error = DeadlyRequest()
-        body = msgspec.json.encode(error.body())
+        body = msgspec.json.encode(openai_error(error))
         self._put(Piece(sent.request.first_id, Head(error.status, JSON), body, True))
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:

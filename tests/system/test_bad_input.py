@@ -76,7 +76,12 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
     "no repetition penalty": (CHAT, body(repetition_penalty=0), 400, "above 0"),
     "min_p too large": (CHAT, body(min_p=2), 400, "between 0 and 1"),
     "empty bad word": (CHAT, body(bad_words=[""]), 400, "bad_words"),
-    "more tokens than there may be": (CHAT, body(min_tokens=9, max_tokens=8), 400, "must be at most 8"),
+    "more tokens than there may be": (
+        CHAT,
+        body(min_tokens=9, max_tokens=8),
+        400,
+        "must be at most 8",
+    ),
     "embeddings of a text model": (EMBED, b'{"input": "x"}', 400, "has no embeddings"),
     "best_of below n": (TEXT, b'{"prompt": "x", "best_of": 1, "n": 2}', 400, "at least n"),
     "best_of in a stream": (

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace import __version__, routes
-from headrace.client import responses
 from headrace.config.config import ModelCard
-from headrace.protocol import anthropic_messages
+from headrace.protocol import openai_completions, openai_responses, server, sglang_generate, tokens
+from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
 from headrace.protocol.embeddings import Embedded
+from headrace.protocol.errors import AnthropicError, Error
+from headrace.protocol.scores import RerankResponse, ScoreResponse
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.apis.openai import (
@@ -27,7 +29,6 @@ from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
 from headrace.tokenizer_proc.apis.responses import ResponsesRequest
 from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
 from headrace.tokenizer_proc.apis.sglang import GenerateBody
-from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
 from headrace.tokenizer_proc.openapi.request_examples import Examples, examples_of
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
@@ -57,35 +58,6 @@ TEXT_OR_IDS = {
 TEXT_OR_IDS_FIELDS = {CompletionRequest: "prompt", EmbeddingRequest: "input"}
 
 
-class ErrorBody(msgspec.Struct):
-    """Why a request is refused."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(msgspec.Struct):
-    """The body of every error."""
-
-    error: ErrorBody
-
-
-class AnthropicErrorBody(msgspec.Struct):
-    """Why a request is refused, in Anthropic's words."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(msgspec.Struct):
-    """The body of every error of Anthropic's API."""
-
-    type: str
-    error: AnthropicErrorBody
-
-
 class BodyTypes(NamedTuple):
     """The types of what a route takes and answers."""
 
@@ -102,32 +74,38 @@ class Operation(NamedTuple):
 
 
 BODIES = {
-    routes.CHAT: BodyTypes(ChatRequest, responses.ChatCompletion, event_schemas.ChatEvent),
-    routes.COMPLETIONS: BodyTypes(CompletionRequest, responses.Completion, event_schemas.TextEvent),
+    routes.CHAT: BodyTypes(
+        ChatRequest,
+        openai_completions.ChatCompletionResponse,
+        openai_completions.ChatCompletionStreamResponse,
+    ),
+    routes.COMPLETIONS: BodyTypes(
+        CompletionRequest,
+        openai_completions.CompletionResponse,
+        openai_completions.CompletionStreamResponse,
+    ),
     routes.RESPONSES: BodyTypes(
-        ResponsesRequest, response_schemas.Response, event_schemas.ResponseEvent
+        ResponsesRequest, openai_responses.Response, openai_responses.ResponseEvent
     ),
-    routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, response_schemas.InputTokens),
-    routes.MESSAGES: BodyTypes(
-        MessagesRequest, anthropic_messages.AnsweredMessage, anthropic_messages.MessageEvent
-    ),
-    routes.COUNT_TOKENS: BodyTypes(CountRequest, response_schemas.TokenCount),
+    routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, tokens.InputTokens),
+    routes.MESSAGES: BodyTypes(MessagesRequest, AnsweredMessage, MessageEvent),
+    routes.COUNT_TOKENS: BodyTypes(CountRequest, tokens.TokenCount),
     routes.GENERATE: BodyTypes(
-        GenerateBody, response_schemas.Generated, event_schemas.GenerateEvent
+        GenerateBody, sglang_generate.Generated, sglang_generate.GenerateEvent
     ),
     routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
-    routes.RERANK: BodyTypes(RerankRequest, responses.Ranking),
-    routes.SCORE: BodyTypes(ScoreRequest, responses.ScoreList),
-    routes.TOKENIZE: BodyTypes(TokenizeRequest, responses.Tokens),
-    routes.DETOKENIZE: BodyTypes(DetokenizeRequest, responses.Detokenized),
-    routes.MODELS: BodyTypes(None, responses.ModelList),
-    routes.VERSION: BodyTypes(None, responses.Version),
-    routes.LOAD: BodyTypes(None, response_schemas.ServerLoad),
-    routes.MODEL_INFO: BodyTypes(None, response_schemas.ModelInfo),
-    routes.SERVER_INFO: BodyTypes(None, response_schemas.ServerInfo),
-    routes.HEALTH: BodyTypes(None, response_schemas.Health),
-    routes.READY: BodyTypes(None, response_schemas.Health),
-    routes.STARTUP: BodyTypes(None, response_schemas.Health),
+    routes.RERANK: BodyTypes(RerankRequest, RerankResponse),
+    routes.SCORE: BodyTypes(ScoreRequest, ScoreResponse),
+    routes.TOKENIZE: BodyTypes(TokenizeRequest, tokens.TokenizeResponse),
+    routes.DETOKENIZE: BodyTypes(DetokenizeRequest, tokens.DetokenizeResponse),
+    routes.MODELS: BodyTypes(None, server.ModelListResponse),
+    routes.VERSION: BodyTypes(None, server.VersionResponse),
+    routes.LOAD: BodyTypes(None, server.ServerLoad),
+    routes.MODEL_INFO: BodyTypes(None, server.ModelInfo),
+    routes.SERVER_INFO: BodyTypes(None, server.ServerInfo),
+    routes.HEALTH: BodyTypes(None, server.Health),
+    routes.READY: BodyTypes(None, server.Health),
+    routes.STARTUP: BodyTypes(None, server.Health),
     routes.METRICS: BodyTypes(None, None),
     routes.RING: BodyTypes(None, RingState),
     routes.RING_EVENTS: BodyTypes(None, None, RingEvent),
