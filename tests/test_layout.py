@@ -17,8 +17,8 @@ from headrace.config.config import ServerConfig, flag_name
 ROOT = Path(__file__).parents[1]
 PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
 # Packages of headrace, each with those that it may import. Modules of `headrace/` itself are leaves
-# that all may import; a folder of a process may import itself and SHARED, and its own packages as
-# WITHIN says.
+# that all may import. A folder of a process may import itself and SHARED, and its own packages as
+# in WITHIN.
 PACKAGES = {
     "system": "",
     "model": "",

@@ -20,9 +20,9 @@ constexpr int FRONTEND_SHIFT = 56, SEQUENCE_BITS = 16; // messages.py
 constexpr uint64_t INDEX_MASK = (uint64_t(1) << SEQUENCE_BITS) - 1;
 constexpr uint32_t ENDED = uint32_t(1) << 31;
 
-// What opens a sequence, followed by parts, each a length (u32) and so many bytes: the opening, the
-// prefix of a text event, its tail, the ends for a stop and for length, the closing; then the
-// stop strings.
+// The header of a sequence. Parts follow it, each a length (u32) and so many bytes. They are the
+// opening, a text event's prefix and tail, the ends for stop and length, the closing; then the stop
+// strings.
 struct Opening {
     uint64_t id;
     uint32_t num_sequences; // of the request

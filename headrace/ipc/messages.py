@@ -494,9 +494,10 @@ class ResponseFrames(Message, tag="frames", frozen=True):
             start = end
 
 
-# A piece of a response: the sequence's id, or where none is concerned the request's; its head, the
-# first time; bytes; whether they are the last, or `MORE`; what has been told with them, as in
-# `HttpRequest`. Of a piece that comes in several entries the last one tells.
+# A piece of a response: id, head, bytes, end, tokens. The id is the sequence's, or the request's
+# where it is of no sequence. Only the first piece has a head. The end is whether the bytes are the
+# last, or `MORE`. The tokens are those delivered with them, as in `HttpRequest`. In a piece of
+# several entries the last entry has them.
 Entry = tuple[int, Head | None, memoryview, int, int]
 
 

@@ -90,8 +90,8 @@ class Ring:
     def __init__(self, server: EmbeddedServer) -> None:
         """Take the frontend's seat of a starting ring, and wait until it serves."""
         self._server = server
-        # As many sequences wait in the engine as run, so that each that ends is followed at once;
-        # the others wait here, so that the engine's queue stays short.
+        # As many sequences wait in the engine as run, so that each that ends is followed at once.
+        # The others wait here, so the engine's queue stays short.
         self.places = 2 * server.config.max_num_seqs
         self._slot = server.board.slot("frontend")
         self._pid = os.getpid()

@@ -148,8 +148,8 @@ def test_every_sequence_says_what_it_would_say_alone(
         reuses_prefixes=reuses_prefixes,
     )
     story = Story(rig, script)
-    # Each step computes a token of the most important sequence that runs, however often the
-    # others are preempted; hence an end to the number of steps.
+    # Each step computes a token of the most important sequence that runs, however often the others
+    # are preempted. So the number of steps has an end.
     for step in range(LAST_EVENT + 1 + 48 * (MAX_PROMPT + MAX_TOKENS)):
         story.play(step)
         if step in deaths:
