@@ -67,9 +67,9 @@ class CoreReply:
 class Replies:
     """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
 
-    `in_progress` is told which request a death would be blamed on: the one outside the core that is
-    worked at. Between turns it is the one whose body is being written, and 0 without such a body.
-    Where the core works it is 0.
+    `in_progress` is called with the request that a death is blamed on: the one that is worked at
+    outside the core. Between turns it is the one whose body is being written, and 0 without such a
+    body. Where the core works it is 0.
     """
 
     def __init__(

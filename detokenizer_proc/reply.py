@@ -155,7 +155,7 @@ class Reply:
         sequence.generated.extend(ids)
         old, is_end_old = self._old_tokens(sequence, len(ids))
         row = len(logprobs) // max(1, len(ids))  # bytes
-        # One by one: whatever the client was told of these, it was in no more pieces.
+        # One by one: the client has received these in at most as many pieces.
         for place in range(old):
             end = finished if is_end_old and place == len(ids) - 1 else None
             self._take(sequence, [ids[place]], end, logprobs[place * row : (place + 1) * row])

@@ -88,7 +88,7 @@ class InvalidValue(RequestError):
 
 
 class Unsupported(RequestError):
-    """A field OpenAI knows and this server does not offer."""
+    """A field of OpenAI's that this server does not offer."""
 
     code = "unsupported_parameter"
 
@@ -178,7 +178,7 @@ class QueueFull(RequestError):
 
 
 class ScriptedError(RequestError):
-    """An error that a script wants of a mock engine's server."""
+    """An error of a script of a mock engine's server."""
 
     def __init__(self, status: int, message: str, type: str, code: str | None) -> None:
         super().__init__(message)

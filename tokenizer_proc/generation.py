@@ -123,7 +123,7 @@ class Form:
     id: str = ""  # of the response; empty is a new one of that API
     first: int = 0  # index of the first sequence
     num_sequences: int | None = None  # of the whole reply; None is those planned together
-    num_logprobs: int = 0  # log probabilities that are told of the sequences before
+    num_logprobs: int = 0  # log probabilities of the sequences before
 
 
 class GenerationPlanner:

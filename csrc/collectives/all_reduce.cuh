@@ -43,7 +43,7 @@ struct alignas(16) Vector {
     u32 words[4];
 };
 
-// What a rank knows of all, in its own memory, written by the host (ipc_workspace.py).
+// A rank's state of all ranks, in its own memory, written by the host (ipc_workspace.py).
 struct Group {
     u64 flags[MAX_RANKS]; // u64 [2 phases][MAX_BLOCKS][ROW_WORDS] of each rank, as mapped by this
                           // one

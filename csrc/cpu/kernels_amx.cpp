@@ -185,7 +185,7 @@ void multiply_group(const Operands &o, int rows, Units &&units) {
     }
 }
 
-// What the tiles are, from when it is first told how many rows they have until it goes.
+// What the tiles are, from its first number of rows until its end.
 class Configuration {
 public:
     ~Configuration() { _tile_release(); }

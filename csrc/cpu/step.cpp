@@ -35,7 +35,7 @@ void embed_token(const StepState &state, int token, float *row) {
     }
 }
 
-// A row that comes with the step, as it is; every worker has it, and the first says so.
+// A row that comes with the step, as it is; every worker has it, and the first reports it.
 void take_embed(const StepState &state, int index, float *row) {
     const int size = state.config.hidden_size;
     if (state.model.peers.rank == 0) {

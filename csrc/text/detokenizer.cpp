@@ -45,7 +45,7 @@ struct Stream {
           interval(o.interval), num_told(o.told & ~ENDED), streams(o.streams),
           end_is_event(o.end_is_event), is_end_told(o.told & ENDED), has_opened(o.has_told) {}
 
-    // Take new tokens. The text of those that the client has been told is not told again.
+    // Take new tokens. The text of delivered ones is not sent again.
     void feed(const uint32_t *tokens, uint32_t count, Finish finish) {
         said.insert(said.end(), tokens, tokens + count);
         const uint32_t num_known = num_told - std::min(num_told, sequence.num_tokens);
@@ -73,7 +73,7 @@ struct Stream {
     uint32_t interval, num_told; // tokens when an event was last written
     bool streams, end_is_event;
     bool is_end_told;       // before it came here
-    bool announces = false; // its request's head goes with what it says first
+    bool announces = false; // its request's head goes with its first text
     bool has_opened, has_ended = false;
     bool is_dirty = false;
 };

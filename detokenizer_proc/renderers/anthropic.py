@@ -1,6 +1,6 @@
 """Anthropic's messages: a message of blocks, whole or as a stream of events.
 
-https://docs.anthropic.com/en/api/messages-streaming. Tokens found in the prefix cache are told as
+https://docs.anthropic.com/en/api/messages-streaming. Tokens of the prefix cache are
 `cache_read_input_tokens`, and not among the `input_tokens`. The signature of thoughts is the
 message's id: clients drop those that have none, and it is not looked at when they come back.
 """
@@ -83,7 +83,7 @@ def usage_of(usage: TokenUsage) -> MessageUsage:
 
 
 def tool_use_block(call: Call) -> ToolUseBlock:
-    """Return a block that calls a tool. Arguments that were cut off are no JSON: none are told."""
+    """Return a block that calls a tool. Arguments that were cut off are no JSON, and left out."""
     try:
         arguments = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:

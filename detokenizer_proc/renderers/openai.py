@@ -109,7 +109,7 @@ def delta_of(piece: Piece) -> DeltaMessage:
 
 
 def function_delta(piece: Piece) -> DeltaMessage:
-    """Return the same where calls are told as `function_call`."""
+    """Return the same with calls as `function_call`."""
     match piece:
         case ToolCallStart(name=name):
             return DeltaMessage(function_call=DeltaFunctionCall(name=name, arguments=""))
@@ -168,7 +168,7 @@ class OpenAIRenderer:
     def opening(
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
-        """Return a sequence's first event: in a chat, the role; the prompt, where it is told."""
+        """Return a sequence's first event: in a chat, the role; the prompt, if requested."""
         if not self._plan.chat:
             if prompt_token_ids is None:
                 return b""
@@ -204,7 +204,7 @@ class OpenAIRenderer:
                 self._calling.add(index)
             delta = function_delta(piece) if self._plan.function_call else delta_of(piece)
             choices.append(chat_choice(index, delta, None, logprobs, token_ids))
-            logprobs = None  # told once
+            logprobs = None  # reported once
             token_ids = None if token_ids is None else []
         if finished is not None:
             end = self._finish_name(finished, index in self._calling)

@@ -245,7 +245,7 @@ class Silence:
         """Whether nothing more is to come; to be called often.
 
         Args:
-            said_at: when it was last told or said something, by any clock.
+            said_at: when it last received or sent something, by any clock.
 
         Raises:
             HeadraceError: it is stuck.

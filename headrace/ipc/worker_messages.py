@@ -101,7 +101,7 @@ def sampling_offset(name: str) -> int:
 class StepResult(Message, tag="result", frozen=True):
     """The result of a step: worker 0 -> engine.
 
-    `logprobs` has an entry for each row that wants them: f32 logprob and i32 rank of the row's
+    `logprobs` has an entry for each row that reports them: f32 logprob and i32 rank of the row's
     token. Then follow num_logprobs pairs of i32 token and f32 logprob, best first.
     """
 

@@ -148,7 +148,7 @@ class Ring:
         if os.getpid() != self._pid:
             raise EngineDied(f"the engine belongs to process {self._pid}, this is a fork of it")
         id = self._inflight.next_id()
-        self._puts[id] = put  # before the look at `_failure`, after which all puts are told
+        self._puts[id] = put  # before the look at `_failure`, after which all puts fail
         request = HttpRequest(id, "POST", call.path, time.time())
         try:
             if self._failure is not None:

@@ -137,7 +137,7 @@ def test_special_tokens_reach_the_parser_and_no_client(skip: bool) -> None:
     assert call["function"] == {"name": "f", "arguments": "{}"}
 
 
-def test_a_call_is_the_same_where_token_ids_are_told() -> None:
+def test_a_call_is_the_same_where_token_ids_are_reported() -> None:
     tokens = [*ids(CALLED), END]
     message, end = streamed(tokens, THINKING, STOP, return_token_ids=True)
     assert (call_of(message), end) == (("f", '{"a": "é"}'), "tool_calls")

@@ -1,7 +1,7 @@
 """OpenAI's request bodies as structs, and their validation.
 
 msgspec decodes and checks types in one pass; unknown fields are ignored, as OpenAI's servers do.
-Fields that OpenAI knows and this server does not act on are refused when they ask for something,
+Fields of OpenAI's that this server does not act on are refused when they ask for something,
 never dropped in silence. https://platform.openai.com/docs/api-reference
 """
 
@@ -387,7 +387,7 @@ def check_media(request: ChatRequest) -> None:
     refuse(request, UNSUPPORTED)
     if not request.separate_reasoning:
         raise Unsupported(
-            "separate_reasoning: thoughts are told apart, unless --reasoning-parser is none",
+            "separate_reasoning: thoughts are reported apart, unless --reasoning-parser is none",
             "separate_reasoning",
         )
     if request.modalities and request.modalities != ["text"]:

@@ -42,7 +42,7 @@ from headrace.tokenizer_proc.apis.text_files import FileData, text_of_file
 Object = dict[str, Any]
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are told in clear text
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are in clear text
 IMAGE, FILE = "input_image", "input_file"
 TOOL_TYPES = ("function", "custom")
 TEXT_PARTS = ("input_text", "output_text", "text")

@@ -270,7 +270,7 @@ def event_schema(bodies: BodyTypes) -> Object:
     """Return the schema of each event of a stream, as an object of its fields."""
     data: Object = {"type": "string", "contentMediaType": JSON}
     schema = reference(bodies.events)
-    if "discriminator" in schema:  # an event of theirs tells of failures
+    if "discriminator" in schema:  # one of these events is that of failures
         data["contentSchema"] = schema
     else:
         data["contentSchema"] = {"anyOf": [schema, reference(Error)]}

@@ -86,7 +86,7 @@ def test_a_custom_call_is_an_item_of_a_response(stream: bool) -> None:
     assert output[1]["type"] == "function_call"
 
 
-def test_an_input_that_is_none_is_told_as_it_is() -> None:
+def test_an_input_that_is_none_is_reported_as_it_is() -> None:
     assert input_of('{"input": "x"}') == "x"
     assert [input_of(text) for text in ('{"a": "x"}', '{"input": 1}', '{"inp')] == [
         '{"a": "x"}',
@@ -95,7 +95,7 @@ def test_an_input_that_is_none_is_told_as_it_is() -> None:
     ]
 
 
-def test_a_call_is_told_as_function_call_where_that_was_asked() -> None:
+def test_a_call_is_a_function_call_if_functions_were_sent() -> None:
     parsing = Parsing(tools=ToolFormat.HERMES, has_one_call=True)
     tokens = [*OTHER.encode(), END]
     (choice,) = json.loads(sent(tokens, parsing, function_call=True))["choices"]

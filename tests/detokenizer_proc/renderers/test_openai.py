@@ -140,7 +140,7 @@ def test_a_whole_completion() -> None:
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_content_type_tells_a_stream_from_a_whole_answer(chat: bool) -> None:
+def test_content_type_distinguishes_streams(chat: bool) -> None:
     assert make_renderer(chat).content_type == "text/event-stream; charset=utf-8"
     assert make_renderer(chat, stream=False).content_type == "application/json"
 

@@ -121,7 +121,7 @@ def test_a_stream_that_fails_ends_so() -> None:
     assert last["response"]["error"]["code"] == "server_error"
 
 
-def test_logprobs_are_told_once_each() -> None:
+def test_logprobs_are_reported_once_each() -> None:
     plan = make_response_plan(stream=True, logprobs=1, stop=["##"])
     reply = Reply(plan, ByteVocabulary())
     data = reply.open(plan, 0, NOTHING)

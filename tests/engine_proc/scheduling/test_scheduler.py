@@ -224,7 +224,7 @@ def test_short_prompt_begins_beside_long_ones() -> None:
     assert short in told, "the long prompts take ten more steps"
 
 
-def test_short_text_is_told_beside_many_long_prompts() -> None:
+def test_short_text_goes_on_beside_many_long_prompts() -> None:
     rig = Rig.make(num_pages=2048, page_tokens=4, budget=32, max_num_seqs=8)
     for index in range(20):
         rig.add(make_sequence([3 + index % 5] * 200, 1, request_id(0, 1) + index))
