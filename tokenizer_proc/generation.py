@@ -256,7 +256,8 @@ class GenerationPlanner:
             self._prompts.check_bytes(text, wanted, form.param)
         elif images:
             raise Unsupported(
-                "truncate_prompt_tokens: images are not cut", "truncate_prompt_tokens"
+                "truncate_prompt_tokens: images are not cut; leave it out, or the images",
+                "truncate_prompt_tokens",
             )
         text = yield from images.written(text)
         (ids,) = yield [self._template.to_encode(text, request.add_special_tokens)]

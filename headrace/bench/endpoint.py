@@ -72,7 +72,7 @@ class Endpoint:
             body |= {"prompt": text, "max_tokens": 1}
         usage = self._ask("POST", self.path, body).get("usage") or {}
         if "prompt_tokens" not in usage:
-            raise ConfigError(f"{self.base_url}{self.path} does not tell its `usage`")
+            raise ConfigError(f"{self.base_url}{self.path} returns no `usage`")
         count: int = usage["prompt_tokens"]
         return count
 

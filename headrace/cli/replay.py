@@ -106,7 +106,9 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
     try:
         note = msgspec.msgpack.decode(next(entries).frames[0], type=LaunchSpec)
         if note.fingerprint != fingerprint():
-            raise HeadraceError(f"{path} was recorded by another version of headrace")
+            raise HeadraceError(
+                f"{path} was recorded by another version of headrace; record it again with this one"
+            )
         if shares_images(note):
             raise HeadraceError(f"{seat} shares images with others, and cannot be replayed alone")
         decoder = msgspec.msgpack.Decoder(UNIONS[seat.role])

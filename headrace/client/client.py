@@ -97,7 +97,9 @@ def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
         ConfigError: the URL or the key cannot be used.
     """
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ConfigError("api_key has a character that an HTTP header cannot carry")
+        raise ConfigError(
+            "api_key has a character that an HTTP header cannot carry; use printable ASCII"
+        )
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
         url = httpx.URL(base_url)

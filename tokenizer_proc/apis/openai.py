@@ -391,7 +391,7 @@ def check_media(request: ChatRequest) -> None:
             "separate_reasoning",
         )
     if request.modalities and request.modalities != ["text"]:
-        raise Unsupported("modalities: answers are 'text' and nothing else", "modalities")
+        raise Unsupported("modalities: must be ['text']", "modalities")
 
 
 def read_files(messages: list[RequestMessage]) -> None:
@@ -440,7 +440,7 @@ def check_best_of(request: CompletionRequest, best_of: int) -> None:
     if best_of < (request.n or 1):
         raise InvalidValue(f"best_of: must be at least n, {request.n}, not {best_of}", "best_of")
     if request.stream and best_of > (request.n or 1):
-        raise InvalidValue("best_of: what is best is not known while it streams", "best_of")
+        raise InvalidValue("best_of: must be n with 'stream': true", "best_of")
 
 
 def decode_embedding(body: bytes | memoryview) -> EmbeddingRequest:
