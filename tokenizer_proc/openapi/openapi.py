@@ -11,35 +11,28 @@ import msgspec
 
 from headrace import __version__, routes
 from headrace.config.config import ModelCard
-from headrace.protocol import openai_completions, openai_responses, server, sglang_generate, tokens
-from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
-from headrace.protocol.embeddings import Embedded
 from headrace.protocol.errors import AnthropicError, Error
-from headrace.protocol.scores import RerankResponse, ScoreResponse
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
-from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.apis.openai import (
-    ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     EmbeddingRequest,
-    TokenizeRequest,
 )
-from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
-from headrace.tokenizer_proc.apis.responses import ResponsesRequest
 from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
-from headrace.tokenizer_proc.apis.sglang import GenerateBody
-from headrace.tokenizer_proc.openapi.request_examples import Examples, examples_of
+from headrace.tokenizer_proc.openapi.route_bodies import (
+    BODIES,
+    CONTENT_TYPES,
+    JSON,
+    BodyTypes,
+    Examples,
+    examples_of,
+)
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
-from headrace.tokenizer_proc.ring.monitor import RingEvent
-from headrace.tokenizer_proc.ring.ring_state import RingState
 
 Object = dict[str, Any]
 
 REFERENCE = "#/components/schemas/{name}"
-JSON = "application/json"
 NUMBERS = ("integer", "number")
 SECURITY = {
     "key": {"type": "http", "scheme": "bearer"},
@@ -58,14 +51,6 @@ TEXT_OR_IDS = {
 TEXT_OR_IDS_FIELDS = {CompletionRequest: "prompt", EmbeddingRequest: "input"}
 
 
-class BodyTypes(NamedTuple):
-    """The types of what a route takes and answers."""
-
-    request: type[msgspec.Struct] | None
-    response: Any  # None is JSON of any form
-    events: Any = None  # of a stream, where the route can stream
-
-
 class Operation(NamedTuple):
     """A route with its bodies."""
 
@@ -73,50 +58,6 @@ class Operation(NamedTuple):
     bodies: BodyTypes
 
 
-BODIES = {
-    routes.CHAT: BodyTypes(
-        ChatRequest,
-        openai_completions.ChatCompletionResponse,
-        openai_completions.ChatCompletionStreamResponse,
-    ),
-    routes.COMPLETIONS: BodyTypes(
-        CompletionRequest,
-        openai_completions.CompletionResponse,
-        openai_completions.CompletionStreamResponse,
-    ),
-    routes.RESPONSES: BodyTypes(
-        ResponsesRequest, openai_responses.Response, openai_responses.ResponseEvent
-    ),
-    routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, tokens.InputTokens),
-    routes.MESSAGES: BodyTypes(MessagesRequest, AnsweredMessage, MessageEvent),
-    routes.COUNT_TOKENS: BodyTypes(CountRequest, tokens.TokenCount),
-    routes.GENERATE: BodyTypes(
-        GenerateBody, sglang_generate.Generated, sglang_generate.GenerateEvent
-    ),
-    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
-    routes.RERANK: BodyTypes(RerankRequest, RerankResponse),
-    routes.SCORE: BodyTypes(ScoreRequest, ScoreResponse),
-    routes.TOKENIZE: BodyTypes(TokenizeRequest, tokens.TokenizeResponse),
-    routes.DETOKENIZE: BodyTypes(DetokenizeRequest, tokens.DetokenizeResponse),
-    routes.MODELS: BodyTypes(None, server.ModelListResponse),
-    routes.VERSION: BodyTypes(None, server.VersionResponse),
-    routes.LOAD: BodyTypes(None, server.ServerLoad),
-    routes.MODEL_INFO: BodyTypes(None, server.ModelInfo),
-    routes.SERVER_INFO: BodyTypes(None, server.ServerInfo),
-    routes.HEALTH: BodyTypes(None, server.Health),
-    routes.READY: BodyTypes(None, server.Health),
-    routes.STARTUP: BodyTypes(None, server.Health),
-    routes.METRICS: BodyTypes(None, None),
-    routes.RING: BodyTypes(None, RingState),
-    routes.RING_EVENTS: BodyTypes(None, None, RingEvent),
-    routes.OPENAPI: BodyTypes(None, None),
-    routes.DOCS: BodyTypes(None, None),
-}
-CONTENT_TYPES = {  # of others JSON
-    routes.METRICS: "text/plain",
-    routes.RING_EVENTS: "text/event-stream",
-    routes.DOCS: "text/html",
-}
 OPERATIONS = [Operation(route, BODIES[route.path]) for route in ROUTES]
 
 
