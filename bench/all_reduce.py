@@ -112,7 +112,7 @@ def start(program: str, *arguments: str) -> list["subprocess.Popen[str]"]:
 
 
 def death_ms() -> float:
-    """Kill a rank; return the milliseconds until the other knows."""
+    """Kill a rank; return the milliseconds until the other detects it."""
     survivor, victim = start("killed")
     assert survivor.stdout is not None and victim.stdout is not None
     assert survivor.stdout.readline() == victim.stdout.readline() == "adding\n"

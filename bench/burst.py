@@ -47,7 +47,7 @@ ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "tok
 ABOUT = ("/v1/models", "/load", "/metrics")  # asked for while bodies are posted
 FIGURES = {"median": 0.5, "p99": 0.99, "max": 1.0}
 TRICKLE = f"{TRICKLE_PER_S} a second"
-LARGEST: dict[str, dict[str, Any]] = {  # the first is refused: it is told ten million
+LARGEST: dict[str, dict[str, Any]] = {  # the first is refused: it reports ten million
     "60 x 8,000, prompt_logprobs": {"prompt": (60, 8000), "max_tokens": 1, "prompt_logprobs": 20},
     "20 x 8,000, prompt_logprobs": {"prompt": (20, 8000), "max_tokens": 1, "prompt_logprobs": 20},
     "n=60, 3,000 tokens, logprobs": {"prompt": (1, 5), "n": 60, "max_tokens": 3000, "logprobs": 20},

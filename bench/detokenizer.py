@@ -35,7 +35,7 @@ CORE, PYTHON = "core", "Python"
 
 
 class NoTable:
-    """A vocabulary of which the core knows nothing."""
+    """A vocabulary that the core does not have."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -48,7 +48,7 @@ PARTS = ("schedule", "build step", "worker", "update", "send", "all", "one step 
 
 
 def answer(step: Step) -> StepResult:
-    """Return a token for each row that wants one."""
+    """Return a token for each row that needs one."""
     return StepResult(array("i", [7] * (len(step.logit_rows) // 4)).tobytes())
 
 

@@ -1,6 +1,6 @@
 // Included before every file (setup.py): the library also runs with glibc 2.28 and GCC 8's
 // libstdc++.
-//   The linker takes the newest version of a symbol. Here it takes an older one that does the same:
+//   The linker takes the newest version of a symbol. Here it takes an older one that does the same.
 //   exp and log differ in how they report errors, the wait in how it cancels a thread.
 #pragma once
 

@@ -10,6 +10,13 @@ from typing import Any
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.detokenizer_proc.reported_tokens import ReportedToken, ReportedTokens
 from headrace.detokenizer_proc.text import Vocabulary
+from headrace.protocol.logprobs import (
+    ChatCompletionLogProb,
+    ChatCompletionLogProbs,
+    ChatCompletionLogProbsContent,
+    CompletionLogProbs,
+    PromptLogProb,
+)
 
 LOWEST = -9999.0  # OpenAI's number for what cannot be; JSON has no minus infinity
 
@@ -19,7 +26,7 @@ Object = dict[str, Any]
 class LogprobForms:
     """Renders log probabilities with one vocabulary; `num_top` likeliest tokens each.
 
-    Lists are lazy: an answer may tell millions of tokens.
+    Lists are lazy: a response may report millions of tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, tokens_as_ids: bool = False) -> None:
@@ -35,37 +42,40 @@ class LogprobForms:
         """Return what a token is called in OpenAI's forms."""
         return f"token_id:{id}" if self._tokens_as_ids else self.text(id)
 
-    def chat(self, reported: ReportedTokens, num_top: int) -> Object:
+    def chat(self, reported: ReportedTokens, num_top: int) -> ChatCompletionLogProbs:
         """Return `logprobs` of a chat's choice."""
-        content = LazyList(reported, lambda token: self._chat_token(token, num_top))
-        return {"content": content, "refusal": None}
+        content: Any = LazyList(reported, lambda token: self._chat_token(token, num_top))
+        return ChatCompletionLogProbs(content=content, refusal=None)
 
-    def _chat_token(self, token: ReportedToken, num_top: int) -> Object:
-        assert token.likely is not None, "a chat tells nothing of its prompt"
+    def _chat_token(self, token: ReportedToken, num_top: int) -> ChatCompletionLogProbsContent:
+        assert token.likely is not None, "a chat has no logprobs of its prompt"
         top = token.likely.top[:num_top]
-        return self._chat_entry(token.id, token.likely.logprob) | {
-            "top_logprobs": [self._chat_entry(id, logprob) for id, logprob in top]
-        }
+        return ChatCompletionLogProbsContent(
+            token=self.spelled(token.id),
+            logprob=max(token.likely.logprob, LOWEST),
+            bytes=list(self._vocabulary.token_bytes(token.id)),
+            top_logprobs=[self._chat_entry(id, logprob) for id, logprob in top],
+        )
 
-    def _chat_entry(self, id: int, logprob: float) -> Object:
-        data = self._vocabulary.token_bytes(id)
-        return {
-            "token": self.spelled(id),
-            "logprob": max(logprob, LOWEST),
-            "bytes": list(data),
-        }
+    def _chat_entry(self, id: int, logprob: float) -> ChatCompletionLogProb:
+        return ChatCompletionLogProb(
+            token=self.spelled(id),
+            logprob=max(logprob, LOWEST),
+            bytes=list(self._vocabulary.token_bytes(id)),
+        )
 
-    def completion(self, reported: ReportedTokens, num_top: int) -> Object:
+    def completion(self, reported: ReportedTokens, num_top: int) -> CompletionLogProbs:
         """Return `logprobs` of a completion's choice.
 
         The token itself is among the top ones, as with OpenAI, so there may be one more.
         """
-        return {
+        columns: Object = {
             "text_offset": reported.offsets,
             "token_logprobs": LazyList(reported, logprob_of),
             "tokens": LazyList(reported.ids, self.spelled),
             "top_logprobs": LazyList(reported, lambda token: self._top(token, num_top)),
         }
+        return CompletionLogProbs(**columns)
 
     def _top(self, token: ReportedToken, num_top: int) -> Object | None:
         if token.likely is None:
@@ -99,18 +109,16 @@ class LogprobForms:
         """Return vLLM's `prompt_logprobs`: of each token itself and of the likeliest, by id."""
         return LazyList(reported, lambda token: self._prompt_token(token, num_top))
 
-    def _prompt_token(self, token: ReportedToken, num_top: int) -> Object | None:
+    def _prompt_token(self, token: ReportedToken, num_top: int) -> dict[str, PromptLogProb] | None:
         if token.likely is None:
             return None
         ranked = {token.id: (token.likely.logprob, token.likely.rank)}
         for rank, (id, logprob) in enumerate(token.likely.top[:num_top], 1):
             ranked.setdefault(id, (logprob, rank))
         return {
-            str(id): {
-                "logprob": max(logprob, LOWEST),
-                "rank": rank,
-                "decoded_token": self.text(id),
-            }
+            str(id): PromptLogProb(
+                logprob=max(logprob, LOWEST), rank=rank, decoded_token=self.text(id)
+            )
             for id, (logprob, rank) in ranked.items()
         }
 

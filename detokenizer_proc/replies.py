@@ -39,6 +39,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Frame
 from headrace.logs import log_failure
+from headrace.protocol.errors import anthropic_error, openai_error
 from headrace.system.cpu_limit import CpuLimitExceeded
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,9 @@ class CoreReply:
 class Replies:
     """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
 
-    `in_progress` is told which request a death would be blamed on: the one outside the core that is
-    worked at. Between turns it is the one whose body is being written, and 0 without such a body.
-    Where the core works it is 0.
+    `in_progress` is called with the request that a death is blamed on: the one that is worked at
+    outside the core. Between turns it is the one whose body is being written, and 0 without such a
+    body. Where the core works it is 0.
     """
 
     def __init__(
@@ -365,5 +366,5 @@ def times_of(id: int, output: StepOutput) -> Times | None:
 
 def error_body(error: RequestError, api: Api | None) -> tuple[Head, bytes]:
     """Return head and body of a reply that is nothing but an error."""
-    body = error.anthropic_body() if api is Api.MESSAGES else error.body()
+    body = anthropic_error(error) if api is Api.MESSAGES else openai_error(error)
     return Head(error.status, JSON), msgspec.json.encode(body)

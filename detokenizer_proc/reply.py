@@ -18,7 +18,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     joined,
 )
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
-from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
+from headrace.detokenizer_proc.renderers.renderer import Choice, Logprobs, TokenUsage
 from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
 from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
@@ -155,7 +155,7 @@ class Reply:
         sequence.generated.extend(ids)
         old, is_end_old = self._old_tokens(sequence, len(ids))
         row = len(logprobs) // max(1, len(ids))  # bytes
-        # One by one: whatever the client was told of these, it was in no more pieces.
+        # One by one: the client has received these in at most as many pieces.
         for place in range(old):
             end = finished if is_end_old and place == len(ids) - 1 else None
             self._take(sequence, [ids[place]], end, logprobs[place * row : (place + 1) * row])
@@ -245,7 +245,7 @@ class Reply:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
-    def _logprobs(self, plan: ReplyPlan, reported: ReportedTokens) -> Object | None:
+    def _logprobs(self, plan: ReplyPlan, reported: ReportedTokens) -> Logprobs | None:
         """Return `logprobs` of a choice, or of a piece of it."""
         if not reported or plan.logprobs is None:
             return None

@@ -228,7 +228,7 @@ class EngineCore:
         sampling = sequence.request.sampling
         generated = generated[
             : sequence.request.max_tokens - 1
-        ]  # an end is told with the last token
+        ]  # an end is sent with the last token
         if generated and generated[-1] in sequence.request.stop_token_ids:
             generated.pop()
         if sampling.logprobs is None and sampling.prompt_logprobs is None and generated:

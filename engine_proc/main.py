@@ -97,8 +97,8 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
         num_bytes = execution.kv_cache_memory_bytes
         raise ConfigError(
             f"--kv-cache-memory-bytes {CPU_KV_BYTES if num_bytes is None else num_bytes} holds "
-            f"{num_tokens} tokens, "
-            f"less than one sequence of --max-model-len {execution.max_model_len}"
+            f"{num_tokens} tokens, less than one sequence of --max-model-len "
+            f"{execution.max_model_len}; raise it or lower that"
         )
     return PagePool(ready.num_pages, ready.page_tokens)
 

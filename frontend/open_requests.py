@@ -38,8 +38,8 @@ class OpenRequest:
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
     on_news: Callable[[], None] | None = None  # there is something to write, or the client has left
-    # Write a piece from the middle of an answer, but for so many bytes of its chunk that have been
-    # written; False where the client does not read.
+    # Write a piece from the middle of a response, without the bytes of its chunk that have been
+    # written. False where the client does not read.
     write: Callable[[Frame, int], bool] | None = None
 
     def hold(self, part: Frame) -> None:

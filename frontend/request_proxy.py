@@ -44,7 +44,7 @@ class RequestProxy:
         Args:
             streams: write the pieces of a stream whose client reads.
             retry_after_s: when there will be room again in an engine that was full.
-            on_end: is told when it has been answered, or given up.
+            on_end: is called when it has been answered, or given up.
         """
         self._request = request
         self._open_request = open_request

@@ -74,16 +74,6 @@ class RequestError(HeadraceError):
         self.args = (str(self).replace(f"{self.param}: ", f"{param}: ", 1),)
         self.param = param
 
-    def body(self) -> dict[str, dict[str, str | None]]:
-        """Return the error in OpenAI's shape."""
-        fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return {"error": fields}
-
-    def anthropic_body(self) -> dict[str, str | dict[str, str]]:
-        """Return the error in Anthropic's shape."""
-        error = {"type": anthropic_type(self.status), "message": str(self)}
-        return {"type": "error", "error": error}
-
 
 class InvalidBody(RequestError):
     """The body is not the JSON this route takes."""
@@ -98,7 +88,7 @@ class InvalidValue(RequestError):
 
 
 class Unsupported(RequestError):
-    """A field OpenAI knows and this server does not offer."""
+    """A field of OpenAI's that this server does not offer."""
 
     code = "unsupported_parameter"
 
@@ -188,7 +178,7 @@ class QueueFull(RequestError):
 
 
 class ScriptedError(RequestError):
-    """An error that a script wants of a mock engine's server."""
+    """An error of a script of a mock engine's server."""
 
     def __init__(self, status: int, message: str, type: str, code: str | None) -> None:
         super().__init__(message)

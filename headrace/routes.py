@@ -87,27 +87,27 @@ ROUTES = (
     Route(DETOKENIZE, "Turn token ids into a text"),
     Route(MODELS, "List the model that is served", Lane.INFO),
     # As with vLLM, what monitors ask for is not counted.
-    Route(VERSION, "Tell the server's version", Lane.INFO, is_counted=False),
-    Route(LOAD, "Tell how many requests are open", Lane.INFO, is_counted=False),
+    Route(VERSION, "Return the server's version", Lane.INFO, is_counted=False),
+    Route(LOAD, "Return the number of open requests", Lane.INFO, is_counted=False),
     Route(
-        MODEL_INFO, "Tell of the model", Lane.INFO, aliases=("/get_model_info",), is_counted=False
+        MODEL_INFO, "Describe the model", Lane.INFO, aliases=("/get_model_info",), is_counted=False
     ),
     Route(
         SERVER_INFO,
-        "Tell of the server",
+        "Describe the server",
         Lane.INFO,
         aliases=("/get_server_info",),
         is_counted=False,
     ),
     Route(
-        HEALTH, "Tell whether all processes serve", Lane.FRONTEND, aliases=(PING,), is_counted=False
+        HEALTH, "Check that all processes serve", Lane.FRONTEND, aliases=(PING,), is_counted=False
     ),
-    Route(READY, "Tell whether requests are let in", Lane.FRONTEND, is_counted=False),
-    Route(STARTUP, "Tell whether all have begun", Lane.FRONTEND, is_counted=False),
-    Route(METRICS, "Tell metrics, for Prometheus", Lane.INFO, is_counted=False),
-    Route(RING, "Tell the state of each process", Lane.INFO, is_counted=False),
+    Route(READY, "Check that requests are accepted", Lane.FRONTEND, is_counted=False),
+    Route(STARTUP, "Check that all processes have started", Lane.FRONTEND, is_counted=False),
+    Route(METRICS, "Return metrics, for Prometheus", Lane.INFO, is_counted=False),
+    Route(RING, "Return the state of each process", Lane.INFO, is_counted=False),
     Route(RING_EVENTS, "Stream the state of each process", Lane.INFO, is_counted=False),
-    Route(OPENAPI, "Tell this description", Lane.INFO),
+    Route(OPENAPI, "Return this description", Lane.INFO),
     Route(DOCS, "Show this description as a page", Lane.FILE, is_counted=False),
 )
 

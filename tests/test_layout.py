@@ -17,21 +17,21 @@ from headrace.config.config import ServerConfig, flag_name
 ROOT = Path(__file__).parents[1]
 PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
 # Packages of headrace, each with those that it may import. Modules of `headrace/` itself are leaves
-# that all may import; a folder of a process may import itself and SHARED, and its own packages as
-# WITHIN says.
+# that all may import. A folder of a process may import itself and SHARED, and its own packages as
+# in WITHIN.
 PACKAGES = {
     "system": "",
     "model": "",
     "board": "",
     "ipc": "board model",
-    "config": "board model",
+    "config": "board model protocol",
     "runtime": "board config ipc system",
     "supervision": "board config ipc runtime system",
     "metrics": "board config ipc system",
     "launch": "board config runtime supervision system",
     "client": "launch",
-    "protocol": "client",
-    "offline": "board client config ipc launch model system",
+    "protocol": "",
+    "offline": "board client config ipc launch model protocol system",
     "testing": "config launch",
     "cli": "board client config ipc model runtime supervision system",
     "bench": "config offline runtime",
@@ -40,7 +40,6 @@ SHARED = {"system", "model", "board", "ipc", "config", "runtime", "protocol"}
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},
-    "tokenizer_proc.openapi": {"client"},  # its responses
     "tokenizer_proc.scripts": {"testing"},  # the vocabulary of scripts
     "detokenizer_proc": {"metrics"},
 }

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import statistics
 import subprocess
 import tokenize
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAX_WORDS = 25
+MAX_MEDIAN_WORDS = 20  # of docstrings
 # A paragraph ends at a blank line, a list item, an entry of `Args:` or an example.
 PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |>>> |\w+(?:, \w+)*: ))")
 SOURCE = re.compile(r"(?<![\w/.*<-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|h|cuh))\b(?!\.)")
@@ -64,6 +66,54 @@ def test_sentences_of_docstrings_are_short() -> None:
         f"{path.relative_to(ROOT)}:{line}: {len(sentence.split())} words: {sentence}"
         for path in tracked("*.py")
         for line, text in docstrings(path)
+        for sentence in sentences(text)
+        if len(sentence.split()) > MAX_WORDS
+    ]
+    assert not long, "\n".join([f"a sentence has at most {MAX_WORDS} words", *long])
+
+
+def test_median_sentence_of_docstrings_is_short() -> None:
+    lengths = [
+        len(sentence.split())
+        for path in tracked("*.py")
+        for _, text in docstrings(path)
+        for sentence in sentences(text)
+    ]
+    assert statistics.median(lengths) <= MAX_MEDIAN_WORDS
+
+
+def comment_blocks(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a source, each with its first line. Lines below each other are one."""
+    first, place, block = 0, -1, list[str]()
+    for number, column, text in comment_lines(path):
+        if (number, column) != (first + len(block), place):
+            yield first, "\n".join(block)
+            first, place, block = number, column, []
+        block.append(text)
+    yield first, "\n".join(block)
+
+
+def comment_lines(path: Path) -> Iterator[tuple[int, int, str]]:
+    """Yield line, column and text of each comment. One after code has a column of its own."""
+    if path.suffix == ".py":
+        with path.open("rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                if token.type == tokenize.COMMENT:
+                    number, column = token.start
+                    is_alone = not token.line[:column].strip()
+                    yield number, column if is_alone else -number, token.string[1:]
+        return
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        code, mark, text = line.partition("//")
+        if mark and not code.endswith(":"):  # of a URL in a string
+            yield number, -number if code.strip() else len(code), text
+
+
+def test_sentences_of_comments_are_short() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{line}: {len(sentence.split())} words: {sentence}"
+        for path in tracked("*.py", "*.cpp", "*.h", "*.cuh")
+        for line, text in comment_blocks(path)
         for sentence in sentences(text)
         if len(sentence.split()) > MAX_WORDS
     ]

@@ -22,6 +22,7 @@ from headrace.ipc.messages import (
     Sampling,
     detokenizer_of,
 )
+from headrace.protocol.tokens import InputTokens, TokenCount
 from headrace.tokenizer_proc.apis.anthropic import CHAT_NAMES as MESSAGES_NAMES
 from headrace.tokenizer_proc.apis.anthropic import (
     chat_of_messages,
@@ -122,7 +123,7 @@ class Form:
     id: str = ""  # of the response; empty is a new one of that API
     first: int = 0  # index of the first sequence
     num_sequences: int | None = None  # of the whole reply; None is those planned together
-    num_logprobs: int = 0  # log probabilities that are told of the sequences before
+    num_logprobs: int = 0  # log probabilities of the sequences before
 
 
 class GenerationPlanner:
@@ -185,7 +186,7 @@ class GenerationPlanner:
             chat, names = chat_of_responses(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer({"object": "response.input_tokens", "input_tokens": num_tokens})
+        return json_answer(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
 
     def messages(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/messages` request."""
@@ -202,7 +203,7 @@ class GenerationPlanner:
             chat, names = chat_of_messages(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer({"input_tokens": num_tokens})
+        return json_answer(TokenCount(input_tokens=num_tokens))
 
     def _counted(self, http: HttpRequest, chat: ChatRequest) -> Encoding[int]:
         """Return how many tokens a conversation is."""
@@ -255,7 +256,8 @@ class GenerationPlanner:
             self._prompts.check_bytes(text, wanted, form.param)
         elif images:
             raise Unsupported(
-                "truncate_prompt_tokens: images are not cut", "truncate_prompt_tokens"
+                "truncate_prompt_tokens: images are not cut; leave it out, or the images",
+                "truncate_prompt_tokens",
             )
         text = yield from images.written(text)
         (ids,) = yield [self._template.to_encode(text, request.add_special_tokens)]

@@ -7,6 +7,7 @@ from headrace.config.model_list import model_pages
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.metrics.headrace_metrics import MetricsPage
+from headrace.protocol.server import VersionResponse
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info
@@ -31,7 +32,7 @@ class InfoRoutes:
         self.metrics = MetricsPage(board, config.card, config.metrics_dialect)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
-            routes.VERSION: lambda *_: json_answer({"version": __version__}),
+            routes.VERSION: lambda *_: json_answer(VersionResponse(version=__version__)),
             routes.LOAD: lambda *_: json_answer(server_info.load(board)),
             routes.MODEL_INFO: lambda *_: json_answer(server_info.model_info(config.card)),
             routes.SERVER_INFO: lambda *_: json_answer(server_info.server_info(config.card, board)),

@@ -31,8 +31,8 @@ def num_entries(requests: Iterable[GenerateRequest], prompts: Iterable[Ids]) -> 
 def limit_of(plan: ReplyPlan) -> int:
     """Return how many entries there may be in a reply.
 
-    Of what streams, `/generate` tells all so far in each event, `/v1/responses` at its end, and
-    `/v1/completions` tells a prompt that is echoed at once.
+    Of what streams, `/generate` repeats all so far in each event, `/v1/responses` at its end, and
+    `/v1/completions` sends an echoed prompt at once.
     """
     repeats = plan.api in (Api.RESPONSES, Api.GENERATE) or plan.echo
     is_repeated = plan.stream and repeats and plan.logprobs is not None

@@ -16,8 +16,8 @@ def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | 
     """
     if request.offered and card.tool_format is None:
         raise Unsupported(
-            "tools: this server does not know how the model writes calls, or does not read them; "
-            "--tool-call-parser names the format",
+            "tools: the format of this model's calls is unknown or not read; "
+            "--tool-call-parser names one",
             "tools",
         )
     tools = card.tool_format if request.offered else None

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -11,6 +11,7 @@ from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
 from headrace.ipc.messages import HttpRequest
+from headrace.protocol.tokens import TokenizeResponse
 from headrace.tokenizer_proc.apis.openai import (
     TokenizeRequest,
     decode_detokenize,
@@ -79,13 +80,14 @@ class TokenRoutes:
         self._check_model(request.model)
         text = yield from self._text(http.id, request)
         (ids,) = yield [text]
+        tokens: Any = msgspec.Raw(json_numbers(ids))
         return json_answer(
-            {
-                "count": len(ids),
-                "max_model_len": self._card.max_model_len,
-                "tokens": msgspec.Raw(json_numbers(ids)),
-                "token_strs": self._spelling.tokens(ids) if request.return_token_strs else None,
-            }
+            TokenizeResponse(
+                count=len(ids),
+                max_model_len=self._card.max_model_len,
+                tokens=tokens,
+                token_strs=self._spelling.tokens(ids) if request.return_token_strs else None,
+            )
         )
 
     def _text(self, id: int, request: TokenizeRequest) -> Encoding[Text]:

@@ -7,20 +7,21 @@
 //   two_shot   every rank sums its part of the tensor, then reads the others' sums.
 //   fused      one_shot, then residual += sum and RMSNorm of that; a block per row.
 //
-//   With a `row`, inputs are read where they lie: a graph's tensors, whose addresses on all ranks
-//   are in a table that is filled after capture. Without one, each rank copies its input into a
-//   workspace that the others have mapped already.
+//   With a `row`, inputs are read where they lie. These are a graph's tensors, whose addresses on
+//   all ranks are in a table that is filled after capture. Without one, each rank copies its input
+//   into a workspace that the others have mapped already.
 //
-//   Barriers are between blocks of the same index, so the block that reads a vector of another rank
-//   has the index of the block that wrote it. A flag is (meta << 32 | epoch): epochs count calls
-//   and are never reset, and meta is a hash of the call's sizes, so ranks that call differently
-//   fail. A waiting peer is at most one call behind, so a flag is there if its epoch is ours or the
-//   next; the distance is taken modulo 2^32. Whatever goes wrong sets the abort word, which every
+//   Barriers are between blocks of the same index. So a block reads another rank's vector from the
+//   block with its own index. A flag is (meta << 32 | epoch). Epochs count calls and are never
+//   reset. Meta is a hash of the call's sizes, so ranks that call differently fail. A waiting peer
+//   is at most one call behind, so a flag is there if its epoch is ours or the next. The distance
+//   is taken modulo 2^32. Whatever goes wrong sets the abort word, which every
 //   wait looks at.
 //
 //   The workspace has two halves, used in turn. A half is written again two calls later, after a
-//   barrier of the call between, which a rank enters when it has read everything of the first one:
-//   calls are in stream order. Sums of parts are written past a barrier and need no second copy.
+//   barrier of the call between. A rank enters that barrier when it has read everything of the
+//   first call: calls are in stream order. Sums of parts are written past a barrier and need no
+//   second copy.
 //   Inputs at a `row` are the caller's to overwrite after the call, so it ends with a barrier.
 //
 //   HEADRACE_WORLD is the number of ranks. HEADRACE_DROP names parts of the protocol to leave out,
@@ -42,7 +43,7 @@ struct alignas(16) Vector {
     u32 words[4];
 };
 
-// What a rank knows of all, in its own memory, written by the host (ipc_workspace.py).
+// A rank's state of all ranks, in its own memory, written by the host (ipc_workspace.py).
 struct Group {
     u64 flags[MAX_RANKS]; // u64 [2 phases][MAX_BLOCKS][ROW_WORDS] of each rank, as mapped by this
                           // one
@@ -117,7 +118,7 @@ DEVICE u64 *flag_of(const Group &group, u32 owner, u32 phase, u32 writer) {
 }
 
 // Begin a call; false if the group has failed. The last block to arrive counts the call, when all
-// have read its number: so it works in replays, which have no arguments of their own.
+// have read its number. So it works in replays, which have no arguments of their own.
 DEVICE bool enter(const Group &group, u32 &epoch) {
     Shared &shared = shared_memory<Shared>();
     if (threadIdx.x == 0) {

@@ -1,4 +1,4 @@
-// ptx: what csrc/collectives/all_reduce.cuh asks of a GPU beyond plain C++; it comes before that
+// ptx: what csrc/collectives/all_reduce.cuh uses of a GPU beyond plain C++; it comes before that
 // file in one program.
 //   Tests put CPU threads in its place (tests/support/gpu_threads.h), so that everything else of
 //   the kernels runs without a GPU. Includes nothing: NVRTC has no headers.

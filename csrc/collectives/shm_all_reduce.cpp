@@ -12,7 +12,7 @@ namespace {
 enum class Collective : uint64_t { all_reduce = 1, all_gather, broadcast };
 
 constexpr size_t slice_align = 64; // bytes
-// Sums of this size over the number of ranks, or more, are shared out: that takes a round more, and
+// Sums of this size over the number of ranks, or more, are shared out. That takes a round more, and
 // saves reading what the others add up. Two ranks have nothing to gain.
 constexpr size_t shared_from = size_t(64) << 10;
 
@@ -90,7 +90,7 @@ Verdict ShmAllReduce::add_all(char *data, size_t bytes, Number number, uint64_t 
 }
 
 // A round per chunk and one more. In each, a rank publishes the slices of a chunk that the others
-// add up, and behind them its own slice of the chunk before, which is summed by then.
+// add up. Behind them is its own slice of the chunk before, which is summed by then.
 Verdict ShmAllReduce::add_shares(char *data, size_t bytes, Number number, uint64_t meta) {
     const int num_ranks = group_->num_ranks(), own = group_->rank();
     const size_t max_slice = group_->half_bytes() / (num_ranks + 1) / slice_align * slice_align;

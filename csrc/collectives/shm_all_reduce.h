@@ -1,8 +1,8 @@
 // Collectives of ranks on one machine, through shared memory.
 //
-// A sum adds the ranks' numbers in the order of the ranks, in fp32, and rounds once; each has the
-// same bits on every rank, whatever its size, and on every instruction set. A NaN is 0x7fc00000, or
-// what that is in 16 bits.
+// A sum adds the ranks' numbers in the order of the ranks, in fp32, and rounds once. It has the
+// same bits on every rank and instruction set, whatever its size. A NaN is 0x7fc00000, or what that
+// is in 16 bits.
 //
 // One thread of a rank at a time. All ranks call the same collectives in the same order, each with
 // the same sizes; one that does not gets and causes a mismatch. Nothing is thrown, and no call

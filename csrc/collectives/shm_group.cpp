@@ -59,8 +59,8 @@ struct Process {
     uint64_t start_time = 0;
 };
 
-// A process that ends loses its memory map before the memory is freed, which may take long, and is
-// a zombie until its parent has asked for its exit code: neither of them runs.
+// A process that ends loses its memory map before the memory is freed, which may take long. It is a
+// zombie until its parent reads its exit status. In both states it does not run.
 Process process_of(int32_t pid) {
     char path[32], text[1024];
     std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -92,8 +92,8 @@ Verdict unpacked(uint32_t word, int reader) {
     return turned ? Verdict{outcome, by, about} : Verdict{outcome, about, by};
 }
 
-// Have memory for a part of the segment, or say that there is none: without this, to touch a page
-// that cannot be had is a SIGBUS. Returns 0 or an errno.
+// Reserve memory for a part of the segment, or return that there is none. Without this, touching a
+// page that cannot be had is a SIGBUS. Returns 0 or an errno.
 int reserve(int fd, off_t offset, off_t bytes) {
     int error;
     do {

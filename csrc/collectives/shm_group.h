@@ -1,18 +1,18 @@
 // Ranks that meet in rounds, through an inherited memfd: processes, or threads of one.
 //
 // In round s a rank writes its half s % 2, publishes it, waits until all others have published
-// theirs, and reads them. It may write that half again in round s + 2, since then all others have
-// published round s + 1, and a rank that has published s + 1 has read what it wanted of round s.
-// Rounds are numbered, never reset: no round can be taken for an older or newer one.
+// theirs, and reads them. It may write that half again in round s + 2: by then all others have
+// published round s + 1. A rank that has published s + 1 has read what it needs of round s. Rounds
+// are numbered, never reset: no round can be taken for an older or newer one.
 //
 //   0       header: size and number of ranks; the verdict, which is 0 until an abort
 //   256     a line per rank: round published, its `meta`, number of sleepers, process
 //   4096    per rank: half 0, half 1
 //
-// No wait is without end. A rank looks awake for a while if every rank can have a core, yields,
-// and sleeps; every 50 ms it checks whether the ranks it waits for are alive. A rank that finds
-// another dead, or in another collective, writes the verdict. All waits return then, and the group
-// is unusable until it is revived.
+// No wait is without end. A rank polls for a while if every rank can have a core, then yields, then
+// sleeps. Every 50 ms it checks whether the ranks it waits for are alive. A rank that finds another
+// dead, or in another collective, writes the verdict. All waits return then, and the group is
+// unusable until it is revived.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -56,9 +56,9 @@ public:
     static int create(int num_ranks, size_t half_bytes = default_half_bytes);
 
     // Join as `rank`, or only map the segment as -1, to watch it and to abort. The rank's own part
-    // is reserved here, so that lack of memory is an error and not a SIGBUS later. Null, with
-    // `error` an errno, when that fails; EINVAL: `fd` is no segment of so many ranks; EBUSY: the
-    // rank has been taken; ENOSYS: /proc is missing. `shared` is where threads have mapped it.
+    // is reserved here, so that lack of memory is an error and not a SIGBUS later. On failure it is
+    // null, with `error` an errno. EINVAL: `fd` is no segment of so many ranks; EBUSY: the rank has
+    // been taken; ENOSYS: /proc is missing. `shared` is where threads have mapped it.
     static std::unique_ptr<ShmGroup> join(int fd, int rank, int num_ranks, int &error,
                                           char *shared = nullptr);
 

@@ -1,9 +1,9 @@
 // Paged attention of a tile of consecutive tokens of one sequence, for one KV head.
 //
 // A page holds keys as blocks of 16 tokens along the head, and values as blocks of 16 numbers of
-// the head along the tokens, both laid out as packed weights (matrix.h, f32 or bf16), so scores
+// the head along the tokens. Both are laid out as packed weights (matrix.h, f32 or bf16), so scores
 // and sums of values are gemm tiles. Keys are taken in segments at fixed positions, and segments
-// are merged in order: what a token gets depends neither on its batch mates nor on the threads.
+// are merged in order. So a token's result depends neither on its batch mates nor on the threads.
 #pragma once
 #include "cpu/gemm.h"
 #include "cpu/math.h"

@@ -2,9 +2,10 @@
 // rounded to bf16, as keys and values are.
 //
 // Pages are, as they lie, what the tiles take as their second factor, and pairs of bf16 what they
-// take as their first. Sums run over 32 steps at a time, in order: those of scores along the head,
-// those of values along the keys, from a multiple of 32. A row's result has the same bits whatever
-// rows it is with. From the cache this reads 60 GB/s even for a single row; vectors read 45.
+// take as their first. Sums run over 32 steps at a time, in order. Those of scores run along the
+// head, those of values along the keys, from a multiple of 32. A row's result has the same bits
+// whatever rows it is with. From the cache this reads 60 GB/s even for a single row; vectors read
+// 45.
 #if defined(__x86_64__)
 #include "cpu/kernels.h"
 
@@ -186,8 +187,8 @@ void softmax_rows(const AttentionTile &tile, const Span &span, float *scores,
     }
 }
 
-// ---- Products by tiles: 0 to 3 have sums, of a block each; 4 has rows of the first factor and 6 a
-// block of the second, 5 and 7 likewise where the rest of a head is less than 32.
+// ---- Products by tiles: 0 to 3 have sums, of a block each. 4 has rows of the first factor and 6 a
+// block of the second. 5 and 7 have the same where the rest of a head is less than 32.
 
 constexpr int x_tile = 4, block_tile = 6, of_rest = 1;
 

@@ -45,8 +45,8 @@ struct DotSum {
     void end_unit() {}
 };
 
-// As the tiles: within 32 steps of k, even ones and odd ones have sums of their own, from zero
-// (TDPBF16PS in Intel's manual, which flushes denormals, too).
+// As in the tiles, even and odd steps of 32 along k have sums of their own, from zero. Denormals
+// are flushed, too (TDPBF16PS in Intel's manual).
 struct TileSum {
     __m512 sum, even, odd;
 

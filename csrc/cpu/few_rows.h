@@ -11,8 +11,8 @@ namespace headrace {
 constexpr int max_few_rows = 16;
 constexpr int max_rows_as_tiles = 2; // vectors read memory faster than tiles
 
-// The same bits as the products of many rows give: those of fp32 (gemm.h), those of AMD's dot
-// products of bf16, those of Intel's tiles (kernels_amx.cpp). `x` is as it is there.
+// The same bits as the products of many rows: those of fp32 (gemm.h), of AMD's dot products of
+// bf16, of Intel's tiles (kernels_amx.cpp). `x` is as it is there.
 void bf12_by_floats(const Operands &o, int rows, int num_blocks);
 void bf12_by_dots(const Operands &o, int rows, int num_blocks);
 void bf12_as_tiles(const Operands &o, int rows, int num_blocks);

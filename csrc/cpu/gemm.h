@@ -1,7 +1,7 @@
 // out[rows, 16 * blocks] = x[rows, cols] . packed blocks, fp32 sums whatever the weight format.
 //
-// Every sum runs along k in order, one fused multiply-add per step, in every tile: a row's result
-// has the same bits whatever rows it is batched with. Tiles differ only in how many rows and
+// Every sum runs along k in order, one fused multiply-add per step, in every tile. So a row's
+// result has the same bits whatever rows it is batched with. Tiles differ only in how many rows and
 // blocks they keep in registers. One row is bound by memory: 54 of 70 GB/s on two Zen 5 cores,
 // bf16. From about ten rows on it is arithmetic: 512 rows run at 420 GFLOP/s there, at 850 where
 // both factors are bf16.
@@ -38,7 +38,7 @@ template <class V> struct Bf16Block {
     }
 };
 
-// The same block where activations are bf16 too: a step is the dot product of two columns, for
+// The same block where activations are bf16 too. A step is the dot product of two columns, for
 // which `x` holds a pair of numbers in the place of each float.
 template <class V> struct Bf16PairBlock {
     static constexpr int unit = 2, group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 64;

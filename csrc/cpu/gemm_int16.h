@@ -3,9 +3,9 @@
 // Beside int8 weights it may be 8 bits, as W8A8 has it: numbers whose high byte is zero.
 //
 // One token takes about what memory takes: in 8 bits it took 8 % less at most. The dot product of
-// two groups is an integer, so its order is free; products of the two scales and the dot are added
+// two groups is an integer, so its order is free. Products of the two scales and the dot are added
 // along k in order. A row thus has the same bits in every tile. Many rows take arithmetic, half as
-// much again as 8 bits did: a core of a Xeon multiplies and adds 140 * 10^9 times a second.
+// much again as 8 bits did. A core of a Xeon multiplies and adds 140 * 10^9 times a second.
 #pragma once
 #include "cpu/gemm.h"
 

@@ -17,8 +17,8 @@ void few_rows(const Operands &o, int rows, int num_blocks, float *) {
 }
 
 // What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. Those of
-// bf16 are the tiles' where there are any; else they are AVX2's but on AMD, for Intel's vectors of
-// bf16 run at half the flops of fp32 (Xeon, family 6 model 207).
+// bf16 are the tiles' where there are any; else they are AVX2's but on AMD. Intel's vectors of bf16
+// run at half the flops of fp32 (Xeon, family 6 model 207).
 const Kernels &avx512_here() {
     static const Kernels kernels = [] {
         Kernels mixed = avx512_kernels;

@@ -1,7 +1,7 @@
 // The operations that exist once per instruction set, and the choice among them.
 //
-// Each kernels_*.cpp defines sixteen lanes of fp32 its own way and instantiates the same
-// templates over them; everything else is compiled once, for the oldest processor.
+// Each kernels_*.cpp defines sixteen lanes of fp32 its own way and instantiates the same templates
+// over them. Everything else is compiled once, for the oldest processor.
 #pragma once
 #include "cpu/attention.h"
 #include "cpu/gemm_int16.h"

@@ -1,9 +1,9 @@
 // out[rows, 16 * blocks] = x[rows, cols] . packed bf16 blocks, both factors bf16, by Intel's tiles
 // (AMX): sixteen rows by sixteen columns, 32 steps of k to an instruction.
 //
-// A packed block (matrix.h) is, as it lies, what the tiles take as their second factor, and the
-// pairs of round_row are what they take as their first. Every sum runs over the same 32 steps at a
-// time, in order along k: a row's result has the same bits whatever rows it is batched with.
+// The second factor of the tiles is a packed block (matrix.h) as it lies. Their first factor is the
+// pairs of round_row. Every sum runs over the same 32 steps at a time, in order along k. So a row's
+// result has the same bits whatever rows it is batched with.
 #if defined(__x86_64__)
 #include "cpu/few_rows.h"
 
@@ -31,7 +31,7 @@ constexpr int tile_bytes = tile_rows * tile_pairs * 4;
 constexpr int ahead_bytes = 4 * tile_bytes; // to prefetch, in each block
 
 // What the tiles are, as the instruction reads it. Tile 2 * m + n has the sums of the m-th rows and
-// the n-th block, tile 4 + m the rows and tile 6 + n the block.
+// the n-th block. Tile 4 + m has the rows, tile 6 + n the block.
 struct alignas(64) Shape {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -185,7 +185,7 @@ void multiply_group(const Operands &o, int rows, Units &&units) {
     }
 }
 
-// What the tiles are, from when it is first told how many rows they have until it goes.
+// What the tiles are, from its first number of rows until its end.
 class Configuration {
 public:
     ~Configuration() { _tile_release(); }
@@ -227,7 +227,7 @@ void multiply_all_rows(const Operands &o, int rows, int num_blocks) {
     }
 }
 
-// Pairs of bf12 blocks as bf16, one after another, each in one of two panels: while the tiles work
+// Pairs of bf12 blocks as bf16, one after another, each in one of two panels. While the tiles work
 // on a pair for all rows, the next one is unpacked little by little.
 class UnpackedPairs {
 public:
@@ -238,8 +238,8 @@ public:
 
     size_t stride() const { return size_t(num_units_) * bf16_unit_bytes; }
 
-    // Of a pair, as the tiles come to unit `u` of it in a group of rows: this unit and the next are
-    // there, and of the next pair as much as is due.
+    // When the tiles come to unit `u` of a pair in a group of rows, that unit and the next are
+    // there. So is as much of the next pair as is due.
     const uint8_t *at(int pair, int group, int u) {
         const int begin = pair * num_units_;
         const int passed = (group - 1) * num_units_ + u;

@@ -47,8 +47,8 @@ struct Avx512 {
     static Floats zero_below(Floats x, float limit, Floats y) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_NLT_UQ), y);
     }
-    // A number is 256 * high + low, signed bytes both: all high ones of a group, then all low ones,
-    // for the instruction that multiplies unsigned by signed bytes.
+    // A number is 256 * high + low, both signed bytes. All high ones of a group come first, then
+    // all low ones, for the instruction that multiplies unsigned by signed bytes.
     static void store_steps(Int16Group &group, int first, Floats x) {
         const __m512i steps = _mm512_cvtps_epi32(x);
         const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, ints(128)), 8);

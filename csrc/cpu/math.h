@@ -50,7 +50,7 @@ template <class V> typename V::Floats gelu(typename V::Floats x) {
     p = V::fma(p, t, V::set(-0.284496736f));
     p = V::fma(p, t, V::set(0.254829592f));
     const auto tail = V::mul(V::mul(p, t), exp_of<V>(V::sub(zero, V::mul(z, z)))); // 1 - erf|z|
-    // x * (1 + erf z) / 2 is x - x * tail / 2 where x is positive and x * tail / 2 elsewhere.
+    // x * (1 + erf z) / 2 is x - x * tail / 2 for positive x, else x * tail / 2.
     const auto half = V::mul(V::mul(V::set(0.5f), x), tail);
     return V::add(V::max(x, zero), V::sub(zero, V::max(half, V::sub(zero, half))));
 }

@@ -177,8 +177,8 @@ struct Matrix {
 };
 
 // Pack rows [first_row, first_row + num_rows) from row-major `source`, first_row a multiple of 16.
-// For f32, bf16 and int8 the source is fp32, for bf16 also bf16 itself, for bf12 bf16 alone, for
-// int8 also Q8_0; others are GGUF blocks.
+// The source of f32, bf16 and int8 is fp32; that of bf16 may be bf16, that of int8 Q8_0. The source
+// of bf12 is bf16 alone; others are GGUF blocks.
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source);
 

@@ -1,5 +1,5 @@
-// What the kernels work on. Code here is compiled for the oldest processor: kernels_*.cpp include
-// it before they raise the target, so that no function shared by several of them needs a new one.
+// What the kernels work on. Code here is compiled for the oldest processor. kernels_*.cpp include
+// it before they raise the target, so no function that several of them share needs a new one.
 #pragma once
 #include "cpu/matrix.h"
 #include "cpu/numbers.h"

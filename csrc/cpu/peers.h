@@ -7,7 +7,7 @@ namespace headrace {
 
 class ShmAllReduce;
 
-struct PeerLost {}; // thrown: one of them has ended, or the group was aborted; it knows which
+struct PeerLost {}; // thrown: one of them has ended, or the group was aborted: the group has which
 
 struct Peers {
     ShmAllReduce *group = nullptr; // null: there are none

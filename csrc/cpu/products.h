@@ -32,13 +32,13 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 // Floats that a thread needs for gates of so many tokens.
 size_t room_for_gates(int num_tokens);
 
-// gated = act(gate) * up, each task on what it has just computed, rounded for products with `next`:
-// what those do not read is not written, and gates leave no core's cache.
+// gated = act(gate) * up, each task on what it has just computed, rounded for products with `next`.
+// Unread values are not written, and gates leave no core's cache.
 void multiply_gated(StepState &state, const Linear &gate, const Linear &up,
                     const Activations &gated, const Matrix &next);
 
-// The step's logits, finished. Each task finds the largest of every 64 of those that it has just
-// computed, while they are in its cache: [rows, num_blocks_of(tokens)] in `maxima`, if it is given.
+// The step's logits, finished. Each task finds the largest of every 64 that it has just computed,
+// while they are in its cache. They are [rows, num_blocks_of(tokens)] in `maxima`, if it is given.
 void multiply_head(StepState &state, const Product &head, float *maxima);
 
 } // namespace headrace

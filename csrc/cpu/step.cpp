@@ -1,7 +1,7 @@
 // One step of the decoder: every layer over all tokens of the batch, prefill and decode alike.
 //
-// A step is a sequence of parallel phases. Products with weights are cut by output blocks (and by
-// rows when there are many), attention by tile, KV head and, for few tokens, key segment.
+// A step is a sequence of parallel phases. Products with weights are cut by output blocks, and by
+// rows when there are many. Attention is cut by tile, KV head and, for few tokens, key segment.
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
 #include "cpu/products.h"
@@ -35,7 +35,7 @@ void embed_token(const StepState &state, int token, float *row) {
     }
 }
 
-// A row that comes with the step, as it is; every worker has it, and the first says so.
+// A row that comes with the step, as it is; every worker has it, and the first reports it.
 void take_embed(const StepState &state, int index, float *row) {
     const int size = state.config.hidden_size;
     if (state.model.peers.rank == 0) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int spins_before_yield = 2000; // about 30 us, longer than most gaps between phases
 
-// Waits a moment. The yield gives the core to any other runnable thread: a spin that never yields
+// Waits a moment. The yield gives the core to any other runnable thread. A spin that never yields
 // collapses as soon as there are more running threads than cores.
 class Backoff {
 public:

@@ -1,9 +1,9 @@
 // Threads that run one step after another, each step a sequence of short parallel phases.
 //
 // Inside a step a phase lasts 20 to 500 us, so waiting threads spin, then yield; between steps
-// workers sleep. Tasks are claimed one by one and finished tasks are counted, not arrived threads:
-// a worker that the system has descheduled holds up nothing but the task it is in. Every other
-// thread claims from the last task on: where tasks are rows in their order, most rows meet in each
+// workers sleep. Tasks are claimed one by one, and finished tasks are counted, not arrived threads.
+// A worker that the system has descheduled holds up nothing but the task it is in. Every other
+// thread claims from the last task on. Where tasks are rows in their order, most rows meet in each
 // phase the core that has them in its cache.
 #pragma once
 #include <algorithm>

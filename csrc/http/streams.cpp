@@ -65,7 +65,7 @@ public:
         return written;
     }
 
-    // What the client of a request has been told since it was opened: by sequence.
+    // Delivered tokens of a request since it was opened: by sequence.
     const std::vector<uint32_t> *told(uint64_t request) const {
         const auto found = streams_.find(request);
         return found == streams_.end() ? nullptr : &found->second.told;
@@ -170,7 +170,7 @@ uint64_t headrace_streams_num_bytes(void *streams, uint64_t request) {
     return static_cast<Streams *>(streams)->num_bytes(request);
 }
 
-// What has been told of a request's sequences; valid until the next call. Return how many.
+// Delivered tokens of a request's sequences; valid until the next call. Return how many.
 uint32_t headrace_streams_told(void *streams, uint64_t request, const uint32_t **told) {
     const auto *found = static_cast<Streams *>(streams)->told(request);
     *told = found == nullptr ? nullptr : found->data();

@@ -3,9 +3,9 @@
 //   A row's result depends on nothing but the row: not on its batch mates, the number of threads
 //   or the instruction set. (The two logarithms of the noise, and log and exp once per row, are
 //   the C library's.)
-//   Bound by compute. For a row of 49,152, with AVX-512 or AVX2: 8 or 27 us to see whose noise may
-//   win, 35 or 71 us for a sum of exponentials (top_p, log probabilities), 2 us to find the best
-//   where the executor has not.
+//   Bound by compute. Times are of a row of 49,152, with AVX-512 or AVX2. It takes 8 or 27 us to
+//   find which noise may win, and 35 or 71 us for a sum of exponentials (top_p, log probabilities).
+//   Finding the best takes 2 us where the executor has not.
 
 #include "cpu/thread_pool.h"
 #include "sampling/sampler_row.h"

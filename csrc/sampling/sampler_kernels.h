@@ -1,6 +1,6 @@
 // The passes over a whole vocabulary that sampling needs, once per instruction set.
 //
-// Every pass gives the same bits on every instruction set: it adds in 16 fixed lanes, in double
+// Every pass gives the same bits on every instruction set. It adds in 16 fixed lanes, in double
 // precision, and the compiler may not fuse a product with a sum.
 #pragma once
 #include "cpu/kernels.h" // Isa, block_tokens
@@ -37,8 +37,8 @@ struct SamplerKernels {
     double (*sum_weights)(const float *logits, int n, const Softmax &);
     // The logits whose bit is set; minus infinity for the others.
     void (*mask)(const float *logits, const uint32_t *bits, int n, float *masked);
-    // Whether one of the 64 counters from `key` on has its upper 52 random bits, read as a number,
-    // no more than `distance` below the largest.
+    // Whether one of the 64 counters from `key` on is near the largest. Its upper 52 random bits,
+    // as a number, are then at most `distance` below.
     bool (*any_within)(uint64_t key, uint64_t distance);
 };
 

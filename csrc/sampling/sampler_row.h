@@ -32,10 +32,9 @@ class RowSampler {
 public:
     RowSampler(int vocab_size, const Kernels &common, const SamplerKernels &kernels);
 
-    // `maxima` are those of blocks of the logits, or null: they are found here, as they are once a
-    // mask, biases or penalties have changed the logits.
-    // `mask` has a bit for each token that may be chosen, or is null: all may. Where biases and
-    // penalties leave none of them, they do not count.
+    // `maxima` are those of blocks of the logits. If null, or once a mask, biases or penalties have
+    // changed the logits, they are found here. `mask` has a bit for each token that may be chosen,
+    // or is null: all may. Where biases and penalties leave none of them, they do not count.
     int32_t choose(const float *logits, const float *maxima, const SamplingRow &row,
                    const RowContext &context, const uint32_t *mask);
 

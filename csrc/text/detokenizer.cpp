@@ -20,9 +20,9 @@ constexpr int FRONTEND_SHIFT = 56, SEQUENCE_BITS = 16; // messages.py
 constexpr uint64_t INDEX_MASK = (uint64_t(1) << SEQUENCE_BITS) - 1;
 constexpr uint32_t ENDED = uint32_t(1) << 31;
 
-// What opens a sequence, followed by parts, each a length (u32) and so many bytes: the opening, the
-// prefix of a text event, its tail, the ends for a stop and for length, the closing; then the
-// stop strings.
+// The header of a sequence. Parts follow it, each a length (u32) and so many bytes. They are the
+// opening, a text event's prefix and tail, the ends for stop and length, the closing; then the stop
+// strings.
 struct Opening {
     uint64_t id;
     uint32_t num_sequences; // of the request
@@ -45,7 +45,7 @@ struct Stream {
           interval(o.interval), num_told(o.told & ~ENDED), streams(o.streams),
           end_is_event(o.end_is_event), is_end_told(o.told & ENDED), has_opened(o.has_told) {}
 
-    // Take new tokens. The text of those that the client has been told is not told again.
+    // Take new tokens. The text of delivered ones is not sent again.
     void feed(const uint32_t *tokens, uint32_t count, Finish finish) {
         said.insert(said.end(), tokens, tokens + count);
         const uint32_t num_known = num_told - std::min(num_told, sequence.num_tokens);
@@ -73,7 +73,7 @@ struct Stream {
     uint32_t interval, num_told; // tokens when an event was last written
     bool streams, end_is_event;
     bool is_end_told;       // before it came here
-    bool announces = false; // its request's head goes with what it says first
+    bool announces = false; // its request's head goes with its first text
     bool has_opened, has_ended = false;
     bool is_dirty = false;
 };

@@ -1,6 +1,6 @@
 // Utf8Stream: bytes to whole characters, a piece at a time.
-//   What never becomes a character is U+FFFD, once per maximal part of one, as Python's decoder
-//   does with errors="replace" (Unicode, section 3.9, "Substitution of Maximal Subparts").
+//   Bytes that never become a character are U+FFFD, once per maximal part of one. Python's decoder
+//   does the same with errors="replace" (Unicode, section 3.9, "Substitution of Maximal Subparts").
 
 #pragma once
 

@@ -1,7 +1,7 @@
 """Pieces of a model's output: content, thoughts, tool calls.
 
-A parser takes text as it comes and says what it is; a renderer writes that down in an API's form.
-So every API has what every model does, and neither knows of the other.
+A parser splits text into pieces as it comes; a renderer writes them in an API's form.
+So every API has every model's pieces, and neither depends on the other.
 """
 
 from dataclasses import dataclass

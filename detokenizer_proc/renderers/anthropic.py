@@ -1,6 +1,6 @@
 """Anthropic's messages: a message of blocks, whole or as a stream of events.
 
-https://docs.anthropic.com/en/api/messages-streaming. Tokens found in the prefix cache are told as
+https://docs.anthropic.com/en/api/messages-streaming. Tokens of the prefix cache are
 `cache_read_input_tokens`, and not among the `input_tokens`. The signature of thoughts is the
 message's id: clients drop those that have none, and it is not looked at when they come back.
 """
@@ -23,7 +23,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
     Answers,
-    Object,
+    Logprobs,
     TokenUsage,
 )
 from headrace.errors import RequestError
@@ -52,6 +52,7 @@ from headrace.protocol.anthropic_messages import (
     ThinkingDetails,
     ToolUseBlock,
 )
+from headrace.protocol.errors import anthropic_error
 from headrace.protocol.sse import event
 
 
@@ -82,7 +83,7 @@ def usage_of(usage: TokenUsage) -> MessageUsage:
 
 
 def tool_use_block(call: Call) -> ToolUseBlock:
-    """Return a block that calls a tool. Arguments that were cut off are no JSON: none are told."""
+    """Return a block that calls a tool. Arguments that were cut off are no JSON, and left out."""
     try:
         arguments = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:
@@ -160,7 +161,7 @@ class MessagesRenderer:
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
@@ -227,4 +228,4 @@ class MessagesRenderer:
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
-        return event(error.anthropic_body(), "error")
+        return typed(anthropic_error(error))

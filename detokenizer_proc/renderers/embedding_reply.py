@@ -13,10 +13,9 @@ from headrace.detokenizer_proc.renderers.json_slices import LazyList, slices
 from headrace.detokenizer_proc.renderers.renderer import JSON
 from headrace.detokenizer_proc.renderers.similarities import Similarities
 from headrace.ipc.messages import EmbeddingPlan, SimilarityPlan, Times
-from headrace.protocol.embeddings import EmbeddedText, EmbeddingUsage
+from headrace.protocol.embeddings import Embedded, EmbeddedText, EmbeddingUsage
 
 VectorPlan = EmbeddingPlan | SimilarityPlan
-Object = dict[str, Any]
 
 
 class EmbeddingReply:
@@ -53,25 +52,25 @@ class EmbeddingReply:
 
     def whole(self) -> Iterator[bytes]:
         """Return the body of the answer, complete now, in slices."""
-        if self._similarities is not None:
-            body = self._similarities.body()
-        else:
-            assert isinstance(self._plan, EmbeddingPlan)
-            body = embedding_body(self._plan, self._vectors)
         usage = EmbeddingUsage(prompt_tokens=self._num_tokens, total_tokens=self._num_tokens)
-        return slices(body | {"usage": usage})
+        if self._similarities is not None:
+            return slices(self._similarities.body(usage))
+        assert isinstance(self._plan, EmbeddingPlan)
+        return slices(embedding_body(self._plan, self._vectors, usage))
 
 
-def embedding_body(plan: EmbeddingPlan, vectors: "dict[int, array[float]]") -> Object:
-    """Return the vectors in OpenAI's shape, but for the usage."""
+def embedding_body(
+    plan: EmbeddingPlan, vectors: "dict[int, array[float]]", usage: EmbeddingUsage
+) -> Embedded:
+    """Return the vectors in OpenAI's shape."""
 
     def form(index: int) -> EmbeddedText:
         numbers = shortened(vectors[index], plan.dimensions)
         form = base64.b64encode(numbers.tobytes()).decode() if plan.base64 else numbers.tolist()
         return EmbeddedText(object="embedding", index=index, embedding=form)
 
-    data = LazyList(range(len(vectors)), form)
-    return {"object": "list", "data": data, "model": plan.model}
+    data: Any = LazyList(range(len(vectors)), form)
+    return Embedded(object="list", data=data, model=plan.model, usage=usage)
 
 
 def shortened(vector: "array[float]", dimensions: int | None) -> "array[float]":

@@ -1,9 +1,9 @@
-"""Replies that fail as a script of the mock engine wants: what no correct renderer writes."""
+"""Replies that fail by a script of the mock engine: output that no correct renderer writes."""
 
 from collections.abc import Iterator
 
 from headrace.detokenizer_proc.parsers.pieces import Piece
-from headrace.detokenizer_proc.renderers.renderer import Answers, Object, Renderer, TokenUsage
+from headrace.detokenizer_proc.renderers.renderer import Answers, Logprobs, Renderer, TokenUsage
 from headrace.errors import RequestError, ScriptedError
 from headrace.ipc.messages import FaultKind, FinishReason, ReplyFault
 
@@ -34,7 +34,7 @@ class FaultyRenderer:
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
@@ -43,11 +43,11 @@ class FaultyRenderer:
         kind, inner = self._fault.kind, self._renderer
         if finished is None or kind in (FaultKind.NO_END, FaultKind.CONTENT_TYPE):
             return inner.delta(index, pieces, finished, logprobs, usage, token_ids, stopped_by)
-        told = inner.delta(index, pieces, None, logprobs, usage, token_ids) if pieces else b""
+        events = inner.delta(index, pieces, None, logprobs, usage, token_ids) if pieces else b""
         if kind is FaultKind.ERROR:
-            return told + inner.failure(error_of_fault(self._fault))
+            return events + inner.failure(error_of_fault(self._fault))
         end = inner.delta(index, [], finished, None, usage, None, stopped_by)
-        return told + (end[: len(end) // 2] if kind is FaultKind.CUT else without_last_half(end))
+        return events + (end[: len(end) // 2] if kind is FaultKind.CUT else without_last_half(end))
 
     def closing(self, usage: TokenUsage) -> bytes:
         """Return the last events of a stream, where the fault leaves some."""

@@ -2,7 +2,7 @@
 
 What is long in a body is a `LazyList`, whose items are made while they are encoded. The slices
 together are what `msgspec.json.encode` makes of the same body with lists. A struct is encoded at
-once unless a field of it is a long list.
+once unless it holds a long list or a lazy one.
 """
 
 from array import array
@@ -51,7 +51,7 @@ def slices(body: Any, num_bytes: int = SLICE_BYTES) -> Iterator[bytes]:
 
 def parts(value: Any) -> Iterator[bytes]:
     """Yield a value's JSON item by item."""
-    if isinstance(value, msgspec.Struct) and any(map(is_long, msgspec.structs.astuple(value))):
+    if isinstance(value, msgspec.Struct) and is_sliced(value):
         value = fields_of(value)
     if isinstance(value, dict):
         mark = b"{"
@@ -72,9 +72,13 @@ def parts(value: Any) -> Iterator[bytes]:
         yield encode(value)
 
 
-def is_long(value: Any) -> bool:
-    """Whether a value is a list that is encoded item by item."""
-    return isinstance(value, LazyList | list | array) and len(value) > MAX_ITEMS
+def is_sliced(value: Any) -> bool:
+    """Whether a value is a list that is encoded item by item, or holds one."""
+    if isinstance(value, msgspec.Struct):
+        return any(map(is_sliced, msgspec.structs.astuple(value)))
+    if isinstance(value, list):
+        return len(value) > MAX_ITEMS or any(map(is_sliced, value))
+    return isinstance(value, LazyList | array)
 
 
 def fields_of(struct: msgspec.Struct) -> dict[str, Any]:
@@ -101,11 +105,14 @@ def parts_of_list(items: list[Any] | LazyList, is_deep: bool) -> Iterator[bytes]
     yield b"]"
 
 
-def eager(columns: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return an object with lists in the place of lazy ones, for an event of a stream."""
+def eager(columns: Any) -> Any:
+    """Return a struct or an object with lists in the place of lazy ones, for an event."""
     if columns is None:
         return None
-    return {
+    is_struct = isinstance(columns, msgspec.Struct)
+    fields = fields_of(columns) if is_struct else columns
+    lists = {
         name: list(value) if isinstance(value, LazyList | array) else value
-        for name, value in columns.items()
+        for name, value in fields.items()
     }
+    return type(columns)(**lists) if is_struct else lists

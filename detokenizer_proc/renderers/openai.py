@@ -5,10 +5,10 @@ own responses are null here; those that are absent are absent. Thoughts are `rea
 as with DeepSeek and SGLang, and `reasoning`, as with vLLM since 0.16.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
@@ -24,18 +24,32 @@ from headrace.detokenizer_proc.renderers.renderer import (
     JSON,
     Answers,
     Choice,
-    Object,
+    Logprobs,
     TokenUsage,
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan
-from headrace.protocol.openai_chunks import (
-    ChatEventChoice,
-    TextEventChoice,
-    ToldCall,
-    ToldDelta,
-    ToldFunction,
-    ToldInput,
+from headrace.protocol.errors import openai_error
+from headrace.protocol.openai_completions import (
+    ChatCompletionMessage,
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatCompletionResponseStreamChoice,
+    ChatCompletionStreamResponse,
+    ChatCompletionToolCall,
+    CompletionResponse,
+    CompletionResponseChoice,
+    CompletionResponseStreamChoice,
+    CompletionStreamResponse,
+    CompletionTokensDetails,
+    CustomCallBody,
+    DeltaCustomCall,
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCallBody,
+    PromptTokensDetails,
+    UsageInfo,
 )
 from headrace.protocol.sse import DONE, event
 
@@ -47,78 +61,78 @@ def finish_name(finished: FinishReason | None, calls: bool = False) -> str | Non
     return None if finished is None else finished.name.lower()
 
 
-def usage_body(usage: TokenUsage) -> Object:
+def usage_body(usage: TokenUsage) -> UsageInfo:
     """Return the `usage` object."""
-    body: Object = {
-        "prompt_tokens": usage.num_prompt,
-        "completion_tokens": usage.num_completion,
-        "total_tokens": usage.num_prompt + usage.num_completion,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
-    }
+    details: CompletionTokensDetails | UnsetType = UNSET
     if usage.num_thought is not None:
-        body["completion_tokens_details"] = {"reasoning_tokens": usage.num_thought}
-    return body
+        details = CompletionTokensDetails(reasoning_tokens=usage.num_thought)
+    return UsageInfo(
+        prompt_tokens=usage.num_prompt,
+        completion_tokens=usage.num_completion,
+        total_tokens=usage.num_prompt + usage.num_completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.num_cached),
+        completion_tokens_details=details,
+    )
 
 
-def call_body(call: Call) -> Object:
+def call_body(call: Call) -> ChatCompletionToolCall:
     """Return an entry of `tool_calls`."""
     if call.is_custom:
-        custom = {"name": call.name, "input": call.arguments}
-        return {"id": call.id, "type": "custom", "custom": custom}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+        custom = CustomCallBody(name=call.name, input=call.arguments)
+        return ChatCompletionToolCall(id=call.id, type="custom", custom=custom)
+    return ChatCompletionToolCall(id=call.id, type="function", function=function_body(call))
 
 
-def thought_body(text: str) -> Object:
-    """Return the fields of thoughts: clients look for either."""
-    return {"reasoning_content": text, "reasoning": text}
+def function_body(call: Call) -> FunctionCallBody:
+    """Return the name and the arguments of a call."""
+    return FunctionCallBody(name=call.name, arguments=call.arguments)
 
 
-def delta_of(piece: Piece) -> ToldDelta:
+def delta_of(piece: Piece) -> DeltaMessage:
     """Return the `delta` of a piece of a chat's answer."""
     match piece:
         case Content(text):
-            return ToldDelta(content=text)
+            return DeltaMessage(content=text)
         case Thought(text):
-            return ToldDelta(reasoning_content=text, reasoning=text)  # clients look for either
+            return DeltaMessage(reasoning_content=text, reasoning=text)  # clients look for either
         case ToolCallStart(index, id, name, is_custom=True):
-            custom = ToldInput(name=name, input="")
-            call = ToldCall(index=index, id=id, type="custom", custom=custom)
+            custom = DeltaCustomCall(name=name, input="")
+            call = DeltaToolCall(index=index, id=id, type="custom", custom=custom)
         case ToolCallStart(index, id, name):
-            function = ToldFunction(name=name, arguments="")
-            call = ToldCall(index=index, id=id, type="function", function=function)
+            function = DeltaFunctionCall(name=name, arguments="")
+            call = DeltaToolCall(index=index, id=id, type="function", function=function)
         case Arguments(index, text, is_custom=True):
-            call = ToldCall(index=index, custom=ToldInput(input=text))
+            call = DeltaToolCall(index=index, custom=DeltaCustomCall(input=text))
         case Arguments(index, text):
-            call = ToldCall(index=index, function=ToldFunction(arguments=text))
-    return ToldDelta(tool_calls=[call])
+            call = DeltaToolCall(index=index, function=DeltaFunctionCall(arguments=text))
+    return DeltaMessage(tool_calls=[call])
 
 
-def function_delta(piece: Piece) -> ToldDelta:
-    """Return the same where calls are told as `function_call`."""
+def function_delta(piece: Piece) -> DeltaMessage:
+    """Return the same with calls as `function_call`."""
     match piece:
         case ToolCallStart(name=name):
-            return ToldDelta(function_call=ToldFunction(name=name, arguments=""))
+            return DeltaMessage(function_call=DeltaFunctionCall(name=name, arguments=""))
         case Arguments(text=text):
-            return ToldDelta(function_call=ToldFunction(arguments=text))
+            return DeltaMessage(function_call=DeltaFunctionCall(arguments=text))
         case _:
             return delta_of(piece)
 
 
 def chat_choice(
     index: int,
-    delta: ToldDelta,
+    delta: DeltaMessage,
     finish_reason: Any = None,
     logprobs: Any = None,
     token_ids: list[int] | None = None,
-) -> ChatEventChoice:
+) -> ChatCompletionResponseStreamChoice:
     """Return what is new of a choice of a chat. `logprobs` is what a struct of them encodes to."""
-    return ChatEventChoice(
+    return ChatCompletionResponseStreamChoice(
         index=index,
         delta=delta,
         logprobs=logprobs,
         finish_reason=finish_reason,
-        token_ids=UNSET if token_ids is None else token_ids,
+        token_ids=given(token_ids),
     )
 
 
@@ -128,14 +142,14 @@ def text_choice(
     finish_reason: Any = None,
     logprobs: Any = None,
     token_ids: list[int] | None = None,
-) -> TextEventChoice:
+) -> CompletionResponseStreamChoice:
     """Return what is new of a choice of a completion."""
-    return TextEventChoice(
+    return CompletionResponseStreamChoice(
         index=index,
         text=text,
         logprobs=logprobs,
         finish_reason=finish_reason,
-        token_ids=UNSET if token_ids is None else token_ids,
+        token_ids=given(token_ids),
     )
 
 
@@ -154,17 +168,17 @@ class OpenAIRenderer:
     def opening(
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
-        """Return a sequence's first event: in a chat, the role; the prompt, where it is told."""
+        """Return a sequence's first event: in a chat, the role; the prompt, if requested."""
         if not self._plan.chat:
             if prompt_token_ids is None:
                 return b""
             choice = text_choice(index, "")
             choice.prompt_token_ids = prompt_token_ids
-            return event(self._body([choice], usage))
-        begin = chat_choice(index, ToldDelta(role="assistant", content=""))
-        body = self._body([begin], usage)
+            return event(self._text_event([choice], usage))
+        begin = chat_choice(index, DeltaMessage(role="assistant", content=""))
+        body = self._chat_event([begin], usage)
         if prompt_token_ids is not None:
-            body["prompt_token_ids"] = prompt_token_ids
+            body.prompt_token_ids = prompt_token_ids
         return event(body)
 
     def delta(
@@ -172,7 +186,7 @@ class OpenAIRenderer:
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
@@ -181,7 +195,7 @@ class OpenAIRenderer:
         if not self._plan.chat:
             text = "".join(piece.text for piece in pieces if isinstance(piece, Content))
             choice = text_choice(index, text, finish_name(finished), logprobs, token_ids)
-            return event(self._body([choice], usage))
+            return event(self._text_event([choice], usage))
         if not pieces and (logprobs is not None or token_ids):
             pieces = [Content("")]
         choices = []
@@ -190,12 +204,12 @@ class OpenAIRenderer:
                 self._calling.add(index)
             delta = function_delta(piece) if self._plan.function_call else delta_of(piece)
             choices.append(chat_choice(index, delta, None, logprobs, token_ids))
-            logprobs = None  # told once
+            logprobs = None  # reported once
             token_ids = None if token_ids is None else []
         if finished is not None:
             end = self._finish_name(finished, index in self._calling)
-            choices.append(chat_choice(index, ToldDelta(), end))
-        return b"".join(event(self._body([choice], usage)) for choice in choices)
+            choices.append(chat_choice(index, DeltaMessage(), end))
+        return b"".join(event(self._chat_event([choice], usage)) for choice in choices)
 
     def _finish_name(self, finished: FinishReason, calls: bool) -> str | None:
         """Return why a chat's answer ends; `calls` is whether it calls something."""
@@ -206,30 +220,46 @@ class OpenAIRenderer:
         """Return the last events of a stream."""
         if not self._plan.include_usage:
             return DONE
-        return event(self._body([], usage)) + DONE
+        body = self._chat_event([], usage) if self._plan.chat else self._text_event([], usage)
+        return event(body) + DONE
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last events of a stream that fails."""
-        return event(error.body()) + DONE
+        return event(openai_error(error)) + DONE
 
-    def _body(
-        self, choices: Sequence[ChatEventChoice | TextEventChoice], usage: TokenUsage | None
-    ) -> Object:
-        kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
-        body: Object = self._identity(kind) | {"choices": choices}
-        if self._plan.include_usage:
-            body["usage"] = None if usage is None else usage_body(usage)
-        return body
-
-    def _identity(self, kind: str) -> Object:
+    def _chat_event(
+        self, choices: list[ChatCompletionResponseStreamChoice], usage: TokenUsage | None
+    ) -> ChatCompletionStreamResponse:
         plan = self._plan
-        return {
-            "id": plan.response_id,
-            "object": kind,
-            "created": plan.created,
-            "model": plan.model,
-            "system_fingerprint": None,
-        }
+        return ChatCompletionStreamResponse(
+            id=plan.response_id,
+            object="chat.completion.chunk",
+            created=plan.created,
+            model=plan.model,
+            system_fingerprint=None,
+            choices=choices,
+            usage=self._event_usage(usage),
+        )
+
+    def _text_event(
+        self, choices: list[CompletionResponseStreamChoice], usage: TokenUsage | None
+    ) -> CompletionStreamResponse:
+        plan = self._plan
+        return CompletionStreamResponse(
+            id=plan.response_id,
+            object="text_completion",
+            created=plan.created,
+            model=plan.model,
+            system_fingerprint=None,
+            choices=choices,
+            usage=self._event_usage(usage),
+        )
+
+    def _event_usage(self, usage: TokenUsage | None) -> UsageInfo | UnsetType | None:
+        """Return the `usage` of an event, which is null until the last unless each has it."""
+        if not self._plan.include_usage:
+            return UNSET
+        return None if usage is None else usage_body(usage)
 
     def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices.
@@ -237,44 +267,79 @@ class OpenAIRenderer:
         vLLM's `prompt_logprobs` and `prompt_token_ids` belong to the choice in a completion, to
         the body in a chat.
         """
-        choices = LazyList(
-            range(len(answers)), lambda index: self._whole_choice(index, answers[index]), True
+        form = self._whole_chat_choice if self._plan.chat else self._whole_text_choice
+        choices: Any = LazyList(
+            range(len(answers)), lambda index: form(index, answers[index]), True
         )
-        kind = "chat.completion" if self._plan.chat else "text_completion"
-        body = self._identity(kind) | {"choices": choices, "usage": usage_body(usage)}
-        if self._plan.chat:
-            body |= of_prompt(answers[0])
-        return slices(body)
+        plan = self._plan
+        if not plan.chat:
+            return slices(
+                CompletionResponse(
+                    id=plan.response_id,
+                    object="text_completion",
+                    created=plan.created,
+                    model=plan.model,
+                    system_fingerprint=None,
+                    choices=choices,
+                    usage=usage_body(usage),
+                )
+            )
+        return slices(
+            ChatCompletionResponse(
+                id=plan.response_id,
+                object="chat.completion",
+                created=plan.created,
+                model=plan.model,
+                system_fingerprint=None,
+                choices=choices,
+                usage=usage_body(usage),
+                prompt_logprobs=given(answers[0].prompt_logprobs),
+                prompt_token_ids=given(answers[0].prompt_token_ids),
+            )
+        )
 
-    def _whole_choice(self, index: int, answer: Choice) -> Object:
-        content: Object = {"text": answer.text}
-        if self._plan.chat:
-            content = {"message": message_body(answer, self._plan.function_call)}
-        end: Object = {
-            "logprobs": answer.logprobs,
-            "finish_reason": self._finish_name(answer.finished, bool(answer.calls)),
-        }
-        if answer.token_ids is not None:
-            end["token_ids"] = answer.token_ids
-        if not self._plan.chat:
-            end |= of_prompt(answer)
-        return {"index": index} | content | end
+    def _whole_chat_choice(self, index: int, answer: Choice) -> ChatCompletionResponseChoice:
+        finish_reason: Any = self._finish_name(answer.finished, bool(answer.calls))
+        logprobs: Any = answer.logprobs
+        return ChatCompletionResponseChoice(
+            index=index,
+            message=message_body(answer, self._plan.function_call),
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            token_ids=given(answer.token_ids),
+        )
+
+    def _whole_text_choice(self, index: int, answer: Choice) -> CompletionResponseChoice:
+        finish_reason: Any = finish_name(answer.finished)
+        logprobs: Any = answer.logprobs
+        return CompletionResponseChoice(
+            index=index,
+            text=answer.text,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            token_ids=given(answer.token_ids),
+            prompt_logprobs=given(answer.prompt_logprobs),
+            prompt_token_ids=given(answer.prompt_token_ids),
+        )
 
 
-def message_body(answer: Choice, function_call: bool = False) -> Object:
+def given(value: Any) -> Any:
+    """Return a value of a field that is absent rather than null."""
+    return UNSET if value is None else value
+
+
+def message_body(answer: Choice, function_call: bool = False) -> ChatCompletionMessage:
     """Return the `message` of a chat's choice; `function_call` selects the legacy form of calls."""
-    content = answer.text or (None if answer.calls else "")
-    message: Object = {"role": "assistant", "content": content, "refusal": None}
-    if answer.thought:
-        message |= thought_body(answer.thought)
+    thought = answer.thought or UNSET
+    message = ChatCompletionMessage(
+        role="assistant",
+        content=answer.text or (None if answer.calls else ""),
+        refusal=None,
+        reasoning_content=thought,
+        reasoning=thought,
+    )
     if answer.calls and function_call:
-        message["function_call"] = call_body(answer.calls[0])["function"]
+        message.function_call = function_body(answer.calls[0])
     elif answer.calls:
-        message["tool_calls"] = [call_body(call) for call in answer.calls]
+        message.tool_calls = [call_body(call) for call in answer.calls]
     return message
-
-
-def of_prompt(answer: Choice) -> Object:
-    """Return the response fields about the prompt."""
-    told = {"prompt_logprobs": answer.prompt_logprobs, "prompt_token_ids": answer.prompt_token_ids}
-    return {name: value for name, value in told.items() if value is not None}

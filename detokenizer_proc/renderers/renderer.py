@@ -8,11 +8,13 @@ from headrace.detokenizer_proc.parsers.pieces import Call, Piece
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason
+from headrace.protocol.logprobs import ChatCompletionLogProbs, CompletionLogProbs
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
 
 Object = dict[str, Any]
+Logprobs = ChatCompletionLogProbs | CompletionLogProbs | Object  # columns of `/generate`
 
 
 class TokenUsage(NamedTuple):
@@ -29,7 +31,7 @@ class Choice(NamedTuple):
 
     text: str
     finished: FinishReason
-    logprobs: Object | None = None
+    logprobs: Logprobs | None = None
     prompt_logprobs: LazyList | Object | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: "array[int] | None" = None
@@ -66,7 +68,7 @@ class Renderer(Protocol):
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,

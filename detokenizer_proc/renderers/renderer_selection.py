@@ -13,7 +13,7 @@ from headrace.ipc.messages import Api, ReplyPlan
 
 
 def renderer_of(plan: ReplyPlan) -> Renderer:
-    """Return the renderer of the API in which a request came, with the fault a script wants."""
+    """Return the renderer of the API in which a request came, with the fault of a script."""
     renderer = api_renderer(plan)
     return renderer if plan.fault is None else FaultyRenderer(renderer, plan.fault)
 

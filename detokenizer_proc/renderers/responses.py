@@ -4,8 +4,9 @@ https://platform.openai.com/docs/api-reference/responses-streaming. A stream say
 object says, an item after the other, and then the whole object.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, assert_never
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 
@@ -21,47 +22,97 @@ from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
     Answers,
+    Logprobs,
     Object,
     TokenUsage,
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan, ResponsesForm
-from headrace.protocol.response_parts import (
+from headrace.protocol.logprobs import ChatCompletionLogProbs
+from headrace.protocol.openai_responses import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CallItem,
+    Completed,
+    Created,
+    CustomCallItem,
+    Failed,
+    Incomplete,
     IncompleteDetails,
-    InputDetails,
-    OutputDetails,
+    InProgress,
+    InputDelta,
+    InputDone,
+    InputTokensDetails,
+    ItemAdded,
+    ItemDone,
+    MessageItem,
+    OutputItem,
     OutputText,
+    OutputTokensDetails,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningItem,
     ReasoningText,
+    Response,
+    ResponseEvent,
     ResponseFailure,
     ResponseUsage,
+    Status,
+    StreamedResponse,
+    TextDelta,
+    TextDone,
 )
 from headrace.protocol.sse import event
 
-DONE_STATUS = {FinishReason.STOP: "completed", FinishReason.LENGTH: "incomplete"}
-IN_PROGRESS = "in_progress"
+R = TypeVar("R", bound=StreamedResponse)
+DONE_STATUS: dict[FinishReason, Status] = {
+    FinishReason.STOP: "completed",
+    FinishReason.LENGTH: "incomplete",
+}
 
 
 def usage_of(usage: TokenUsage) -> ResponseUsage:
     """Return the `usage` object."""
+    details = InputTokensDetails(cached_tokens=usage.num_cached, cache_write_tokens=0)
     return ResponseUsage(
         input_tokens=usage.num_prompt,
-        input_tokens_details=InputDetails(cached_tokens=usage.num_cached, cache_write_tokens=0),
+        input_tokens_details=details,
         output_tokens=usage.num_completion,
-        output_tokens_details=OutputDetails(reasoning_tokens=usage.num_thought or 0),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.num_thought or 0),
         total_tokens=usage.num_prompt + usage.num_completion,
     )
 
 
 class Item:
-    """An item of output, which grows while it streams."""
+    """An item of output, which grows while it streams.
 
-    def __init__(self, begin: Content | Thought | ToolCallStart, id: str) -> None:
-        """It is made of pieces like `begin`, whose text is yet to be added."""
+    Args:
+        begin: the kind of its pieces. Their text is added by `add`.
+        index: its place in the response.
+        numbers: of the events of the stream.
+    """
+
+    def __init__(
+        self,
+        begin: Content | Thought | ToolCallStart,
+        id: str,
+        index: int,
+        numbers: Iterator[int],
+    ) -> None:
         self.begin = begin
         self.id = id
+        self.index = index
         self.text = ""  # or the arguments of a call
         self.logprobs: list[Any] = []
-        self.status = IN_PROGRESS
+        self.status: Status = "in_progress"
+        self._numbers = numbers
+
+    def add(self, text: str, logprobs: list[Any]) -> None:
+        """Add text."""
+        self.text += text
+        self.logprobs += logprobs
 
     def part(self) -> OutputText | ReasoningText:
         """Return the one part of its content. A call has none."""
@@ -69,65 +120,81 @@ class Item:
             return ReasoningText(text=self.text)
         return OutputText(text=self.text, annotations=[], logprobs=self.logprobs)
 
-    def body(self) -> Object:
+    def body(self) -> OutputItem:
         """Return the item."""
-        content = [self.part()] if self.text or self.status != IN_PROGRESS else []
+        id, status = self.id, self.status
+        content: list[Any] = [self.part()] if self.text or status != "in_progress" else []
         match self.begin:
             case Content():
-                kind: Object = {"type": "message", "role": "assistant", "content": content}
+                return MessageItem(id=id, status=status, role="assistant", content=content)
             case Thought():
-                kind = {"type": "reasoning", "summary": [], "content": content}
-            case ToolCallStart(_, call_id, name, is_custom=True):
-                call = {"call_id": call_id, "name": name, "input": self.text}
-                kind = {"type": "custom_tool_call"} | call
-            case ToolCallStart(_, call_id, name):
-                call = {"call_id": call_id, "name": name, "arguments": self.text}
-                kind = {"type": "function_call"} | call
+                return ReasoningItem(id=id, status=status, summary=[], content=content)
+            case ToolCallStart(_, call, name, is_custom=True):
+                return CustomCallItem(
+                    id=id, status=status, call_id=call, name=name, input=self.text
+                )
+            case ToolCallStart(_, call, name):
+                return CallItem(id=id, status=status, call_id=call, name=name, arguments=self.text)
             case _:
                 assert_never(self.begin)
-        return {"id": self.id, "status": self.status} | kind
 
-    def begins(self) -> list[Object]:
+    def begins(self) -> list[ResponseEvent]:
         """Return the events with which it begins."""
-        added: Object = {"type": "response.output_item.added", "item": self.body()}
+        added = ItemAdded(
+            item=self.body(), output_index=self.index, sequence_number=next(self._numbers)
+        )
         if isinstance(self.begin, ToolCallStart):
             return [added]
-        part = {"type": "response.content_part.added", "content_index": 0, "part": self.part()}
-        return [added, part]
+        return [added, PartAdded(content_index=0, part=self.part(), **self._place())]
 
-    def grows(self, text: str, logprobs: list[Any]) -> Object:
+    def grows(self, text: str, logprobs: list[Any]) -> ResponseEvent:
         """Add text; return the event."""
-        self.text += text
-        self.logprobs += logprobs
+        self.add(text, logprobs)
+        place = self._place()
         match self.begin:
             case Content():
-                more = {"content_index": 0, "logprobs": logprobs}
-                return {"type": "response.output_text.delta", "delta": text} | more
+                return TextDelta(delta=text, content_index=0, logprobs=logprobs, **place)
             case Thought():
-                return {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
+                return ReasoningDelta(content_index=0, delta=text, **place)
             case ToolCallStart(is_custom=True):
-                return {"type": "response.custom_tool_call_input.delta", "delta": text}
+                return InputDelta(delta=text, **place)
             case ToolCallStart():
-                return {"type": "response.function_call_arguments.delta", "delta": text}
+                return ArgumentsDelta(delta=text, **place)
             case _:
                 assert_never(self.begin)
 
-    def ends(self, status: str) -> list[Object]:
+    def ends(self, status: Status) -> list[ResponseEvent]:
         """Return the events with which it ends."""
         self.status = status
-        item: Object = {"type": "response.output_item.done", "item": self.body()}
-        if isinstance(self.begin, ToolCallStart) and self.begin.is_custom:
-            return [{"type": "response.custom_tool_call_input.done", "input": self.text}, item]
-        if isinstance(self.begin, ToolCallStart):
-            call = {"name": self.begin.name, "arguments": self.text}
-            return [{"type": "response.function_call_arguments.done"} | call, item]
-        done: Object = {"content_index": 0, "text": self.text}
-        if isinstance(self.begin, Thought):
-            done |= {"type": "response.reasoning_text.done"}
-        else:
-            done |= {"type": "response.output_text.done", "logprobs": self.logprobs}
-        part = {"type": "response.content_part.done", "content_index": 0, "part": self.part()}
-        return [done, part, item]
+        found = self._content_ends()
+        done = ItemDone(
+            item=self.body(), output_index=self.index, sequence_number=next(self._numbers)
+        )
+        return [*found, done]
+
+    def _content_ends(self) -> list[ResponseEvent]:
+        """Return the events that repeat the whole text."""
+        text, place = self.text, self._place()
+        match self.begin:
+            case ToolCallStart(is_custom=True):
+                return [InputDone(input=text, **place)]
+            case ToolCallStart(name=name):
+                return [ArgumentsDone(name=name, arguments=text, **place)]
+            case Thought():
+                done: ResponseEvent = ReasoningDone(content_index=0, text=text, **place)
+            case Content():
+                done = TextDone(content_index=0, text=text, logprobs=self.logprobs, **place)
+            case _:
+                assert_never(self.begin)
+        return [done, PartDone(content_index=0, part=self.part(), **self._place())]
+
+    def _place(self) -> Object:
+        """Return the fields of an event that name the item, and the event's number."""
+        return {
+            "output_index": self.index,
+            "item_id": self.id,
+            "sequence_number": next(self._numbers),
+        }
 
 
 class ResponsesRenderer:
@@ -136,9 +203,9 @@ class ResponsesRenderer:
     def __init__(self, plan: ReplyPlan) -> None:
         assert isinstance(plan.form, ResponsesForm)
         self._plan = plan
-        self._echo: Object = msgspec.json.decode(plan.form.echo)
+        self._echo: Object = dict(msgspec.json.decode(plan.form.echo, type=dict[str, msgspec.Raw]))
         self._items: list[Item] = []
-        self._num_events = 0
+        self._numbers = count()  # of events
         self._finished: FinishReason | None = None
 
     @property
@@ -150,35 +217,37 @@ class ResponsesRenderer:
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return the events before any output."""
-        body = self._response(IN_PROGRESS, None)
-        names = ("response.created", "response.in_progress")
-        return b"".join(self._event({"type": name, "response": body}) for name in names)
+        body = self._response(StreamedResponse, "in_progress", None)
+        created = Created(response=body, sequence_number=next(self._numbers))
+        return typed(created) + typed(
+            InProgress(response=body, sequence_number=next(self._numbers))
+        )
 
     def delta(
         self,
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
         """Return the events of new text, and of the end of the item it ends."""
-        told = logprobs["content"] if logprobs else []
-        if told and not any(isinstance(piece, Content) for piece in pieces):
+        new = entries_of(logprobs)
+        if new and not any(isinstance(piece, Content) for piece in pieces):
             pieces = [*pieces, Content("")]
-        bodies = []
+        events: list[ResponseEvent] = []
         for piece in pieces:
-            bodies += self._piece(piece, told if isinstance(piece, Content) else [])
-            told = [] if isinstance(piece, Content) else told  # told once
+            events += self._piece(piece, new if isinstance(piece, Content) else [])
+            new = [] if isinstance(piece, Content) else new  # reported once
         if finished is not None:
             self._finished = finished
-            bodies += [] if self._items else self._begin(Content(""))  # nothing has been said
-            bodies += self._end(DONE_STATUS[finished])
-        return b"".join(map(self._event, bodies))
+            events += [] if self._items else self._begin(Content(""))  # there is no text
+            events += self._items[-1].ends(DONE_STATUS[finished])
+        return b"".join(map(typed, events))
 
-    def _piece(self, piece: Piece, logprobs: list[Any]) -> list[Object]:
+    def _piece(self, piece: Piece, logprobs: list[Any]) -> list[ResponseEvent]:
         """Return the events of a piece, which may begin an item."""
         if isinstance(piece, ToolCallStart):
             return self._begin(piece)
@@ -187,83 +256,84 @@ class ResponsesRenderer:
         if not (self._items and isinstance(self._items[-1].begin, kind)):
             assert not isinstance(piece, Arguments), "they follow the begin of their call"
             begun = self._begin(piece)
-        return [*begun, self._placed(self._items[-1].grows(piece.text, logprobs))]
+        return [*begun, self._items[-1].grows(piece.text, logprobs)]
 
-    def _begin(self, piece: Content | Thought | ToolCallStart) -> list[Object]:
+    def _begin(self, piece: Content | Thought | ToolCallStart) -> list[ResponseEvent]:
         """Begin an item; return the events of that, and of the end of the one before."""
-        ended = self._end("completed")
-        self._items.append(Item(piece, item_id(piece, self._plan.response_id, len(self._items))))
-        return ended + [self._placed(body) for body in self._items[-1].begins()]
+        ended = self._items[-1].ends("completed") if self._items else []
+        return ended + self._append(piece).begins()
 
-    def _end(self, status: str) -> list[Object]:
-        """Return the events of the end of the last item."""
-        ended = self._items[-1].ends(status) if self._items else []
-        return [self._placed(body) for body in ended]
-
-    def _placed(self, body: Object) -> Object:
-        """Return an event with the index of its item."""
-        place: Object = {"output_index": len(self._items) - 1}
-        if "item" not in body:
-            place["item_id"] = self._items[-1].id
-        return body | place
+    def _append(self, piece: Content | Thought | ToolCallStart) -> Item:
+        """Return a new item."""
+        index = len(self._items)
+        id = item_id(piece, self._plan.response_id, index)
+        self._items.append(Item(piece, id, index, self._numbers))
+        return self._items[-1]
 
     def closing(self, usage: TokenUsage) -> bytes:
         """Return the last event of a stream."""
         assert self._finished is not None
         status = DONE_STATUS[self._finished]
-        body = self._response(status, usage)
-        return self._event({"type": f"response.{status}", "response": body})
+        kind = Completed if status == "completed" else Incomplete
+        body = self._response(StreamedResponse, status, usage)
+        return typed(kind(response=body, sequence_number=next(self._numbers)))
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""
-        body = self._response("failed", None)
-        body["error"] = ResponseFailure(code="server_error", message=str(error))
-        return self._event({"type": "response.failed", "response": body})
+        body = self._response(StreamedResponse, "failed", None)
+        body.error = ResponseFailure(code="server_error", message=str(error))
+        return typed(Failed(response=body, sequence_number=next(self._numbers)))
 
     def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         (answer,) = answers
         if answer.thought:
-            self._add(Thought(""), answer.thought)
+            self._add(Thought(""), answer.thought, [])
         if answer.text or not (answer.thought or answer.calls):
-            self._add(Content(""), answer.text, (answer.logprobs or {}).get("content", []))
+            self._add(Content(""), answer.text, entries_of(answer.logprobs))
         for index, call in enumerate(answer.calls):
             begin = ToolCallStart(index, call.id, call.name, call.is_custom)
-            self._add(begin, call.arguments)
+            self._add(begin, call.arguments, [])
         status = DONE_STATUS[answer.finished]
         self._items[-1].status = status
-        return slices(self._response(status, usage))
+        return slices(self._response(Response, status, usage))
 
     def _add(
-        self,
-        begin: Content | Thought | ToolCallStart,
-        text: str,
-        logprobs: Iterable[Any] | None = None,
+        self, begin: Content | Thought | ToolCallStart, text: str, logprobs: list[Any]
     ) -> None:
         """Add an item that is complete."""
-        self._begin(begin)
-        self._items[-1].grows(text, list(logprobs or ()))
-        self._items[-1].status = "completed"
+        item = self._append(begin)
+        item.add(text, logprobs)
+        item.status = "completed"
 
-    def _response(self, status: str, usage: TokenUsage | None) -> Object:
+    def _response(self, kind: type[R], status: Status, usage: TokenUsage | None) -> R:
         """Return the response with its output so far."""
         plan, is_cut = self._plan, status == "incomplete"
-        return {
-            "id": plan.response_id,
-            "object": "response",
-            "created_at": plan.created,
-            "status": status,
-            "error": None,
-            "incomplete_details": IncompleteDetails(reason="max_output_tokens") if is_cut else None,
-            "model": plan.model,
-            "output": [item.body() for item in self._items],
-            "usage": None if usage is None else usage_of(usage),
-        } | self._echo
+        return kind(
+            id=plan.response_id,
+            object="response",
+            created_at=plan.created,
+            status=status,
+            error=None,
+            incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
+            model=plan.model,
+            output=[item.body() for item in self._items],
+            usage=None if usage is None else usage_of(usage),
+            **self._echo,
+        )
 
-    def _event(self, body: Object) -> bytes:
-        numbered = body | {"sequence_number": self._num_events}
-        self._num_events += 1
-        return event(numbered, body["type"])
+
+def entries_of(logprobs: Logprobs | None) -> list[Any]:
+    """Return the entries of log probabilities."""
+    if logprobs is None:
+        return []
+    assert isinstance(logprobs, ChatCompletionLogProbs)
+    return list(logprobs.content)
+
+
+def typed(body: ResponseEvent) -> bytes:
+    """Return an event that is named as its type."""
+    return event(body, str(body.__struct_config__.tag))
 
 
 def item_id(piece: Content | Thought | ToolCallStart, response_id: str, index: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headrace.detokenizer_proc.parsers.pieces import Content, Piece
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, parts, slices
@@ -17,11 +18,21 @@ from headrace.detokenizer_proc.renderers.renderer import (
     JSON,
     Answers,
     Choice,
+    Logprobs,
     Object,
     TokenUsage,
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, GenerateForm, ReplyPlan
+from headrace.protocol.errors import openai_error
+from headrace.protocol.sglang_generate import (
+    Cut,
+    GeneratedText,
+    GenerateEvent,
+    MetaInfo,
+    MetaSoFar,
+    Stopped,
+)
 from headrace.protocol.sse import DONE, event
 
 NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
@@ -50,7 +61,7 @@ class Grown:
 
 
 @dataclass(slots=True)
-class SoFar:
+class SentText:
     """The part of a sequence that a stream has sent."""
 
     text: Grown = field(default_factory=lambda: Grown(b'""'))
@@ -67,7 +78,7 @@ class GenerateRenderer:
         self._plan = plan
         self._form = plan.form
         self._clock = clock
-        self._said: dict[int, SoFar] = {}
+        self._sent: dict[int, SentText] = {}
 
     @property
     def content_type(self) -> str:
@@ -78,7 +89,7 @@ class GenerateRenderer:
         self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return nothing: this API has no event before the first token."""
-        self._said[index] = SoFar()
+        self._sent[index] = SentText()
         return b""
 
     def delta(
@@ -86,27 +97,31 @@ class GenerateRenderer:
         index: int,
         pieces: list[Piece],
         finished: FinishReason | None,
-        logprobs: Object | None = None,
+        logprobs: Logprobs | None = None,
         usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
         """Return the event of new text or tokens, of the end, or of both."""
         assert usage is not None, "every event has it"
-        said = self._said[index]
-        said.text.extend("".join(piece.text for piece in pieces if isinstance(piece, Content)))
-        said.token_ids.extend(token_ids or [])
+        sent = self._sent[index]
+        sent.text.extend("".join(piece.text for piece in pieces if isinstance(piece, Content)))
+        sent.token_ids.extend(token_ids or [])
         num_top = self._of(self._form.num_logprobs, index)
         if num_top is not None:
             new = self._columns("output", logprobs or NO_LOGPROBS, num_top)
             for name, column in new.items():
-                said.columns.setdefault(name, Grown(b"[]")).extend(column)
-        told = {name: grown.raw for name, grown in said.columns.items()}
-        body = self._body(index, said.text.raw, said.token_ids.raw, told)
-        body["meta_info"] |= self._ending(finished, stopped_by, usage)
-        if self._form.is_list:
-            body["index"] = index
-        return event(body)
+                sent.columns.setdefault(name, Grown(b"[]")).extend(column)
+        columns: Columns = {name: grown.raw for name, grown in sent.columns.items()}
+        meta = MetaSoFar(
+            id=self._id(index),
+            **columns,
+            **self._ending(finished, stopped_by, usage),
+        )
+        text: Any = sent.text.raw
+        ids: Any = sent.token_ids.raw
+        place = index if self._form.is_list else UNSET
+        return event(GenerateEvent(text=text, output_ids=ids, meta_info=meta, index=place))
 
     def closing(self, usage: TokenUsage) -> bytes:
         """Return the last event of a stream."""
@@ -114,7 +129,7 @@ class GenerateRenderer:
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last events of a stream that fails."""
-        return event(error.body()) + DONE
+        return event(openai_error(error)) + DONE
 
     def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
@@ -124,24 +139,17 @@ class GenerateRenderer:
             LazyList(range(len(answers)), lambda index: self._answer(index, answers[index]), True)
         )
 
-    def _answer(self, index: int, answer: Choice) -> Object:
+    def _answer(self, index: int, answer: Choice) -> GeneratedText:
         assert answer.usage is not None and answer.token_ids is not None
         num_top = self._of(self._form.num_logprobs, index)
         columns: Columns = {}
         if num_top is not None:
             columns = self._columns("output", answer.logprobs or NO_LOGPROBS, num_top)
-        body = self._body(index, answer.text, answer.token_ids, columns)
-        meta = body["meta_info"]
-        if num_top is not None:
             of_prompt = self._of_prompt(index, answer.prompt_logprobs)
-            meta |= self._columns("input", of_prompt, num_top)
-        meta |= self._ending(answer.finished, answer.stopped_by, answer.usage)
-        return body
-
-    def _body(self, index: int, text: Any, token_ids: Any, columns: Columns) -> Object:
-        """Return the fields of a sequence without its end."""
-        meta: Object = {"id": self._id(index)}
-        return {"text": text, "output_ids": token_ids, "meta_info": meta | columns}
+            columns |= self._columns("input", of_prompt, num_top)
+        ending = self._ending(answer.finished, answer.stopped_by, answer.usage)
+        meta = MetaInfo(id=self._id(index), **columns, **ending)
+        return GeneratedText(text=answer.text, output_ids=answer.token_ids, meta_info=meta)
 
     def _id(self, index: int) -> str:
         """Return the client's id of a sequence; ids of several have a suffix."""
@@ -155,20 +163,19 @@ class GenerateRenderer:
     ) -> Object:
         """Return the finish reason and token counts of a sequence."""
         count = usage.num_completion
-        reason: Object | None = None
+        reason: Stopped | Cut | None = None
+        latency: float | UnsetType = UNSET
         if finished is not None:
-            reason = {"type": "stop", "matched": stopped_by}
-            if finished is FinishReason.LENGTH:
-                reason = {"type": "length", "length": count}
-        ending: Object = {
+            is_cut = finished is FinishReason.LENGTH
+            reason = Cut(length=count) if is_cut else Stopped(matched=stopped_by)
+            latency = max(0.0, self._clock() - self._form.received_at)
+        return {
             "finish_reason": reason,
             "prompt_tokens": usage.num_prompt,
             "completion_tokens": count,
             "cached_tokens": usage.num_cached,
+            "e2e_latency": latency,
         }
-        if finished is not None:
-            ending["e2e_latency"] = max(0.0, self._clock() - self._form.received_at)
-        return ending
 
     def _of(self, values: list[int | None], index: int) -> int | None:
         """Return the requested value for the prompt of a sequence."""
@@ -195,8 +202,9 @@ class GenerateRenderer:
             "top_logprobs": LazyList(places, top_of),
         }
 
-    def _columns(self, of: str, logprobs: Object, num_top: int | None) -> Columns:
+    def _columns(self, of: str, logprobs: Logprobs, num_top: int | None) -> Columns:
         """Return the log probabilities of the `input` or the `output`, as they are called."""
+        assert isinstance(logprobs, dict)
         columns: Columns = {
             f"{of}_token_logprobs": LazyList(logprobs["token_logprobs"], self._spelled)
         }

@@ -6,10 +6,18 @@ import operator
 from array import array
 from typing import Any
 
+from msgspec import UNSET
+
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.ipc.messages import SimilarityPlan
-
-Object = dict[str, Any]
+from headrace.protocol.embeddings import EmbeddingUsage
+from headrace.protocol.scores import (
+    RerankDocument,
+    RerankResponse,
+    RerankResult,
+    ScoreData,
+    ScoreResponse,
+)
 
 
 class Similarities:
@@ -48,26 +56,37 @@ class Similarities:
         if query is not None:
             self._scores[document] = sum(map(operator.mul, query, self._early.pop(document)))
 
-    def body(self) -> Object:
-        """Return the answer, but for its usage."""
+    def body(self, usage: EmbeddingUsage) -> RerankResponse | ScoreResponse:
+        """Return the response. Ranked documents are best first; equal ones keep their order."""
         plan = self._plan
-        body: Object = {"id": plan.response_id, "created": plan.created, "model": plan.model}
         if plan.ranks:
             order = sorted(range(len(self._scores)), key=lambda index: -self._scores[index])
-            return body | {"results": LazyList(order[: plan.top_n or None], self._rank)}
-        data = LazyList(range(len(self._scores)), self._score)
-        return body | {"object": "list", "data": data}
+            results: Any = LazyList(order[: plan.top_n or None], self._rank)
+            return RerankResponse(
+                id=plan.response_id,
+                created=plan.created,
+                model=plan.model,
+                results=results,
+                usage=usage,
+            )
+        data: Any = LazyList(range(len(self._scores)), self._score)
+        return ScoreResponse(
+            id=plan.response_id,
+            created=plan.created,
+            model=plan.model,
+            object="list",
+            data=data,
+            usage=usage,
+        )
 
-    def _score(self, index: int) -> Object:
-        return {"index": index, "object": "score", "score": self._scores[index]}
+    def _score(self, index: int) -> ScoreData:
+        return ScoreData(index=index, object="score", score=self._scores[index])
 
-    def _rank(self, index: int) -> Object:
-        """Return the ranked documents, best first; equal ones keep their order."""
-        result: Object = {"index": index, "relevance_score": self._scores[index]}
+    def _rank(self, index: int) -> RerankResult:
         text = self._texts[index]
-        if text is not None:
-            result["document"] = {"text": text}
-        return result
+        document = UNSET if text is None else RerankDocument(text=text)
+        score = self._scores[index]
+        return RerankResult(index=index, relevance_score=score, document=document)
 
 
 def unit(vector: "array[float]") -> list[float]:

@@ -49,7 +49,7 @@ class EncoderQueue:
 
     Args:
         image_token: the id that stands for a row.
-        release: tells the arena that a tensor which came with a request is done with.
+        release: returns a tensor that came with a request to the arena.
         are_whole: adjacent tokens of an image see each other.
         importance: a sequence's sort key; the least is served first.
     """

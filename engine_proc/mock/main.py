@@ -1,8 +1,8 @@
 """Mock process: stands in for the engine, with a timing model in place of weights;
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToDetokenizer."""
 
-# It stands in for the engine when what is around it is sized: the same messages and limits, first
-# come, first served, and steps that take as long as a profile says. Texts are words of the
+# It stands in for the engine when the processes around it are sized. Messages and limits are the
+# same, first come, first served; steps take as long as in a profile. Texts are words of the
 # vocabulary, or of `allowed_token_ids`, until `max_tokens`, or what a script says. It has no memory
 # to run out of, no prefix cache, no sampling and therefore no log probabilities.
 

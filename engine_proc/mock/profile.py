@@ -32,7 +32,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         tokens = [point[0] for point in self.step_ms]
         if any(a >= b for a, b in itertools.pairwise(tokens)):
-            raise ValueError("the points of step_ms must go up in tokens")
+            raise ValueError(f"the points of step_ms must go up in tokens, not {tokens}")
 
     def seconds(self, num_tokens: int, num_sequences: int, num_context: int) -> float:
         """Return how long a step takes."""

@@ -13,7 +13,7 @@ from headrace.ipc.messages import GeneratedTokens
 from headrace.ipc.sockets import Frame
 
 KEEP_S = 30.0  # tokens not taken by then belong to aborted requests
-KEEP_ENDED_S = 2.0  # by then, a detokenizer that serves has told the end
+KEEP_ENDED_S = 2.0  # by then, a detokenizer that serves has delivered the end
 
 
 class ResumeCache:

@@ -10,7 +10,7 @@ from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.ipc.messages import GenerateRequest, Sampling
 
 PLAIN = Sampling()
-# The fields of `Sampling` for which more has to be known, or told, than the last token.
+# The fields of `Sampling` that need or report more than the last token.
 MORE = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_words", "min_tokens", "logprobs", "prompt_logprobs"),
@@ -31,7 +31,7 @@ class Sequence:
     request: GenerateRequest
     tokens: "array[int]"  # i32: the prompt, then what was generated
     num_prompt: int
-    is_plain: bool  # drawn from the last logits alone, and nothing but the token is told
+    is_plain: bool  # drawn from the last logits alone, and nothing but the token is reported
     turn: int = 0  # unique, the lowest runs first: see `make_turn`
     queued_at: int = 0  # the step before which it began to wait
     looks_back: bool = False  # what its rows ban depends on its last token; see `BACK`
@@ -43,7 +43,7 @@ class Sequence:
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are told
+    prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are reported
     draft_length: int = 0  # tokens to guess next, see `ngram_proposer.py`
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingMetadata`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC

@@ -16,7 +16,7 @@ class GrammarBitmask:
 
     Args:
         fd: made by `create`.
-        vocab_size: tokens that a mask tells of.
+        vocab_size: tokens that a mask covers.
     """
 
     def __init__(self, fd: int, vocab_size: int) -> None:

@@ -11,6 +11,8 @@ from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import SAMPLING_CODES, SAMPLING_ROW, SamplingRow, sampling_offset
 
 BAN = float("-inf")
+# The fields of a row that are those of the request.
+PARAMETERS = [name for name in SamplingRow._fields if name in Sampling.__struct_fields__]
 # The fields of a row that differ between steps; the rest is packed once per sequence.
 POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
 POSITION_AT = sampling_offset("position")
@@ -88,21 +90,14 @@ def pack(
 ) -> bytes:
     """Return the `SAMPLING_ROW` of a token to be drawn."""
     row = SamplingRow(
-        seed=sampling.seed,
         position=position,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        top_k=sampling.top_k,
         num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
         history_start=history[0],
         num_prompt=history[1],
         num_history=history[2],
         bias_start=bias[0],
         num_bias=bias[1],
+        **{name: getattr(sampling, name) for name in PARAMETERS},
     )
     return SAMPLING_ROW.pack(*row)
 

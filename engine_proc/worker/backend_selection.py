@@ -75,4 +75,4 @@ def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, Deco
         if impl == "headrace":
             raise
         return BackendChoice(TRANSFORMERS, str(error).removeprefix(f"{path}: ")), None
-    return BackendChoice(CORE, f"it knows {model.spec.architecture} models"), model
+    return BackendChoice(CORE, f"it runs {model.spec.architecture} models"), model

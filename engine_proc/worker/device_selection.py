@@ -85,7 +85,7 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
 
 def beyond_kernels(error: ModelError) -> ModelError:
     """The error for a model that GPUs were to run, and that our own code cannot."""
-    return ModelError(f"--device cuda runs what our own code knows: {error}; use --device cpu")
+    return ModelError(f"--device cuda runs the models of our own code: {error}; use --device cpu")
 
 
 def check_on_cpu(config: ExecutionConfig, why: str) -> None:

@@ -174,7 +174,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(str(error))
 
     def _parse_behind(self, data: bytes, stopped: httptools.HttpParserUpgrade) -> None:
-        """Parse on where a head wants another protocol, and ignore that (RFC 9110, 7.8).
+        """Parse on where a head names another protocol, and ignore that (RFC 9110, 7.8).
 
         The parser stops behind such a head, without a look at the body. Another reads the same head
         without `Upgrade`, and goes on where the first has stopped.

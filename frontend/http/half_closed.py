@@ -3,7 +3,7 @@
 To the server both look alike: the end of what it reads. A byte that is sent to a closed socket is
 answered by a reset. One that is sent to a half-closed socket is read. So the answer's first bytes,
 which are known before it is, are sent ahead, the first at once. Where none is left, TCP's keepalive
-finds that a client has gone: after `tcp_fin_timeout`, 60 s. A Unix socket tells at once.
+finds that a client has gone: after `tcp_fin_timeout`, 60 s. A Unix socket reports it at once.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ class HalfClosed:
 
         Args:
             probe: sends a byte of the answer ahead, if one is known.
-            on_disconnect: is told when the client has gone.
+            on_disconnect: is called when the client has gone.
         """
         self._loop, self._probe, self._on_disconnect = loop, probe, on_disconnect
         self._poll = select.poll()
-        self._poll.register(sock.fileno(), 0)  # the kernel always tells of POLLHUP and POLLERR
+        self._poll.register(sock.fileno(), 0)  # the kernel always reports POLLHUP and POLLERR
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEPALIVE.items():

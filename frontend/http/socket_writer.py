@@ -45,8 +45,8 @@ class Written(NamedTuple):
     row: int  # that comes next,
     start: int  # and where its data are
     num_bytes: int  # of data, to clients
-    # Rows that are to be written elsewhere: where their data are, which they are, and how many
-    # bytes of each one's HTTP chunk have been written.
+    # Rows that are written elsewhere: the place of their data, their numbers, and how many bytes of
+    # each HTTP chunk have been written.
     left: Iterator[tuple[int, int, int]]
 
 

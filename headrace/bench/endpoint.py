@@ -58,7 +58,7 @@ class Endpoint:
         answer = self._ask(POST, TOKENIZE, {"model": model, "prompt": text})
         tokens = answer.get("tokens")
         if not isinstance(tokens, list) or not tokens:
-            raise ConfigError(f"{self.base_url}/tokenize tells no `tokens`; --pretok needs them")
+            raise ConfigError(f"{self.base_url}/tokenize returns no `tokens`; --pretok needs them")
         return tuple(tokens)
 
     def _count(self, model: str, text: str) -> int:
@@ -72,7 +72,7 @@ class Endpoint:
             body |= {"prompt": text, "max_tokens": 1}
         usage = self._ask("POST", self.path, body).get("usage") or {}
         if "prompt_tokens" not in usage:
-            raise ConfigError(f"{self.base_url}{self.path} does not tell its `usage`")
+            raise ConfigError(f"{self.base_url}{self.path} returns no `usage`")
         count: int = usage["prompt_tokens"]
         return count
 

@@ -145,7 +145,10 @@ def check(args: argparse.Namespace) -> None:
         if name in ("num_warmups", "random_prefix_len") and value < 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be at least 0")
     if args.images < 0 or args.image_dpi < MIN_DPI:
-        raise ConfigError(f"--images must be at least 0, and --image-dpi at least {MIN_DPI}")
+        raise ConfigError(
+            f"--images {args.images} must be at least 0, and "
+            f"--image-dpi {args.image_dpi} at least {MIN_DPI}"
+        )
     has_images = args.images or args.dataset_name == "random-mm"
     if has_images and BACKENDS[args.backend] != "chat":
         raise ConfigError("--images and --dataset-name random-mm need --backend openai-chat")

@@ -1,6 +1,6 @@
 """The workload: prompts and numbers of tokens to generate, from a file or random.
 
-Nothing here knows a tokenizer. A server counts the tokens of a text in `usage`. A few requests
+Nothing here uses a tokenizer. A server counts the tokens of a text in `usage`. A few requests
 before the load measure how many tokens its model makes of a word or of a byte.
 """
 

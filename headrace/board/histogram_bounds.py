@@ -1,6 +1,6 @@
 """Bucket bounds of histograms: ours, and those of vLLM's and SGLang's dashboards.
 
-A histogram on the board counts by all of them, so that each can be told exactly.
+A histogram on the board counts by all of them, so that each can be reported exactly.
 """
 
 from itertools import chain

@@ -14,7 +14,7 @@ COMMANDS = {
     "chat": ("talk to a model in the terminal", "headrace.cli.chat:main"),
     "bench": ("put load on a server", "headrace.bench:main"),
     "replay": ("play what --record has recorded to one process", "headrace.cli.replay:main"),
-    "doctor": ("tell what this machine has, and what is wrong", "headrace.cli.doctor:main"),
+    "doctor": ("report what this machine has, and what is wrong", "headrace.cli.doctor:main"),
 }
 USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a command\n\n" + "\n".join(
     f"  {name:8} {help}" for name, (help, _) in COMMANDS.items()

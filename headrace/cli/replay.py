@@ -106,7 +106,9 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
     try:
         note = msgspec.msgpack.decode(next(entries).frames[0], type=LaunchSpec)
         if note.fingerprint != fingerprint():
-            raise HeadraceError(f"{path} was recorded by another version of headrace")
+            raise HeadraceError(
+                f"{path} was recorded by another version of headrace; record it again with this one"
+            )
         if shares_images(note):
             raise HeadraceError(f"{seat} shares images with others, and cannot be replayed alone")
         decoder = msgspec.msgpack.Decoder(UNIONS[seat.role])
@@ -245,7 +247,7 @@ class Silence:
         """Whether nothing more is to come; to be called often.
 
         Args:
-            said_at: when it was last told or said something, by any clock.
+            said_at: when it last received or sent something, by any clock.
 
         Raises:
             HeadraceError: it is stuck.

@@ -1,17 +1,14 @@
 """Cancels a request from another thread before its response begins.
 
-httpx names a request's connection with the response only. Here each connection reports to the
-`CancelScope` of the thread that writes to it. Closing a socket wakes no thread that waits for it;
-shutting it down does.
+httpx names a request's connection with the response only. A `CancelScope` finds it before:
 
-`hook_connections` replaces a private attribute, as public means lose behaviour (httpx 0.28,
-httpcore 1.0):
+- the extension `trace` names each new connection of any transport;
+- `PooledTransport` also names reused ones: each connection reports to the scope of the thread that
+  writes to it.
 
-- the extension `trace` names a new connection, and none that is reused;
-- the extension `network_stream` comes with the response, which is too late;
-- `httpx.Client.close` in another thread ends the requests of all threads;
-- `httpcore.ConnectionPool(network_backend=...)` needs a transport of our own. A transport that the
-  caller passes, `httpx.HTTPTransport(limits=...)` for instance, has no such parameter.
+Closing a socket wakes no thread that waits for it; shutting it down does. With proxies of the
+environment or a transport of the caller, a request on a reused connection is canceled when its
+response begins.
 """
 
 import contextlib
@@ -22,10 +19,18 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
+from urllib.request import getproxies
 
 import httpcore
 import httpx
 
+HTTPCORE_ERRORS = (
+    httpcore.TimeoutException,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.ProxyError,
+    httpcore.UnsupportedProtocol,
+)
 ASKING: ContextVar["CancelScope"] = ContextVar("ASKING")
 
 
@@ -50,6 +55,11 @@ class CancelScope:
         self._stream = stream
         if self.is_cut:
             hang_up(stream)
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Attach the connection of an event of httpx's extension `trace`, if it is new."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            self.take(info["return_value"])
 
     def cut(self) -> None:
         """Hang up: a reader finds the connection's end, and no retry follows."""
@@ -135,13 +145,77 @@ class TellingBackend(httpcore.NetworkBackend):
         return TellingStream(self._backend.connect_unix_socket(*args, **kwargs))
 
 
-def hook_connections(http: httpx.Client) -> None:
-    """Hook a client's connections into cancel scopes.
+class ResponseStream(httpx.SyncByteStream):
+    """The body of a response of httpcore."""
 
-    httpx has no name for this. Where its parts are called otherwise than they have been, an answer
-    can be canceled once it has begun.
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        with httpx_errors():
+            yield from self._stream
+
+    def close(self) -> None:
+        """Close it."""
+        self._stream.close()
+
+
+class PooledTransport(httpx.BaseTransport):
+    """A pool of connections with httpx's limits. Each reports to the scope of its request.
+
+    Args:
+        keepalive_expiry_s: until an idle connection is closed; None is never.
     """
-    pool = getattr(getattr(http, "_transport", None), "_pool", None)
-    backend = getattr(pool, "_network_backend", None)
-    if isinstance(backend, httpcore.NetworkBackend):
-        setattr(pool, "_network_backend", TellingBackend(backend))  # noqa: B010
+
+    def __init__(
+        self, ssl_context: ssl.SSLContext | None = None, keepalive_expiry_s: float | None = 5.0
+    ) -> None:
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=ssl_context,
+            max_connections=100,
+            max_keepalive_connections=20,
+            keepalive_expiry=keepalive_expiry_s,
+            network_backend=TellingBackend(httpcore.SyncBackend()),
+        )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; return its response without the body."""
+        url = request.url
+        asked = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(
+                scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+            ),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        with httpx_errors():
+            found = self._pool.handle_request(asked)
+        return httpx.Response(
+            status_code=found.status,
+            headers=found.headers,
+            stream=ResponseStream(found.stream),
+            extensions=found.extensions,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.close()
+
+
+@contextlib.contextmanager
+def httpx_errors() -> Iterator[None]:
+    """Raise httpcore's errors as those of httpx, which have the same names."""
+    try:
+        yield
+    except HTTPCORE_ERRORS as error:
+        kind = getattr(httpx, type(error).__name__, httpx.TransportError)
+        raise kind(str(error)) from error
+
+
+def transport_of(url: httpx.URL) -> httpx.BaseTransport | None:
+    """Return a transport to a server, or httpx's own with proxies of the environment."""
+    if getproxies().keys() & {"http", "https", "all"}:
+        return None
+    return PooledTransport(httpx.create_ssl_context() if url.scheme == "https" else None)

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from headrace.client.cancellation import CancelScope, hook_connections
+from headrace.client.cancellation import CancelScope, transport_of
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
     ChatCompletion,
@@ -97,7 +97,9 @@ def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
         ConfigError: the URL or the key cannot be used.
     """
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ConfigError("api_key has a character that an HTTP header cannot carry")
+        raise ConfigError(
+            "api_key has a character that an HTTP header cannot carry; use printable ASCII"
+        )
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
         url = httpx.URL(base_url)
@@ -138,8 +140,9 @@ class Client:
                 long as its `Retry-After` says.
         """
         brief_interrupts()
-        self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
-        hook_connections(self._http)
+        arguments = settings(base_url, api_key)
+        transport = transport or transport_of(arguments["base_url"])
+        self._http = httpx.Client(**arguments, transport=transport)
         self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
 
@@ -331,6 +334,8 @@ class Client:
         with transport_errors():
             request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
         wait = time.sleep if line is None else line.wait
+        if line is not None:
+            request.extensions = {**request.extensions, "trace": line.trace}
         num_before = 0
         while True:
             with transport_errors():

@@ -232,7 +232,7 @@ ROWS = [
     ),
     Row(
         *("download folder", ("--download-dir",), ("--download-dir",)),
-        RefusedFlag("set HF_HOME, which every tool of the hub knows"),
+        RefusedFlag("set HF_HOME, which every tool of the hub reads"),
     ),
     Row(
         *("prefix cache", ("--enable-prefix-caching",), ()),

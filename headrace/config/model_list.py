@@ -1,37 +1,42 @@
 """The response of `/v1/models`, constant while a server runs."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from headrace.config.config import ModelCard
+from headrace.protocol.server import (
+    AnthropicModel,
+    AnthropicModelList,
+    ModelListResponse,
+    ServedModel,
+)
 from headrace.routes import MODELS
 
 
-def model_of(card: ModelCard, created: int) -> dict[str, Any]:
+def model_of(card: ModelCard, created: int) -> ServedModel:
     """Return a model in OpenAI's shape; `created` is in seconds since the epoch."""
-    return {
-        "id": card.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "headrace",
-        "root": card.path,
-        "max_model_len": card.max_model_len,
-    }
+    return ServedModel(
+        id=card.name,
+        object="model",
+        created=created,
+        owned_by="headrace",
+        root=card.path,
+        max_model_len=card.max_model_len,
+    )
 
 
-def anthropic_model_of(card: ModelCard, created: int) -> dict[str, Any]:
-    """Return a model in Anthropic's shape (https://docs.anthropic.com/en/api/models)."""
+def anthropic_model_of(card: ModelCard, created: int) -> AnthropicModel:
+    """Return a model in Anthropic's shape."""
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": card.name, "display_name": card.name, "created_at": at}
+    return AnthropicModel(id=card.name, display_name=card.name, created_at=at)
 
 
 def model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
     """Return the list, and the one model, by path, in OpenAI's shape."""
     model = model_of(card, created)
     return {
-        MODELS: msgspec.json.encode({"object": "list", "data": [model]}),
+        MODELS: msgspec.json.encode(ModelListResponse(object="list", data=[model])),
         f"{MODELS}/{card.name}": msgspec.json.encode(model),
     }
 
@@ -39,8 +44,8 @@ def model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
 def anthropic_model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
     """Return the same for clients that send `anthropic-version`."""
     model = anthropic_model_of(card, created)
-    ends = {"has_more": False, "first_id": card.name, "last_id": card.name}
+    models = AnthropicModelList(data=[model], has_more=False, first_id=card.name, last_id=card.name)
     return {
-        MODELS: msgspec.json.encode({"data": [model], **ends}),
+        MODELS: msgspec.json.encode(models),
         f"{MODELS}/{card.name}": msgspec.json.encode(model),
     }

@@ -89,7 +89,7 @@ class Api(enum.StrEnum):
 
 NOT_FINISHED = 255  # in the place of a `FinishReason`, where there is none
 MORE = 2  # in the place of `last`: the rest of this piece is in the next entries
-ENDED = 1 << 31  # beside a number of tokens: the client has been told the sequence's end
+ENDED = 1 << 31  # beside a number of tokens: the client has the sequence's end
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -265,7 +265,7 @@ class Parsing(Message, frozen=True):
     tools: ToolFormat | None = None  # how tools are called, where there are some
     thoughts: ThoughtFormat | None = None
     begins_inside: bool = False  # the text begins with a thought, marked or not
-    has_one_call: bool = False  # at most one is told
+    has_one_call: bool = False  # at most one is delivered
     hides_thoughts: bool = False
     string_parameters: dict[str, list[str]] = {}  # by tool, where calls do not say what is one
     custom_tools: list[str] = []  # those whose calls are free text, the one argument `input`
@@ -294,8 +294,8 @@ class GenerateForm(Message, tag="generate", frozen=True):
     ids: list[str]  # of the prompts; empty where the response's does for all
     num_each: int  # sequences of a prompt
     tells_token_text: bool  # with each log probability
-    # Of each prompt, or of all: likeliest tokens told with each one, and from which token of the
-    # prompt on. None is no logprobs, and none of the prompt.
+    # Of each prompt, or of all: likeliest tokens reported with each one, and from which token of
+    # the prompt on. None is no logprobs, and none of the prompt.
     num_logprobs: list[int | None]
     first_logprob: list[int | None]
 
@@ -311,7 +311,7 @@ class FaultKind(enum.StrEnum):
 
 
 class ReplyFault(Message, frozen=True):
-    """A fault that a script wants in a reply: tokenizer -> detokenizer, in its plan.
+    """A fault of a script in a reply: tokenizer -> detokenizer, in its plan.
 
     The fields after `kind` are those of the error event.
     """
@@ -340,20 +340,20 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     skip_special_tokens: bool
     echo: str = ""  # goes before the first token's text
     shares_prompt: bool = False  # another sequence of the request counts this prompt's tokens
-    logprobs: int | None = None  # likeliest tokens told with each one; None is no logprobs
+    logprobs: int | None = None  # likeliest tokens reported with each one; None is no logprobs
     prompt_logprobs: int | None = None  # as many of the prompt's, in vLLM's form
     best_of: int = 1  # sequences per prompt, ...
-    n: int = 1  # ... of which the likeliest are told
+    n: int = 1  # ... of which the likeliest are returned
     min_tokens: int = 0  # stop strings count after so many
     continuous_usage: bool = False  # every event of a stream has the usage so far
     spaces_between_special_tokens: bool = True  # where the tokenizer's decoder puts them
     return_token_ids: bool = False
-    prompt_token_ids: bytes = b""  # u32, where token ids are told
+    prompt_token_ids: bytes = b""  # u32, where token ids are returned
     parsing: Parsing | None = None  # None is words to the reader and nothing else
     form: ResponsesForm | GenerateForm | None = None  # what only this API has
     num_delivered: int | None = None  # as in `HttpRequest`; None: the client has nothing of it
     tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
-    function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
+    function_call: bool = False  # a call is written as OpenAI's deprecated `function_call`
     is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
     fault: ReplyFault | None = None  # only with a mock engine
     request_id: str = ""  # as in `HttpRequest`
@@ -388,7 +388,7 @@ class SimilarityPlan(Message, tag="similarity", frozen=True):
     num_queries: int  # one, or one per document; 0 where each sequence is a query and a document
     ranks: bool  # `/v1/rerank`'s answer, rather than `/v1/score`'s
     top_n: int = 0  # documents to tell of; 0 is all
-    document: str | None = None  # this sequence's text, where it is told
+    document: str | None = None  # this sequence's text, where it is returned
 
 
 Plan = ReplyPlan | EmbeddingPlan | SimilarityPlan
@@ -494,9 +494,10 @@ class ResponseFrames(Message, tag="frames", frozen=True):
             start = end
 
 
-# A piece of a response: the sequence's id, or where none is concerned the request's; its head, the
-# first time; bytes; whether they are the last, or `MORE`; what has been told with them, as in
-# `HttpRequest`. Of a piece that comes in several entries the last one tells.
+# A piece of a response: id, head, bytes, end, tokens. The id is the sequence's, or the request's
+# where it is of no sequence. Only the first piece has a head. The end is whether the bytes are the
+# last, or `MORE`. The tokens are those delivered with them, as in `HttpRequest`. In a piece of
+# several entries the last entry has them.
 Entry = tuple[int, Head | None, memoryview, int, int]
 
 

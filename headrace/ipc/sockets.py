@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 HIGH_WATER = 1024  # messages per link: at one per 5 ms step, 5 s of a receiver that does nothing
-# Steps on their way to a detokenizer. An engine that is faster waits for it: what it could send
-# ahead would come no sooner, and the sequences that join meanwhile share its next steps.
+# Steps on their way to a detokenizer. A faster engine waits for it: output sent ahead would come no
+# sooner. Sequences that join meanwhile share its next steps.
 STEP_HIGH_WATER = 8
 # Batches of reports on their way to the telemetry process: some seconds of each frontend's.
 REPORTS_HIGH_WATER = 16

@@ -33,8 +33,8 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     embed_rows: bytes = b""  # i32, the row of the embedding area it comes in as; -1 is none
     rope_positions: bytes = b""  # i32, three of each: time, height, width
     last_seen: bytes = b""  # i32, the last position it sees, which is in the step, too
-    # i32, by token: the logit row of the step before this one whose drawn token takes its place, or
-    # -1; empty where all tokens are known. So a step can be sent while the one before it is run.
+    # i32, by token: the logit row of the step before this one whose drawn token takes its place.
+    # -1 is none; empty where all tokens are known. So a step can be sent while the last one runs.
     token_sources: bytes = b""
 
     @property
@@ -101,7 +101,7 @@ def sampling_offset(name: str) -> int:
 class StepResult(Message, tag="result", frozen=True):
     """The result of a step: worker 0 -> engine.
 
-    `logprobs` has an entry for each row that wants them: f32 logprob and i32 rank of the row's
+    `logprobs` has an entry for each row that reports them: f32 logprob and i32 rank of the row's
     token. Then follow num_logprobs pairs of i32 token and f32 logprob, best first.
     """
 

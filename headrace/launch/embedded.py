@@ -1,6 +1,6 @@
 """An embedded ring: a supervisor started by the process that uses it.
 
-There are no frontends. The owner takes their seat (`ring_connection.py`), unless it wants a server
+There are no frontends. The owner takes their seat (`ring_connection.py`), unless it starts a server
 of its own (`local_server.py`). It writes the configuration to the supervisor's standard input. Over
 a socket the supervisor reports the ring's address, that it is ready, and why it ended.
 """
@@ -88,7 +88,7 @@ def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     setproctitle("headrace: supervisor")
     logs.setup("supervisor", order.config.log_level, order.config.log_format)
-    with contextlib.suppress(BrokenPipeError):  # an owner that is gone need not be told
+    with contextlib.suppress(BrokenPipeError):  # an owner that is gone needs no message
         try:
             serve(order, control)
         except (HeadraceError, OSError) as error:  # OSError: the system is short of something

@@ -27,7 +27,7 @@ class HistogramFamily(Metric):
     """A family of histograms, kept as sums: a sample for each bucket would cost most of a page.
 
     Attributes:
-        rows: the labels' values, the histogram, and the bounds by which it is told.
+        rows: the labels' values, the histogram, and the bounds by which it is reported.
     """
 
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:

@@ -1,7 +1,7 @@
 """The board as vLLM's metrics: its names, labels and buckets, so that its dashboards work.
 
-Only what this server knows is told, and nothing is guessed. Sequences are counted where vLLM counts
-them, too: each of the `n` texts of a request is one.
+Only what this server measures is reported, and nothing is guessed. Sequences are counted where
+vLLM counts them, too: each of the `n` texts of a request is one.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ COUNTERS = [
     ("spec_decode_num_draft_tokens", "Tokens guessed", EngineField.DRAFTS),
     ("spec_decode_num_accepted_tokens", "Guesses that were right", EngineField.RIGHT_DRAFTS),
 ]
-# Counters of what there is none of, which vLLM tells whether there is or not.
+# Counters of what there is none of, which vLLM always reports.
 ABSENT = [
     ("external_prefix_cache_queries", "Tokens looked up on other machines: none"),
     ("external_prefix_cache_hits", "Tokens found on other machines: none"),

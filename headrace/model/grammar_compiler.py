@@ -14,8 +14,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from headrace.model.token_table import TokenTable, read_table
 from headrace.model.tokenizer_json import read_tokenizer_json
 
-# What a text may take to be matched; a text that takes more fails. Chosen so that no grammar that
-# was tried takes more than 0.1 s in a step, most 0.1 ms, and those that people write are not hit.
+# What a text may take to be matched; a text that takes more fails. Chosen so that no tried grammar
+# takes more than 0.1 s in a step, and most take 0.1 ms. Grammars that people write do not reach
+# them.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,  # an enum of 8,000 strings takes 100,000
     step_lexer_fuel=50_000,

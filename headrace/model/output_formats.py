@@ -49,8 +49,8 @@ THOUGHT_ALIASES = {
 TOOL_PARSERS = (AUTO, NONE, *ToolFormat, *TOOL_ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
 
-# Marks of formats that are not read here, whose templates have marks of others, too: GLM-4.5's,
-# Seed-OSS's, Hunyuan's, MiroThinker's, and functions with JSON in them, of Llama 3.1's own prompts.
+# Marks of formats that are not read here, whose templates have marks of others, too. They are those
+# of GLM-4.5, Seed-OSS, Hunyuan and MiroThinker, and functions with JSON in Llama 3.1's own prompts.
 FOREIGN_MARKS = (
     *("<arg_key>", "<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>"),
     "}</function>",

@@ -53,7 +53,7 @@ def table_of(
         token_bytes[id] = bytes_of(token)
     for token in added:
         content = token["content"]
-        is_piece = bytes_of is sentence_piece  # whose decoder knows no added tokens
+        is_piece = bytes_of is sentence_piece  # whose decoder has no added tokens
         token_bytes[token["id"]] = sentence_piece(content) if is_piece else content.encode()
     special = frozenset(token["id"] for token in added if token["special"])
     return TokenTable(token_bytes, special, strips_first_space)

@@ -25,6 +25,7 @@ from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToFrontend
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
 from headrace.launch.embedded import EmbeddedServer, RingReady
+from headrace.protocol.errors import openai_error
 
 JSON = "application/json"
 BEAT_S = 0.1  # between heartbeats and tries to send what a full link has refused
@@ -89,8 +90,8 @@ class Ring:
     def __init__(self, server: EmbeddedServer) -> None:
         """Take the frontend's seat of a starting ring, and wait until it serves."""
         self._server = server
-        # As many sequences wait in the engine as run, so that each that ends is followed at once;
-        # the others wait here, so that the engine's queue stays short.
+        # As many sequences wait in the engine as run, so that each that ends is followed at once.
+        # The others wait here, so the engine's queue stays short.
         self.places = 2 * server.config.max_num_seqs
         self._slot = server.board.slot("frontend")
         self._pid = os.getpid()
@@ -147,7 +148,7 @@ class Ring:
         if os.getpid() != self._pid:
             raise EngineDied(f"the engine belongs to process {self._pid}, this is a fork of it")
         id = self._inflight.next_id()
-        self._puts[id] = put  # before the look at `_failure`, after which all puts are told
+        self._puts[id] = put  # before the look at `_failure`, after which all puts fail
         request = HttpRequest(id, "POST", call.path, time.time())
         try:
             if self._failure is not None:
@@ -252,7 +253,7 @@ class Ring:
     def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die."""
         error = DeadlyRequest()
-        body = msgspec.json.encode(error.body())
+        body = msgspec.json.encode(openai_error(error))
         self._put(Piece(sent.request.first_id, Head(error.status, JSON), body, True))
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:

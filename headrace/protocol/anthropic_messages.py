@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.protocol.base import Typed, Whole
+from headrace.protocol.errors import AnthropicError
 
 
 class TextBlock(Typed, tag="text"):
@@ -149,19 +150,6 @@ class MessageStop(Typed, tag="message_stop"):
     """The last event."""
 
 
-class AnthropicFailure(Whole):
-    """Why it fails, in Anthropic's words."""
-
-    type: str
-    message: str
-
-
-class MessageFailed(Typed, tag="error"):
-    """The last event, where something went wrong."""
-
-    error: AnthropicFailure
-
-
 MessageEvent = (
-    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageFailed
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | AnthropicError
 )

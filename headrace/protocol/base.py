@@ -8,4 +8,4 @@ class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Typed(Whole, tag_field="type"):
-    """One of several structs, told apart by their `type`."""
+    """One of several structs, distinguished by their `type`."""

@@ -198,7 +198,7 @@ def read_note(fd: int) -> LaunchSpec:
 def leave(_signal: int, _frame: FrameType | None) -> None:
     """End the process from wherever it waits, `finally` blocks included.
 
-    It may get lost within the callback of a weak reference, say: to be told again ends it at once.
+    It may get lost within the callback of a weak reference, say: a second signal ends it at once.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(0)

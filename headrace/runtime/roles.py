@@ -43,7 +43,7 @@ ROLES = {
         death_signal=signal.SIGTERM,
         cleans_up=True,
     ),
-    # Those that encode give way to the frontends and the step when cores are short; a process can
+    # Those that encode give way to the frontends and the step when cores are short. A process can
     # give way by itself (`tokenizer_proc/main.py`), and not take it back.
     "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, is_urgent=True),
     # The engine ends its workers.

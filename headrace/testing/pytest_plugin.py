@@ -77,7 +77,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         server.reset()
 
 
-@pytest.hookimpl(hookwrapper=True)  # pytest 7 knows no other
+@pytest.hookimpl(hookwrapper=True)  # pytest 7 has no other
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Show what the server logged while a test failed."""
     outcome = yield

@@ -17,7 +17,7 @@ from headrace.testing.script import ScriptedAnswer, ScriptRule, script_of
 
 TIMEOUT_S = 60.0
 MOCK = "mock"
-MAX_LOG_BYTES = 64 << 10  # told of a log
+MAX_LOG_BYTES = 64 << 10  # reported of a log
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ def test_action_shows_the_log_of_a_server_that_fails(tmp_path: Path) -> None:
     assert "--max-num-seqs 0 is too small" in output
 
 
-def test_action_installs_what_it_is_told(tmp_path: Path) -> None:
+def test_action_installs_the_given_release(tmp_path: Path) -> None:
     status, output, _ = run_step("Install", tmp_path, requirement="pytest")  # is there already
     assert status == 0, output
     assert "Requirement already satisfied: pytest" in output

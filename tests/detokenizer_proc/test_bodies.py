@@ -80,7 +80,7 @@ def test_sliced_reply_is_the_unsliced_one(api: Api, monkeypatch: pytest.MonkeyPa
     assert len(logprobs["content" if api is Api.CHAT else "top_logprobs"]) == NUM_TOKENS
 
 
-def test_streams_are_told_between_slices_of_a_long_answer() -> None:
+def test_streams_are_written_between_slices_of_a_long_answer() -> None:
     replies = Replies(TableVocabulary(TABLE), 1)
     replies.feed(*step(LONG, NUM_TOKENS, logprobs=20))
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_abort_ends_the_writing_of_an_answer(monkeypatch: pytest.MonkeyPatch) ->
     assert len(replies) == 0
 
 
-def test_request_at_hand_is_told_while_its_reply_is_written() -> None:
+def test_request_in_progress_is_reported_during_its_reply() -> None:
     told: list[int] = []
     replies = Replies(ByteVocabulary(), 1, in_progress=told.append)
     replies.feed(*step(LONG, NUM_TOKENS, logprobs=20))
@@ -144,7 +144,9 @@ def test_what_the_core_writes_is_not_at_hand() -> None:
 @pytest.mark.parametrize("told", [None, 2])
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
 @pytest.mark.parametrize("stream", [False, True])
-def test_suspects_are_at_hand_and_told_the_same(api: Api, stream: bool, told: int | None) -> None:
+def test_suspects_are_in_progress_and_rendered_the_same(
+    api: Api, stream: bool, told: int | None
+) -> None:
     found, in_progress = [], list[int]()
     for is_suspect in (False, True):
         fields = {"api": api, "stream": stream, "num_delivered": told, "is_suspect": is_suspect}

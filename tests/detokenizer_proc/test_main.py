@@ -120,7 +120,7 @@ def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
     assert bench.frontend.receive(0) is None
 
 
-def test_next_detokenizer_tells_at_which_reply_the_last_one_died(bench: Bench) -> None:
+def test_next_detokenizer_reports_the_reply_of_the_last_death(bench: Bench) -> None:
     slot = bench.board.slot("detokenizer")
     slot[DetokenizerField.REPLY_AT_HAND] = OLD
     for state in (State.STARTING, State.READY):

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import make_plan, take
+from byte_replies import RESPONSES_FORM, make_plan, take
 
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
-from headrace.ipc.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
+from headrace.ipc.messages import Api, FinishReason, Parsing, StepOutput, request_id
 from headrace.metrics.tool_calls import READINGS
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.model.token_table import TokenTable
-from headrace.tokenizer_proc.openapi.event_schemas import ChatEvent
+from headrace.protocol.openai_completions import ChatCompletionStreamResponse
 
 # Ids are bytes, but for the last ones, special tokens.
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "<pad>"]
@@ -70,7 +70,7 @@ def streamed(*args: Any, **fields: Any) -> tuple[Any, str]:
     end = None
     for event in events:
         body = json.loads(event.removeprefix("data: "))
-        msgspec.convert(body, ChatEvent)
+        msgspec.convert(body, ChatCompletionStreamResponse)
         (choice,) = body["choices"]
         assert end is None
         end = choice["finish_reason"]
@@ -137,7 +137,7 @@ def test_special_tokens_reach_the_parser_and_no_client(skip: bool) -> None:
     assert call["function"] == {"name": "f", "arguments": "{}"}
 
 
-def test_a_call_is_the_same_where_token_ids_are_told() -> None:
+def test_a_call_is_the_same_where_token_ids_are_reported() -> None:
     tokens = [*ids(CALLED), END]
     message, end = streamed(tokens, THINKING, STOP, return_token_ids=True)
     assert (call_of(message), end) == (("f", '{"a": "é"}'), "tool_calls")
@@ -151,7 +151,7 @@ def test_tool_call_readings_count_once_per_body_or_event() -> None:
 
     called, words = [*ids(CALLED), END], [*ids("Words"), END]
     sent(called, THINKING, STOP, replies)
-    sent(words, THINKING, STOP, replies, api=Api.RESPONSES, form=ResponsesForm(b"{}"))
+    sent(words, THINKING, STOP, replies, api=Api.RESPONSES, form=RESPONSES_FORM)
     sent(words, THOUGHT, STOP, replies)
     assert counted() == {
         ("non_streaming", "tool_call", "chat_completions"): 1,
@@ -193,7 +193,7 @@ def test_the_tokens_of_thoughts_are_counted(
     assert body["usage"]["completion_tokens_details"] == details
     streamed = sent(tokens, parsing, finished, stream=True, include_usage=True)
     assert json.loads(streamed.split(b"data: ")[-2])["usage"] == body["usage"]
-    form = ResponsesForm(b"{}")
+    form = RESPONSES_FORM
     response = json.loads(sent(tokens, parsing, finished, api=Api.RESPONSES, form=form))
     assert response["usage"]["output_tokens_details"] == details
 

@@ -266,7 +266,7 @@ def test_a_step_without_bytes_sends_nothing(replies: Replies) -> None:
     assert len(replies) == 1
 
 
-def test_a_stop_string_is_told_to_the_engine_once(replies: Replies) -> None:
+def test_a_stop_string_is_sent_to_the_engine_once(replies: Replies) -> None:
     started = {A: make_plan(stop=["!"])}
     outgoing, stops = take(replies, *make_output((A, "a!", None), started=started))
     assert stops == [StopSequence(A)]
@@ -365,7 +365,7 @@ def test_no_logprob_is_lost_while_text_is_held_back() -> None:
 
 
 @pytest.mark.parametrize(("include_stop", "tokens"), [(False, ["a"]), (True, ["a", "E", "N", "D"])])
-def test_tokens_that_a_stop_string_cuts_off_are_not_told(
+def test_tokens_that_a_stop_string_cuts_off_are_left_out(
     include_stop: bool, tokens: list[str]
 ) -> None:
     for stream in (False, True):
@@ -378,7 +378,7 @@ def test_tokens_that_a_stop_string_cuts_off_are_not_told(
         assert json.loads(body)["choices"][0]["logprobs"]["tokens"] == tokens
 
 
-def test_a_special_token_that_is_skipped_is_told_at_the_end() -> None:
+def test_a_special_token_that_is_skipped_is_reported_at_the_end() -> None:
     reply, _ = open_reply(logprobs=0)
     data, _ = feed(reply, 0, [*ids("a"), END], LENGTH, [likely(-1), likely(-2)])
     (choice,) = json.loads(data)["choices"]
@@ -456,7 +456,7 @@ def test_prompt_logprobs_are_vllms() -> None:
         ]
 
 
-def test_the_best_of_several_are_told_and_all_are_counted() -> None:
+def test_the_best_of_several_are_returned_and_all_are_counted() -> None:
     reply, _ = open_reply(num_sequences=6, best_of=3, n=2)
     means = [-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]
     for index, mean in enumerate(means):
@@ -539,7 +539,7 @@ def test_token_ids_are_all_that_was_computed_and_the_prompts() -> None:
     assert json.loads(body)["usage"]["completion_tokens"] == 3
 
 
-def test_a_chat_tells_its_prompt_once() -> None:
+def test_a_chat_reports_its_prompt_once() -> None:
     fields: dict[str, Any] = {"api": Api.CHAT, "n": 2, "best_of": 2, "num_sequences": 2}
     reply, _ = open_reply(**fields, return_token_ids=True, prompt_token_ids=PROMPT)
     feed(reply, 0, [*ids("a"), END], STOP)
@@ -550,7 +550,7 @@ def test_a_chat_tells_its_prompt_once() -> None:
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
-def test_a_stream_tells_tokens_with_each_event(replies: Replies, api: Api) -> None:
+def test_a_stream_reports_tokens_with_each_event(replies: Replies, api: Api) -> None:
     plan = make_plan(
         api=api,
         stream=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import TABLE, ByteVocabulary, make_plan, take
+from byte_replies import RESPONSES_FORM, TABLE, ByteVocabulary, make_plan, take
 
 from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
@@ -23,7 +23,6 @@ from headrace.ipc.messages import (
     FinishReason,
     GenerateForm,
     Parsing,
-    ResponsesForm,
     StepOutput,
     request_id,
 )
@@ -86,7 +85,7 @@ def test_an_event_of_generate_has_all_so_far(interval: int, expected: list[str])
 
 @pytest.mark.parametrize(("interval", "expected"), EVENTS)
 def test_responses_and_messages_have_as_many_deltas(interval: int, expected: list[str]) -> None:
-    told = events(stream(interval, ByteVocabulary(), api=Api.RESPONSES, form=ResponsesForm(b"{}")))
+    told = events(stream(interval, ByteVocabulary(), api=Api.RESPONSES, form=RESPONSES_FORM))
     deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
     assert deltas == expected
     told = events(stream(interval, ByteVocabulary(), api=Api.MESSAGES, continuous_usage=True))

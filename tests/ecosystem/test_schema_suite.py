@@ -136,7 +136,7 @@ def test_what_is_valid_is_written_but_for_other_spellings(draft: str) -> None:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_a_refusal_says_why(draft: str) -> None:
+def test_a_refusal_has_its_reason(draft: str) -> None:
     refused = [group for group in groups(draft) if group.refusal]
     assert refused
     for group in refused:

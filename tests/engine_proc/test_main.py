@@ -40,7 +40,7 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
     made.close()
 
 
-def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
+def test_the_board_has_the_sequences_when_there_is_time(rig: Rig) -> None:
     def told(*spans: Timing) -> list[int]:
         return [sum(rig.slot.histogram(span).counts) for span in spans]
 
@@ -56,7 +56,7 @@ def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
     assert rig.slot[EngineField.PAGE_TOKENS] == READY.page_tokens
 
 
-def test_a_sequence_that_a_stop_string_ends_is_told_of_at_once(rig: Rig) -> None:
+def test_end_by_a_stop_string_is_reported_at_once(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
     rig.take(StopSequence(FIRST))
@@ -382,7 +382,7 @@ def test_the_last_token_of_a_text_is_drawn_again_with_its_end(
     assert sequence.generated.tolist() == kept
 
 
-def test_log_probabilities_are_told_anew(rig: Rig) -> None:
+def test_log_probabilities_are_reported_anew(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
     rig.heard()
@@ -409,7 +409,7 @@ def test_messages_are_taken_while_workers_load(rig: Rig) -> None:
     assert not rig.scheduler.has_work
 
 
-def test_prompts_are_told_with_their_log_probabilities(rig: Rig) -> None:
+def test_prompts_are_reported_with_their_log_probabilities(rig: Rig) -> None:
     rig.take(generate(prompt_logprobs=0))
     rig.step()
     output, _ = rig.heard()
@@ -444,7 +444,7 @@ def test_an_abort_that_overtakes_its_request_is_kept(rig: Rig) -> None:
     assert not rig.scheduler.has_work
 
 
-def test_an_abort_is_told_once_for_all_sequences(rig: Rig) -> None:
+def test_an_abort_is_reported_once_for_all_sequences(rig: Rig) -> None:
     rig.take(*(generate(FIRST + i) for i in range(3)))
     rig.step()
     rig.heard()

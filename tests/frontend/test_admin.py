@@ -92,7 +92,7 @@ def test_a_server_without_a_place_for_profiles_says_so() -> None:
     assert not rig.admin_requests.take()
 
 
-def test_each_process_is_told_of() -> None:
+def test_each_process_is_reported() -> None:
     rig = Rig(KEY)
     rig.slot.enter(State.STARTING)
     rig.slot.enter(State.READY)

@@ -314,7 +314,7 @@ def test_health_is_only_asked_for(site: Site) -> None:
 
 
 @pytest.mark.parametrize("what", ["requests", "tokens", "bytes"])
-def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -> None:
+def test_overload_is_answered_before_the_body_is_read(site: Site, what: str) -> None:
     if what == "requests":
         site.slot[FrontendField.ADMITTED] = MAX_REQUESTS
     elif what == "tokens":
@@ -333,7 +333,7 @@ def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -> None
     assert by_limit == [what == "requests", what == "tokens"]
 
 
-async def test_what_there_is_to_know_is_told_under_load(site: Site) -> None:
+async def test_info_routes_are_answered_under_load(site: Site) -> None:
     site.slot[FrontendField.ADMITTED] = MAX_REQUESTS
     client = site.ask(Client(b"", path="/metrics", method="GET"))
     request, _ = await site.forwarded()
@@ -410,7 +410,7 @@ TIMES = [10, 21, 33, 46, 60, 75, 91]
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-async def test_hops_are_counted_and_told_on_demand(site: Site, is_asked: bool) -> None:
+async def test_hops_are_counted_and_reported_on_demand(site: Site, is_asked: bool) -> None:
     headers = ((b"x-request-timing", b"1"),) if is_asked else ()
     client = site.ask(Client(b"{}", headers=headers))
     request, _ = await site.forwarded()

@@ -42,7 +42,7 @@ def test_all_is_well_where_all_serve(path: str) -> None:
     assert ask(make_board(), path) == (200, [])
 
 
-def test_each_process_is_told_of() -> None:
+def test_each_process_is_reported() -> None:
     board = make_board()
     board.slot("engine")[EngineField.WAITING] = 7
     board.slot("engine")[EngineField.STEPPED_NS] = 5 * 10**8

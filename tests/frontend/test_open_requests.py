@@ -14,7 +14,7 @@ HEAD = Head(200, "text/plain")
 SLOT = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
 
 
-def test_writer_hears_of_new_pieces() -> None:
+def test_writer_receives_new_pieces() -> None:
     told = []
     open_request = OpenRequest(1)
     open_request.on_news = lambda: told.append(bytes(open_request.unsent))

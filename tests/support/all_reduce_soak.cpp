@@ -1,8 +1,9 @@
 // all_reduce_soak: csrc/collectives/all_reduce.cuh on CPU threads.
 //   As a library, `run_kernel` is how tests launch a kernel. As a program, it makes a number of
-//   calls of all kinds, sizes and grids, overwriting inputs as soon as a call is done, and ends
-//   with 1 if any bit of any rank's result is not that of a plain sum; with -fsanitize=thread, also
-//   if anything is read that was not published. Usage: soak CALLS SEED STALL_US FIRST_EPOCH DROPPED
+//   calls of all kinds, sizes and grids, overwriting inputs as soon as a call is done. It ends with
+//   1 if any bit of any rank's result is not that of a plain sum. With -fsanitize=thread, it also
+//   does if anything is read that was not published. Usage: soak CALLS SEED STALL_US FIRST_EPOCH
+//   DROPPED
 
 #include "gpu_threads.h"
 

@@ -5,10 +5,20 @@ from typing import Any
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import ByteStream, TextStream
-from headrace.ipc.messages import Abort, Api, ReplyPlan, StepOutput, StopSequence
+from headrace.ipc.messages import (
+    Abort,
+    Api,
+    ReplyPlan,
+    ResponsesForm,
+    StepOutput,
+    StopSequence,
+)
+from headrace.model.sampling_defaults import OPENAI
 from headrace.model.token_table import TokenTable
+from headrace.tokenizer_proc.apis.responses import decode_responses, echo_of
 
 END = 0
+RESPONSES_FORM = ResponsesForm(echo_of(decode_responses(b'{"input": "Hi"}'), OPENAI))
 
 # Ids are bytes; 0 is a special end token.
 TABLE = TokenTable([b"<end>", *(bytes([byte]) for byte in range(1, 256))], frozenset([END]))

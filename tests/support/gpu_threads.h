@@ -1,7 +1,7 @@
 // gpu_threads: CPU threads in place of a GPU's, for csrc/collectives/all_reduce.cuh. Comes where ptx.cuh would.
 //   A grid is as many threads as it has on a GPU, all at once, so the protocol meets real
-//   concurrency; what PTX does with memory is done by atomics of the same order, which
-//   ThreadSanitizer follows.
+//   concurrency. PTX's memory operations are atomics of the same order, which ThreadSanitizer
+//   follows.
 
 #pragma once
 

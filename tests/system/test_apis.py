@@ -283,7 +283,7 @@ async def test_anthropics_async_client_goes_on_with_a_begun_answer(
     assert final.stop_reason in ("stop_sequence", "max_tokens", "end_turn")
 
 
-def test_anthropics_client_knows_the_errors(claude: anthropic.Anthropic, model: str) -> None:
+def test_anthropics_client_raises_its_errors(claude: anthropic.Anthropic, model: str) -> None:
     hi: Any = [{"role": "user", "content": "Hi"}]
     with pytest.raises(anthropic.NotFoundError, match="the model 'claude' does not exist"):
         claude.messages.create(model="claude", messages=hi, max_tokens=8)

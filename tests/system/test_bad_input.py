@@ -176,7 +176,7 @@ def test_error_of_a_wrong_type_names_the_field(server: RunningServer) -> None:
     }
 
 
-def test_model_and_version_are_told(server: RunningServer) -> None:
+def test_model_and_version_are_reported(server: RunningServer) -> None:
     models = httpx.get(f"{server.url}/v1/models").json()
     assert [model["id"] for model in models["data"]] == ["SmolLM2-135M-Instruct"]
     one = httpx.get(f"{server.url}/v1/models/SmolLM2-135M-Instruct").json()

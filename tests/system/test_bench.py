@@ -93,7 +93,7 @@ def test_reader_of_a_part_of_the_table_sees_no_traceback(mock: RunningServer) ->
     assert done.returncode == 128 + signal.SIGPIPE
 
 
-def test_stream_tells_where_the_time_goes(mock: RunningServer, tmp_path: Path) -> None:
+def test_stream_reports_its_times(mock: RunningServer, tmp_path: Path) -> None:
     result = saved(
         *(mock, tmp_path, "stream", "--num-prompts", "10", "--request-rate", "100"),
         *("--random-input-len", "20", "--random-output-len", "8"),

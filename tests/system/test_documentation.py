@@ -34,7 +34,7 @@ def test_no_page_with_examples_is_left_out() -> None:
     assert {str(page.relative_to(ROOT)) for page in shown} == PAGES
 
 
-def test_the_page_about_running_shows_what_is_told_of_health(server: RunningServer) -> None:
+def test_page_about_running_shows_the_fields_of_health(server: RunningServer) -> None:
     (shown,) = map(json.loads, blocks("docs/operations.md", "json"))
     told = httpx.get(f"{server.url}/health").json()
     assert shown.keys() == told.keys()

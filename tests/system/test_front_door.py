@@ -134,7 +134,7 @@ def test_all_frontends_serve(server: RunningServer) -> None:
     assert len(counts()) == 2
 
 
-def test_each_part_tells_how_long_it_took(server: RunningServer) -> None:
+def test_each_part_reports_its_time(server: RunningServer) -> None:
     for stream in (False, True):
         answer = httpx.post(
             server.url + TEXT, json=BODY | {"stream": stream}, headers={"X-Request-Timing": "1"}

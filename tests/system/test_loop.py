@@ -10,8 +10,8 @@ from servers import RunningServer
 
 HEADRACE = Path(sys.executable).parent / "headrace"
 JSON = {"Content-Type": "application/json"}
-# Processor time, which a busy machine stretches less. A body of 4 MB is read and handed on in
-# 2 ms, a step of 64 streams in less; parsing the one or rendering the other would take far longer.
+# Processor time, which a busy machine stretches less. A body of 4 MB is read and handed on in 2 ms,
+# a step of 64 streams in less. Parsing the one or rendering the other would take far longer.
 MAX_CALLBACK_S = 0.03
 
 

@@ -74,7 +74,7 @@ def test_recording_of_a_real_engine_replays_on_the_mock(
     assert "engine 0: " in capsys.readouterr().out
 
 
-def test_an_answer_that_differs_is_told(
+def test_an_answer_that_differs_is_reported(
     record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages_of = replay_module.messages_of

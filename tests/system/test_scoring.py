@@ -105,7 +105,7 @@ def test_allowed_token_ids_hold_beside_a_grammar(server: RunningServer) -> None:
     assert set(choice["token_ids"]) <= set(singles)
 
 
-def test_tokens_are_told_as_their_ids(server: RunningServer) -> None:
+def test_tokens_are_reported_as_their_ids(server: RunningServer) -> None:
     admin_request = {"return_tokens_as_token_ids": True, "return_token_ids": True, "temperature": 0}
     text = post(server, TEXT, {"prompt": "Hi", "max_tokens": 3, "logprobs": 2} | admin_request)[
         "choices"

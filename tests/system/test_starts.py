@@ -78,7 +78,7 @@ def test_a_start_that_fails_without_streams_has_its_status(command: list[str]) -
 
 
 @pytest.mark.parametrize("command", [["launch_server"], ["headrace", "serve"], ["headrace"]])
-def test_version_is_told(command: list[str]) -> None:
+def test_version_is_reported(command: list[str]) -> None:
     program = str(Path(sys.executable).parent / command[0])
     told = subprocess.run([program, *command[1:], "--version"], capture_output=True, text=True)
     assert (told.returncode, told.stdout) == (0, f"headrace {__version__}\n")

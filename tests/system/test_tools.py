@@ -107,7 +107,7 @@ def test_calls_are_found_in_what_the_model_says(client: openai.OpenAI) -> None:
     assert len({call.id for call in answer.message.tool_calls}) == 2
 
 
-def test_a_script_streams_as_it_is_told_at_once(client: openai.OpenAI) -> None:
+def test_a_script_streams_at_once(client: openai.OpenAI) -> None:
     thoughts, content = "", ""
     calls: dict[int, list[str]] = {}
     for chunk in ask(client, SCRIPT, stream=True):

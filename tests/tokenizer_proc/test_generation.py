@@ -60,7 +60,7 @@ def test_special_tokens_may_be_wanted_or_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
-def test_a_stop_string_is_told_where_it_is_wanted_by_either_name(name: str) -> None:
+def test_a_stop_string_is_returned_on_request_by_either_name(name: str) -> None:
     assert plan_of(only(chat(**{name: True}))).include_stop
     assert not plan_of(only(chat())).include_stop
 
@@ -459,7 +459,7 @@ def prompt_body(text: str, max_tokens: int) -> bytes:
     return json.dumps({"prompt": text, "max_tokens": max_tokens}).encode()
 
 
-def test_prompts_are_told_where_token_ids_are_wanted() -> None:
+def test_prompts_are_returned_with_requested_token_ids() -> None:
     told = completion(prompt=["Hi", "you"], n=2, return_token_ids=True).requests
     prompts = [memoryview(plan_of(r).prompt_token_ids).cast("I").tolist() for r in told]
     assert prompts == [[1, *b"Hi"]] * 2 + [[1, *b"you"]] * 2

@@ -239,7 +239,7 @@ def test_version_is_the_packages() -> None:
     assert answer("GET", "/version") == (200, {"version": __version__})
 
 
-def test_clients_of_vllm_are_told_how_much_is_asked() -> None:
+def test_load_is_that_of_vllm() -> None:
     routes = make_routes()
     routes._about._board.slot("frontend")[FrontendField.ADMITTED] = 3
     told = finish(routes.handle(HttpRequest(0, "GET", "/load", 0.0), b""), ByteEncoder())
@@ -248,7 +248,7 @@ def test_clients_of_vllm_are_told_how_much_is_asked() -> None:
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_clients_of_sglang_are_told_of_the_model(path: str) -> None:
+def test_model_info_is_that_of_sglang(path: str) -> None:
     assert answer("GET", path) == (
         200,
         {
@@ -263,7 +263,7 @@ def test_clients_of_sglang_are_told_of_the_model(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_clients_of_sglang_are_told_of_the_server(path: str) -> None:
+def test_server_info_is_that_of_sglang(path: str) -> None:
     routes = make_routes()
     engine = routes._about._board.slot("engine")
     engine[EngineField.PAGES_TOTAL], engine[EngineField.PAGE_TOKENS] = 10, 32
@@ -296,7 +296,7 @@ def post(path: str, **fields: Any) -> tuple[int, Any]:
     return answer("POST", path, msgspec.json.encode(fields))
 
 
-def test_tokenize_tells_the_tokens_of_a_text() -> None:
+def test_tokenize_reports_the_tokens_of_a_text() -> None:
     right = {"count": 3, "max_model_len": 128, "tokens": [1, 72, 105], "token_strs": None}
     assert post("/tokenize", prompt="Hi") == (200, right)
     spelled = right | {"count": 2, "tokens": [72, 105], "token_strs": ["<72>", "<105>"]}
@@ -304,7 +304,7 @@ def test_tokenize_tells_the_tokens_of_a_text() -> None:
     assert plain == (200, spelled)
 
 
-def test_tokenize_tells_the_tokens_of_a_conversation() -> None:
+def test_tokenize_reports_the_tokens_of_a_conversation() -> None:
     messages = [{"role": "user", "content": "Hi"}]
     assert bytes(post("/tokenize", messages=messages)[1]["tokens"]) == b"Hi:"
     admin_requests = {"add_generation_prompt": False, "chat_template_kwargs": {"tail": "!"}}

@@ -255,7 +255,9 @@ def chosen(choice: WantedTool) -> Object:
     wanted: str | Object = TOOL_CHOICES.get(choice.type, "")
     if choice.type == "tool":
         if choice.name is None:
-            raise InvalidValue("tool_choice.name: must be there", "tool_choice.name")
+            raise InvalidValue(
+                "tool_choice.name: must be there, with type 'tool'", "tool_choice.name"
+            )
         wanted = {"type": "function", "function": {"name": choice.name}}
     return {
         "tool_choice": wanted,

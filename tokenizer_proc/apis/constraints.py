@@ -201,7 +201,9 @@ def as_json(value: Schema) -> str:
 def of_choice(choices: list[str], param: str) -> Constraint:
     """Return what a choice between texts comes to."""
     if not 1 <= len(choices) <= MAX_CHOICES:
-        raise InvalidValue(f"{param}: must have 1 to {MAX_CHOICES} entries", param)
+        raise InvalidValue(
+            f"{param}: must have 1 to {MAX_CHOICES} entries, not {len(choices)}", param
+        )
     return Constraint("lark", f"start: {' | '.join(map(quoted, choices))}")
 
 

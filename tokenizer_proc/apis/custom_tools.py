@@ -1,7 +1,8 @@
 """Custom tools, whose input is free text: to the model, functions of one string called `input`.
 
-OpenAI's. A format of the input is told the model in the description. A regex also holds where a
-call is demanded; a Lark grammar cannot be held within JSON, so such a demand is refused.
+OpenAI's. A format of the input is written into the description, which the model reads. A regex
+also holds where a call is demanded; a Lark grammar cannot be held within JSON, so such a demand is
+refused.
 https://platform.openai.com/docs/guides/function-calling#custom-tools
 """
 

@@ -12,7 +12,7 @@ from headrace.tokenizer_proc.apis.tools import CalledFunction, CalledTool, Tool
 if TYPE_CHECKING:
     from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 
-# The fields of `tools`, as a client that sends `functions` knows them.
+# The fields of `tools`, by the names of `functions`.
 NAMES = {
     "tools": "functions",
     "tools[].function.name": "functions[].name",

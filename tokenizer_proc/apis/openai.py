@@ -1,7 +1,7 @@
 """OpenAI's request bodies as structs, and their validation.
 
 msgspec decodes and checks types in one pass; unknown fields are ignored, as OpenAI's servers do.
-Fields that OpenAI knows and this server does not act on are refused when they ask for something,
+Fields of OpenAI's that this server does not act on are refused when they ask for something,
 never dropped in silence. https://platform.openai.com/docs/api-reference
 """
 
@@ -387,11 +387,11 @@ def check_media(request: ChatRequest) -> None:
     refuse(request, UNSUPPORTED)
     if not request.separate_reasoning:
         raise Unsupported(
-            "separate_reasoning: thoughts are told apart, unless --reasoning-parser is none",
+            "separate_reasoning: thoughts are reported apart, unless --reasoning-parser is none",
             "separate_reasoning",
         )
     if request.modalities and request.modalities != ["text"]:
-        raise Unsupported("modalities: answers are 'text' and nothing else", "modalities")
+        raise Unsupported("modalities: must be ['text']", "modalities")
 
 
 def read_files(messages: list[RequestMessage]) -> None:
@@ -440,7 +440,7 @@ def check_best_of(request: CompletionRequest, best_of: int) -> None:
     if best_of < (request.n or 1):
         raise InvalidValue(f"best_of: must be at least n, {request.n}, not {best_of}", "best_of")
     if request.stream and best_of > (request.n or 1):
-        raise InvalidValue("best_of: what is best is not known while it streams", "best_of")
+        raise InvalidValue("best_of: must be n with 'stream': true", "best_of")
 
 
 def decode_embedding(body: bytes | memoryview) -> EmbeddingRequest:

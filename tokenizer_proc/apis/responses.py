@@ -7,11 +7,19 @@ stored. https://platform.openai.com/docs/api-reference/responses/create
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.model.sampling_parameters import SamplingParameters
+from headrace.protocol.response_options import (
+    InputFormat,
+    OfferedFunction,
+    Reasoning,
+    TextFormat,
+    TextOptions,
+    WantedFunction,
+)
 from headrace.tokenizer_proc.apis.field_names import refuse
 from headrace.tokenizer_proc.apis.mixed_content import (
     Content,
@@ -34,7 +42,7 @@ from headrace.tokenizer_proc.apis.text_files import FileData, text_of_file
 Object = dict[str, Any]
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are told in clear text
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are in clear text
 IMAGE, FILE = "input_image", "input_file"
 TOOL_TYPES = ("function", "custom")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -89,64 +97,6 @@ class InputItem(msgspec.Struct):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     input: str | None = None
-
-
-class InputFormat(msgspec.Struct, omit_defaults=True):
-    """`format` of a custom tool."""
-
-    type: Literal["text", "grammar"]
-    definition: str | None = None
-    syntax: Literal["lark", "regex"] | None = None
-
-
-class OfferedFunction(msgspec.Struct):
-    """An entry of `tools`."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: Object | None = None
-    strict: bool | None = None
-    format: InputFormat | UnsetType = UNSET  # of a custom tool
-
-
-class AllowedFunction(msgspec.Struct):
-    """One of the allowed tools."""
-
-    type: str
-    name: str
-
-
-class WantedFunction(msgspec.Struct, omit_defaults=True):
-    """`tool_choice` of one tool, or of some, with type "allowed_tools"."""
-
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: list[AllowedFunction] | None = None
-
-
-class TextFormat(msgspec.Struct, omit_defaults=True):
-    """`text.format`."""
-
-    type: str
-    name: str | None = None
-    schema: Object | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextOptions(msgspec.Struct):
-    """`text`."""
-
-    format: TextFormat | None = None
-
-
-class Reasoning(msgspec.Struct):
-    """`reasoning`. Thoughts are not summarized."""
-
-    effort: str | None = None
-    summary: str | None = None
 
 
 class ResponsesRequest(SamplingParameters, kw_only=True):

@@ -40,7 +40,7 @@ NAMES = {
 }
 GIVEN = NAMES | {"float": "a decimal number"}  # 1.5 where an integer is accepted, and 1.0
 BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-UNITS = {"str": "character", "bytes": "byte"}  # in which lengths are told; others have items
+UNITS = {"str": "character", "bytes": "byte"}  # of lengths in errors; others have items
 
 
 class Fault(NamedTuple):
@@ -157,7 +157,7 @@ def fault_of(text: str, kind: Any = None) -> Fault:
 
     Args:
         text: of the error.
-        kind: the type that was decoded; its choices are told.
+        kind: the type that was decoded; its choices are in the text.
     """
     place = PLACE.search(text)
     what = text[: place.start()] if place else text

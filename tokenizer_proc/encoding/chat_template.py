@@ -202,7 +202,8 @@ class ChatTemplate:
         text, found, rest = self._rendered(template, variables).rpartition(mark)
         if not found:
             raise InvalidValue(
-                "continue_final_message: the chat template leaves the last message out",
+                "continue_final_message: the chat template leaves the last message out; "
+                "leave the field out",
                 "continue_final_message",
             )
         return text if rest.startswith(" ") else text.rstrip()

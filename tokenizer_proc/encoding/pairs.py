@@ -18,7 +18,7 @@ class Pair(NamedTuple):
     """Two texts in one."""
 
     ids: Ids
-    second_text: int  # where the second begins; 0 where the model is not told
+    second_text: int  # where the second begins; 0 where the model has no token types
 
 
 def pair(marks: PairMarks, first: Ids, second: Ids, limit: int | None) -> Pair:

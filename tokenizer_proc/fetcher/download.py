@@ -154,7 +154,7 @@ class Downloads:
                 f"its server says that it is {kind[:40] or 'nothing'}, not an image"
             )
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise DownloadRefused("its server sends it compressed")
+            raise DownloadRefused("its server sends it compressed; it must send it as it is")
         length = response.headers.get("content-length", "0")
         check_size(int(length) if length.isdecimal() else 0)
         data = bytearray()
@@ -178,7 +178,7 @@ def url_of(text: str) -> httpx.URL:
     except httpx.InvalidURL:
         raise DownloadRefused("is no URL") from None
     if url.scheme not in PORTS:
-        raise DownloadRefused("is neither http nor https")
+        raise DownloadRefused("is neither http nor https; use one of them")
     if url.userinfo:
         raise DownloadRefused("has a name or a password in it; leave them out")
     return url

@@ -23,7 +23,7 @@ MAX_EXACT = 1 << 53  # llguidance counts in doubles
 ANY_NAME = ""  # a pattern, which all names have
 ANY = "(?s:.)"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Keywords whose strings may be checked in draft 7, and are only told of in later ones.
+# Keywords whose strings may be checked in draft 7, and are annotations in later ones.
 CONTENT = ("contentEncoding", "contentMediaType")
 DRAFT_7 = "http://json-schema.org/draft-07/schema"
 

@@ -24,7 +24,7 @@ class GrammarError(ValueError):
 NO_TEXT = "no text matches it"
 TOO_MUCH = "takes too much work to compile; use fewer or smaller repetitions and alternatives"
 TOO_DEEP = "is nested too deeply; use fewer levels"
-# By kind, what is told of an error that is not known here.
+# By kind, the text of an error that is not listed here.
 NOT_VALID: dict[Kind, str] = {
     "json_schema": "is no JSON Schema that can be followed; see docs/structured_output.md",
     "regex": "is no regular expression; the syntax is that of Rust's regex",

@@ -1,7 +1,7 @@
 """The formats of strings that llguidance follows too freely, or too narrowly, as patterns.
 
 They are for other readers: there is no year 0, and no leap second. Few programs read these, and no
-pattern knows the dates of leap seconds. https://www.rfc-editor.org/rfc/rfc3339#section-5.6
+pattern has the dates of leap seconds. https://www.rfc-editor.org/rfc/rfc3339#section-5.6
 """
 
 YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"

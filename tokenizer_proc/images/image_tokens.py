@@ -35,9 +35,9 @@ def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> Im
     """Return the spelling of a model.
 
     Args:
-        config: its config.json, of a family that `headrace.model.vision_families` knows.
+        config: its config.json, of a family of `headrace.model.vision_families`.
         settings: its processor's; may be empty.
-        token: tells the text of a token.
+        token: returns the text of a token.
 
     Raises:
         ModelError: its processor is one that writes images in some other way.

@@ -130,7 +130,7 @@ def checked_header(data: bytes, mime_type: str, where: str) -> Header:
     except ValueError as error:
         raise InvalidValue(f"{where}: its format is {error}; {TAKEN}", where) from None
     if header is None:
-        raise InvalidValue(f"{where}: is cut off before it tells its size", where)
+        raise InvalidValue(f"{where}: ends before the header with its size", where)
     if mime_type.replace("image/jpg", "image/jpeg") != f"image/{header.format.lower()}":
         raise InvalidValue(
             f"{where}: says that it is {mime_type[:40] or 'nothing'}, and is {header.format}", where

@@ -18,7 +18,7 @@ class Dropped:
 
 
 class Job:
-    """A request that wants `texts` encoded, or waits, until it has an `outcome`. It fails alone."""
+    """A request with `texts` to encode, or waiting, until it has an `outcome`. It fails alone."""
 
     def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
         """Create the job of `stages`; `num_bytes` is the length of the body."""

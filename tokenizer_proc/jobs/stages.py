@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import GenerateRequest, HttpRequest
+from headrace.protocol.errors import anthropic_error, openai_error
 from headrace.routes import ANTHROPIC_PATHS
 
 T = TypeVar("T")
@@ -68,7 +69,8 @@ def ids_of(numbers: list[int]) -> Ids:
 
 def error_answer(error: RequestError, path: str) -> Answer:
     """Return an error in OpenAI's shape, or where it is asked in Anthropic's in that."""
-    body = error.anthropic_body() if path.startswith(ANTHROPIC_PATHS) else error.body()
+    is_anthropic = path.startswith(ANTHROPIC_PATHS)
+    body = anthropic_error(error) if is_anthropic else openai_error(error)
     return Answer(error.status, msgspec.json.encode(body), headers=error.headers)
 
 

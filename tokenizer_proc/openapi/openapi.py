@@ -10,35 +10,29 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace import __version__, routes
-from headrace.client import responses
 from headrace.config.config import ModelCard
-from headrace.protocol import anthropic_messages
-from headrace.protocol.embeddings import Embedded
+from headrace.protocol.errors import AnthropicError, Error
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
-from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.apis.openai import (
-    ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     EmbeddingRequest,
-    TokenizeRequest,
 )
-from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
-from headrace.tokenizer_proc.apis.responses import ResponsesRequest
 from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
-from headrace.tokenizer_proc.apis.sglang import GenerateBody
-from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
-from headrace.tokenizer_proc.openapi.request_examples import Examples, examples_of
+from headrace.tokenizer_proc.openapi.route_bodies import (
+    BODIES,
+    CONTENT_TYPES,
+    JSON,
+    BodyTypes,
+    Examples,
+    examples_of,
+)
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
-from headrace.tokenizer_proc.ring.monitor import RingEvent
-from headrace.tokenizer_proc.ring.ring_state import RingState
 
 Object = dict[str, Any]
 
 REFERENCE = "#/components/schemas/{name}"
-JSON = "application/json"
 NUMBERS = ("integer", "number")
 SECURITY = {
     "key": {"type": "http", "scheme": "bearer"},
@@ -57,43 +51,6 @@ TEXT_OR_IDS = {
 TEXT_OR_IDS_FIELDS = {CompletionRequest: "prompt", EmbeddingRequest: "input"}
 
 
-class ErrorBody(msgspec.Struct):
-    """Why a request is refused."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(msgspec.Struct):
-    """The body of every error."""
-
-    error: ErrorBody
-
-
-class AnthropicErrorBody(msgspec.Struct):
-    """Why a request is refused, in Anthropic's words."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(msgspec.Struct):
-    """The body of every error of Anthropic's API."""
-
-    type: str
-    error: AnthropicErrorBody
-
-
-class BodyTypes(NamedTuple):
-    """The types of what a route takes and answers."""
-
-    request: type[msgspec.Struct] | None
-    response: Any  # None is JSON of any form
-    events: Any = None  # of a stream, where the route can stream
-
-
 class Operation(NamedTuple):
     """A route with its bodies."""
 
@@ -101,44 +58,6 @@ class Operation(NamedTuple):
     bodies: BodyTypes
 
 
-BODIES = {
-    routes.CHAT: BodyTypes(ChatRequest, responses.ChatCompletion, event_schemas.ChatEvent),
-    routes.COMPLETIONS: BodyTypes(CompletionRequest, responses.Completion, event_schemas.TextEvent),
-    routes.RESPONSES: BodyTypes(
-        ResponsesRequest, response_schemas.Response, event_schemas.ResponseEvent
-    ),
-    routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, response_schemas.InputTokens),
-    routes.MESSAGES: BodyTypes(
-        MessagesRequest, anthropic_messages.AnsweredMessage, anthropic_messages.MessageEvent
-    ),
-    routes.COUNT_TOKENS: BodyTypes(CountRequest, response_schemas.TokenCount),
-    routes.GENERATE: BodyTypes(
-        GenerateBody, response_schemas.Generated, event_schemas.GenerateEvent
-    ),
-    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
-    routes.RERANK: BodyTypes(RerankRequest, responses.Ranking),
-    routes.SCORE: BodyTypes(ScoreRequest, responses.ScoreList),
-    routes.TOKENIZE: BodyTypes(TokenizeRequest, responses.Tokens),
-    routes.DETOKENIZE: BodyTypes(DetokenizeRequest, responses.Detokenized),
-    routes.MODELS: BodyTypes(None, responses.ModelList),
-    routes.VERSION: BodyTypes(None, responses.Version),
-    routes.LOAD: BodyTypes(None, response_schemas.ServerLoad),
-    routes.MODEL_INFO: BodyTypes(None, response_schemas.ModelInfo),
-    routes.SERVER_INFO: BodyTypes(None, response_schemas.ServerInfo),
-    routes.HEALTH: BodyTypes(None, response_schemas.Health),
-    routes.READY: BodyTypes(None, response_schemas.Health),
-    routes.STARTUP: BodyTypes(None, response_schemas.Health),
-    routes.METRICS: BodyTypes(None, None),
-    routes.RING: BodyTypes(None, RingState),
-    routes.RING_EVENTS: BodyTypes(None, None, RingEvent),
-    routes.OPENAPI: BodyTypes(None, None),
-    routes.DOCS: BodyTypes(None, None),
-}
-CONTENT_TYPES = {  # of others JSON
-    routes.METRICS: "text/plain",
-    routes.RING_EVENTS: "text/event-stream",
-    routes.DOCS: "text/html",
-}
 OPERATIONS = [Operation(route, BODIES[route.path]) for route in ROUTES]
 
 
@@ -292,7 +211,7 @@ def event_schema(bodies: BodyTypes) -> Object:
     """Return the schema of each event of a stream, as an object of its fields."""
     data: Object = {"type": "string", "contentMediaType": JSON}
     schema = reference(bodies.events)
-    if "discriminator" in schema:  # an event of theirs tells of failures
+    if "discriminator" in schema:  # one of these events is that of failures
         data["contentSchema"] = schema
     else:
         data["contentSchema"] = {"anyOf": [schema, reference(Error)]}

@@ -22,7 +22,7 @@ from headrace.tokenizer_proc.apis.tools import MAX_TOOLS
 
 Object = dict[str, Any]
 
-# What each kind of body knows and always refuses, beside what all do.
+# Fields that each kind of body has and always refuses, beside those of all.
 NEVER: dict[str, tuple[str, ...]] = {
     "ChatRequest": openai.UNSUPPORTED,
     "GenerateBody": sglang.UNSUPPORTED,
@@ -57,7 +57,7 @@ ABOVE: dict[str, dict[str, Object]] = {
     for name, one in PARAMETERS.items()
     if one.excludes_low
 }
-# By field, and by what it may be, what is told beyond the type.
+# By field, and by what it may be, the schema beyond the type.
 WHERE: dict[str, dict[str, Object]] = ABOVE | {
     "stop": {"string": WORD, "array": {"items": WORD, "maxItems": MAX_STOP_STRINGS}},
     "stop_sequences": {"array": {"items": WORD, "maxItems": MAX_STOP_STRINGS}},

@@ -14,7 +14,7 @@ PARAMETERS = {
         {"type": "null"},
     ]
 }
-# By struct, what is told of its fields.
+# By struct, the schemas of its fields.
 FIELDS: dict[str, Object] = {
     "Function": {"name": NAMED, "parameters": PARAMETERS},
     "CustomFunction": {"name": NAMED},

@@ -28,7 +28,7 @@ ERRORS = {  # by status: OpenAI's type and code
     429: ("rate_limit_error", "rate_limit_exceeded"),
     503: ("overloaded_error", "overloaded"),
 }
-MARK_HEADER = ("x-headrace-script", "error")  # tells a scripted error from the server's own
+MARK_HEADER = ("x-headrace-script", "error")  # distinguishes a scripted error from the server's own
 
 
 def words_of(words: Words, seed: int | None, prompt: bytes, index: int) -> str:

@@ -1,7 +1,7 @@
 """The packings of 4-bit matrices in checkpoints: words of 32 bits, each with eight codes.
 
 In every packing a number is `(code - zero) * scale`. Adjacent columns of a row, a group, share a
-zero and a scale. A packing is told ranges of rows and columns of the matrix, [out, in].
+zero and a scale. A packing takes ranges of rows and columns of the matrix, [out, in].
 """
 
 from dataclasses import dataclass

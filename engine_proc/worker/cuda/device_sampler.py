@@ -36,7 +36,7 @@ class Drawn:
 
     tokens: Tensor  # [rows], int32
     reports: Tensor | None = None  # of `report`, of the rows that want log probabilities;
-    num_tops: tuple[int, ...] = ()  # of each of these, how many likeliest tokens it wants
+    num_tops: tuple[int, ...] = ()  # of each of these, how many likeliest tokens it needs
 
 
 class DeviceSampler:

@@ -27,7 +27,7 @@ def largest_step(
     page_tokens: int,
     embeds: bool = False,
 ) -> Step:
-    """Return a step in which every sequence ends at its full length and wants its row.
+    """Return a step in which every sequence ends at its full length and needs its row.
 
     All keys are in page 0, so there need be no other.
     """

@@ -3,8 +3,10 @@
 It comes after the graph of the forward pass, so that biases and masks are applied in between.
 """
 
+import struct
 from bisect import bisect_left
 from collections.abc import Collection
+from dataclasses import fields
 from functools import partial
 
 import torch
@@ -16,6 +18,7 @@ from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.executor import Int32s
+from headrace.ipc.worker_messages import SAMPLING_CODES
 
 # Where the fields of a `ROW` are, as so many numbers of 32 bits.
 PLACES = {name: ROW.fields[name][1] // 4 for name in ROW.names or () if ROW.fields}
@@ -89,12 +92,10 @@ def draws_of(columns: Tensor) -> Draws:
     Args:
         columns: [rows, ROW_NUMBERS], int32, of `worker_messages.SAMPLING_ROW`.
     """
-    wide, real = columns.view(torch.int64), columns.view(torch.float32)
-    return Draws(
-        seeds=wide[:, PLACES["seed"] // 2],
-        positions=wide[:, PLACES["position"] // 2],
-        temperatures=real[:, PLACES["temperature"]],
-        top_k=columns[:, PLACES["top_k"]],
-        top_p=real[:, PLACES["top_p"]],
-        min_p=real[:, PLACES["min_p"]],
-    )
+    views = {"Q": columns.view(torch.int64), "f": columns.view(torch.float32), "i": columns}
+
+    def column(name: str) -> Tensor:
+        code = SAMPLING_CODES[name]
+        return views[code][:, PLACES[name] * 4 // struct.calcsize(code)]
+
+    return Draws(**{one.name: column(one.name) for one in fields(Draws)})

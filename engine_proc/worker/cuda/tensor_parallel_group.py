@@ -60,7 +60,7 @@ def worst_link(uuids: Sequence[str]) -> Topology:
     try:
         return topology(load_nvml(), uuids)
     except HeadraceError as error:
-        log.warning("how the GPUs reach each other cannot be told: %s", error)
+        log.warning("how the GPUs reach each other cannot be read: %s", error)
         return Topology.NONE
 
 

@@ -1,7 +1,7 @@
 """The specification of a decoder, as data.
 
-`lower` writes a `DecoderSpec`, executors run it; nothing else knows a model family. A family that
-these fields cannot express is refused rather than approximated.
+`lower` writes a `DecoderSpec`, executors run it; nothing else depends on a model family. A family
+that these fields cannot express is refused rather than approximated.
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,9 @@ class DecoderModel:
     weights: Weights
     eos_ids: tuple[int, ...]  # any of them ends a text; none if the model does not say
     pooling: Pooling | None = None  # of an embedding model; None generates
-    kv_scales: tuple[tuple[float, float], ...] = ()  # of layers' keys and values in 8 bits, if told
+    kv_scales: tuple[
+        tuple[float, float], ...
+    ] = ()  # of layers' keys and values in 8 bits, if given
 
 
 def open_model(path: Path | str, load_format: str = "auto") -> DecoderModel:

@@ -1,4 +1,4 @@
-"""Model configs, lowered to a `DecoderSpec`. The only file that knows model families.
+"""Model configs, lowered to a `DecoderSpec`. The only file with model families.
 
 A family is a function from its config's fields to a spec. Unknown fields are refused unless they
 are known to change nothing. A new variant of a known family therefore fails when it is opened

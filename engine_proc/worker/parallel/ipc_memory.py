@@ -62,7 +62,7 @@ class CudaMemory:
     def export(self, address: int, num_bytes: int) -> IpcRegion | None:
         """Return where others find a tensor.
 
-        None where it is not in one allocation that IPC knows: with torch's expandable segments.
+        None where it is not in one allocation of IPC: with torch's expandable segments.
         """
         capable = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
         if not int(self._call("cuPointerGetAttribute", capable, address)):

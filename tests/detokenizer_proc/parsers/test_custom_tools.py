@@ -5,14 +5,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import END, ByteVocabulary, make_plan
+from byte_replies import END, RESPONSES_FORM, ByteVocabulary, make_plan
 from openai.types.responses import ResponseCustomToolCall
 
 from headrace.detokenizer_proc.parsers.custom_tools import input_of
 from headrace.detokenizer_proc.reply import Reply
-from headrace.ipc.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput
+from headrace.ipc.messages import Api, FinishReason, Parsing, StepOutput
 from headrace.model.output_formats import ToolFormat
-from headrace.tokenizer_proc.openapi.event_schemas import ChatEvent, ResponseEvent
+from headrace.protocol.openai_completions import ChatCompletionStreamResponse
+from headrace.protocol.openai_responses import ResponseEvent
 
 STOP = FinishReason.STOP
 CODE = 'print("é")\n'
@@ -50,7 +51,7 @@ def test_a_custom_call_streams_its_input() -> None:
     deltas = [c["choices"][0]["delta"] for c in found if "tool_calls" in c["choices"][0]["delta"]]
     calls = [delta["tool_calls"][0] for delta in deltas]
     for chunk in found:
-        msgspec.convert(chunk, ChatEvent)
+        msgspec.convert(chunk, ChatCompletionStreamResponse)
     assert calls[0] == calls[0] | {"index": 0, "type": "custom"}
     assert calls[0]["custom"] == {"name": "run", "input": ""}
     assert calls[1] == {"index": 0, "custom": {"input": CODE}}
@@ -59,7 +60,7 @@ def test_a_custom_call_streams_its_input() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_custom_call_is_an_item_of_a_response(stream: bool) -> None:
-    form = ResponsesForm(b"{}")
+    form = RESPONSES_FORM
     data = sent(TOKENS, CUSTOM, api=Api.RESPONSES, stream=stream, form=form)
     if stream:
         events = [
@@ -85,7 +86,7 @@ def test_a_custom_call_is_an_item_of_a_response(stream: bool) -> None:
     assert output[1]["type"] == "function_call"
 
 
-def test_an_input_that_is_none_is_told_as_it_is() -> None:
+def test_an_input_that_is_none_is_reported_as_it_is() -> None:
     assert input_of('{"input": "x"}') == "x"
     assert [input_of(text) for text in ('{"a": "x"}', '{"input": 1}', '{"inp')] == [
         '{"a": "x"}',
@@ -94,7 +95,7 @@ def test_an_input_that_is_none_is_told_as_it_is() -> None:
     ]
 
 
-def test_a_call_is_told_as_function_call_where_that_was_asked() -> None:
+def test_a_call_is_a_function_call_if_functions_were_sent() -> None:
     parsing = Parsing(tools=ToolFormat.HERMES, has_one_call=True)
     tokens = [*OTHER.encode(), END]
     (choice,) = json.loads(sent(tokens, parsing, function_call=True))["choices"]

@@ -405,7 +405,7 @@ def test_content_and_thoughts_stream_as_they_come() -> None:
     assert parser.feed("d <") == [Content("d ")]
 
 
-def test_one_call_is_told_where_no_more_are_wanted() -> None:
+def test_one_call_is_returned_without_parallel_calls() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2 + "."
     told = read(Parsing(tools=ToolFormat.HERMES, has_one_call=True), text)
     assert told == Gathered(".", "", [Call("id0", "f", "{}")])

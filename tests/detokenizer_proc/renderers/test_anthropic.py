@@ -144,7 +144,7 @@ def test_an_answer_without_a_word_has_no_blocks() -> None:
     assert events(MessagesRenderer(make_message_plan(stream=True)).delta(0, [], STOP)) == []
 
 
-def test_arguments_that_were_cut_off_are_not_told() -> None:
+def test_arguments_that_were_cut_off_are_not_reported() -> None:
     answer = Choice("", LENGTH, calls=[Call("call_1", "look", '{"at": "se')])
     whole = json.loads(b"".join(MessagesRenderer(make_message_plan()).whole([answer], USAGE)))
     assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
@@ -158,7 +158,7 @@ def test_a_stream_that_fails_ends_in_anthropics_words() -> None:
     assert error["error"]["type"] == "api_error"
 
 
-def test_a_full_queue_is_told_in_the_words_of_the_api() -> None:
+def test_a_full_queue_is_reported_in_the_words_of_the_api() -> None:
     replies = Replies(ByteVocabulary(), 1)
     kinds = {Api.MESSAGES: {"type": "error"}, Api.CHAT: {}}
     for number, (api, extra) in enumerate(kinds.items()):

@@ -4,16 +4,16 @@ import json
 from typing import Any
 
 import pytest
-from byte_replies import make_plan
+from byte_replies import RESPONSES_FORM, make_plan
 
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
 from headrace.detokenizer_proc.replies import is_plain
-from headrace.ipc.messages import Api, FaultKind, FinishReason, ReplyFault, ResponsesForm
+from headrace.ipc.messages import Api, FaultKind, FinishReason, ReplyFault
 
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=0)
-FORMS = {Api.RESPONSES: ResponsesForm(b"{}")}
+FORMS = {Api.RESPONSES: RESPONSES_FORM}
 APIS = (Api.CHAT, Api.COMPLETION, Api.RESPONSES, Api.MESSAGES)
 
 

@@ -1,6 +1,7 @@
 """A body in slices is the body."""
 
 from array import array
+from typing import Any
 
 import msgspec
 import pytest
@@ -47,3 +48,16 @@ def test_long_lists_of_structs_are_sliced(num_items: int) -> None:
     found = list(slices({"body": body}, 16))
     assert b"".join(found) == msgspec.json.encode({"body": body})
     assert len(max(found, key=len)) < 32 or num_items <= MAX_ITEMS
+
+
+class Nested(msgspec.Struct):
+    lazy: list[Tagged]
+    struct: Tagged
+
+
+def test_lazy_lists_within_structs_are_encoded() -> None:
+    items: Any = LazyList(range(3), lambda count: Tagged(list(range(count))), True)
+    numbers: Any = LazyList(range(3), int)
+    body = Nested(items, Tagged(numbers))
+    whole = Nested([Tagged(list(range(count))) for count in range(3)], Tagged([0, 1, 2]))
+    assert b"".join(slices(body)) == msgspec.json.encode(whole)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.detokenizer_proc.parsers.pieces import Arguments, Content, ToolCallStart
@@ -134,11 +135,12 @@ def test_a_whole_completion() -> None:
     body = json.loads(
         b"".join(renderer.whole([Choice("a", FinishReason.STOP)], TokenUsage(3, 1, 0)))
     )
-    assert body == text_chunk("a", "stop") | {"usage": usage_body(TokenUsage(3, 1, 0))}
+    usage = msgspec.to_builtins(usage_body(TokenUsage(3, 1, 0)))
+    assert body == text_chunk("a", "stop") | {"usage": usage}
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_content_type_tells_a_stream_from_a_whole_answer(chat: bool) -> None:
+def test_content_type_distinguishes_streams(chat: bool) -> None:
     assert make_renderer(chat).content_type == "text/event-stream; charset=utf-8"
     assert make_renderer(chat, stream=False).content_type == "application/json"
 
@@ -159,3 +161,13 @@ def test_fields_of_tool_call_chunks_keep_their_order() -> None:
     assert renderer.delta(0, pieces, None) == (
         head + begin + end + head + b'"function":{"arguments":"{}"}' + end
     )
+
+
+def test_fields_are_in_the_order_of_openai() -> None:
+    head = ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
+    for chat in (True, False):
+        (event,) = events(make_renderer(chat, include_usage=True).delta(0, [Content("a")], None))
+        whole = make_renderer(chat, stream=False).whole(
+            [Choice("a", FinishReason.STOP)], TokenUsage(3, 1, 0)
+        )
+        assert list(event) == list(json.loads(b"".join(whole))) == head

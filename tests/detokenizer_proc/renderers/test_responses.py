@@ -24,8 +24,8 @@ from headrace.errors import InternalError
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan, ResponsesForm
 from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.model.sampling_defaults import OPENAI
+from headrace.protocol import openai_responses
 from headrace.tokenizer_proc.apis.responses import decode_responses, echo_of
-from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2)
@@ -43,7 +43,7 @@ def events(data: bytes) -> list[Any]:
     """Return the events in `data`, checked by the client's types and in their order."""
     found = named_events(data, EVENT)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    msgspec.convert(found, list[event_schemas.ResponseEvent])
+    msgspec.convert(found, list[openai_responses.ResponseEvent])
     return found
 
 
@@ -67,7 +67,7 @@ def test_a_stream_says_what_the_whole_response_says(
     body = b"".join(ResponsesRenderer(make_response_plan()).whole([answer], USAGE))
     whole = json.loads(body)
     Response.model_validate(whole)
-    msgspec.json.decode(body, type=response_schemas.Response)
+    msgspec.json.decode(body, type=openai_responses.Response)
     assert found[-1]["response"] == whole
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
     assert done == whole["output"]
@@ -121,7 +121,7 @@ def test_a_stream_that_fails_ends_so() -> None:
     assert last["response"]["error"]["code"] == "server_error"
 
 
-def test_logprobs_are_told_once_each() -> None:
+def test_logprobs_are_reported_once_each() -> None:
     plan = make_response_plan(stream=True, logprobs=1, stop=["##"])
     reply = Reply(plan, ByteVocabulary())
     data = reply.open(plan, 0, NOTHING)

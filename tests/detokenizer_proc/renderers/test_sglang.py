@@ -20,8 +20,7 @@ from headrace.ipc.messages import (
     StepOutput,
 )
 from headrace.ipc.token_logprobs import TokenLogprob, packed
-from headrace.tokenizer_proc.openapi.event_schemas import GenerateEvent
-from headrace.tokenizer_proc.openapi.response_schemas import Generated
+from headrace.protocol.sglang_generate import Generated, GenerateEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=3, num_completion=2, num_cached=1)
@@ -184,12 +183,12 @@ def test_each_prompt_has_the_log_probabilities_it_asked_for(stream: bool) -> Non
     assert metas[2]["output_top_logprobs"] == [[[-0.8125, 104, "h"]]]
 
 
-def test_token_texts_are_told_only_where_that_is_wanted() -> None:
+def test_token_texts_are_reported_only_on_request() -> None:
     meta = told(False, tells_token_text=False)["meta_info"]
     assert meta["output_token_logprobs"] == [[-0.8125, 104, None], [-0.8203125, 105, None]]
 
 
-def test_of_a_prompt_that_is_only_scored_no_output_is_told() -> None:
+def test_of_a_prompt_that_is_only_scored_no_output_is_reported() -> None:
     answer = told(False, generates=False, first_logprob=[0])
     assert (answer["text"], answer["output_ids"]) == ("", [])
     meta = answer["meta_info"]

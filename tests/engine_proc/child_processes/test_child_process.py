@@ -17,7 +17,7 @@ from headrace.supervision.hang_watchdog import HangWatchdog
     ("state", "how"),
     [(State.STARTING, "could not start: no room"), (State.READY, "exited with 5: no room")],
 )
-def test_out_of_memory_is_told_before_and_after_the_start(state: State, how: str) -> None:
+def test_out_of_memory_is_reported_before_and_after_the_start(state: State, how: str) -> None:
     slot = Board.create([Seat("worker", 1)]).slot("worker", 1)
     slot.enter(state)
     slot.exit_reason = "no room"

@@ -47,7 +47,7 @@ def test_abort_is_seen_in_every_mapping_first_reason_wins(page: ControlPage) -> 
         (CollectiveOutcome.LATE, "rank 1 waited too long for rank 3"),
     ],
 )
-def test_a_rank_tells_of_its_own_failure_only(
+def test_a_rank_reports_its_own_failure_only(
     page: ControlPage, outcome: CollectiveOutcome, text: str
 ) -> None:
     fails(page, 1, Status(outcome, peer=3, phase=1, block=5, epoch=4_000_000_000))

@@ -274,7 +274,7 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
     assert rig.shown("RUNNING", "WAITING") == [2, 1]
 
 
-def test_an_abort_ends_all_sequences_and_is_told_once(rig: Rig) -> None:
+def test_an_abort_ends_all_sequences_and_is_reported_once(rig: Rig) -> None:
     for index in range(3):
         rig.add(FIRST + index)
     rig.step()

@@ -36,7 +36,7 @@ def ended(id: int) -> Sequence:
     return sequence
 
 
-def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
+def test_ended_sequence_is_kept_until_its_end_is_delivered() -> None:
     resume_cache = ResumeCache()
     five, six = ended(5), ended(6)
     resume_cache.keep_ended(five, 100.0)

@@ -148,8 +148,8 @@ def test_every_sequence_says_what_it_would_say_alone(
         reuses_prefixes=reuses_prefixes,
     )
     story = Story(rig, script)
-    # Each step computes a token of the most important sequence that runs, however often the
-    # others are preempted; hence an end to the number of steps.
+    # Each step computes a token of the most important sequence that runs, however often the others
+    # are preempted. So the number of steps has an end.
     for step in range(LAST_EVENT + 1 + 48 * (MAX_PROMPT + MAX_TOKENS)):
         story.play(step)
         if step in deaths:
@@ -224,7 +224,7 @@ def test_short_prompt_begins_beside_long_ones() -> None:
     assert short in told, "the long prompts take ten more steps"
 
 
-def test_short_text_is_told_beside_many_long_prompts() -> None:
+def test_short_text_goes_on_beside_many_long_prompts() -> None:
     rig = Rig.make(num_pages=2048, page_tokens=4, budget=32, max_num_seqs=8)
     for index in range(20):
         rig.add(make_sequence([3 + index % 5] * 200, 1, request_id(0, 1) + index))

@@ -74,7 +74,7 @@ def test_further_prompts_of_a_request_let_others_pass() -> None:
     assert [one for one in order if one in others] == others
 
 
-def test_keys_take_turns_however_much_one_of_them_wants() -> None:
+def test_keys_take_turns_however_much_one_of_them_sends() -> None:
     queue = Queue(Policy.FCFS)
     greedy = [queue.add(key=1) for _ in range(3)]
     modest = [queue.add(key=2) for _ in range(2)]

@@ -78,7 +78,7 @@ def test_presence_and_frequency_look_at_the_text_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "past"), [("repetition_penalty", [1, 2, 3, 7]), ("presence_penalty", [7])]
 )
-def test_a_token_that_is_being_sampled_is_told_by_its_row(name: str, past: list[int]) -> None:
+def test_a_token_that_is_being_sampled_is_reported_by_its_row(name: str, past: list[int]) -> None:
     sequence = make_sequence([7], **{name: 1.5})
     sequence.row = 4
     rows = SamplingMetadata()

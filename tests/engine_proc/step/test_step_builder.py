@@ -79,7 +79,7 @@ def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
     assert len(step.rows) == SAMPLING_ROW.size
 
 
-def test_a_token_that_is_being_sampled_is_told_by_its_row() -> None:
+def test_a_token_that_is_being_sampled_is_reported_by_its_row() -> None:
     plain, other = make_sequence([1, 2, 3], [0]), make_sequence([4, 5], [1], logprobs=0)
     known = make_sequence([9], [2])
     assert build_step([Chunk.of(other, 0, 2), Chunk.of(plain, 0, 3)]).token_sources == b""

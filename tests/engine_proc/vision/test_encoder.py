@@ -113,7 +113,7 @@ def test_a_device_that_has_failed_for_good_fails_no_image(rig: Rig, images: list
         rig.encode([rig.put(image) for image in images], rows)
 
 
-def test_an_image_of_other_rows_than_were_told_fails(rig: Rig) -> None:
+def test_an_image_of_other_rows_than_announced_fails(rig: Rig) -> None:
     answer = rig.encode([rig.put(1)], [[0, 1, 2]])
     assert answer.failed == {0: "an image became [2, 3] numbers, not [3, 3]"}
     assert not rig.area.rows.any()

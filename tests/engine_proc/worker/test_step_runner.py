@@ -67,7 +67,9 @@ def step(num_tokens: int = 3) -> Step:
         (CollectiveFailed(CollectiveOutcome.LATE, 1, "rank 0 waited too long"), False),
     ],
 )
-def test_lack_of_memory_is_told_from_all_else(error: BaseException, expected: bool) -> None:
+def test_lack_of_memory_is_distinguished_from_other_errors(
+    error: BaseException, expected: bool
+) -> None:
     assert is_out_of_memory(error) is expected
 
 

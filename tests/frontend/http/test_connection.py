@@ -54,7 +54,7 @@ async def test_a_connection_on_which_nothing_comes_is_closed(site: Site) -> None
 @pytest.mark.parametrize(
     "start", [b"GET /echo HT", b"POST /echo HTTP/1.1\r\ncontent-length: 90\r\n\r\nonly this"]
 )
-async def test_a_request_that_does_not_come_is_told_so(site: Site, start: bytes) -> None:
+async def test_a_request_that_does_not_come_is_answered(site: Site, start: bytes) -> None:
     client = await site.connect()
     client.say(start)
     await site.be_impatient()
@@ -124,7 +124,7 @@ async def test_a_short_trailer_is_nothing(site: Site) -> None:
     assert await client.response() == (200, b"ok")
 
 
-async def test_what_is_not_http_is_told_so(site: Site) -> None:
+async def test_data_that_is_not_http_is_answered(site: Site) -> None:
     client = await site.connect()
     client.say(b"\x16\x03\x01 not HTTP\r\n\r\n")
     status, body = await client.response()
@@ -161,7 +161,7 @@ async def test_what_is_ignored_has_a_limit(site: Site, monkeypatch: pytest.Monke
     assert await client.end() == b""
 
 
-async def test_handler_hears_of_a_disconnect(site: Site) -> None:
+async def test_handler_receives_a_disconnect(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /wait HTTP/1.1\r\n\r\n")
     await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
@@ -190,7 +190,7 @@ async def test_draining_server_responds_and_closes_connections(site: Site) -> No
     assert answer.endswith(b"ok")
 
 
-async def test_a_client_that_waits_to_be_told_to_go_on_is_told(site: Site) -> None:
+async def test_client_that_expects_100_continue_receives_it(site: Site) -> None:
     client = await site.connect()
     client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
     head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
@@ -206,7 +206,7 @@ async def test_a_head_comes_without_a_body_where_that_is_all_there_is(site: Site
     assert b"content-length: 2" in head
 
 
-async def test_a_client_that_does_not_read_is_told_of_when_it_does(site: Site) -> None:
+async def test_slow_reader_is_reported_when_it_reads(site: Site) -> None:
     client = await site.connect()
     client.say(b"POST /flood HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
     answer = await client.end()

@@ -39,7 +39,7 @@ async def test_half_closed_client_is_answered_all_it_asked(site: Site) -> None:
     assert await client.end() == b""
 
 
-async def test_half_closed_client_in_a_stream_is_told_the_rest(site: Site) -> None:
+async def test_half_closed_client_in_a_stream_receives_the_rest(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /steps HTTP/1.1\r\n\r\n")
     await asyncio.wait_for(client.reader.readuntil(b"1\r\na\r\n"), DEADLINE_S)

@@ -89,7 +89,7 @@ async def test_late_head_is_refused_behind_a_stream(site: Site) -> None:
     assert answers[0].body == b"ab"
 
 
-async def test_half_closed_client_is_told_its_refusal(site: Site) -> None:
+async def test_half_closed_client_receives_its_rejection(site: Site) -> None:
     client = await site.connect()
     client.say(LATE + STEPS + NOT_HTTP)
     client.writer.write_eof()

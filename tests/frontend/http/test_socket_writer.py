@@ -141,7 +141,7 @@ def test_nothing_is_written_for_a_closed_request(pairs: Pairs) -> None:
     assert heard(client) == b""
 
 
-def test_it_is_known_what_each_sequence_has_been_told(pairs: Pairs) -> None:
+def test_delivered_tokens_are_counted_by_sequence(pairs: Pairs) -> None:
     pairs.connect(REQUESTS[0])
     assert pairs.streams.num_delivered(REQUESTS[0]) == {}
     first, third = REQUESTS[0], REQUESTS[0] + 2

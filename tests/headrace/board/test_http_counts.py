@@ -62,7 +62,7 @@ def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_requests_are_told_by_method_class_of_status_and_handler(board: Board) -> None:
+def test_requests_are_counted_by_method_status_and_handler(board: Board) -> None:
     for frontend in range(2):
         answer(counts(board, frontend), POST, CHAT, 200)
     answer(counts(board), POST, CHAT, 401)
@@ -104,7 +104,7 @@ def test_durations_have_the_instrumentators_buckets(board: Board) -> None:
     assert {s.labels["method"] for s in coarse} == {POST}
 
 
-def test_bodies_are_told_by_their_declared_length(board: Board) -> None:
+def test_bodies_are_counted_by_their_declared_length(board: Board) -> None:
     answer(counts(board), POST, CHAT, 200)
     answer(counts(board, 1), POST, CHAT, 400)
     answer(counts(board), "PUT", "/", 404)
@@ -116,7 +116,7 @@ def test_bodies_are_told_by_their_declared_length(board: Board) -> None:
     assert values(sent, "handler")["none", "_sum"] == 7
 
 
-def test_sglang_tells_of_every_status_and_of_what_is_open(board: Board) -> None:
+def test_sglang_reports_every_status_and_open_requests(board: Board) -> None:
     answer(counts(board), POST, CHAT, 200)
     answer(counts(board), POST, CHAT, 401)
     answer(counts(board), POST, CHAT, CLIENT_LEFT)

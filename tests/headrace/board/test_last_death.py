@@ -14,7 +14,7 @@ def slot() -> Iterator[Slot]:
     yield Board.create([Seat("engine", 0)]).slot("engine")
 
 
-def test_a_seat_without_deaths_tells_none(slot: Slot) -> None:
+def test_a_seat_without_deaths_reports_none(slot: Slot) -> None:
     last = slot.last_death
     assert (last.died_at, last.served_at, last.pid, last.how) == (0, 0, 0, "")
 

@@ -73,7 +73,7 @@ def test_an_answer_that_is_stopped_counts_as_far_as_it_came(echo: Echo) -> None:
     assert echo.asked[-1] == ["Be brief.", "one", "on", "two"]
 
 
-def test_a_server_that_is_not_there_is_told_of() -> None:
+def test_a_server_that_is_not_there_is_reported() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 

@@ -178,7 +178,7 @@ def no_driver(num_gpus: int) -> Topology:
         (1, {"tp": 2, "device": "cuda"}, no_driver, None),  # which cannot be
     ],
 )
-def test_what_sums_over_workers_is_told_with_its_reason(
+def test_all_reduce_is_reported_with_its_reason(
     num_gpus: int,
     flags: dict[str, Any],
     find: Callable[[int], Topology],
@@ -200,7 +200,9 @@ def test_links_are_those_of_the_gpus_that_workers_may_use(monkeypatch: pytest.Mo
         doctor.find_topology(4)
 
 
-def test_gpus_are_told_with_what_others_have_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_are_reported_with_what_others_have_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     gpus = [
         Gpu(i, "NVIDIA H200", (9, 0), 132, 140 * GB, free * GB, f"0000:{i}8:00.0", f"{i}")
         for i, free in enumerate((139, 60, 1))
@@ -269,7 +271,7 @@ def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
     llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
     card = replace(CARD, path=str(tmp_path))
     on_cpu = ServerConfig(device="cpu")
-    told = "the C++ core: it knows llama models; --device says so"
+    told = "the C++ core: it runs llama models; --device says so"
     assert doctor.executor_of(on_cpu, demo) == told
     assert "runs no model" in doctor.executor_of(ServerConfig(engine="mock"), demo)
     theirs = ServerConfig(model_impl="transformers")
@@ -309,7 +311,7 @@ def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     told = doctor.executor_of(config, demo)
-    assert told == "kernels on GPUs: it knows llama models; --device says so"
+    assert told == "kernels on GPUs: it runs llama models; --device says so"
     assert (
         "what --gpu-memory-utilization 0.8 leaves"
         in dict(doctor.plan(config, demo, told, on_gpus=True)).values()
@@ -344,7 +346,7 @@ def test_doctor_exits_with_1_when_nothing_can_be_served(
     told = capsys.readouterr().out
     assert "machine:\n  processor " in told
     assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
-    assert "\n  runs in        the C++ core: it knows llama models; " in told
+    assert "\n  runs in        the C++ core: it runs llama models; " in told
     with pytest.raises(SystemExit) as ended:
         doctor.main(["/no/such/model", "--host", "192.0.2.1"])
     assert ended.value.code == 1

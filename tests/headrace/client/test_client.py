@@ -283,7 +283,7 @@ def test_a_stream_that_is_cut_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("body", "message"), [(b"Bad Gateway", "Bad Gateway"), (b"", "HTTP status 502"), (b"\xff", "�")]
 )
-def test_an_error_of_another_shape_is_told_as_it_is(body: bytes, message: str) -> None:
+def test_an_error_of_another_shape_is_reported_as_it_is(body: bytes, message: str) -> None:
     server = Server(lambda: httpx.Response(502, content=body))
     with connect(server) as client, pytest.raises(ApiError) as refused:
         client.models()

@@ -89,7 +89,9 @@ def told(process: subprocess.Popen[str]) -> list[str]:
         (ASYNC_CLIENT, "[text async for text in client.stream_chat('Hi')]"),
     ],
 )
-def test_interrupted_client_tells_where_in_short(tmp_path: Path, program: str, call: str) -> None:
+def test_interrupted_client_reports_the_place_in_short(
+    tmp_path: Path, program: str, call: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(DEADLINE_S)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -106,7 +108,7 @@ def test_interrupted_client_tells_where_in_short(tmp_path: Path, program: str, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [ENGINE, ASYNC_ENGINE])
-def test_interrupted_engine_tells_where_in_short(tmp_path: Path, program: str) -> None:
+def test_interrupted_engine_reports_the_place_in_short(tmp_path: Path, program: str) -> None:
     with running(tmp_path, program) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -115,7 +117,7 @@ def test_interrupted_engine_tells_where_in_short(tmp_path: Path, program: str) -
     assert lines[-1] == "KeyboardInterrupt"
 
 
-def test_other_errors_are_told_in_full(tmp_path: Path) -> None:
+def test_other_errors_are_reported_in_full(tmp_path: Path) -> None:
     program = "from headrace import Client\nClient()\n1 / 0\n"
     with running(tmp_path, program) as process:
         _, errors = process.communicate(timeout=DEADLINE_S)

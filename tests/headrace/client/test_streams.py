@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from headrace.client.cancellation import PooledTransport
 from headrace.client.client import AsyncClient, Client
 from headrace.client.streams import TextStream
 
@@ -66,10 +67,9 @@ def reading(stream: TextStream) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("is_reused", [False, True])
 def test_a_stream_is_canceled_before_there_is_any_text(is_reused: bool) -> None:
-    for_ever = httpx.HTTPTransport(limits=httpx.Limits(keepalive_expiry=None))
     with (
         Silent() as server,
-        Client(server.url, transport=for_ever) as client,
+        Client(server.url, transport=PooledTransport(keepalive_expiry_s=None)) as client,
         contextlib.ExitStack() as stack,
     ):
         if is_reused:
@@ -87,6 +87,16 @@ def test_a_stream_is_canceled_before_there_is_any_text(is_reused: bool) -> None:
             stream.cancel()
         assert texts == []
         assert connection.recv(1) == b"", "the server sees that its client has left"
+
+
+def test_stream_over_another_transport_is_canceled_early() -> None:
+    with Silent() as server, Client(server.url, transport=httpx.HTTPTransport()) as client:
+        stream = client.stream_complete("Hi")
+        with reading(stream) as texts, server.accept() as connection:
+            server.take(connection)
+            stream.cancel()
+            assert connection.recv(1) == b"", "the server sees that its client has left"
+        assert texts == []
 
 
 def test_a_stream_is_canceled_while_it_waits_to_ask_again() -> None:

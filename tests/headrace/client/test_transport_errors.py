@@ -101,7 +101,7 @@ def test_httpx_has_no_errors_that_are_left_out() -> None:
     assert [c for c in classes if not issubclass(c, bases)] == []
 
 
-def test_text_before_a_broken_connection_is_told() -> None:
+def test_text_before_a_broken_connection_is_reported() -> None:
     texts = []
     with Client(transport=in_the_body(httpx.ReadError)) as client:
         stream = client.stream_chat("Hi")
@@ -220,7 +220,7 @@ def test_url_that_is_none_is_a_config_error(kind: type[Client], url: str) -> Non
         kind(url)
 
 
-def test_key_that_no_header_carries_is_never_told() -> None:
+def test_key_that_no_header_carries_is_never_shown() -> None:
     with pytest.raises(ConfigError) as told:
         Client(api_key="secret\n")
     assert "secret" not in str(told.value)

@@ -131,7 +131,7 @@ def test_the_context_can_be_shortened_but_not_stretched(tmp_path: Path) -> None:
         read_card(ServerConfig(model=model, max_model_len=65))
 
 
-def test_the_name_is_the_folders_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_name_is_the_folders_by_default(tmp_path: Path) -> None:
     model = str(write_folder(tmp_path / "tiny"))
     assert read_card(ServerConfig(model=model)).name == "tiny"
     assert read_card(ServerConfig(model=model, served_model_name="mine")).name == "mine"

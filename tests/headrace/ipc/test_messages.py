@@ -146,7 +146,7 @@ def test_a_head_comes_with_a_requests_first_entry_alone() -> None:
     assert frames.heads == {one: head}
 
 
-def test_what_tells_of_no_tokens_need_not_say_so() -> None:
+def test_outputs_without_tokens_need_no_counts() -> None:
     frames = ResponseFrames.of({}, [1, 2], [1, 1], [True, True])
     assert [told for *_, told in frames.split(b"ab")] == [0, 0]
 

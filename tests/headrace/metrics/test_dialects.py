@@ -185,7 +185,7 @@ def test_tool_call_readings_are_labeled_by_request_and_result() -> None:
     assert ("streaming", "tool_call", "responses") in READINGS
 
 
-def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
+def test_prompts_and_ends_are_counted_by_their_kind(board: Board) -> None:
     slot = board.slot("engine")
     slot[EngineField.PREFILLED_TOKENS], slot[EngineField.CACHED_TOKENS] = 70, 30
     slot[EngineField.ENDED + FinishReason.STOP], slot[EngineField.ENDED + FinishReason.LENGTH] = (
@@ -209,7 +209,7 @@ def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
     assert value(found["spec_decode_num_accepted_tokens_per_pos"], position="2") == 8
 
 
-def test_refusals_are_told_by_what_there_is_no_room_for(board: Board) -> None:
+def test_rejections_are_counted_by_their_limit(board: Board) -> None:
     for index in range(2):
         board.slot("frontend", index)[FrontendField.REQUEST_OVERLOADS] = 2
         board.slot("frontend", index)[FrontendField.TOKEN_OVERLOADS] = 3

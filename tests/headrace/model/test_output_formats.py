@@ -46,14 +46,14 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("model", TEMPLATES)
-def test_the_format_of_calls_is_told_from_the_template(model: str) -> None:
+def test_the_format_of_calls_is_derived_from_the_template(model: str) -> None:
     template, format = TEMPLATES[model]
     assert tool_format("auto", template) is format
     assert tool_format("none", template) is None
     assert tool_format("auto", None) is None
 
 
-def test_the_format_of_thoughts_is_told_from_the_template() -> None:
+def test_the_format_of_thoughts_is_derived_from_the_template() -> None:
     assert thought_format("auto", "content.split('</think>')") is ThoughtFormat.QWEN3
     assert thought_format("auto", "[THINK]") is ThoughtFormat.MISTRAL
     assert thought_format("auto", "Hi") is None

@@ -504,7 +504,7 @@ def test_parameters_are_one_for_all_or_one_for_each() -> None:
             list(completion_calls(["a"], params, {}))
 
 
-def test_every_sampling_parameter_is_one_the_server_knows() -> None:
+def test_every_sampling_parameter_is_one_of_the_server() -> None:
     assert set(SamplingParams.__struct_fields__) <= set(SamplingFields.__struct_fields__)
 
 

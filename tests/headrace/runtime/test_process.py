@@ -177,7 +177,7 @@ def test_process_that_missed_sigterm_ends_at_the_next() -> None:
         assert process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
-def test_a_process_in_native_code_ends_when_told() -> None:
+def test_a_process_in_native_code_ends_on_sigterm() -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -61,7 +61,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_process_tells_what_each_of_its_threads_is_at(child: Child) -> None:
+def test_a_process_reports_the_stack_of_each_thread(child: Child) -> None:
     for _ in range(2):
         (text,) = stacks_of([child.slot]).values()
         assert text.count("most recent call first") == 2
@@ -108,7 +108,7 @@ def test_what_it_was_at_outlives_a_process(child: Child) -> None:
     assert "in wait_for_godot" in child.file.take()
 
 
-def test_a_signal_that_ends_a_process_is_told_with_its_stacks(child: Child) -> None:
+def test_signal_that_ends_a_process_is_logged_with_its_stacks(child: Child) -> None:
     child.process.send_signal(signal.SIGSEGV)
     assert child.process.wait() == -signal.SIGSEGV
     text = child.file.take()

@@ -92,5 +92,7 @@ def test_small_sums_of_many_gpus_are_fused(
         (2, NVLINK, True, "NCCL: --disable-custom-all-reduce"),
     ],
 )
-def test_it_is_told_in_a_line(world: int, topology: Topology, disabled: bool, text: str) -> None:
+def test_it_is_described_in_a_line(
+    world: int, topology: Topology, disabled: bool, text: str
+) -> None:
     assert describe(world, topology, disabled) == text

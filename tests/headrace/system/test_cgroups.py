@@ -122,6 +122,6 @@ def test_cpu_quota_is_in_cores(tmp_path: Path, files: dict[str, str], quota: flo
     assert usable_cores(tmp_path) == max(1, min(math.ceil(min(quota, 1e6)), num_cores))
 
 
-def test_memory_of_a_group_is_told_with_its_limit(tmp_path: Path) -> None:
+def test_memory_of_a_group_is_reported_with_its_limit(tmp_path: Path) -> None:
     files = {f"{V1}/memory.limit_in_bytes": f"{3 * GB}\n", f"{V1}/memory.usage_in_bytes": "7\n"}
     assert list(memory_limits(machine(tmp_path, files))) == [(3 * GB, 7)]

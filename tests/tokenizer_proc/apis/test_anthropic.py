@@ -10,6 +10,7 @@ from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateRequest, ReplyPlan
+from headrace.protocol.errors import anthropic_error
 from headrace.tokenizer_proc.apis.anthropic import (
     NOT_READ,
     MessagesRequest,
@@ -118,7 +119,7 @@ def test_every_field_of_anthropic_s_is_known_or_changes_nothing() -> None:
 def test_an_error_in_anthropics_words() -> None:
     with pytest.raises(RequestError) as refused:
         planned(model="other")
-    assert refused.value.anthropic_body() == {
+    assert msgspec.to_builtins(anthropic_error(refused.value)) == {
         "type": "error",
         "error": {
             "type": "not_found_error",

@@ -45,7 +45,7 @@ def test_fields_are_a_chats() -> None:
     assert (plan.api, plan.response_id[:5], plan.logprobs) == (Api.RESPONSES, "resp_", None)
 
 
-def test_logprobs_are_told_where_they_are_included() -> None:
+def test_logprobs_are_reported_where_they_are_included() -> None:
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
     assert planned(include=include)[2].logprobs == 0
     assert planned(include=include, top_logprobs=3)[2].logprobs == 3

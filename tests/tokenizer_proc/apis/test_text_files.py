@@ -31,7 +31,7 @@ def test_a_text_comes_out_of_a_data_url() -> None:
     assert text_of_url("data:application/json;base64,e30=", "x") == "{}"
 
 
-def test_a_file_of_text_is_told_below_its_name() -> None:
+def test_a_file_of_text_is_written_below_its_name() -> None:
     file = {"file_data": URL, "filename": "a.txt"}
     asked = {"type": "text", "text": "What?"}
     assert prompt_of("chat", [{"type": "file", "file": file}, asked]) == "a.txt\nGrüße\nWhat?:"
@@ -49,7 +49,7 @@ def test_a_file_of_text_is_told_below_its_name() -> None:
         {"type": "content", "content": [{"type": "text", "text": "Grüße"}]},
     ],
 )
-def test_a_document_of_text_is_told_below_its_title(source: dict[str, Any]) -> None:
+def test_a_document_of_text_is_written_below_its_title(source: dict[str, Any]) -> None:
     block = {"type": "document", "source": source, "title": "A", "citations": {"enabled": False}}
     assert prompt_of("messages", [block]) == "A\nGrüße:"
     result = {"type": "tool_result", "tool_use_id": "t", "content": [block | {"context": "B"}]}

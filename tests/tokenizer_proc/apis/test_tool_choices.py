@@ -48,7 +48,7 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
-def test_a_model_hears_of_the_allowed_tools_only() -> None:
+def test_a_prompt_has_the_allowed_tools_only() -> None:
     for mode in ("auto", "required"):
         prompt, request, _ = planned(tools=[NOW, LOOK, RUN], tool_choice=allowed(mode, LOOK, RUN))
         assert ("now" in prompt, "look" in prompt, "run" in prompt) == (False, True, True)

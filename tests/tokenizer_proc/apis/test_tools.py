@@ -134,7 +134,7 @@ def test_a_model_whose_calls_are_not_known_refuses_tools() -> None:
     assert refused.value.param == "tools"
 
 
-def test_one_call_is_told_where_no_more_are_wanted() -> None:
+def test_one_call_is_returned_without_parallel_calls() -> None:
     _, parsing = plan(planner(), tools=[NOW], parallel_tool_calls=False)
     assert parsing == Parsing(tools=ToolFormat.HERMES, has_one_call=True)
 
@@ -309,7 +309,7 @@ def test_a_call_that_was_cut_off_fails_no_template(form: str, shown: str) -> Non
     assert "c1:f(" in text
 
 
-def test_a_templates_own_refusal_of_calls_is_told() -> None:
+def test_a_templates_own_refusal_of_calls_is_reported() -> None:
     cut_off = {"function": {"name": "g", "arguments": CUT_OFF}}
     with pytest.raises(InvalidValue, match="no calls here"):
         rendered("{{ raise_exception('no calls here') }}", {"role": "user", "content": "Hi"})

@@ -213,7 +213,7 @@ def test_the_binary_has_the_forms_that_are_known() -> None:
         (r'"\udc00"', "a string has half of a surrogate pair, at byte 7"),
     ],
 )
-def test_broken_json_is_told_by_its_place(source: str, says: str) -> None:
+def test_broken_json_is_reported_by_its_place(source: str, says: str) -> None:
     with pytest.raises(msgspec.DecodeError) as refused:
         msgspec.json.decode(source)
     assert syntax_fault(str(refused.value)) == says
@@ -351,7 +351,7 @@ def bodies(kind: type[msgspec.Struct]) -> st.SearchStrategy[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
-def test_no_phrase_of_msgspec_is_told(kind: type[msgspec.Struct]) -> None:
+def test_no_phrase_of_msgspec_reaches_a_client(kind: type[msgspec.Struct]) -> None:
     @settings(max_examples=400, deadline=None, database=None, derandomize=True)
     @given(body=bodies(kind))
     def check(body: bytes) -> None:

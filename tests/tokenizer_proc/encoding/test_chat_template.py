@@ -270,7 +270,7 @@ def test_images_are_where_they_are_among_texts(source: str, text: str) -> None:
     assert seen(source, LOOK) == text
 
 
-def test_a_text_is_a_part_where_a_template_knows_nothing_else() -> None:
+def test_a_text_is_a_part_where_a_template_has_nothing_else() -> None:
     assert seen(PARTS_ONLY, RequestMessage("user", "Hi"), LOOK) == "user:Hi;user:a<image>b;"
     calls = [CalledTool(function=CalledFunction("f", "{}"))]
     assert seen(PARTS_ONLY, RequestMessage("assistant", None, tool_calls=calls)) == "assistant:;"

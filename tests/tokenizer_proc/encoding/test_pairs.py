@@ -41,7 +41,7 @@ def test_a_pair_is_the_reference_s(
     assert found.second_text == expected.type_ids.index(1)
 
 
-def test_a_model_without_types_is_told_of_none() -> None:
+def test_a_model_without_types_gets_none() -> None:
     marks = PairMarks(ids_of([0]), ids_of([2, 2]), ids_of([2]), None)
     found = pair(marks, ids_of([5]), ids_of([6, 7]), None)
     assert (found.ids.tolist(), found.second_text) == ([0, 5, 2, 2, 6, 7, 2], 0)

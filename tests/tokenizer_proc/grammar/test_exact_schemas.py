@@ -119,7 +119,7 @@ DOG = {
 }
 
 
-def test_one_of_that_a_property_tells_apart_is_followed() -> None:
+def test_one_of_that_a_property_discriminates_is_followed() -> None:
     schema = {**PET, "$defs": {"Cat": CAT, "Dog": DOG}}
     assert follows('{"kind":"cat"}', schema)
     assert follows('{"kind":"dog","pack":[{"kind":"wolf"},{"kind":"cat"}]}', schema)

@@ -148,9 +148,7 @@ def test_a_keyword_that_is_not_followed_is_named(
         (Constraint("lark", "{", thoughts=THOUGHTS), "cannot be followed"),
     ],
 )
-def test_what_is_wrong_is_told_shortly(
-    grammars: Grammars, constraint: Constraint, why: str
-) -> None:
+def test_errors_are_short(grammars: Grammars, constraint: Constraint, why: str) -> None:
     error = refusal(grammars, constraint)
     assert isinstance(error, InvalidValue)
     assert why in str(error)

@@ -379,7 +379,7 @@ def test_an_image_without_a_source_is_refused(lane: Lane) -> None:
         finish(lane.planner.messages(HTTP, json.dumps(body).encode()), lane.encoder)
 
 
-def test_tokens_of_images_are_told(lane: Lane) -> None:
+def test_tokens_of_images_are_reported(lane: Lane) -> None:
     body = json.dumps({"messages": [message("a", FIRST)]}).encode()
     answer = finish(lane.tokens.tokenize(HTTP, body), lane.encoder)
     planned = lane.chat(message("a", FIRST))

@@ -77,7 +77,7 @@ def test_there_are_no_more_than_may_be() -> None:
         (data_url(PNG, "image/jpeg"), "says that it is image/jpeg, and is PNG"),
         (data_url(PNG, "text/plain"), "says that it is text/plain, and is PNG"),
         (data_url(PNG, ""), "says that it is nothing, and is PNG"),
-        (data_url(PNG[:20]), "is cut off before it tells its size"),
+        (data_url(PNG[:20]), "ends before the header with its size"),
         (data_url(png_of(30_000, 30_000)), "30000 x 30000 pixels are more than the 50000000"),
         (data_url(png_of(1, 100_000)), "1 x 100000 pixels: a side may be 200 times the other"),
         (data_url(png_of(0, 9)), "0 x 9 pixels are no image"),

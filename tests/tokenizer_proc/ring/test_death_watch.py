@@ -35,7 +35,7 @@ def test_each_death_of_a_seat_is_kept_and_the_oldest_go() -> None:
     assert [death.pid for death in watch.list()] == list(range(3, MAX_DEATHS + 3))
 
 
-def test_a_new_watch_knows_the_last_death_of_each_seat() -> None:
+def test_a_new_watch_has_the_last_death_of_each_seat() -> None:
     board = Board.create(SEATS)
     for role in ("worker", "engine"):
         board.slot(role).last_death.record(1, HOW)

@@ -37,7 +37,7 @@ class Tiling:
         return max(self.rows, 1 << (group - 1).bit_length())
 
     def num_tiles(self, num_tokens: int, num_sequences: int, group: int) -> int:
-        """Return a bound of the tiles, from sizes that a captured graph knows."""
+        """Return a bound of the tiles, from sizes that a captured graph has."""
         return num_tokens // (self.num_rows(group) // group) + num_sequences
 
     def num_splits(self, max_keys: int) -> int:

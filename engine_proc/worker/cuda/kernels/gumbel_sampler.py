@@ -24,11 +24,11 @@ NUM_WARPS = 16  # a program has a whole row
 
 @dataclass(frozen=True)
 class Draws:
-    """The sampling parameters of each row, [rows]. Numbers of one size lie equally far apart."""
+    """The fields of each `SamplingRow` that draw it, [rows]. Those of a size lie equally apart."""
 
-    seeds: Tensor  # int64, the bits of a u64
-    positions: Tensor  # the same
-    temperatures: Tensor  # fp32, 0 takes the likeliest
+    seed: Tensor  # int64, the bits of a u64
+    position: Tensor  # the same
+    temperature: Tensor  # fp32, 0 takes the likeliest
     top_k: Tensor  # int32, 0 is all
     top_p: Tensor  # fp32, 1 is all
     min_p: Tensor  # fp32, 0 is all
@@ -44,10 +44,10 @@ def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
-    wide, narrow = draws.seeds.stride(0), draws.top_k.stride(0)
-    assert draws.positions.stride(0) == wide
+    wide, narrow = draws.seed.stride(0), draws.top_k.stride(0)
+    assert draws.position.stride(0) == wide
     assert all(
-        column.stride(0) == narrow for column in (draws.temperatures, draws.top_p, draws.min_p)
+        column.stride(0) == narrow for column in (draws.temperature, draws.top_p, draws.min_p)
     )
     tokens = logits.new_empty(num_rows, dtype=torch.int32) if out is None else out
     if num_rows:
@@ -57,9 +57,9 @@ def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
             logits,
             logits.new_empty(num_rows, block, dtype=torch.int64),
             logits.stride(0),
-            draws.seeds,
-            draws.positions,
-            draws.temperatures,
+            draws.seed,
+            draws.position,
+            draws.temperature,
             draws.top_k,
             draws.top_p,
             draws.min_p,
@@ -238,12 +238,12 @@ def reference(logits: Tensor, draws: Draws) -> Tensor:
     logits = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
     for row, scores in enumerate(logits.double()):
         highest, likeliest = scores.max(), int((scores == scores.max()).nonzero()[0])
-        if draws.temperatures[row] <= 0 or not highest.isfinite():
+        if draws.temperature[row] <= 0 or not highest.isfinite():
             tokens[row] = likeliest
             continue
-        scores = scores * (1 / draws.temperatures[row].double())
+        scores = scores * (1 / draws.temperature[row].double())
         kept = candidates(scores, draws, row)
-        key = mixed(mixed(draws.seeds[row]) + draws.positions[row])
+        key = mixed(mixed(draws.seed[row]) + draws.position[row])
         bits = shifted(mixed(key + kept), 12)
         noise = -((bits.double() + 0.5) * 2.0**-52).log().neg().log()
         values = scores[kept] + noise

@@ -23,7 +23,7 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
     Args:
         logits: [rows, vocab_size], fp32, the model's own.
         tokens: [rows], int32
-        num_tops: [rows], int32: likeliest tokens that are told of; beyond them nothing is written.
+        num_tops: [rows], int32: likeliest tokens that are reported; beyond them nothing is written.
         most: the largest of these.
     """
     num_rows, vocab_size = logits.shape

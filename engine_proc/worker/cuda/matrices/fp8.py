@@ -26,7 +26,7 @@ LARGEST = 448.0  # of e4m3
 SMALLEST = 1e-10  # a row of nothing but smaller numbers is as if they were this large
 LARGEST_CODE, SMALLEST_MAXIMUM = tl.constexpr(LARGEST), tl.constexpr(SMALLEST)
 BLOCK, BLOCK_TERMS = 64, 128  # rows and columns of a tile, and its terms
-LIBRARY_UNIT = 16  # the library wants columns and terms in multiples of this
+LIBRARY_UNIT = 16  # the library needs columns and terms in multiples of this
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def test_prompts_are_attended_to_as_by_our_kernel(device: torch.device) -> None:
     assert event.said == ["wait", "planned"] * 2
 
 
-def test_pages_are_told_one_sequence_after_the_other() -> None:
+def test_pages_are_listed_one_sequence_after_the_other() -> None:
     step = batch([(1, 30, 33), (0, 0, 16)], page_tokens=16)
     columns = columns_of(step, 16)
     assert [column.tolist() for column in columns[:2]] == [[0, 3, 19], [0, 3, 4]]

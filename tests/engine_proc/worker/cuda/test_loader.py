@@ -155,7 +155,7 @@ def test_what_our_own_code_does_not_know_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(
         '{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32}'
     )
-    pattern = "^--device cuda runs what our own code knows: .*; use --device cpu$"
+    pattern = "^--device cuda runs the models of our own code: .*; use --device cpu$"
     with pytest.raises(ModelError, match=pattern) as refusal:
         load(config_of(tmp_path), ignore)
     assert "mixtral" in str(refusal.value)

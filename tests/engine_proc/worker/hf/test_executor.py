@@ -248,7 +248,7 @@ def test_a_model_that_takes_images_is_said_to_be_one(tmp_path: Path) -> None:
         open_it(tmp_path, impl="transformers")
 
 
-def test_our_own_modules_come_first_unless_told_otherwise(tmp_path: Path) -> None:
+def test_our_own_modules_come_first_by_default(tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     assert isinstance(open_it(tmp_path), DecoderModel)
     assert isinstance(open_it(tmp_path, impl="headrace"), DecoderModel)

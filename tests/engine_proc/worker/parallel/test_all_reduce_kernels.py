@@ -90,7 +90,7 @@ def test_numbers_have_32_bits_in_a_launch_and_addresses_64() -> None:
     assert ctypes.c_float.from_address(addresses[2]).value == 1.0
 
 
-def test_kernels_are_launched_by_name_on_the_stream_that_is_told(
+def test_kernels_are_launched_by_name_on_the_given_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a stand-in for cuda.core: no kernel was ever launched through the real one."""

@@ -6,7 +6,7 @@ from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 
 
-def test_every_rank_hears_what_each_says_whatever_its_length() -> None:
+def test_every_rank_receives_each_message_of_any_length() -> None:
     def body(group: ShmAllReduce) -> list[object]:
         peers = HostPeers(group)
         said = [peers.gather(b"x" * length * peers.rank) for length in (1000, 0, 1)]

@@ -351,7 +351,7 @@ def test_graphs_read_their_inputs_where_they_lie_or_copy_them(exports: bool) -> 
     ranks_do(2, body, gpu=lambda rank: {"exports_tensors": exports or rank == 0})
 
 
-def test_graphs_copy_their_inputs_where_they_are_told_to(make_gpu: Callable[..., Any]) -> None:
+def test_graphs_copy_their_inputs_to_the_given_place(make_gpu: Callable[..., Any]) -> None:
     def body(rank: Rank) -> None:
         inputs = three_inputs(rank)
         graph, outs = capture_sums(rank, inputs, registered=False)

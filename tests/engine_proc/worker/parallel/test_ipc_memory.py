@@ -148,7 +148,7 @@ def test_memory_of_the_host_is_pinned_and_given_back() -> None:
     assert not driver.buffers
 
 
-def test_a_stream_that_captures_is_told_from_one_that_runs() -> None:
+def test_capturing_stream_is_distinguished_from_running_one() -> None:
     driver = Driver()
     driver.capturing = [7]
     memory = CudaMemory(driver)

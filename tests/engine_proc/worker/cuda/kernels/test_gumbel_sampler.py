@@ -33,9 +33,9 @@ def draws_of(rows: Rows, device: torch.device) -> Draws:
         return torch.from_numpy(rows[name].view(dtype).copy()).to(device)
 
     return Draws(
-        seeds=column("seed", "i8"),
-        positions=column("position", "i8"),
-        temperatures=column("temperature", "f4"),
+        seed=column("seed", "i8"),
+        position=column("position", "i8"),
+        temperature=column("temperature", "f4"),
         top_k=column("top_k", "i4"),
         top_p=column("top_p", "f4"),
         min_p=column("min_p", "f4"),

@@ -5,7 +5,7 @@ import torch
 from headrace.engine_proc.worker.cuda.kernels.logprobs import reference, report
 
 
-def test_the_likeliest_are_told_best_first(device: torch.device) -> None:
+def test_the_likeliest_are_reported_best_first(device: torch.device) -> None:
     logits = torch.randn(6, 2200) * 3  # in two blocks
     logits[1, 5:] = -torch.inf
     logits[2, ::2] = 4.0  # equals, the lower token first
@@ -24,7 +24,7 @@ def test_the_likeliest_are_told_best_first(device: torch.device) -> None:
     assert report(*[x[:0] for x in given], 0).shape == (0, 2)
 
 
-def test_a_vocabulary_of_fewer_tokens_is_told_whole(device: torch.device) -> None:
+def test_a_vocabulary_of_fewer_tokens_is_reported_whole(device: torch.device) -> None:
     logits = torch.zeros(1, 3, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
     assert report(logits, one, 5 * one, 5)[0, 2::2].tolist() == [0, 1, 2, -1, -1]

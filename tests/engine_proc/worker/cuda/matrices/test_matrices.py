@@ -171,7 +171,7 @@ def load_all(model: DecoderModel, spec: Any, weights: Any, device: torch.device)
     return load_weights(spec, weights, device=device, dtype=torch.float32).matrices
 
 
-def test_progress_is_told_and_pieces_are_as_the_whole(
+def test_progress_is_reported_and_pieces_are_as_the_whole(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.engine_proc.worker.cuda.matrices.upload.PIECE_NUMBERS", 500)

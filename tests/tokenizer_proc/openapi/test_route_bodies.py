@@ -3,8 +3,7 @@
 import pytest
 
 from headrace.routes import ROUTES, Lane
-from headrace.tokenizer_proc.openapi.openapi import BODIES
-from headrace.tokenizer_proc.openapi.request_examples import EXAMPLES
+from headrace.tokenizer_proc.openapi.route_bodies import BODIES, EXAMPLES
 
 CASES = [(path, title) for path, examples in EXAMPLES.items() for title in examples]
 

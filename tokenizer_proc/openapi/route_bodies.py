@@ -1,14 +1,90 @@
-"""Bodies that each route answers with 200, for the pages that send them (`/docs`, the page at `/`).
+"""Bodies of each route: the structs that it takes and answers, and examples of requests.
 
-They name no model, since there is one. Tests send all of them.
+Each example gets a 200. The pages that send them are `/docs` and the page at `/`. They name no
+model, since there is one. Tests send all of them.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from headrace import routes
 from headrace.config.config import ModelCard
+from headrace.protocol import openai_completions, openai_responses, server, sglang_generate, tokens
+from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
+from headrace.protocol.embeddings import Embedded
+from headrace.protocol.scores import RerankResponse, ScoreResponse
+from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
+from headrace.tokenizer_proc.apis.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
+from headrace.tokenizer_proc.apis.responses import ResponsesRequest
+from headrace.tokenizer_proc.apis.sglang import GenerateBody
+from headrace.tokenizer_proc.ring.monitor import RingEvent
+from headrace.tokenizer_proc.ring.ring_state import RingState
 
 Examples = dict[str, dict[str, Any]]  # bodies by title
+
+JSON = "application/json"
+
+
+class BodyTypes(NamedTuple):
+    """The types of what a route takes and answers."""
+
+    request: type[msgspec.Struct] | None
+    response: Any  # None is JSON of any form
+    events: Any = None  # of a stream, where the route can stream
+
+
+BODIES = {
+    routes.CHAT: BodyTypes(
+        ChatRequest,
+        openai_completions.ChatCompletionResponse,
+        openai_completions.ChatCompletionStreamResponse,
+    ),
+    routes.COMPLETIONS: BodyTypes(
+        CompletionRequest,
+        openai_completions.CompletionResponse,
+        openai_completions.CompletionStreamResponse,
+    ),
+    routes.RESPONSES: BodyTypes(
+        ResponsesRequest, openai_responses.Response, openai_responses.ResponseEvent
+    ),
+    routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, tokens.InputTokens),
+    routes.MESSAGES: BodyTypes(MessagesRequest, AnsweredMessage, MessageEvent),
+    routes.COUNT_TOKENS: BodyTypes(CountRequest, tokens.TokenCount),
+    routes.GENERATE: BodyTypes(
+        GenerateBody, sglang_generate.Generated, sglang_generate.GenerateEvent
+    ),
+    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
+    routes.RERANK: BodyTypes(RerankRequest, RerankResponse),
+    routes.SCORE: BodyTypes(ScoreRequest, ScoreResponse),
+    routes.TOKENIZE: BodyTypes(TokenizeRequest, tokens.TokenizeResponse),
+    routes.DETOKENIZE: BodyTypes(DetokenizeRequest, tokens.DetokenizeResponse),
+    routes.MODELS: BodyTypes(None, server.ModelListResponse),
+    routes.VERSION: BodyTypes(None, server.VersionResponse),
+    routes.LOAD: BodyTypes(None, server.ServerLoad),
+    routes.MODEL_INFO: BodyTypes(None, server.ModelInfo),
+    routes.SERVER_INFO: BodyTypes(None, server.ServerInfo),
+    routes.HEALTH: BodyTypes(None, server.Health),
+    routes.READY: BodyTypes(None, server.Health),
+    routes.STARTUP: BodyTypes(None, server.Health),
+    routes.METRICS: BodyTypes(None, None),
+    routes.RING: BodyTypes(None, RingState),
+    routes.RING_EVENTS: BodyTypes(None, None, RingEvent),
+    routes.OPENAPI: BodyTypes(None, None),
+    routes.DOCS: BodyTypes(None, None),
+}
+CONTENT_TYPES = {  # of others JSON
+    routes.METRICS: "text/plain",
+    routes.RING_EVENTS: "text/event-stream",
+    routes.DOCS: "text/html",
+}
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 LIMIT = 64  # tokens of an answer

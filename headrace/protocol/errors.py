@@ -1,0 +1,44 @@
+"""Bodies of errors, in the shapes of OpenAI's and Anthropic's APIs."""
+
+from headrace.errors import RequestError, anthropic_type
+from headrace.protocol.base import Typed, Whole
+
+
+class ErrorBody(Whole):
+    """Why a request fails."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Whole):
+    """The body of every error."""
+
+    error: ErrorBody
+
+
+class AnthropicErrorBody(Whole):
+    """Why a request fails, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Typed, tag="error"):
+    """The body of every error of Anthropic's API, and the last event of a stream that fails."""
+
+    error: AnthropicErrorBody
+
+
+def openai_error(error: RequestError) -> Error:
+    """Return an error in OpenAI's shape."""
+    body = ErrorBody(message=str(error), type=error.type, param=error.param, code=error.code)
+    return Error(error=body)
+
+
+def anthropic_error(error: RequestError) -> AnthropicError:
+    """Return an error in Anthropic's shape."""
+    kind = anthropic_type(error.status)
+    return AnthropicError(error=AnthropicErrorBody(type=kind, message=str(error)))

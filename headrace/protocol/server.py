@@ -1,0 +1,95 @@
+"""Bodies of routes about the server: models, version, load, health."""
+
+from typing import Literal
+
+import msgspec
+
+from headrace.protocol.base import Typed, Whole
+
+
+class ServedModel(Whole):
+    """The model that the server has. `root` is its folder, or its name at a hub."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelListResponse(Whole):
+    """Response of `/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class AnthropicModel(Typed, tag="model"):
+    """The same model in Anthropic's shape: https://docs.anthropic.com/en/api/models."""
+
+    id: str
+    display_name: str
+    created_at: str
+
+
+class AnthropicModelList(Whole):
+    """Response of `/v1/models` to clients that send `anthropic-version`."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+class VersionResponse(Whole):
+    """Response of `/version`."""
+
+    version: str
+
+
+class ProcessHealth(msgspec.Struct):
+    """Status of a process, with fields that depend on its role."""
+
+    process: str
+    state: Literal["absent", "starting", "ready", "dead"]
+    silent_s: float
+    restarts: int
+
+
+class Health(Whole):
+    """Response of `/health` and its kin."""
+
+    status: Literal["ok", "unhealthy"]
+    reasons: list[str]
+    loaded: float
+    processes: list[ProcessHealth]
+
+
+class ServerLoad(Whole):
+    """Response of vLLM's `/load`."""
+
+    server_load: int
+
+
+class ModelInfo(Whole):
+    """Response of SGLang's `/model_info`."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    preferred_sampling_params: None
+    weight_version: str
+    has_image_understanding: bool
+
+
+class ServerInfo(Whole):
+    """Response of SGLang's `/server_info`, limited to what applies here."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    context_length: int
+    max_total_num_tokens: int
+    version: str
+    internal_states: list[dict[str, float]]
