@@ -98,14 +98,15 @@ def write_gguf(
     Args:
         architecture: what the file calls itself, where that is not the model's own.
         extra: tensors beside the model's.
-        keys: of the architecture; they replace the model's own.
+        keys: of the architecture; they replace the model's own; None leaves one out.
         fuse_qkv: write queries, keys and values as one tensor, as the converter can.
     """
     config = model.config
     architecture = architecture or ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     for key, value in {**dict(metadata(config, architecture)), **keys}.items():
-        add(writer, f"{architecture}.{key}", value)
+        if value is not None:
+            add(writer, f"{architecture}.{key}", value)
     writer.add_eos_token_id(5)
     stored = {**dict(tensors(model, architecture)), **extra}
     for name, numbers in (fused(stored) if fuse_qkv else stored).items():

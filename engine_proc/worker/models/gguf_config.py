@@ -20,6 +20,7 @@ from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
 SILU = {"hidden_act": "silu"}
 GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+WINDOW = {"sliding_window": 4096}  # of files that have none, though their family has
 SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -56,7 +57,7 @@ ARCHITECTURES = {
     "qwen2vl": Architecture(family="qwen2_5_vl_text"),
     "qwen3": Architecture(family="qwen3"),
     "gemma": Architecture(family="gemma", constants=GELU),
-    "gemma2": Architecture(family="gemma2", slides=True, constants=GELU, keys=SOFTCAPS),
+    "gemma2": Architecture(family="gemma2", slides=True, constants=GELU | WINDOW, keys=SOFTCAPS),
     "gemma3": Architecture(family="gemma3_text", slides=True, constants=GELU, keys=SOFTCAPS),
     "phi3": Architecture(family="phi3", is_partial=True),
     "granite": Architecture(family="granite", permuted=True, keys=SCALES),
@@ -67,7 +68,7 @@ ARCHITECTURES = {
     "ernie4_5": Architecture(family="ernie4_5"),
     "exaone4": Architecture(family="exaone4", slides=True),
     "command-r": Architecture(family="cohere", keys=COHERE),
-    "cohere2": Architecture(family="cohere2", slides=True, keys=COHERE),
+    "cohere2": Architecture(family="cohere2", slides=True, constants=SILU | WINDOW, keys=COHERE),
     "seed_oss": Architecture(family="seed_oss"),
 }
 KEYS = {
@@ -182,8 +183,10 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
     num_layers = fields.integer("block_count")
     if num_layers > len(tensors):
         raise fields.wrong("block_count", f"a number of layers that {len(tensors)} tensors make")
-    if architecture.slides and (types := layer_types(fields, num_layers)) is not None:
-        config["layer_types"] = types
+    if architecture.slides and "sliding_window" in config:
+        config["layer_types"] = layer_types(fields, num_layers)
+    elif architecture.slides:
+        config["layer_types"] = [FULL] * num_layers
     head_dim = head_dim_of(fields, tensors)
     return config | head_config(fields, architecture, head_dim) | rope_config(fields)
 
@@ -226,8 +229,6 @@ def head_config(fields: ConfigFields, architecture: Architecture, head_dim: int)
 
 def layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     """Return which layers slide; None is the family's own pattern."""
-    if not fields.get("attention.sliding_window", None):
-        return [FULL] * num_layers
     pattern = fields.get("attention.sliding_window_pattern", None)
     if pattern is None:
         return None

@@ -206,6 +206,17 @@ def test_the_largest_gemmas_scale_scores_by_width(tmp_path: Path) -> None:
     assert lowered(tmp_path, "gemma2", {}, **smaller).attention_scale == 32**-0.5
 
 
+@pytest.mark.parametrize(
+    ("model_type", "windows"),
+    [("gemma2", (4096, None)), ("gemma3_text", (None, None)), ("cohere2", (4096, 4096))],
+)
+def test_files_without_a_window_have_their_family_s(
+    model_type: str, windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    spec = lowered(tmp_path, model_type, {"attention.sliding_window": None})
+    assert tuple(layer.window for layer in spec.layers) == windows
+
+
 def test_mixtures_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     model = tiny_model("qwen2_moe", num_experts=4, moe_intermediate_size=32)
     path = write_gguf(tmp_path / "tiny.gguf", model)
