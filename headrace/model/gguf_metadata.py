@@ -17,6 +17,7 @@ END_TEXTS = frozenset(
         "<end_of_utterance>",
     }
 )
+MAX_TOKENS = 1 << 31  # of a file that does not have them
 CONTROL = 3  # in tokenizer.ggml.token_type
 
 
@@ -33,7 +34,9 @@ def end_token_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
         by_text = [id for id, (text, kind) in pairs if kind == CONTROL and text in END_TEXTS]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     by_text = [id for id in by_text if id != unknown]
-    return tuple(dict.fromkeys([id for id in named if isinstance(id, int)] + by_text))
+    size = len(tokens) if isinstance(tokens, list) else MAX_TOKENS
+    by_name = [id for id in named if isinstance(id, int) and 0 <= id < size]  # -1 is none
+    return tuple(dict.fromkeys(by_name + by_text))
 
 
 def trained_length(metadata: Mapping[str, object], tensors: Container[str]) -> int | None:
@@ -45,4 +48,4 @@ def trained_length(metadata: Mapping[str, object], tensors: Container[str]) -> i
     architecture = metadata.get("general.architecture")
     length = metadata.get(f"{architecture}.rope.scaling.original_context_length")
     changes = LONG_ROPE in tensors or metadata.get(f"{architecture}.attention.temperature_scale")
-    return length if changes and isinstance(length, int) else None
+    return length if changes and isinstance(length, int) and length > 0 else None

@@ -218,6 +218,7 @@ def layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     if pattern is None:
         return None
     if isinstance(pattern, int):  # one layer in so many is full
+        pattern = fields.integer("attention.sliding_window_pattern")
         pattern = [i % pattern < pattern - 1 for i in range(num_layers)]
     elif not isinstance(pattern, list) or len(pattern) < num_layers:
         raise fields.wrong("attention.sliding_window_pattern", f"a list of {num_layers}")
