@@ -86,8 +86,8 @@ def tiny_model(model_type: str, **differences: Any) -> Any:
 def write_gguf(
     path: Path,
     model: Any,
-    rope_freqs: Floats | None = None,
     *,
+    extra: Mapping[str, Floats] = MappingProxyType({}),
     architecture: str | None = None,
     keys: Mapping[str, Any] = MappingProxyType({}),
     fuse_qkv: bool = False,
@@ -97,6 +97,7 @@ def write_gguf(
 
     Args:
         architecture: what the file calls itself, where that is not the model's own.
+        extra: tensors beside the model's.
         keys: of the architecture; they replace the model's own.
         fuse_qkv: write queries, keys and values as one tensor, as the converter can.
     """
@@ -106,9 +107,7 @@ def write_gguf(
     for key, value in {**dict(metadata(config, architecture)), **keys}.items():
         add(writer, f"{architecture}.{key}", value)
     writer.add_eos_token_id(5)
-    if rope_freqs is not None:
-        writer.add_tensor("rope_freqs.weight", rope_freqs)
-    stored = dict(tensors(model, architecture))
+    stored = {**dict(tensors(model, architecture)), **extra}
     for name, numbers in (fused(stored) if fuse_qkv else stored).items():
         writer.add_tensor(name, numbers)
     writer.write_header_to_file()

@@ -1,5 +1,6 @@
 """Reads a model's config strictly: a field that no reader asks for is an error."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,13 @@ class ConfigFields:
         if not -MAX_NUMBER <= value <= MAX_NUMBER:  # nor is NaN within
             raise self.wrong(name, "a number that fp32 holds")
         return float(value)
+
+    def positive(self, name: str, default: Any = REQUIRED) -> float:
+        """Return a finite number above 0."""
+        value = self.number(name, default)
+        if not 0 < value < math.inf:
+            raise self.wrong(name, "a positive number")
+        return value
 
     def optional_number(self, name: str) -> float | None:
         return None if self.get(name, None) is None else self.number(name)

@@ -16,7 +16,7 @@ from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, RopeTable
 from headrace.engine_proc.worker.models.model_families import FULL, SLIDING, lower_fields
 from headrace.errors import ModelError
-from headrace.model.gguf_metadata import trained_length
+from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
 SILU = {"hidden_act": "silu"}
 GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
@@ -90,7 +90,6 @@ MADE_FIELDS = {
 }
 INERT = frozenset(
     {
-        "attention.temperature_scale",  # is 1 within `trained_length`
         "rope.scaling.finetuned",
         "rope.scaling.original_context_length",
         "tensor_data_layout",
@@ -185,20 +184,35 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
         raise fields.wrong("block_count", f"a number of layers that {len(tensors)} tensors make")
     if architecture.slides and (types := layer_types(fields, num_layers)) is not None:
         config["layer_types"] = types
-    return config | head_config(fields, architecture, num_layers) | rope_config(fields)
+    head_dim = head_dim_of(fields, tensors)
+    return config | head_config(fields, architecture, head_dim) | rope_config(fields)
 
 
-def head_config(
-    fields: ConfigFields, architecture: Architecture, num_layers: int
-) -> dict[str, Any]:
-    """Return the width of heads, and what follows from it in some families."""
-    width = fields.integer("embedding_length") // fields.integer("attention.head_count")
-    head_dim = fields.integer("attention.key_length", width)
+def head_dim_of(fields: ConfigFields, tensors: Weights) -> int:
+    """Return the width of heads, which is that of the tensors, too: a wrong one may be huge."""
+    num_heads = fields.integer("attention.head_count")
+    head_dim = fields.integer(
+        "attention.key_length", fields.integer("embedding_length") // num_heads
+    )
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise fields.wrong("attention.value_length", f"{head_dim}, the length of a key")
+    output = tensors.get("blk.0.attn_output.weight")
+    if output is None:
+        raise ModelError("tensor 'blk.0.attn_output.weight' is missing")
+    if output.shape[-1] != num_heads * head_dim:
+        raise ModelError(
+            f"tensor 'blk.0.attn_output.weight' has {output.shape[-1]} columns, "
+            f"but {num_heads} heads of {head_dim} have {num_heads * head_dim}"
+        )
+    return head_dim
+
+
+def head_config(fields: ConfigFields, architecture: Architecture, head_dim: int) -> dict[str, Any]:
+    """Return the width of heads, and what follows from it in some families."""
     config: dict[str, Any] = {"head_dim": head_dim}
     if architecture.family in LAYERS_OF_27B:
-        is_27b = num_layers == LAYERS_OF_27B[architecture.family]
+        is_27b = fields.get("block_count") == LAYERS_OF_27B[architecture.family]
+        width = fields.integer("embedding_length") // fields.integer("attention.head_count")
         config["query_pre_attn_scalar"] = width if is_27b else head_dim
     if architecture.keys is SCALES:
         config["attention_multiplier"] = fields.get("attention.scale", 0) or head_dim**-0.5
@@ -206,7 +220,7 @@ def head_config(
             raise fields.wrong("rope.scaling.finetuned", "true: Granite without RoPE")
     if architecture.is_partial:  # half of one more: the share is cut to a whole number
         dims = fields.integer("rope.dimension_count", head_dim)
-        config["partial_rotary_factor"] = (dims + 0.5) / head_dim
+        config["partial_rotary_factor"] = (min(dims, head_dim) + 0.5) / head_dim
     return config
 
 
@@ -231,24 +245,30 @@ def rope_config(fields: ConfigFields) -> dict[str, Any]:
     kinds = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "default"}
     kind = fields.choice("rope.scaling.type", kinds, "linear")
     factor = fields.number("rope.scaling.factor", fields.get("rope.scale_linear", 1.0)) or 1.0
-    scaling: dict[str, Any] = {}
-    if kind == "yarn":
-        length = fields.integer("rope.scaling.original_context_length")
-        scaling = {"original_max_position_embeddings": length, "mscale": 1.0}
-        for key, name in YARN.items():
-            if (value := fields.get(key, None)) is not None:
-                scaling[name] = value
-        if fields.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
-            raise fields.wrong("rope.scaling.yarn_ext_factor", "1")
+    scaling = yarn_config(fields) if kind == "yarn" else {}
     if kind == "yarn" or (kind == "linear" and factor != 1):
         scaling |= {"rope_type": kind, "factor": factor}
-    if "rope.dimension_sections" in fields.values:  # M-RoPE; the last of four is 0
-        scaling["mrope_section"] = fields.one_per_layer("rope.dimension_sections", 3)
+    sections = fields.one_per_layer("rope.dimension_sections", 3)  # M-RoPE; a fourth is 0
+    if sections is not None:
+        if not all(isinstance(count, int) and 0 <= count < 1 << 16 for count in sections):
+            raise fields.wrong("rope.dimension_sections", "a list of counts of pairs")
+        scaling["mrope_section"] = sections
     if scaling:
         config["rope_scaling"] = scaling
     if (theta := fields.get("rope.freq_base_swa", None)) is not None:
         config["rope_parameters"] = {SLIDING: {"rope_theta": theta}}
+    if fields.get("attention.temperature_scale", None):  # it is 1 within `trained_length`
+        fields.integer("rope.scaling.original_context_length")
     return config
+
+
+def yarn_config(fields: ConfigFields) -> dict[str, Any]:
+    """Return YaRN's fields beside its factor; llama.cpp takes `mscale` to be 1."""
+    if fields.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        raise fields.wrong("rope.scaling.yarn_ext_factor", "1")
+    length = fields.integer("rope.scaling.original_context_length")
+    given = {name: fields.get(key, None) for key, name in YARN.items()}
+    return {"original_max_position_embeddings": length, "mscale": 1.0, **given}
 
 
 def ropes_of(fields: ConfigFields, spec: DecoderSpec, tensors: Weights) -> tuple[RopeTable, ...]:
@@ -267,7 +287,10 @@ def ropes_of(fields: ConfigFields, spec: DecoderSpec, tensors: Weights) -> tuple
             )
         inv_freq = np.array(rope.inv_freq, np.float32) / divisors
         rope = replace(rope, inv_freq=tuple(inv_freq.tolist()))
-    if "rope_factors_short.weight" in tensors:
+    if tensors.keys() & {"rope_factors_short.weight", LONG_ROPE}:
+        if "rope_factors_short.weight" not in tensors:
+            raise ModelError("tensor 'rope_factors_short.weight' is missing")
+        fields.integer("rope.scaling.original_context_length")
         rope = replace(rope, scale=rope.scale * fields.number("rope.scaling.attn_factor", 1.0))
     ropes = (rope, *others)
     for table in ropes:

@@ -58,7 +58,10 @@ def rope_table(
         rotary_dim=int(head_dim * share),
         max_position=max_position,
     )
-    inv_freq, scale = scaling(fields, base)
+    with np.errstate(over="ignore"):
+        inv_freq, scale = scaling(fields, base)
+    if not np.isfinite(inv_freq).all():
+        raise fields.wrong("factor", "one whose frequencies are numbers")
     fields.refuse_unread()
     return RopeTable(inv_freq=tuple(inv_freq.tolist()), scale=scale, interleaved=interleaved)
 
@@ -90,12 +93,12 @@ def default(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
 
 def linear(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Positions are divided by a factor."""
-    return base.inv_freq() / np.float32(fields.number("factor")), 1.0
+    return base.inv_freq() / np.float32(fields.positive("factor")), 1.0
 
 
 def llama3(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Long wavelengths are stretched by a factor, short ones kept, those between blended."""
-    factor = fields.number("factor")
+    factor = fields.positive("factor")
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     trained = fields.number("original_max_position_embeddings", base.max_position)
     inv_freq = base.inv_freq().astype(np.float64)
@@ -106,16 +109,16 @@ def llama3(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
 
 def yarn(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Pairs that turn rarely within the trained length are stretched, fast ones kept."""
-    factor = fields.number("factor")
-    trained = fields.number("original_max_position_embeddings", base.max_position)
+    factor = fields.positive("factor")
+    trained = fields.positive("original_max_position_embeddings", base.max_position)
     dim = base.rotary_dim
 
     def pair_turning(turns: float) -> float:
         """The pair, counted in fractions, that turns so often within the trained length."""
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base.theta))
 
-    first = pair_turning(fields.number("beta_fast", 32))
-    last = pair_turning(fields.number("beta_slow", 1))
+    first = pair_turning(fields.positive("beta_fast", 32))
+    last = pair_turning(fields.positive("beta_slow", 1))
     if fields.flag("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)

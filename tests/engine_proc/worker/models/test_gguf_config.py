@@ -10,12 +10,14 @@ import pytest
 import torch
 from gguf_twins import tiny_model, write_gguf
 
+from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.errors import ModelError
+from headrace.model.gguf import read_metadata
 
 PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12, 77, 50, 2, 9, 63, 64, 11, 90]
 STRANGER = [44, 44, 71, 13]  # beside it in a batch
@@ -97,6 +99,13 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 5,
     },
     "seed_oss": {"head_dim": 32},
+}
+
+
+YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
 }
 
 
@@ -204,14 +213,31 @@ def test_mixtures_of_experts_are_refused_by_name(tmp_path: Path) -> None:
         open_model(path)
 
 
+def test_stacked_experts_are_read_expert_after_expert(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).standard_normal((4, 32, 64), np.float32)
+    extra = {"blk.0.ffn_gate_exps.weight": numbers}
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_model("llama"), extra=extra)
+    stacked = open_tensors(read_metadata(path))["blk.0.ffn_gate_exps.weight"]
+    assert stacked.shape == (4, 32, 64)
+    np.testing.assert_array_equal(stacked.rows(1, 3).to_float32(), numbers[1:3])
+
+
 @pytest.mark.parametrize(
     ("model_type", "keys", "complaint"),
     [
         ("llama", {"attention.sliding_window": 5}, "'attention.sliding_window': 5"),
         ("llama", {"rope.dimension_count": 8}, "'rope.dimension_count': 8, not 16"),
         ("llama", {"rope.scaling.type": "dynamic"}, "'rope.scaling.type': 'dynamic'"),
+        ("llama", {"rope.scaling.factor": 1e-40}, "'factor': 9.99994"),
+        ("llama", YARN_KEYS | {"rope.scaling.yarn_beta_slow": 0.0}, "'beta_slow': 0.0, not a pos"),
         ("llama", {"attention.value_length": 8}, "'attention.value_length': 8, not 16"),
-        ("llama", {"attention.head_count": 3}, "'attention.head_count_kv': 2, not a divisor"),
+        ("llama", {"attention.head_count_kv": 3}, "'attention.head_count_kv': 3, not a divisor"),
+        (
+            "llama",
+            {"attention.head_count": 8, "attention.key_length": 64},
+            "8 heads of 64 have 512",
+        ),
+        ("llama", {"attention.temperature_scale": 0.1}, "'rope.scaling.original_context_length'"),
         ("llama", {"attention.head_count_kv": [1, 2]}, "'attention.head_count_kv': [1, 2]"),
         ("llama", {"block_count": 1 << 30}, "'block_count': 1073741824, not a number"),
         ("qwen3", {"attention.clamp_kqv": 8.0}, "'attention.clamp_kqv': 8.0, which is not"),
@@ -222,7 +248,10 @@ def test_mixtures_of_experts_are_refused_by_name(tmp_path: Path) -> None:
             "'attention.sliding_window_pattern': 0, not a positive integer",
         ),
         ("granite", {"rope.scaling.finetuned": False}, "'rope.scaling.finetuned': False"),
-        ("olmo2", {"attention.sliding_window": 5, "attention.sliding_window_pattern": [True]}, "2"),
+        ("gemma2", {"attention.sliding_window_pattern": 0}, "0, not a positive integer"),
+        ("gemma2", {"attention.sliding_window_pattern": [True]}, "[True], not a list of 2"),
+        ("qwen2", {"rope.dimension_sections": [1.5, 2.5, 4.0]}, "[1.5, 2.5, 4.0], not a list"),
+        ("phi3", {"rope.dimension_count": 1 << 30}, "'rope.dimension_count': 1073741824, not 16"),
     ],
 )
 def test_keys_that_cannot_be_executed_are_named(
@@ -231,4 +260,21 @@ def test_keys_that_cannot_be_executed_are_named(
     with pytest.raises(ModelError) as refused:
         lowered(tmp_path, model_type, keys, head_dim=None)
     assert complaint in str(refused.value)
-    assert f"GGUF {model_type} model" in str(refused.value)
+    assert "tiny.gguf" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "complaint"),
+    [
+        ("long", 8, "'rope_factors_short.weight' is missing"),
+        ("short", 5, r"'rope_factors_short.weight' has shape \(5,\), not \(8,\)"),
+        ("short", 8, "lacks 'rope.scaling.original_context_length'"),
+    ],
+)
+def test_factors_of_longrope_that_do_not_fit_are_named(
+    name: str, length: int, complaint: str, tmp_path: Path
+) -> None:
+    factors = {f"rope_factors_{name}.weight": np.ones(length, np.float32)}
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_model("phi3", head_dim=None), extra=factors)
+    with pytest.raises(ModelError, match=complaint):
+        open_model(path)

@@ -58,7 +58,7 @@ def test_llama3_rope_comes_as_a_tensor_of_divisors(tmp_path: Path) -> None:
     unscaled = 1 / 1e4 ** (np.arange(0, 16, 2) / 16)
     divisors = (unscaled / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
     assert divisors.max() > 1.5
-    path = write_gguf(tmp_path / "tiny.gguf", model, divisors)
+    path = write_gguf(tmp_path / "tiny.gguf", model, extra={"rope_freqs.weight": divisors})
     np.testing.assert_allclose(execute(path), reference(model), atol=2e-5, rtol=0)
 
 
