@@ -30,6 +30,7 @@ HOW_TO_GET_ONE = (
 
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
+MMPROJ = "clip"  # llama.cpp's architecture of files with a vision tower and its projector
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 QUANTIZATION_SUFFIX = re.compile(
     r"[.-](I?Q\d\w*|B?F16|F32)(-\d{5}-of-\d{5})?$|-\d{5}-of-\d{5}$", re.IGNORECASE
@@ -141,6 +142,12 @@ def read_gguf(path: Path) -> ModelCard:
     file = read_metadata(path)
     metadata = file.metadata
     architecture = _need(metadata, "general.architecture", path, str)
+    if architecture == MMPROJ:
+        projector = metadata.get("clip.projector_type", metadata.get("clip.vision.projector_type"))
+        raise ModelError(
+            f"{path}: an mmproj file with projector {projector!r:.40} and no decoder; images are "
+            "taken by Hugging Face folders only, texts by the GGUF file beside it"
+        )
     tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
     positions: int = _need(metadata, f"{architecture}.context_length", path, Count)
     trained = trained_length(metadata, {tensor.name for tensor in file.tensors})

@@ -43,4 +43,4 @@ def trained_length(metadata: Mapping[str, object], tensors: Container[str]) -> i
     architecture = metadata.get("general.architecture")
     length = metadata.get(f"{architecture}.rope.scaling.original_context_length")
     changes = LONG_ROPE in tensors or metadata.get(f"{architecture}.attention.temperature_scale")
-    return length if changes and isinstance(length, int) else None
+    return length if changes and isinstance(length, int) and length > 0 else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from gguf_files import serialized, write_decoder
+from gguf_files import TableEntry, serialized, write_decoder
 from image_parts import encoded
 from mutations import EDGES, Pieces
 from PIL import Image
@@ -38,6 +38,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDt
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.ipc.messages import (
@@ -96,6 +97,13 @@ TOKENS = [bytes([byte]) for byte in range(256)] + ["é".encode(), b"\xf0\x9f", b
 TEMPLATE_CPU_S = 0.2
 FLOATS = [name for name, code in SAMPLING_CODES.items() if code == "f"]  # of a sampling row
 MAX_PIXELS = 100_000
+RARE_KEYS = (  # of an architecture
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.dimension_count", "rope.dimension_sections", "rope.freq_base_swa", "expert_count"),
+    *("attention.key_length", "attention.value_length", "attention.layer_norm_epsilon"),
+    *("attention.sliding_window", "attention.sliding_window_pattern", "logit_scale"),
+)
+TEXTS = ("none", "linear", "yarn", "longrope", "gpt2", "llama", "", "é")
 PART_MARK, MAX_PARTS = b"\0--part--\0", 5  # between the parts of a split file
 
 
@@ -319,29 +327,49 @@ def gguf_parts() -> list[tuple[GgufFile, bytes]]:
 def run_gguf_values(data: bytes) -> None:
     """Open a GGUF file that is well formed, and has other values, types, names and shapes."""
     pieces = Pieces(data)
-    (file, weights), (other, _) = (gguf_parts()[pieces.number(3)] for _ in range(2))
-    metadata = dict(file.metadata)
+    file, weights = gguf_parts()[pieces.number(3)]
+    name = file.metadata["general.architecture"]
+    if pieces.number(2):  # nearly a file of another architecture
+        name = [*ARCHITECTURES][pieces.number(len(ARCHITECTURES))]
+    own = f"{file.metadata['general.architecture']}."
+    metadata = {
+        f"{name}.{key.removeprefix(own)}" if key.startswith(own) else key: value
+        for key, value in file.metadata.items()
+    }
+    metadata["general.architecture"] = name
     start = min(tensor.offset for tensor in file.tensors)
     tensors = [(t.name, t.type, t.shape, t.offset - start) for t in file.tensors]
     while not pieces.is_empty:
         if pieces.number(4):
-            key = sorted(metadata | other.metadata)[pieces.number(len(metadata))]
-            values = [*metadata.values(), *other.metadata.values()]
-            metadata[key] = other_value(pieces, metadata.get(key, 0), values)
-            if pieces.number(16) == 1:
-                del metadata[key]
+            change_value(pieces, metadata)
         else:
-            place, source = pieces.number(len(tensors)), pieces.number(len(tensors))
-            name, kind, shape, offset = tensors[place]
-            tensors[place] = (
-                tensors[source][0] if pieces.number(8) == 1 else name,
-                pieces.number(42) if pieces.number(4) == 1 else kind,
-                tensors[source][2] if pieces.number(4) == 1 else shape,
-                pieces.number(1 << 64) if pieces.number(8) == 1 else offset,
-            )
+            change_tensor(pieces, tensors)
     path = folder() / "model.gguf"
     path.write_bytes(serialized(metadata, tensors, weights))
     open_gguf_everywhere(path)
+
+
+def change_value(pieces: Pieces, metadata: dict[str, Any]) -> None:
+    """Change, add or remove a value."""
+    name = metadata.get("general.architecture")
+    keys = [*sorted(metadata), *(f"{name}.{key}" for key in RARE_KEYS), "split.count", "split.no"]
+    key = keys[pieces.number(len(keys))]
+    if pieces.number(16) == 1 and key in metadata:
+        del metadata[key]
+    else:
+        metadata[key] = other_value(pieces, metadata.get(key, 0), [*metadata.values()])
+
+
+def change_tensor(pieces: Pieces, tensors: list[TableEntry]) -> None:
+    """Change an entry of the table of tensors."""
+    place, source = pieces.number(len(tensors)), pieces.number(len(tensors))
+    name, kind, shape, offset = tensors[place]
+    tensors[place] = (
+        tensors[source][0] if pieces.number(8) == 1 else name,
+        pieces.number(42) if pieces.number(4) == 1 else kind,
+        tensors[source][2] if pieces.number(4) == 1 else shape,
+        pieces.number(1 << 64) if pieces.number(8) == 1 else offset,
+    )
 
 
 def other_value(pieces: Pieces, value: Any, others: list[Any]) -> Any:
@@ -361,7 +389,9 @@ def other_value(pieces: Pieces, value: Any, others: list[Any]) -> Any:
         case 2:
             return bool(pieces.number(2))
         case 3:
-            return pieces.some(16).decode(errors="replace")
+            return ["none", "linear", "yarn", "longrope", "gpt2", "llama", "", "é"][
+                pieces.number(8)
+            ]
         case 4:
             return []
         case 5 | 6:
@@ -374,8 +404,16 @@ def open_gguf_everywhere(path: Path) -> None:
     bears(path, lambda: decode_all(gguf_weights.open_tensors(read_metadata(path))))
     bears(path, lambda: Encoder(str(path)).encode([Text("a ab cd", True)]))
     bears(path, lambda: load_vocabulary(str(path)))
-    bears(path, lambda: executor_of(ServerConfig(model=str(path)), read_gguf(path)))
+    bears(path, lambda: prognosis(path))
     bears(path, lambda: compute_token(open_model(path)))
+
+
+def prognosis(path: Path) -> str:
+    """Return what `headrace doctor` says of a file, after a look at its card."""
+    card = read_gguf(path)
+    assert card.max_model_len > 0, card
+    assert all(0 <= id < card.vocab_size for id in card.eos_token_ids), card
+    return executor_of(ServerConfig(model=str(path)), card)
 
 
 def compute_token(model: DecoderModel) -> None:

@@ -96,10 +96,10 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-Tensor = tuple[str, int, tuple[int, ...], int]  # name, type, shape with rows first, offset
+TableEntry = tuple[str, int, tuple[int, ...], int]  # name, type, shape with rows first, offset
 
 
-def serialized(metadata: dict[str, Any], tensors: Sequence[Tensor], data: bytes) -> bytes:
+def serialized(metadata: dict[str, Any], tensors: Sequence[TableEntry], data: bytes) -> bytes:
     """Return a file of any content, right or wrong; its tensors lie in `data`."""
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     head += b"".join(text(key) + typed(value) for key, value in metadata.items())

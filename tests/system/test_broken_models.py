@@ -4,16 +4,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import transformers
+from gguf_files import serialized, write_decoder
 from safetensors.torch import load_file, save_file
 from servers import PATIENCE_S
 
 from headrace.config.model_card import find_demo_model
 from headrace.exit_status import ExitStatus
+from headrace.model.gguf import read_metadata
 from headrace.model.tokenizer_json import read_tokenizer_json
 
 NORM = "model.norm.weight"
@@ -111,3 +114,31 @@ def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path: Path) -> None:
     assert result.returncode == ExitStatus.BAD_MODEL
     assert "1 of the 2 parts are missing beside it: big-00002-of-00002.gguf" in result.stderr
     assert result.stderr.count("\n") == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"general.architecture": "clip"}, "model.gguf: an mmproj file with projector None"),
+        ({"llama.context_length": 1 << 40}, "llama.context_length is 1099511627776"),
+        ({"llama.attention.head_count": 1}, "tensor 'blk.0.attn_k.weight' has shape [16, 32]"),
+        ({"tokenizer.ggml.merges": ["x y"]}, "model.gguf: its tokenizer cannot be loaded"),
+        ({"split.count": 2}, "model.gguf: one part of a split file"),
+    ],
+)
+def test_a_gguf_that_contradicts_itself_ends_the_server(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_decoder(tmp_path / "right.gguf")
+    right = read_metadata(tmp_path / "right.gguf")
+    start = min(tensor.offset for tensor in right.tensors)
+    table = [(t.name, t.type, t.shape, t.offset - start) for t in right.tensors]
+    weights = (tmp_path / "right.gguf").read_bytes()[start:]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(serialized(right.metadata | changes, table, weights))
+    result = launch(path)
+    assert result.returncode == ExitStatus.BAD_MODEL, result.stderr
+    *before, line = result.stderr.splitlines()
+    assert line.startswith("launch_server: error: ")
+    assert says in line
+    assert not any("Traceback" in each for each in before)

@@ -312,3 +312,13 @@ def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
 def test_the_template_of_an_older_processor_is_found(tmp_path: Path) -> None:
     path = write_folder(tmp_path, chat_template={"chat_template": "{{ images }}"})
     assert read_folder(path).chat_template == "{{ images }}"
+
+
+def test_an_mmproj_file_is_refused_by_its_projector(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    writer.add_string("clip.projector_type", "idefics3")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"mmproj\.gguf: an mmproj file with projector 'idefics3'"):
+        read_gguf(tmp_path / "mmproj.gguf")

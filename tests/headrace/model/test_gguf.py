@@ -107,6 +107,18 @@ def test_a_corrupt_file_says_what_is_wrong(
     assert str(path) in str(refused.value)
 
 
+def test_a_vector_in_blocks_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("norm", gguf.quantize(np.ones(32, np.float32), q8_0), raw_dtype=q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"small\.gguf: tensor 'norm' is a vector in Q8_0"):
+        read_metadata(tmp_path / "small.gguf")
+
+
 def test_every_type_of_ggml_has_its_name() -> None:
     for kind in gguf.GGMLQuantizationType:
         assert type_name(kind.value) == kind.name

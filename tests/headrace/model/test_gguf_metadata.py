@@ -76,3 +76,16 @@ def test_the_trained_length_bounds_what_changes_beyond_it(
 ) -> None:
     metadata = {f"phi3.{key}": value for key, value in keys.items()}
     assert trained_length({"general.architecture": "phi3", **metadata}, tensors) == length
+
+
+@pytest.mark.parametrize("id", [-1, 2, 1 << 50])
+def test_an_end_that_is_no_token_is_none(id: int) -> None:
+    metadata = {"tokenizer.ggml.eos_token_id": id, "tokenizer.ggml.tokens": ["a", "b"]}
+    assert end_token_ids(metadata) == ()
+
+
+@pytest.mark.parametrize("length", [-4096, 0])
+def test_a_trained_length_of_no_tokens_is_none(length: int) -> None:
+    key = "phi3.rope.scaling.original_context_length"
+    metadata = {"general.architecture": "phi3", key: length}
+    assert trained_length(metadata, {"rope_factors_long.weight"}) is None

@@ -288,6 +288,7 @@ def test_bos_and_eos_are_added_as_the_file_says() -> None:
         (byte_level(add_bos_token="yes"), r"cannot be used: .* at `\$\.add_bos_token`"),
         (byte_level(token_type=[CONTROL]), "token_type has 1 entries for 10 tokens"),
         (sentencepiece(scores=None), "scores is missing"),
+        (sentencepiece(scores=[]), "scores has 0 entries for 271 tokens"),
         (sentencepiece(scores=[0.0]), "scores has 1 entries for 271 tokens"),
     ],
 )

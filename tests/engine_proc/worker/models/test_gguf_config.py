@@ -253,6 +253,11 @@ def test_stacked_experts_are_read_expert_after_expert(tmp_path: Path) -> None:
         ("llama", {"block_count": 1 << 30}, "'block_count': 1073741824, not a number"),
         ("qwen3", {"attention.clamp_kqv": 8.0}, "'attention.clamp_kqv': 8.0, which is not"),
         ("qwen3", {"attention.layer_norm_rms_epsilon": 0.0}, "lacks 'attention.layer_norm_rms"),
+        (
+            "olmo2",
+            {"attention.sliding_window": 5, "attention.sliding_window_pattern": 0},
+            "'attention.sliding_window_pattern': 0, not a positive integer",
+        ),
         ("granite", {"rope.scaling.finetuned": False}, "'rope.scaling.finetuned': False"),
         ("gemma2", {"attention.sliding_window_pattern": 0}, "0, not a positive integer"),
         ("gemma2", {"attention.sliding_window_pattern": [True]}, "[True], not a list of 2"),

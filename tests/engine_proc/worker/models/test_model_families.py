@@ -235,6 +235,13 @@ def test_what_cohere2_says_of_itself_changes_nothing() -> None:
     ("model_type", "differences", "named"),
     [
         ("mamba", {}, "model_type 'mamba'"),
+        ("llama", {"head_dim": 1 << 40}, "heads of 1099511627776 numbers"),
+        ("llama", {"rms_norm_eps": float("nan")}, "'rms_norm_eps': nan, not a number that fp32"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 1e300}},
+            "'rope_theta': 1e+300, not a number",
+        ),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "'longrope'"),
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'"),
