@@ -5,6 +5,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 PIP_BY_HASH := $(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps --requirement
 MAKEFLAGS += --jobs=2
 export PYTHONSAFEPATH := 1
+unexport PYTHONDONTWRITEBYTECODE  # else each process compiles all its modules again
 
 .PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit \
 	lock licences messages docs ui ui-test wheel release clean

@@ -20,6 +20,9 @@ POLL_INTERVAL_S = 0.01  # between looks at whether a starting server answers
 STOP_S = 20
 ANSWER_S = 120  # for what takes milliseconds, where a load takes all cores
 LOG_LINES = 15
+# As after an install by pip. Where PYTHONDONTWRITEBYTECODE is set, each process of an editable
+# install compiles its modules again.
+COMPILED_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 class StartFailed(Exception):
@@ -50,7 +53,7 @@ class Server:
             command,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **COMPILED_ONCE, **(env or {})},
             start_new_session=True,
         )
         try:
