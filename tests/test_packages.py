@@ -1,5 +1,7 @@
 """What an install brings to a user: packages, their data and their types."""
 
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -130,3 +132,18 @@ def test_editable_install_adds_no_other_top_level_name() -> None:
         [sys.executable, "-P", "-c", code, *names], capture_output=True, text=True, check=True
     )
     assert set(result.stdout.split()) == {"None"}
+
+
+def test_kernels_named_in_setup_are_files() -> None:
+    names = re.findall(r'"(\w+\.cpp)": lambda', (ROOT / "setup.py").read_text())
+    assert names and all((ROOT / "csrc/cpu" / name).is_file() for name in names), names
+
+
+def test_core_compiles_for_arm64() -> None:
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    if compiler is None:
+        pytest.skip("needs Debian's g++-aarch64-linux-gnu")
+    python = sysconfig.get_path("include")
+    command = [compiler, "-fsyntax-only", "-std=c++17", "-Wall", "-Werror", "-DPy_LIMITED_API"]
+    command += ["-Icsrc", f"-I{python}", *map(str, sorted(ROOT.glob("csrc/**/*.cpp")))]
+    subprocess.run(command, cwd=ROOT, check=True)

@@ -6,9 +6,10 @@
 
 namespace headrace {
 
+constexpr int max_few_rows = 16;
+
 #if defined(__x86_64__)
 
-constexpr int max_few_rows = 16;
 constexpr int max_rows_as_tiles = 2; // vectors read memory faster than tiles
 
 // The same bits as the products of many rows give: those of fp32 (gemm.h), those of AMD's dot
