@@ -4,6 +4,8 @@ Method: a decoder of SmolLM2-135M's shape with random weights. Q4_K and Q6_K nee
         of 256, so they use another shape with as many weights. A decode step has one token of each
         of B sequences, whose caches hold `context` tokens; a prefill step has one prompt. The first
         steps are thrown away; medians are reported.
+        With --isa, install the wheel: an editable install does not optimize the kernels of other
+        processors (setup.py).
 Run:    python bench/cpu_step.py --threads 2 --rounds 20
 """
 

@@ -1,8 +1,8 @@
 """Measure the time to the first response, and memory and CPU time when idle.
 
 Method: `launch_server` with the demo model, repeatedly. The first run, which fills the page cache,
-    is discarded. Memory is read some seconds after one
-        answer: resident counts a page that two processes share twice, proportional counts it once.
+        is discarded. Memory is read some seconds after one answer: resident counts a page that two
+        processes share twice, proportional counts it once.
         A new Python process starts the server of tests (`headrace.testing`); its imports count.
 Run:    python bench/startup.py --rounds 5
 """
