@@ -81,8 +81,8 @@ typename V::Floats add_scaled(const typename W::Scales &scales, const typename V
     return sum;
 }
 
-// Call body(unit, g, x, part) for the columns under each scale: of the g-th 32 of a unit, the part
-// that is multiplied by the same part of a group of `x`.
+// Call body(unit, g, x, part) for the columns under each scale. They are a part of the g-th 32 of a
+// unit, multiplied by the same part of a group of `x`.
 template <class W, class Body>
 inline __attribute__((always_inline)) void each_group(const Int16Operands &o, const Body &body) {
     const uint8_t *unit_start = o.blocks;

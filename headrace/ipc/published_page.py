@@ -1,5 +1,6 @@
 """A page that one process computes ahead of time and others read, in the run directory."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -17,10 +18,11 @@ class PublishedPage:
         self._clock = clock
 
     def write(self, page: bytes) -> None:
-        """Replace the page."""
+        """Replace the page. Where the disk is full, the old one stays and is soon too old."""
         new = self._path.with_suffix(".new")
-        new.write_bytes(page)
-        new.replace(self._path)
+        with contextlib.suppress(OSError):
+            new.write_bytes(page)
+            new.replace(self._path)
 
     def read(self, max_age_s: float) -> bytes | None:
         """Return the page, or None where there is none or an older one."""

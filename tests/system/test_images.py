@@ -47,7 +47,7 @@ SLOW = encoded(Image.new("L", (7000, 7000)), "JPEG", progressive=True)
 SLOW += SLOW[SLOW.rindex(b"\xff\xda") :] * 3000  # each takes 30 ms
 BAD = [
     (data_url(PNG[:-200]), "cannot be decoded"),
-    (data_url(PNG[:12]), "cut off"),
+    (data_url(PNG[:12]), "ends before the header"),
     (data_url(STRIP), "1 x 100000 pixels"),
     (data_url(BOMB), "30000 x 30000 pixels"),
     (data_url(SLOW, "image/jpeg"), "7000 x 7000 pixels in 3"),
@@ -395,7 +395,8 @@ def test_disconnected_client_is_not_waited_for(server: RunningServer) -> None:
         with contextlib.ExitStack() as asking:
             for body in bodies:
                 asking.enter_context(begin_asking(server, body))
-            wait_until(lambda: queued_bytes(server) == num_bytes, "all wait")
+            # A page published earlier lacks the byte of the request for it.
+            wait_until(lambda: queued_bytes(server) in (num_bytes - 1, num_bytes), "all wait")
         wait_until(lambda: since("http_disconnects_total") == NUM_LEAVING, "all have left")
     finally:
         for lane in LANES:

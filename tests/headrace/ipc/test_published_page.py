@@ -24,3 +24,11 @@ def test_page_is_not_read_when_it_is_old(tmp_path: Path) -> None:
     PublishedPage(str(tmp_path), "page").write(b"text")
     assert PublishedPage(str(tmp_path), "page", lambda: time.time() + 50).read(60) == b"text"
     assert PublishedPage(str(tmp_path), "page", lambda: time.time() + 70).read(60) is None
+
+
+def test_page_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
+    page = PublishedPage(str(tmp_path), "page")
+    page.write(b"old")
+    (tmp_path / "page.new").symlink_to("/dev/full")
+    page.write(b"new")
+    assert page.read(60) == b"old"
