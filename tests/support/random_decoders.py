@@ -42,6 +42,16 @@ BLOCKS = {
     Format.IQ4_XS: (256, 136, {0: (0.00001, 0.0001)}),
     Format.MXFP4: (32, 17, {}),
 }
+DECODED = {  # blocks for which the core has no kernels
+    Format.IQ1_S: (256, 50, {0: (0.01, 0.02)}),
+    Format.IQ2_XXS: (256, 66, {0: (0.0005, 0.002)}),
+    Format.IQ2_XS: (256, 74, {0: (0.0005, 0.002)}),
+    Format.IQ2_S: (256, 82, {0: (0.0005, 0.002)}),
+    Format.IQ3_XXS: (256, 98, {0: (0.0002, 0.001)}),
+    Format.IQ3_S: (256, 110, {0: (0.0002, 0.001)}),
+    Format.TQ1_0: (256, 54, {52: (0.05, 0.1)}),
+    Format.TQ2_0: (256, 66, {64: (0.05, 0.1)}),
+}
 
 SPEC = DecoderSpec(
     architecture="LlamaForCausalLM",
@@ -122,7 +132,7 @@ def stored(numbers: Floats, format: Format = Format.F32) -> StoredTensor:
 def random_blocks(shape: tuple[int, ...], format: Format) -> StoredTensor:
     """Return a quantized matrix whose numbers are about as large as trained ones."""
     rng = np.random.default_rng(shape)
-    numbers, nbytes, scales = BLOCKS[format]
+    numbers, nbytes, scales = (BLOCKS | DECODED)[format]
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // numbers, nbytes), np.uint8)
     for start, (low, high) in scales.items():
         halves = rng.uniform(low, high, (len(blocks), 1)).astype("<f2")
@@ -140,7 +150,7 @@ def random_weights(spec: DecoderSpec, format: Format = Format.F32) -> Weights:
         numbers = rng.standard_normal(shape, np.float32) * np.float32(0.15)
         if name.endswith("norm"):
             weights[name] = stored(numbers + np.float32(spec.norm != Norm.RMS_ONE_PLUS))
-        elif format in BLOCKS and len(shape) == 2:
+        elif format in BLOCKS | DECODED and len(shape) == 2:
             weights[name] = random_blocks(shape, format)
         else:
             weights[name] = stored(numbers, format if len(shape) == 2 else Format.F32)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine_proc.worker.checkpoints import codebook_blocks
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -202,6 +204,25 @@ def decode_mxfp4(blocks: Bytes, out: Floats) -> None:
     out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
 
 
+def decode_tq1_0(blocks: Bytes, out: Floats) -> None:
+    """d * (t - 1): 256 digits t of base 3, d fp16. A byte has 5 of them, one of the last 4 bytes 4.
+
+    Digits are fractions: a byte times a power of 3, modulo 256, has the next digit on top.
+    """
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    runs = (blocks[:, None, :32], blocks[:, None, 32:48], blocks[:, None, 48:52])
+    digits = [(run * powers[: 4 if run.shape[2] == 4 else 5]).reshape(len(run), -1) for run in runs]
+    np.subtract(np.hstack(digits).astype(np.uint16) * 3 >> 8, 1, out=out, dtype=np.float32)
+    out *= halves(blocks[:, 52:])
+
+
+def decode_tq2_0(blocks: Bytes, out: Floats) -> None:
+    """d * (q - 1): 256 q of 2 bits, d fp16."""
+    two_bits(blocks[:, :64], out)
+    out -= 1
+    out *= halves(blocks[:, 64:])
+
+
 BLOCK_FORMATS = {
     "Q4_0": BlockFormat(32, 18, decode_q4_0),
     "Q4_1": BlockFormat(32, 20, decode_q4_1),
@@ -216,4 +237,13 @@ BLOCK_FORMATS = {
     "IQ4_NL": BlockFormat(32, 18, decode_iq4_nl),
     "IQ4_XS": BlockFormat(256, 136, decode_iq4_xs),
     "MXFP4": BlockFormat(32, 17, decode_mxfp4),
+    "IQ1_S": BlockFormat(256, 50, codebook_blocks.decode_iq1_s),
+    "IQ1_M": BlockFormat(256, 56, codebook_blocks.decode_iq1_m),
+    "IQ2_XXS": BlockFormat(256, 66, codebook_blocks.decode_iq2_xxs),
+    "IQ2_XS": BlockFormat(256, 74, codebook_blocks.decode_iq2_xs),
+    "IQ2_S": BlockFormat(256, 82, codebook_blocks.decode_iq2_s),
+    "IQ3_XXS": BlockFormat(256, 98, codebook_blocks.decode_iq3_xxs),
+    "IQ3_S": BlockFormat(256, 110, codebook_blocks.decode_iq3_s),
+    "TQ1_0": BlockFormat(256, 54, decode_tq1_0),
+    "TQ2_0": BlockFormat(256, 66, decode_tq2_0),
 }

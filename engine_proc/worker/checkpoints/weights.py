@@ -67,6 +67,15 @@ class Format(StrEnum):
     IQ4_NL = "IQ4_NL"
     IQ4_XS = "IQ4_XS"
     MXFP4 = "MXFP4"
+    IQ1_S = "IQ1_S"  # from here on, no kernel executes them as stored
+    IQ1_M = "IQ1_M"
+    IQ2_XXS = "IQ2_XXS"
+    IQ2_XS = "IQ2_XS"
+    IQ2_S = "IQ2_S"
+    IQ3_XXS = "IQ3_XXS"
+    IQ3_S = "IQ3_S"
+    TQ1_0 = "TQ1_0"
+    TQ2_0 = "TQ2_0"
 
 
 @dataclass(frozen=True)

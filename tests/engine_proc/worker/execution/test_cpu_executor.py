@@ -10,6 +10,7 @@ import pytest
 import torch
 from random_decoders import (
     BLOCKS,
+    DECODED,
     LENGTH,
     NUM_PAGES,
     SPEC,
@@ -257,6 +258,16 @@ def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) 
         logits = packed.forward(step)
         assert np.isfinite(logits).all() and logits.std() > 0.1
         np.testing.assert_array_equal(logits, decoded.forward(step))
+
+
+@pytest.mark.parametrize("format", DECODED)
+def test_blocks_without_a_kernel_are_executed_decoded(format: Format) -> None:
+    weights = random_weights(WHOLE_BLOCKS, format)
+    numbers = {name: stored(weight.to_float32(), Format.F32) for name, weight in weights.items()}
+    step = batch([(0, 0, 20)])
+    logits = cpu(WHOLE_BLOCKS, weights).forward(step)
+    assert np.isfinite(logits).all() and logits.std() > 0.1
+    np.testing.assert_array_equal(logits, cpu(WHOLE_BLOCKS, numbers).forward(step))
 
 
 def wide_weights(spec: DecoderSpec) -> Weights:
