@@ -24,8 +24,13 @@ def test_access_line_has_what_was_asked_and_came(caplog: pytest.LogCaptureFixtur
 
 
 def test_access_line_is_written_at_any_log_level(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger().setLevel(logging.ERROR)
-    assert record_of(ENDED, caplog).levelname == "INFO"
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        assert record_of(ENDED, caplog).levelname == "INFO"
+    finally:
+        root.setLevel(before)
 
 
 def test_access_line_of_a_path_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
