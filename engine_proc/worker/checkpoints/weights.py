@@ -19,6 +19,15 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
     layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
     layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
+
+A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` counts experts:
+
+    layers.{i}.router              [experts, hidden], `.router.bias` with `router_bias`
+    layers.{i}.router.selection_bias   [experts], with `selection_bias`
+    layers.{i}.experts.{e}.gate, .up   [intermediate of an expert, hidden], biases: `expert_bias`
+    layers.{i}.experts.{e}.down    [hidden, intermediate of an expert], a bias: `expert_bias`
+    layers.{i}.shared.gate, .up, .down   as those of an MLP, with `shared_intermediate_size`
+    layers.{i}.shared.router       [1, hidden], with `shared_gate`
 """
 
 from collections.abc import Mapping

@@ -56,12 +56,47 @@ class RopeTable:
     axes: tuple[int, ...] = ()
 
 
+class RouterScore(StrEnum):
+    """The scores of experts, from the router's logits, in fp32."""
+
+    SOFTMAX = "softmax"  # over all experts; with `normalized` also that over the chosen ones
+    SIGMOID = "sigmoid"  # DeepSeek-V3, GLM-4.5
+    SPARSEMIXER = "sparsemixer"  # Phi-3.5-MoE: each choice has a softmax of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSpec:
+    """A mixture of experts in place of a layer's MLP.
+
+    The router scores all experts. The best ones are chosen, the lower index first among equals.
+    The result is the sum of their outputs by weight, in the order of choice, and of the shared MLP.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int  # of each expert
+    score: RouterScore = RouterScore.SOFTMAX
+    normalized: bool = True  # weights of the chosen experts are divided by their sum
+    weight_scale: float = 1.0  # multiplies weights, after they are normalized
+    selection_bias: bool = False  # a learned term per expert that only the choice sees
+    num_groups: int = 1  # of experts, of which the best `groups_per_token` are chosen from
+    groups_per_token: int = 1
+    group_score_experts: int = 2  # best scores of a group that are summed: its score
+    router_bias: bool = False
+    expert_bias: bool = False  # of gate, up and down
+    clamp: float | None = None  # gpt-oss: gate <= clamp, |up| <= clamp, and (up + 1) * swish(gate)
+    swish_beta: float = 1.0  # gate * sigmoid(beta * gate), with `clamp`
+    shared_intermediate_size: int = 0  # of the MLP that every token passes; 0 is none
+    shared_gate: bool = False  # the shared MLP's output is multiplied by sigmoid(gate . x)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """The part of a spec that may differ from layer to layer."""
 
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all
+    mixture: MixtureSpec | None = None  # None is the dense MLP of `DecoderSpec.intermediate_size`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, NormPlacement, QKNorm
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    MixtureSpec,
+    NormPlacement,
+    QKNorm,
+)
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
@@ -28,15 +33,19 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     if not spec.tied_head:
         shapes["head"] = (spec.vocab_size, spec.hidden_size)
     shapes["norm"] = (spec.hidden_size,)
-    layer = layer_shapes(spec)
-    for i in range(len(spec.layers)):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    for i, layer in enumerate(spec.layers):
+        of_layer = attention_shapes(spec)
+        if layer.mixture is None:
+            of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        else:
+            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture)
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
 
-def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Return the weights of one layer."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the weights of a layer's norms and attention."""
+    hidden = spec.hidden_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, Shape] = {}
     if spec.placement != NormPlacement.POST:
@@ -56,14 +65,39 @@ def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         ("k", (kv, hidden), spec.qkv_bias),
         ("v", (kv, hidden), spec.qkv_bias),
         ("o", (hidden, q), spec.output_bias),
-        ("gate", (inner, hidden), spec.mlp_bias),
-        ("up", (inner, hidden), spec.mlp_bias),
-        ("down", (hidden, inner), spec.mlp_bias),
     ):
-        shapes[name] = shape
-        if bias:
-            shapes[f"{name}.bias"] = shape[:1]
+        shapes |= linear_shapes(name, shape, bias)
     return shapes
+
+
+def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
+    """Return the weights of a gated MLP."""
+    return {
+        **linear_shapes(f"{prefix}gate", (inner, hidden), bias),
+        **linear_shapes(f"{prefix}up", (inner, hidden), bias),
+        **linear_shapes(f"{prefix}down", (hidden, inner), bias),
+    }
+
+
+def mixture_shapes(hidden: int, mixture: MixtureSpec) -> dict[str, Shape]:
+    """Return the weights of a router, its experts and the shared MLP."""
+    shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
+    if mixture.selection_bias:
+        shapes["router.selection_bias"] = (mixture.num_experts,)
+    for expert in range(mixture.num_experts):
+        shapes |= mlp_shapes(
+            hidden, mixture.intermediate_size, mixture.expert_bias, f"experts.{expert}."
+        )
+    if mixture.shared_intermediate_size:
+        shapes |= mlp_shapes(hidden, mixture.shared_intermediate_size, False, "shared.")
+    if mixture.shared_gate:
+        shapes["shared.router"] = (1, hidden)
+    return shapes
+
+
+def linear_shapes(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
+    """Return a linear layer's weight and bias."""
+    return {name: shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> Weights:
