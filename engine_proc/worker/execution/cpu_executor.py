@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.checkpoints.mapped_file import release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.models.decoder_spec import (
@@ -294,6 +295,7 @@ class CpuExecutor:
                 data = np.ascontiguousarray(rows.to_float32())
                 store = self.core.headrace_cpu_pack_float
             store(*where, first, rows.shape[0], data.ctypes.data)
+            release(rows.data)
 
         return [pool.submit(pack, first) for first in range(0, num_rows, step)]
 
