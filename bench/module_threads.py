@@ -1,9 +1,9 @@
 """Measure numbers of threads and wait policies for transformers' modules on a CPU.
 
 Method: layers of a small decoder and an encoder, in processes of torch alone. They run on all
-        granted cores and on one fewer, with spinning and with sleeping threads (OMP_WAIT_POLICY),
-        as workers run. One call of each in turns. A second table has a process beside them that
-        keeps a core busy, as the rest of a ring does.
+        granted cores and on one fewer. Threads that wait spin, sleep, or spin briefly as those of
+        workers do (GOMP_SPINCOUNT). One call of each in turns. A second table has a process
+        beside them that keeps a core busy, which is more than the rest of a ring does.
 Run:    python bench/module_threads.py --rounds 9
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from headrace.runtime.process import WAIT_POLICY
+from headrace.runtime.process import SPIN_COUNT
 from headrace.system.machine import usable_cores
 from support.report import Quantity, Report, parser
 
@@ -40,7 +40,8 @@ def variants() -> dict[str, tuple[int, dict[str, str]]]:
     return {
         "one core left free": (max(1, num_cores - 1), {}),
         "all cores, threads spin": (num_cores, SPIN),
-        "all cores, threads sleep": (num_cores, WAIT_POLICY),
+        "all cores, threads sleep": (num_cores, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        "all cores, threads spin briefly": (num_cores, SPIN_COUNT),
     }
 
 

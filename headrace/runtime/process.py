@@ -39,9 +39,10 @@ from headrace.system.procfs import resident_bytes
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
-# Of libgomp, as torch is loaded: threads that wait for each other sleep. Those that spin take the
-# cores of the rest of the ring, which then hold up the thread that all wait for.
-WAIT_POLICY = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Of libgomp, which torch loads: threads that wait for each other spin for some 20 us, then sleep.
+# A layer's phases are shorter than it takes to wake a thread. Threads that spin on, as they do by
+# default, take the cores of the rest of the ring. See bench/module_threads.py.
+SPIN_COUNT = {"GOMP_SPINCOUNT": "5000"}
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
 
@@ -161,7 +162,7 @@ def spawn(
                 [sys.executable, "-m", "headrace.runtime", str(fd)],
                 pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
                 stdin=subprocess.DEVNULL,
-                env=WAIT_POLICY | os.environ,
+                env=os.environ if "OMP_WAIT_POLICY" in os.environ else SPIN_COUNT | os.environ,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
             )
         process.stacks = stacks

@@ -91,7 +91,7 @@ def open_transformers(
 def open_config(folder: Path, num_ranks: int = 1) -> PreTrainedConfig:
     """Read a folder's config, and make torch and transformers fit to serve."""
     check_folder(folder)
-    # All cores: `WAIT_POLICY` has threads that wait leave theirs to the rest of the ring.
+    # All cores: by `SPIN_COUNT`, threads that wait for long leave theirs to the rest of the ring.
     torch.set_num_threads(max(1, usable_cores() // num_ranks))
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

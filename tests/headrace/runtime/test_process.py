@@ -111,22 +111,31 @@ def test_failed_start_leaves_no_file_open(
     assert os.listdir("/proc/self/fd") == before
 
 
-@pytest.mark.parametrize(("own", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_of_libraries_sleep_while_they_wait(
-    own: str | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "count"),
+    [
+        ({}, "5000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, None),  # which a count would override
+    ],
+)
+def test_threads_of_libraries_spin_briefly_by_default(
+    own: dict[str, str], count: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\nenv > "$0.env"\n')
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    if own is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    else:
-        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
     process = spawn(SEAT, CONFIG, Board.create([SEAT]), "info")
     assert process.wait(DEADLINE_S) == 0
     process.stacks.close()
-    assert f"OMP_WAIT_POLICY={policy}" in (tmp_path / "program.env").read_text().split()
+    lines = (tmp_path / "program.env").read_text().splitlines()
+    environment = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert environment.get("GOMP_SPINCOUNT") == count
 
 
 def test_waiter_progresses_as_long_as_its_peer() -> None:
