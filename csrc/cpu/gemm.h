@@ -208,10 +208,12 @@ template <class V, class W> void gemm_blocks(const Operands &o, int rows, int nu
     if constexpr (W::max_rows >= 12) {
         row = gemm_rows<V, W, 12>(o, row, rows, num_blocks);
     }
-    row = gemm_rows<V, W, 8>(o, row, rows, num_blocks);
-    row = gemm_rows<V, W, 4>(o, row, rows, num_blocks);
-    row = gemm_rows<V, W, 3>(o, row, rows, num_blocks);
-    row = gemm_rows<V, W, 2>(o, row, rows, num_blocks);
+    if constexpr (W::max_rows > 1) {
+        row = gemm_rows<V, W, 8>(o, row, rows, num_blocks);
+        row = gemm_rows<V, W, 4>(o, row, rows, num_blocks);
+        row = gemm_rows<V, W, 3>(o, row, rows, num_blocks);
+        row = gemm_rows<V, W, 2>(o, row, rows, num_blocks);
+    }
     gemm_rows<V, W, 1>(o, row, rows, num_blocks);
 }
 
@@ -259,10 +261,17 @@ template <class V> void gemm_bf16(const Operands &o, int rows, int num_blocks) {
     gemm_blocks<V, Bf16PairBlock<V>>(o, rows, num_blocks);
 }
 
-// Round a row to bf16: to pairs of them, or to floats where there is no gemm_bf16.
+// Round a row to bf16, where there is no gemm_bf16: `out` has floats.
+template <class V> void round_to_floats(const float *x, int cols, float *out) {
+    for (int k = 0; k < cols; ++k) {
+        out[k] = from_bf16(to_bf16(x[k]));
+    }
+}
+
+// Else: to pairs of bf16.
 template <class V> void round_row(const float *x, int cols, float *out) {
-    int k = 0;
     if constexpr (V::has_bf16) {
+        int k = 0;
         for (; k + 2 * lanes <= cols; k += 2 * lanes, out += lanes) {
             V::store_bf16(out, V::load(x + k), V::load(x + k + lanes));
         }
@@ -273,9 +282,7 @@ template <class V> void round_row(const float *x, int cols, float *out) {
             std::memcpy(out, rest, (cols - k + 1) / 2 * sizeof(float));
         }
     } else {
-        for (; k < cols; ++k) {
-            out[k] = from_bf16(to_bf16(x[k]));
-        }
+        round_to_floats<V>(x, cols, out);
     }
 }
 

@@ -17,8 +17,8 @@ void few_rows(const Operands &o, int rows, int num_blocks, float *) {
 }
 
 // What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. Those of
-// bf16 are the tiles' where there are any; else they are AVX2's but on AMD. Intel's vectors of bf16
-// run at half the flops of fp32 (Xeon, family 6 model 207).
+// bf16 are the tiles' where there are any; else they are products of floats but on AMD. Intel's
+// vectors of bf16 run at half the flops of fp32 (Xeon, family 6 model 207).
 const Kernels &avx512_here() {
     static const Kernels kernels = [] {
         Kernels mixed = avx512_kernels;
@@ -32,8 +32,8 @@ const Kernels &avx512_here() {
             mixed.gemm_bf16 = gemm_bf16_by_tiles;
             mixed.attend_segment = attend_segment_by_tiles;
         } else if (!has_bf16 || !__builtin_cpu_is("amd")) {
-            mixed.gemm_bf16 = avx2_kernels.gemm_bf16;
-            mixed.round_row = avx2_kernels.round_row;
+            mixed.gemm_bf16 = nullptr;
+            mixed.round_row = mixed.round_to_floats;
             mixed.rounds_attention = false;
         }
         if (__builtin_cpu_supports("avx512vbmi")) {

@@ -21,6 +21,7 @@ struct Kernels {
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
     void (*round_row)(const float *x, int cols, float *out);
+    void (*round_to_floats)(const float *x, int cols, float *out);
     // With activations as they are, of few rows (few_rows.h), and rounded, of at most so many.
     // Null: bf12 is not read.
     void (*gemm_bf12)(const Operands &, int rows, int num_blocks);
@@ -106,6 +107,7 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
         kernels.gemm_bf16 = gemm_bf16<V>;
     }
     kernels.round_row = round_row<V>;
+    kernels.round_to_floats = round_to_floats<V>;
     kernels.norm = norm_row<V>;
     kernels.squares = squares_of<V>;
     kernels.add = add_row<V>;

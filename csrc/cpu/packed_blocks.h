@@ -139,13 +139,13 @@ struct PackedBlock {
 template <class V, class Body> void with_block(Format format, const Body &body) {
     switch (format) {
     case Format::q4_0:
-        return body(PackedBlock<V, Format::q4_0, HalfScale, 8>{});
+        return body(PackedBlock<V, Format::q4_0, HalfScale, 1>{});
     case Format::q4_1:
-        return body(PackedBlock<V, Format::q4_1, HalfScaleAndMinimum, 8>{});
+        return body(PackedBlock<V, Format::q4_1, HalfScaleAndMinimum, 1>{});
     case Format::q4_k:
-        return body(PackedBlock<V, Format::q4_k, BytePairs, 8>{});
+        return body(PackedBlock<V, Format::q4_k, BytePairs, 1>{});
     case Format::q6_k:
-        return body(PackedBlock<V, Format::q6_k, SignedBytes, 8>{});
+        return body(PackedBlock<V, Format::q6_k, SignedBytes, 1>{});
     case Format::q5_0:
         return body(PackedBlock<V, Format::q5_0, HalfScale, 0>{});
     case Format::q5_1:

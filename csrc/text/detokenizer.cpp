@@ -3,6 +3,7 @@
 //   rendered elsewhere (detokenizer_proc/renderers/event_template.py) but for the text in them.
 //   About 0.1 us per sequence and step.
 
+#include "sequence_id.h"
 #include "text/json_text.h"
 #include "text/sequence.h"
 
@@ -16,8 +17,7 @@ namespace headrace {
 
 namespace {
 
-constexpr int FRONTEND_SHIFT = 56, SEQUENCE_BITS = 16; // messages.py
-constexpr uint64_t INDEX_MASK = (uint64_t(1) << SEQUENCE_BITS) - 1;
+constexpr int FRONTEND_SHIFT = 56; // messages.py
 constexpr uint32_t ENDED = uint32_t(1) << 31;
 
 // The header of a sequence. Parts follow it, each a length (u32) and so many bytes. They are the
