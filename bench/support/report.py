@@ -54,12 +54,18 @@ class Quantity:
     def as_json(self) -> dict[str, Any]:
         """Return the row with its samples."""
         fields: dict[str, Any] = {"quantity": self.name, "unit": self.unit}
+        fields["higher_is_better"] = self.higher_is_better
         fields["medians"] = {system: significant(value) for system, value in self.medians.items()}
         if self.ratios is not None:
             ratio, worst, best = (significant(value) for value in self.ratios)
             fields |= {"ratio": ratio, "worst_round": worst, "best_round": best}
         samples = {system: [significant(v) for v in all] for system, all in self.samples.items()}
         return fields | {"samples": samples}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> "Quantity":
+        """Return the row that `as_json` gave."""
+        return cls(row["quantity"], row["unit"], row["samples"], row["higher_is_better"])
 
 
 class Report:
@@ -72,6 +78,8 @@ class Report:
         self.missing: list[str] = []
         self.versions = {"python": platform.python_version(), **installed(PACKAGES)}
         self._options = options
+        recorded = {k: v for k, v in vars(options).items() if k not in ("save", "add")}
+        self.options = {key: value for key, value in recorded.items() if not is_path(value)}
         self._load = os.getloadavg()[0]
         self.commit = commit()
         self._date = datetime.datetime.now(datetime.UTC)
@@ -87,12 +95,15 @@ class Report:
 
     def finish(self) -> None:
         """Print the table and the line of JSON; with `--save`, write both files."""
-        result = self.as_json()
         if self.quantities:
             print(self.table())
+        result = self.as_json()
         if self._options.save is not None and self.quantities:
             RESULTS.mkdir(exist_ok=True)
             path = RESULTS / f"{'-'.join([self.name, *self._options.save])}.json"
+            if self._options.add and path.exists():
+                self.add_to(json.loads(path.read_text()))
+                result = self.as_json()
             path.write_text(json.dumps(result, indent=1) + "\n")
             draw(self, path.with_suffix(".svg"))
             print(f"saved {path.relative_to(ROOT)} and {path.stem}.svg")
@@ -100,9 +111,26 @@ class Report:
             del row["samples"]
         print(json.dumps(result))
 
+    def add_to(self, saved: dict[str, Any]) -> None:
+        """Put the rows of a saved run before these; a row of the same name is replaced."""
+        new = self.as_json()
+        for what in ("commit", "hardware", "versions"):
+            if saved[what] != new[what]:
+                raise SystemExit(
+                    f"--add: the saved run has {what} {saved[what]}, this one {new[what]}; "
+                    "save without --add, under another name"
+                )
+        names = {quantity.name for quantity in self.quantities}
+        kept = [row for row in saved["quantities"] if row["quantity"] not in names]
+        self.quantities[:0] = [Quantity.from_json(row) for row in kept]
+        self.missing[:0] = [what for what in saved["not_measured"] if what not in self.missing]
+        self._load = max(self._load, saved["load_before"])
+        for key, value in saved["options"].items():
+            if isinstance(value, list):  # such as models
+                self.options[key] = list(dict.fromkeys([*value, *self.options.get(key, ())]))
+
     def as_json(self) -> dict[str, Any]:
         """Return everything, for the file."""
-        options = {key: value for key, value in vars(self._options).items() if key != "save"}
         return {
             "benchmark": self.name,
             "date": self._date.isoformat(timespec="seconds"),
@@ -110,7 +138,7 @@ class Report:
             "hardware": hardware(),
             "load_before": round(self._load, 2),
             "versions": self.versions,
-            "options": {key: value for key, value in options.items() if not is_path(value)},
+            "options": self.options,
             "not_measured": self.missing,
             "quantities": [quantity.as_json() for quantity in self.quantities],
         }
@@ -149,6 +177,9 @@ def parser(doc: str | None, rounds: int) -> argparse.ArgumentParser:
         nargs="*",
         metavar="MACHINE",
         help=f"write to {RESULTS.relative_to(ROOT)}, under a name that ends in the machine's",
+    )
+    parser.add_argument(
+        "--add", action="store_true", help="with --save: to what an earlier run saved there"
     )
     return parser
 

@@ -33,6 +33,7 @@ template <class V> void quantize_row(const float *x, int cols, int bits, Int16Gr
         const float first = V::sum(low_steps), all = first + V::sum(high_steps);
         groups->scale = largest / most_steps;
         groups->sum = groups->scale * all;
+        groups->first_sum = groups->scale * first;
         groups->offset = -128 * int32_t(all);
         groups->first_offset = -128 * int32_t(first);
         V::store_steps(*groups, 0, low_steps);
@@ -50,49 +51,73 @@ template <class V> struct Int8Bytes {
     static auto start(const Int16Group &x, int) { return V::dots(x.offset); } // zero is 128
 };
 
-template <int part> using Part = std::integral_constant<int, part>;
+constexpr int num_fours = quantized_group / 4;
 
-// The i-th four columns under one scale, in the part-th part of 32 columns, the g-th of a unit.
-template <class W, int part>
-inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, int g, Part<part>,
-                                                   int i) {
+// The i-th four columns of the g-th 32 of a unit.
+template <class W>
+inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, int g, int i) {
     constexpr int chunks = quantized_group / W::chunk, fours = W::chunk / 4;
-    const int four = part * (W::group / 4) + i;
-    const uint8_t *chunk =
-        unit_start + W::header_bytes + (g * chunks + four / fours) * W::chunk_bytes;
-    if (four % fours == 0) {
+    const uint8_t *chunk = unit_start + W::header_bytes + (g * chunks + i / fours) * W::chunk_bytes;
+    if (i % fours == 0) {
         for (int b = 0; b < W::chunk_bytes; b += 64) {
             __builtin_prefetch(chunk + prefetch_bytes + b);
         }
     }
-    return W::four(chunk, four % fours);
+    return W::four(chunk, i % fours);
 }
 
-template <class W> constexpr int parts_of = quantized_group / W::group; // under scales of their own
+// Of 32 columns, which have one scale or two.
+template <class W> constexpr int parts_of = quantized_group / W::group;
 
-// What these columns add to a sum.
-template <class V, class W>
-typename V::Floats add_scaled(const typename W::Scales &scales, const typename V::Dots &dots,
-                              const Int16Group &x, int part, typename V::Floats sum) {
-    sum = V::fma(V::to_floats(dots), V::mul(scales.scale, V::set(x.scale)), sum);
-    if constexpr (W::sign != 0) {
-        sum = V::fma(scales.minimum, V::set(W::sign * x.sum_of(part, parts_of<W>)), sum);
+template <class W> struct GroupScales {
+    typename W::Scales first, last;
+
+    GroupScales(const uint8_t *unit, int g)
+        : first(unit, g * parts_of<W>), last(unit, (g + 1) * parts_of<W> - 1) {}
+};
+
+template <class V, class W> struct GroupDots {
+    typename V::Dots first, last;
+
+    void start(const Int16Group &x) {
+        first = W::start(x, 0);
+        if constexpr (parts_of<W> == 2) {
+            last = W::start(x, 1);
+        }
     }
-    return sum;
-}
+    void add(const typename V::Fours &weights, const Int16Group &x, int i) {
+        auto &dots = 4 * i < W::group ? first : last;
+        dots = V::dot(dots, weights, x, 4 * i);
+    }
+    // What the columns add to a sum of their row.
+    typename V::Floats scaled(const GroupScales<W> &scales, const Int16Group &x,
+                              typename V::Floats sum) const {
+        if constexpr (parts_of<W> == 1) {
+            const auto scale = V::mul(scales.first.scale, V::set(x.scale));
+            sum = V::fma(V::to_floats(first), scale, sum);
+        } else {
+            const auto steps = V::mul(V::to_floats(first), scales.first.scale);
+            sum =
+                V::fma(V::fma(V::to_floats(last), scales.last.scale, steps), V::set(x.scale), sum);
+        }
+        if constexpr (W::sign != 0) {
+            sum = V::fma(scales.first.minimum, V::set(W::sign * x.sum_of(0, parts_of<W>)), sum);
+            if constexpr (parts_of<W> == 2) {
+                sum = V::fma(scales.last.minimum, V::set(W::sign * x.sum_of(1, 2)), sum);
+            }
+        }
+        return sum;
+    }
+};
 
-// Call body(unit, g, x, part) for the columns under each scale. They are a part of the g-th 32 of a
-// unit, multiplied by the same part of a group of `x`.
+// Call body(unit, g, x) for the columns of each group of `x`, the g-th 32 of a unit.
 template <class W, class Body>
 inline __attribute__((always_inline)) void each_group(const Int16Operands &o, const Body &body) {
     const uint8_t *unit_start = o.blocks;
     const Int16Group *x = o.x;
     for (int k = 0; k < o.num_groups * quantized_group; k += W::unit, unit_start += unit_bytes<W>) {
         for (int g = 0; g < W::unit / quantized_group; ++g, ++x) {
-            body(unit_start, g, x, Part<0>());
-            if constexpr (parts_of<W> == 2) {
-                body(unit_start, g, x, Part<1>());
-            }
+            body(unit_start, g, x);
         }
     }
 }
@@ -103,23 +128,22 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
     for (auto &sum : sums) {
         sum = V::set(0.0f);
     }
-    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x, auto part) {
-        typename V::Dots dots[num_blocks];
+    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x) {
+        GroupDots<V, W> dots[num_blocks];
+#pragma GCC unroll 8
         for (auto &dot : dots) {
-            dot = W::start(*x, part);
+            dot.start(*x);
         }
 #pragma GCC unroll 8
-        for (int i = 0; i < W::group / 4; ++i) {
+        for (int i = 0; i < num_fours; ++i) {
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
-                const auto four = four_of<W>(unit + n * o.block_bytes, g, part, i);
-                dots[n] = V::dot(dots[n], four, *x, part * W::group + 4 * i);
+                dots[n].add(four_of<W>(unit + n * o.block_bytes, g, i), *x, i);
             }
         }
 #pragma GCC unroll 8
         for (int n = 0; n < num_blocks; ++n) {
-            const typename W::Scales scales(unit + n * o.block_bytes, g * parts_of<W> + part);
-            sums[n] = add_scaled<V, W>(scales, dots[n], *x, part, sums[n]);
+            sums[n] = dots[n].scaled({unit + n * o.block_bytes, g}, *x, sums[n]);
         }
     });
     for (int n = 0; n < num_blocks; ++n) {
@@ -127,78 +151,114 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
     }
 }
 
-constexpr int max_tall_rows = 32; // whose sums stay in the nearest cache
+// Activations of so many rows and columns stay in the nearest cache while all blocks pass by.
+constexpr int max_tall_rows = 32, slab_groups = super_block / quantized_group;
 
-// Some rows: weights are unpacked into registers for all of them.
-template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
-    typename V::Floats sums[max_tall_rows][num_blocks];
-    for (int m = 0; m < rows; ++m) {
-        for (auto &sum : sums[m]) {
-            sum = V::set(0.0f);
+// Rows that go together hide how long a dot product takes. Their weights are in registers.
+template <class V, class W, int num_rows, int num_blocks>
+inline __attribute__((always_inline)) void
+add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupScales<W> (&scales)[2],
+         const Int16Group *x, int x_stride, typename V::Floats (*sums)[num_blocks]) {
+    GroupDots<V, W> dots[num_rows][num_blocks];
+#pragma GCC unroll 2
+    for (int m = 0; m < num_rows; ++m) {
+#pragma GCC unroll 2
+        for (int n = 0; n < num_blocks; ++n) {
+            dots[m][n].start(x[m * x_stride]);
         }
     }
-    constexpr int num_fours = W::group / 4;
-    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x, auto part) {
+#pragma GCC unroll 8
+    for (int i = 0; i < num_fours; ++i) {
+#pragma GCC unroll 2
+        for (int m = 0; m < num_rows; ++m) {
+#pragma GCC unroll 2
+            for (int n = 0; n < num_blocks; ++n) {
+                dots[m][n].add(fours[i][n], x[m * x_stride], i);
+            }
+        }
+    }
+#pragma GCC unroll 2
+    for (int m = 0; m < num_rows; ++m) {
+#pragma GCC unroll 2
+        for (int n = 0; n < num_blocks; ++n) {
+            sums[m][n] = dots[m][n].scaled(scales[n], x[m * x_stride], sums[m][n]);
+        }
+    }
+}
+
+// Some rows: weights are unpacked for all of them.
+template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
+    typename V::Floats sums[max_tall_rows][num_blocks];
+    const auto each_sum = [&](const auto &body) {
+        for (int m = 0; m < rows; ++m) {
+            for (int n = 0; n < num_blocks; ++n) {
+                body(sums[m][n], o.out + size_t(m) * o.out_stride + n * lanes);
+            }
+        }
+    };
+    each_sum(
+        [&](auto &sum, const float *out) { sum = o.accumulate ? V::load(out) : V::set(0.0f); });
+    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x) {
         const uint8_t *last = unit + (num_blocks - 1) * o.block_bytes;
-        const int group = g * parts_of<W> + part;
-        const typename W::Scales scales[2] = {{unit, group}, {last, group}};
+        const GroupScales<W> scales[2] = {{unit, g}, {last, g}};
         typename V::Fours fours[num_fours][num_blocks];
 #pragma GCC unroll 8
         for (int i = 0; i < num_fours; ++i) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
-                fours[i][n] = four_of<W>(n == 0 ? unit : last, g, part, i);
+                fours[i][n] = four_of<W>(n == 0 ? unit : last, g, i);
             }
         }
-        for (int m = 0; m < rows; ++m, x += o.num_groups) {
-            typename V::Dots dots[num_blocks];
-            for (auto &dot : dots) {
-                dot = W::start(*x, part);
-            }
-#pragma GCC unroll 8
-            for (int i = 0; i < num_fours; ++i) {
-#pragma GCC unroll 2
-                for (int n = 0; n < num_blocks; ++n) {
-                    dots[n] = V::dot(dots[n], fours[i][n], *x, part * W::group + 4 * i);
-                }
-            }
-#pragma GCC unroll 2
-            for (int n = 0; n < num_blocks; ++n) {
-                sums[m][n] = add_scaled<V, W>(scales[n], dots[n], *x, part, sums[m][n]);
-            }
+        int m = 0;
+        for (; m + V::num_together <= rows; m += V::num_together) {
+            add_rows<V, W, V::num_together>(fours, scales, x + m * o.x_stride, o.x_stride,
+                                            sums + m);
+        }
+        for (; m < rows; ++m) {
+            add_rows<V, W, 1>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);
         }
     });
-    for (int m = 0; m < rows; ++m) {
-        for (int n = 0; n < num_blocks; ++n) {
-            V::store(o.out + size_t(m) * o.out_stride + n * lanes, sums[m][n]);
+    each_sum([](const auto &sum, float *out) { V::store(out, sum); });
+}
+
+// Call multiply(operands, rows) for parts of all rows and columns, in order along the columns.
+template <class W, class Body>
+void each_slab(const Int16Operands &o, int rows, const Body &multiply) {
+    for (int g = 0; g < o.num_groups; g += slab_groups) {
+        Int16Operands slab = o;
+        slab.blocks += g * quantized_group / W::unit * unit_bytes<W>;
+        slab.x += g;
+        slab.num_groups = o.num_groups - g < slab_groups ? o.num_groups - g : slab_groups;
+        slab.accumulate = g > 0;
+        for (int m = 0; m < rows; m += max_tall_rows) {
+            multiply(slab.at_row(m), rows - m < max_tall_rows ? rows - m : max_tall_rows);
         }
     }
 }
 
 template <class V, class W> void multiply_blocks(const Int16Operands &o, int rows, int num_blocks) {
     // Blocks in tiles of `wide`, the rest one by one.
-    const auto each_tile = [&](int wide, const auto &multiply_wide, const auto &multiply_single) {
+    const auto each_tile = [&](const Int16Operands &first, int wide, const auto &multiply_wide,
+                               const auto &multiply_single) {
         int n = 0;
         for (; n + wide <= num_blocks; n += wide) {
-            multiply_wide(o.at_block(n));
+            multiply_wide(first.at_block(n));
         }
         for (; n < num_blocks; ++n) {
-            multiply_single(o.at_block(n));
+            multiply_single(first.at_block(n));
         }
     };
     if (rows == 1) {
-        each_tile(V::num_streams, multiply_row<V, W, V::num_streams>, multiply_row<V, W, 1>);
+        each_tile(o, V::num_streams, multiply_row<V, W, V::num_streams>, multiply_row<V, W, 1>);
         return;
     }
-    const auto tall = [&](const auto &multiply) {
-        return [&](const Int16Operands &first) {
-            for (int m = 0; m < rows; m += max_tall_rows) {
-                multiply(first.at_row(m), rows - m < max_tall_rows ? rows - m : max_tall_rows);
-            }
+    each_slab<W>(o, rows, [&](const Int16Operands &slab, int count) {
+        const auto tall = [&](const auto &multiply) {
+            return [&](const Int16Operands &tile) { multiply(tile, count); };
         };
-    };
-    each_tile(V::num_unpacked, tall(multiply_rows<V, W, V::num_unpacked>),
-              tall(multiply_rows<V, W, 1>));
+        each_tile(slab, V::num_unpacked, tall(multiply_rows<V, W, V::num_unpacked>),
+                  tall(multiply_rows<V, W, 1>));
+    });
 }
 
 // Where activations have 8 bits.

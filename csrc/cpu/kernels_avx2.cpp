@@ -21,6 +21,7 @@ struct Avx2 {
     static constexpr int max_sums = 6; // two of 16 registers each
     static constexpr int num_unpacked = 1;
     static constexpr int num_streams = 6;
+    static constexpr int num_together = 1;
     static constexpr bool has_bf16 = false;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -21,6 +21,7 @@ struct Portable {
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
     static constexpr int num_unpacked = 1;
     static constexpr int num_streams = 1;
+    static constexpr int num_together = 1;
     static constexpr bool has_bf16 = false;
 
     template <class Body> static Floats each(const Body &body) {

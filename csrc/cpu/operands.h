@@ -35,9 +35,8 @@ struct Operands {
 // 32 activations of a row: the number is scale * numbers[j]. See gemm_int16.h.
 struct Int16Group {
     float scale;
-    float sum;                            // of the activations as rounded
-    int32_t offset;                       // -128 times the sum of the numbers
-    int32_t first_offset;                 // likewise, of the first half
+    float sum, first_sum;                 // of the activations as rounded, of their first half
+    int32_t offset, first_offset;         // -128 times the sum of the numbers, likewise
     uint8_t numbers[2 * quantized_group]; // as V::dot reads them
 
     // Of the whole, or of one half.
@@ -45,7 +44,7 @@ struct Int16Group {
         return num_parts == 1 ? offset : part == 0 ? first_offset : offset - first_offset;
     }
     float sum_of(int part, int num_parts) const {
-        return num_parts == 1 ? sum : scale * (float(offset_of(part, num_parts)) / -128.0f);
+        return num_parts == 1 ? sum : part == 0 ? first_sum : sum - first_sum;
     }
 };
 
@@ -53,13 +52,15 @@ struct Int16Operands {
     const uint8_t *blocks; // the first
     size_t block_bytes;
     int num_groups;      // along k; see groups_of
-    const Int16Group *x; // [rows, num_groups], the first row
+    const Int16Group *x; // [rows, x_stride], the first row
+    int x_stride;
     float *out;
     int out_stride;
+    bool accumulate = false; // start the sums from `out` rather than from zero
 
     Int16Operands at_row(int row) const {
         Int16Operands moved = *this;
-        moved.x += size_t(row) * num_groups;
+        moved.x += size_t(row) * x_stride;
         moved.out += size_t(row) * out_stride;
         return moved;
     }

@@ -26,9 +26,9 @@ template <class V, Format format> struct Codes {
     static constexpr int high_place = chunk / low_columns * 64;
     static constexpr int chunk_bytes = high_place + (packing.high_bits ? 64 : 0);
 
-    // Less zero.
-    static typename V::Floats number(const uint8_t *chunk_start, int j) {
-        constexpr int low = packing.low_bits, high = packing.high_bits, zero = packing.zero;
+    // Less `zero`; where there is a table, what it has.
+    template <int zero> static typename V::Floats number(const uint8_t *chunk_start, int j) {
+        constexpr int low = packing.low_bits, high = packing.high_bits;
         const uint8_t *words = chunk_start + j / low_columns * 64;
         if constexpr (packing.has_table()) {
             static constexpr Table<format> table;
@@ -61,6 +61,15 @@ template <class V> struct HalfScale {
     static constexpr int sign = 0;
     HalfScale(const uint8_t *header, int) : scale(V::fp16(header)) {}
     typename V::Floats scale;
+};
+
+// Of Q4_0. Beside floats, its zero is a minimum: one operation less for each number.
+template <class V> struct CenteredHalfScale {
+    static constexpr int sign = 1;
+    CenteredHalfScale(const uint8_t *header, int)
+        : scale(V::fp16(header)),
+          minimum(V::mul(scale, V::set(-float(packing_of(Format::q4_0).zero)))) {}
+    typename V::Floats scale, minimum;
 };
 
 template <class V> struct HalfScaleAndMinimum {
@@ -111,11 +120,12 @@ struct PackedBlock {
     static constexpr Packing packing = Code::packing;
     static constexpr int unit = packing.unit, group = packing.group, chunk = Code::chunk;
     static constexpr int header_bytes = packing.header_bytes, chunk_bytes = Code::chunk_bytes;
-    static constexpr int sign = Scales::sign;
-    static constexpr int num_scales = sign == 0 ? 1 : 2, max_rows = most_rows;
+    static constexpr int sign = packing.zero == 0 ? Scales::sign : 0; // beside integers
+    static constexpr int num_scales = Scales::sign == 0 ? 1 : 2, max_rows = most_rows;
 
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
-        const auto number = Code::number(chunk_start, j);
+        constexpr int sign = Scales::sign, zero = sign == 0 ? packing.zero : 0;
+        const auto number = Code::template number<zero>(chunk_start, j);
         if constexpr (sign == 0) {
             return V::mul(scales.scale, number);
         } else if constexpr (sign > 0) {
@@ -139,7 +149,7 @@ struct PackedBlock {
 template <class V, class Body> void with_block(Format format, const Body &body) {
     switch (format) {
     case Format::q4_0:
-        return body(PackedBlock<V, Format::q4_0, HalfScale, 1>{});
+        return body(PackedBlock<V, Format::q4_0, CenteredHalfScale, 1>{});
     case Format::q4_1:
         return body(PackedBlock<V, Format::q4_1, HalfScaleAndMinimum, 1>{});
     case Format::q4_k:

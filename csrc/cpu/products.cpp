@@ -42,13 +42,14 @@ bool rounds_to_bf16(const StepState &state, const Matrix &weight) {
     return is_bf16 && state.config.rounds_activations;
 }
 
-int most_rows(const StepState &state, const Matrix &weight) {
-    return rounds_to_bf16(state, weight) ? rounded_rows_per_part : rows_per_part;
-}
-
 bool rounds_to_integers(const StepState &state, const Matrix &weight) {
     const bool has_codes = packing_of(weight.format).unit != 0;
     return weight.format == Format::int8 || (has_codes && state.config.activation_bits != 0);
+}
+
+int most_rows(const StepState &state, const Matrix &weight) {
+    const bool is_rounded = rounds_to_bf16(state, weight) || rounds_to_integers(state, weight);
+    return is_rounded ? rounded_rows_per_part : rows_per_part;
 }
 
 // Of `numbers`, which are [first, first + n) of the row; `first` is a multiple of 32.
@@ -126,7 +127,7 @@ void multiply_part(StepState &state, const Linear &p, int row, int rows, int blo
     if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int16Group *x = p.x.quantized + size_t(row) * num_groups;
-        const Int16Operands operands{first, bytes, num_groups, x, out, out_stride};
+        const Int16Operands operands{first, bytes, num_groups, x, num_groups, out, out_stride};
         if (state.config.activation_bits == 8) {
             state.model.kernels->gemm_int8(operands, rows, blocks);
         } else {
