@@ -42,57 +42,60 @@ constexpr int stored_bytes(Format format) {
     }
 }
 
+// Codes of a block as stored are read in runs of 16 columns, so that loops over a run are vectors.
+constexpr int run_columns = 16;
+
 int bit_of(const uint8_t *bits, int j) {
     return bits[j / 8] >> (j % 8) & 1;
 }
 
-// Of 32 nibbles; column j shares a byte with column j + 16.
-int flat_nibble(const uint8_t *bytes, int j) {
-    return bytes[j % 16] >> (j / 16 * 4) & 15;
+// Of 32 nibbles; the second run has the high halves of the first one's bytes.
+int flat_nibble(const uint8_t *bytes, int run, int i) {
+    return bytes[i] >> (run * 4) & 15;
 }
 
-// Of 256 nibbles; groups 2i and 2i + 1 share 32 bytes.
-int paired_nibble(const uint8_t *bytes, int j) {
-    return bytes[j / 64 * 32 + j % 32] >> (j / 32 % 2 * 4) & 15;
+// Of 256 nibbles; groups 2g and 2g + 1, of two runs each, share 32 bytes.
+int paired_nibble(const uint8_t *bytes, int run, int i) {
+    return bytes[run / 4 * 32 + run % 2 * 16 + i] >> (run / 2 % 2 * 4) & 15;
 }
 
-// Of 256 codes of two bits; either half is four runs of 32, which share bytes.
-int two_bits(const uint8_t *bytes, int j) {
-    return bytes[j / 128 * 32 + j % 32] >> (j / 32 % 4 * 2) & 3;
+// Of 256 codes of two bits; in either half, four pairs of runs share bytes.
+int two_bits(const uint8_t *bytes, int run, int i) {
+    return bytes[run / 8 * 32 + run % 2 * 16 + i] >> (run / 2 % 4 * 2) & 3;
 }
 
-// Of 256 bits; each of eight runs of 32 has one bit of every byte.
-int crossed_bit(const uint8_t *bytes, int j) {
-    return bytes[j % 32] >> (j / 32) & 1;
+// Of 256 bits; each of eight pairs of runs has one bit of every byte.
+int crossed_bit(const uint8_t *bytes, int run, int i) {
+    return bytes[run % 2 * 16 + i] >> (run / 2) & 1;
 }
 
-// The code of column j of a block as stored.
-template <Format format> int stored_code(const uint8_t *source, int j) {
+// The code of a column of a block as stored.
+template <Format format> int stored_code(const uint8_t *source, int run, int i) {
     switch (format) {
     case Format::q4_0:
     case Format::iq4_nl:
-        return flat_nibble(source + 2, j);
+        return flat_nibble(source + 2, run, i);
     case Format::mxfp4:
-        return flat_nibble(source + 1, j);
+        return flat_nibble(source + 1, run, i);
     case Format::iq4_xs:
-        return flat_nibble(source + 8 + j / 32 * 16, j % 32);
+        return flat_nibble(source + 8 + run / 2 * 16, run % 2, i);
     case Format::q4_1:
-        return flat_nibble(source + 4, j);
+        return flat_nibble(source + 4, run, i);
     case Format::q5_0:
-        return flat_nibble(source + 6, j) | bit_of(source + 2, j) << 4;
+        return flat_nibble(source + 6, run, i) | bit_of(source + 2, run * run_columns + i) << 4;
     case Format::q5_1:
-        return flat_nibble(source + 8, j) | bit_of(source + 4, j) << 4;
+        return flat_nibble(source + 8, run, i) | bit_of(source + 4, run * run_columns + i) << 4;
     case Format::q2_k:
-        return two_bits(source + 16, j);
+        return two_bits(source + 16, run, i);
     case Format::q3_k:
-        return two_bits(source + 32, j) | crossed_bit(source, j) << 2;
+        return two_bits(source + 32, run, i) | crossed_bit(source, run, i) << 2;
     case Format::q4_k:
-        return paired_nibble(source + 16, j);
+        return paired_nibble(source + 16, run, i);
     case Format::q5_k:
-        return paired_nibble(source + 48, j) | crossed_bit(source + 16, j) << 4;
-    case Format::q6_k: { // of four runs, the first two have low halves of bytes
-        const uint8_t byte = source[j / 128 * 64 + j / 32 % 2 * 32 + j % 32];
-        return (byte >> (j / 64 % 2 * 4) & 15) | two_bits(source + 128, j) << 4;
+        return paired_nibble(source + 48, run, i) | crossed_bit(source + 16, run, i) << 4;
+    case Format::q6_k: { // in either half, the low halves of 64 bytes come first
+        const uint8_t byte = source[run / 8 * 64 + run % 4 * 16 + i];
+        return (byte >> (run / 4 % 2 * 4) & 15) | two_bits(source + 128, run, i) << 4;
     }
     default:
         return 0;
@@ -229,17 +232,42 @@ template <class Body> void each_plane(const Packing &packing, int lane, int j, c
     }
 }
 
+// One lane of a plane, whose words have `width` bits of a column: see bits_at.
+template <int width, int from, int columns>
+void pack_plane(const uint8_t *codes, uint8_t *plane, int lane) {
+    constexpr uint32_t kept = ((1 << width) - 1) * 0x01010101u;
+    for (int word = 0; word < columns * width / 32; ++word, codes += 32 / width) {
+        uint32_t bits = 0;
+        for (int four = 0; four < 8 / width; ++four) {
+            uint32_t next;
+            std::memcpy(&next, codes + 4 * four, 4);
+            bits |= (next >> from & kept) << (four * width);
+        }
+        std::memcpy(plane + (word * lanes + lane) * 4, &bits, 4);
+    }
+}
+
 template <Format format>
 const uint8_t *pack_coded_row(int cols, const uint8_t *source, uint8_t *block, int lane) {
     constexpr Packing packing = packing_of(format);
+    constexpr int low = packing.low_bits, high = packing.high_bits;
+    constexpr int chunk = high ? 32 / high : packing.unit;
     for (int col = 0; col < cols; col += packing.unit) {
         put_header<format>(source, block, lane);
-        for (int j = 0; j < packing.unit; ++j) {
-            const int code = stored_code<format>(source, j);
-            each_plane(packing, lane, j, [&](int byte, int shift, int from, int width) {
-                const int bits = code >> from & ((1 << width) - 1);
-                block[packing.header_bytes + byte] |= uint8_t(bits << shift);
-            });
+        uint8_t codes[packing.unit];
+        for (int run = 0; run < packing.unit / run_columns; ++run) {
+            for (int i = 0; i < run_columns; ++i) {
+                codes[run * run_columns + i] = uint8_t(stored_code<format>(source, run, i));
+            }
+        }
+        uint8_t *planes = block + packing.header_bytes;
+        for (int j = 0; j < packing.unit; j += chunk) {
+            pack_plane<low, 0, chunk>(codes + j, planes, lane);
+            planes += chunk * low / 8 * lanes;
+            if constexpr (high != 0) {
+                pack_plane<high, low, chunk>(codes + j, planes, lane);
+                planes += chunk * high / 8 * lanes;
+            }
         }
         source += stored_bytes(format);
         block += block_bytes(format, packing.unit);
@@ -254,11 +282,16 @@ const uint8_t *pack_q8_0_row(Format format, int cols, const uint8_t *source, uin
         put_half(group, lane, source);
         source += 2;
         group += 2 * lanes;
-        for (int j = 0; j < quantized_group; ++j) {
-            if (format == Format::q8_0) {
+        if (format == Format::q8_0) {
+            for (int j = 0; j < quantized_group; ++j) {
                 group[j * lanes + lane] = source[j];
-            } else {
-                group[(j / 4 * lanes + lane) * 4 + j % 4] = uint8_t(source[j] + 128);
+            }
+        } else {
+            for (int j = 0; j < quantized_group; j += 4) {
+                uint32_t four;
+                std::memcpy(&four, source + j, 4);
+                four ^= 0x80808080; // 128 more
+                std::memcpy(group + (j / 4 * lanes + lane) * 4, &four, 4);
             }
         }
         source += quantized_group;

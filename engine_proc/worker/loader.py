@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, WorkerConfig
+from headrace.config.config import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
@@ -28,13 +28,14 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     Progress,
     threads_of_rank,
 )
+from headrace.engine_proc.worker.execution.memory_check import check_kv_cache, check_weights
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
-from headrace.errors import ConfigError, ModelError
+from headrace.errors import ModelError
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit
 
@@ -106,14 +107,15 @@ def in_core(
     embeds: Floats | None,
 ) -> LoadedModel:
     """Load a model into the C++ core."""
-    check_memory(config.cpu_kv_bytes, memory_limit())
+    weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    check_kv_cache(config.cpu_kv_bytes, memory_limit())
+    check_weights(config, model.spec, model.weights, weight_dtype, memory_limit())
     peers = None
     if group is not None:
         peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
     kv_dtype = KV[config.kv_cache_dtype]
     num_pages = config.cpu_kv_bytes // all_page_bytes(model.spec, peers, kv_dtype)
     num_threads = threads_of_rank(config.tp)
-    weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     executor = CpuExecutor(
         model.spec,
         model.weights,
@@ -128,15 +130,6 @@ def in_core(
     )
     runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
     return LoadedModel(runner, num_pages)
-
-
-def check_memory(kv_bytes: int, memory_bytes: int) -> None:
-    """Raise `ConfigError` if a KV cache that a flag asks for is larger than all there is."""
-    if kv_bytes > max(memory_bytes, CPU_KV_BYTES):
-        raise ConfigError(
-            f"--kv-cache-memory-bytes {kv_bytes} is more than the {memory_bytes} bytes of memory "
-            "that this machine, or the container, has; lower it"
-        )
 
 
 def all_page_bytes(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None, kv_dtype: KVDtype) -> int:
@@ -175,7 +168,7 @@ def in_transformers(
     if pooling is not None and not model.is_causal:
         embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
-    check_memory(config.cpu_kv_bytes, memory_limit())
+    check_kv_cache(config.cpu_kv_bytes, memory_limit())
     kv_dtype = KV[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
     num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)

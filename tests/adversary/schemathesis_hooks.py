@@ -80,10 +80,17 @@ schemathesis.openapi.format(
 
 @schemathesis.hook
 def before_call(_context: HookContext, case: Case, **_: Any) -> None:
-    """Make a valid body keep to what its schema cannot state."""
+    """Make a valid body keep to what its schema cannot state.
+
+    A field that the schema does not declare is anything, so rules do not see it.
+    """
     if is_valid(case) and isinstance(case.body, dict):
+        fields = fields_of(case)
+        extra = {name: value for name, value in case.body.items() if name not in fields}
+        declared = {name: value for name, value in case.body.items() if name in fields}
         for rule in RULES:
-            rule(case.body)
+            rule(declared)
+        case.body = declared | extra
 
 
 def name_tools_apart(body: Object) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.checkpoints.mapped_file import release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.execution.cpu_mixture import (
     MixtureConfig,
@@ -314,6 +315,7 @@ class CpuExecutor:
                 data = np.ascontiguousarray(rows.to_float32())
                 store = self.core.headrace_cpu_pack_float
             store(*where, place.first_row + first, rows.shape[0], data.ctypes.data)
+            release(rows.data)
 
         return [pool.submit(pack, first) for first in range(0, num_rows, step)]
 

@@ -1,0 +1,76 @@
+"""Checks, before weights are read, that a model and its KV cache fit into memory."""
+
+import logging
+
+from headrace.config.config import CPU_KV_BYTES, ExecutionConfig
+from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
+from headrace.engine_proc.worker.execution.cpu_executor import (
+    WeightDtype,
+    matrix_bytes,
+    packed_format,
+)
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.errors import ConfigError
+
+GIB = 1 << 30
+
+log = logging.getLogger(__name__)
+
+
+def check_kv_cache(kv_bytes: int, memory_bytes: int) -> None:
+    """Raise `ConfigError` if a KV cache that a flag asks for is larger than all there is."""
+    if kv_bytes > max(memory_bytes, CPU_KV_BYTES):
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {kv_bytes} is more than the {memory_bytes} bytes of memory "
+            "that this machine, or the container, has; lower it"
+        )
+
+
+def check_weights(
+    config: ExecutionConfig,
+    spec: DecoderSpec,
+    weights: Weights,
+    dtype: WeightDtype,
+    memory_bytes: int,
+) -> None:
+    """Raise `ConfigError` if weights do not fit beside the KV cache that a flag asks for.
+
+    A KV cache of the default size takes memory as it fills, so it is only warned of.
+    """
+    asked = config.kv_cache_memory_bytes or 0
+    rounds = config.dtype != "float32"
+    taken = core_bytes(spec, weights, dtype, rounds)
+    if taken + asked <= memory_bytes:
+        if taken + config.cpu_kv_bytes > memory_bytes:
+            log.warning(
+                "weights of %.1f GiB and a full KV cache of %.1f GiB are more than the %.1f GiB of "
+                "memory; lower --kv-cache-memory-bytes",
+                *(taken / GIB, config.cpu_kv_bytes / GIB, memory_bytes / GIB),
+            )
+        return
+    beside = f" beside a KV cache of {asked / GIB:.1f} GiB" if asked else ""
+    ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
+    in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds)
+    if in_int8 + asked <= memory_bytes:
+        ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")
+    raise ConfigError(
+        f"{config.model_path}: its weights take {taken / GIB:.1f} GiB, but the machine, or the "
+        f"container, has {memory_bytes / GIB:.1f} GiB of memory: {', '.join(ways)}"
+    )
+
+
+def core_bytes(spec: DecoderSpec, weights: Weights, dtype: WeightDtype, rounds: bool) -> int:
+    """Return the least that all weights can take in the C++ core."""
+    return sum(
+        least_bytes(packed_format(weights[name], dtype, rounds), shape)
+        if len(shape) == 2
+        else 4 * shape[0]
+        for name, shape in weight_shapes(spec).items()
+    )
+
+
+def least_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
+    """Return what a matrix takes at least: one of bf16 may take a quarter less."""
+    nbytes = matrix_bytes(format, shape)
+    return nbytes * 3 // 4 if format == Format.BF16 else nbytes
