@@ -1,6 +1,7 @@
 // The functions that cpu_executor.py calls through ctypes. Nothing is thrown out of them.
 #include "cpu/step.h"
 
+#include <algorithm>
 #include <new>
 
 using headrace::Config;
@@ -69,10 +70,12 @@ void headrace_cpu_pack_stored(void *model, int32_t layer, int32_t slot, int32_t 
     pack_stored(static_cast<Model *>(model)->matrix(layer, slot), first_row, num_rows, source);
 }
 
-// Layer -1 holds the final norm (slot 0).
-void headrace_cpu_set_vector(void *model, int32_t layer, int32_t slot, const float *numbers,
-                             int32_t n) {
-    static_cast<Model *>(model)->vector(layer, slot).assign(numbers, numbers + n);
+// Layer -1 holds the final norm (slot 0). Vectors of experts are set one by one, from `first` on.
+void headrace_cpu_set_vector(void *model, int32_t layer, int32_t slot, int32_t first,
+                             const float *numbers, int32_t n) {
+    std::vector<float> &vector = static_cast<Model *>(model)->vector(layer, slot);
+    vector.resize(std::max(vector.size(), size_t(first) + n));
+    std::copy_n(numbers, n, vector.begin() + first);
 }
 
 // Make it one of several, which meet in `group`. `first_tokens` has [ranks + 1] numbers.

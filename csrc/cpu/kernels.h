@@ -40,7 +40,9 @@ struct Kernels {
     bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
-    void (*softcap)(float cap, float *x, int n);             // n a multiple of 16, in place
+    // The same of gpt-oss: (clamped up + 1) * x * sigmoid(beta * x), of the clamped gate x.
+    void (*clamped_gate)(float clamp, float beta, float *gate, const float *up, int n);
+    void (*softcap)(float cap, float *x, int n); // n a multiple of 16, in place
     // The largest of each block of 64; NaN counts as minus infinity.
     void (*block_maxima)(const float *logits, int n, float *maxima);
 };
@@ -66,6 +68,18 @@ template <class V> void apply_gate(Gate kind, float *gate, const float *up, int 
             break;
         }
         V::store(gate + i, V::mul(x, V::load(up + i)));
+    }
+}
+
+template <class V>
+void apply_clamped_gate(float clamp, float beta, float *gate, const float *up, int n) {
+    const auto one = V::set(1.0f), zero = V::set(0.0f), high = V::set(clamp);
+    for (int i = 0; i < n; i += lanes) {
+        const auto x = V::min(V::load(gate + i), high);
+        const auto y = V::max(V::min(V::load(up + i), high), V::sub(zero, high));
+        const auto e = exp_of<V>(V::sub(zero, V::mul(x, V::set(beta))));
+        const auto swish = V::div(x, V::add(one, e));
+        V::store(gate + i, V::mul(V::add(y, one), swish));
     }
 }
 
@@ -117,6 +131,7 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.rounds_attention = V::has_bf16;
     kernels.attend_segment = attend_segment<V>;
     kernels.gate = apply_gate<V>;
+    kernels.clamped_gate = apply_clamped_gate<V>;
     kernels.softcap = apply_softcap<V>;
     kernels.block_maxima = block_maxima<V>;
     return kernels;

@@ -14,6 +14,7 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full };
+enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
 // of its share. Mirrored by ctypes in cpu_executor.py; a field of one is a field of the other, in
@@ -37,9 +38,22 @@ struct Config {
     float embedding_multiplier, residual_multiplier, logit_multiplier;
 };
 
+// The fields of MixtureSpec. This worker has the local experts, of all that tokens choose from.
+struct MixtureConfig {
+    int32_t num_experts; // 0: the layer's MLP is dense
+    int32_t first_expert, num_local_experts;
+    int32_t experts_per_token, intermediate_size;
+    RouterScore score;
+    int32_t normalized, num_groups, groups_per_token, group_score_experts;
+    int32_t shared_intermediate_size, shared_gate;
+    float weight_scale, sparsemixer_eps, swish_beta;
+    float clamp; // 0: the decoder's activation
+};
+
 struct LayerConfig {
     int32_t rope;   // -1: none
     int32_t window; // INT32_MAX: all
+    MixtureConfig mixture;
 };
 
 struct RopeConfig {
@@ -57,8 +71,23 @@ struct Rope {
     float scale;
 };
 
-// Indices into Layer::matrices and Layer::vectors; the same numbers in cpu_executor.py.
-enum MatrixSlot { slot_q, slot_k, slot_v, slot_o, slot_gate, slot_up, slot_down, num_matrix_slots };
+// Indices into Layer::matrices and Layer::vectors; the same numbers in cpu_executor.py. In a
+// mixture gate, up and down hold all local experts, one after the other, each from a whole block
+// on; so do their biases. A gate of the shared MLP is the last row of the router.
+enum MatrixSlot {
+    slot_q,
+    slot_k,
+    slot_v,
+    slot_o,
+    slot_gate,
+    slot_up,
+    slot_down,
+    slot_router,
+    slot_shared_gate,
+    slot_shared_up,
+    slot_shared_down,
+    num_matrix_slots
+};
 enum VectorSlot {
     slot_attn_norm,
     slot_attn_post_norm,
@@ -74,13 +103,24 @@ enum VectorSlot {
     slot_gate_bias,
     slot_up_bias,
     slot_down_bias,
+    slot_router_bias,
+    slot_selection_bias,
     num_vector_slots
 };
 
 struct Layer {
+    bool is_mixture() const { return config.mixture.num_experts > 0; }
+    bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
+
     LayerConfig config;
     Matrix matrices[num_matrix_slots];
     std::vector<float> vectors[num_vector_slots]; // empty when the model has none
+};
+
+// Those of layers that are mixtures; see MixtureState.
+struct MixtureWorkspace {
+    Buffer router, experts, weights, places, gathered, rounded, quantized, gated, rounded_gated,
+        quantized_gated, outputs, shared_gated, rounded_shared, quantized_shared, shared;
 };
 
 // Buffers of one step, kept for the next and grown when a step is larger.
@@ -89,6 +129,7 @@ struct Workspace {
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
         gathered;
     std::vector<Buffer> scratch, gates; // one per thread
+    MixtureWorkspace mixture;
 };
 
 struct Model {

@@ -16,24 +16,44 @@ constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
 static_assert(head_unit * lanes % block_tokens == 0);
 static_assert(tile_unit * lanes % quantized_group == 0); // see round_columns
 
-// Call body(row, rows, block, blocks, thread) for parts that cover rows x blocks, `unit` or a
-// multiple of it and `most_rows` at a time.
+// The rows of a part, where there are more than `most_rows`. The tiles take 32 of them.
+int rows_of_part(int rows, int most_rows) {
+    const int parts = (rows + most_rows - 1) / most_rows;
+    return parts == 1 ? rows : (rows + 32 * parts - 1) / (32 * parts) * 32;
+}
+
+int parts_of(int n, int step) {
+    return (n + step - 1) / step;
+}
+
+// Call body(extent, part) for parts that cover all extents, `unit` blocks or a multiple of it and
+// `most_rows` at a time. Within an extent rows go outside, as they do where tasks are rows: see
+// ThreadPool.
 template <class Body>
-void each_part(ThreadPool &pool, int rows, int most_rows, int num_blocks, int unit,
+void each_part(ThreadPool &pool, const std::vector<Extent> &extents, int most_rows, int unit,
                const Body &body) {
+    int num_blocks = 0;
+    for (const Extent &extent : extents) {
+        num_blocks += extent.blocks;
+    }
     // Six parts per thread let a fast thread take over from a slow one.
     const int wanted = num_blocks / (6 * pool.num_threads());
     const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks);
-    const int column_parts = (num_blocks + step - 1) / step;
-    // Rows go outside, as they do where tasks are rows: see ThreadPool. The tiles take 32 of them.
-    const int row_parts = (rows + most_rows - 1) / most_rows;
-    const int row_step =
-        row_parts == 1 ? rows : (rows + 32 * row_parts - 1) / (32 * row_parts) * 32;
-    pool.run(row_parts * column_parts, [&](int task, int thread) {
-        const int row = task / column_parts * row_step;
-        const int block = task % column_parts * step;
-        body(row, std::min(row_step, rows - row), block, std::min(step, num_blocks - block),
-             thread);
+    std::vector<int> ends; // the tasks of each extent and those before it
+    int num_tasks = 0;
+    for (const auto &[rows, blocks] : extents) {
+        num_tasks += parts_of(rows, rows_of_part(rows, most_rows)) * parts_of(blocks, step);
+        ends.push_back(num_tasks);
+    }
+    pool.run(num_tasks, [&](int task, int thread) {
+        const int index = int(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
+        const auto &[rows, blocks] = extents[index];
+        const int column_parts = parts_of(blocks, step);
+        const int row_step = rows_of_part(rows, most_rows);
+        const int within = task - (index == 0 ? 0 : ends[index - 1]);
+        const int row = within / column_parts * row_step, block = within % column_parts * step;
+        body(index, ProductPart{row, std::min(row_step, rows - row), block,
+                                std::min(step, blocks - block), thread});
     });
 }
 
@@ -118,38 +138,6 @@ void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, con
     }
 }
 
-// Rows [row, row + rows) and blocks [block, block + blocks) of it, to `out`.
-void multiply_part(StepState &state, const Linear &p, int row, int rows, int block, int blocks,
-                   float *out, int out_stride, int thread) {
-    const Matrix &weight = p.weight;
-    const uint8_t *first = weight.block(block);
-    const size_t bytes = block_bytes(weight.format, weight.cols);
-    if (rounds_to_integers(state, weight)) {
-        const int num_groups = groups_of(weight.cols);
-        const Int16Group *x = p.x.quantized + size_t(row) * num_groups;
-        const Int16Operands operands{first, bytes, num_groups, x, num_groups, out, out_stride};
-        if (state.config.activation_bits == 8) {
-            state.model.kernels->gemm_int8(operands, rows, blocks);
-        } else {
-            state.model.kernels->gemm_int16(weight.format, operands, rows, blocks);
-        }
-    } else {
-        const bool is_rounded = rounds_to_bf16(state, weight);
-        const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(row) * p.x.stride;
-        const Operands operands{first,      bytes, weight.cols,   x, p.x.stride, out,
-                                out_stride, false, prefetch_bytes};
-        float *scratch = state.model.workspace.scratch[thread].as<float>();
-        multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, rows, blocks,
-                        scratch);
-    }
-    if (p.bias && !p.bias->empty()) {
-        const int width = std::min(blocks * lanes, weight.rows - block * lanes);
-        for (int i = 0; i < rows; ++i, out += out_stride) {
-            state.model.kernels->add(p.bias->data() + block * lanes, 1.0f, width, out);
-        }
-    }
-}
-
 // n a multiple of 16
 void finish_logits(const StepState &state, float *logits, int n) {
     const Config &config = state.config;
@@ -169,63 +157,139 @@ void round_activations(const StepState &state, const Activations &x, Factors wei
     round_columns(state, x.row(row), x, weights, row, 0, (*weights.begin())->cols);
 }
 
+void copy_activations(const StepState &state, const Activations &x, int row, Factors weights,
+                      const Activations &out, int out_row) {
+    const int cols = (*weights.begin())->cols, num_groups = groups_of(cols);
+    bool is_quantized = false, is_rounded = false, is_exact = false;
+    for (const Matrix *weight : weights) {
+        const bool quantizes = rounds_to_integers(state, *weight);
+        const bool rounds = rounds_to_bf16(state, *weight);
+        is_quantized = is_quantized || quantizes;
+        is_rounded = is_rounded || rounds;
+        is_exact = is_exact || !(quantizes || rounds);
+    }
+    if (is_quantized) {
+        std::copy_n(x.quantized + size_t(row) * num_groups, num_groups,
+                    out.quantized + size_t(out_row) * num_groups);
+    }
+    if (is_rounded) {
+        const int n = state.model.kernels->gemm_bf16 ? padded(cols) / 2 : padded(cols);
+        std::copy_n(x.rounded + size_t(row) * x.stride, n,
+                    out.rounded + size_t(out_row) * out.stride);
+    }
+    if (is_exact) {
+        std::copy_n(x.row(row), cols, out.row(out_row));
+    }
+}
+
+void multiply_part(StepState &state, const Linear &p, const ProductPart &part, float *out,
+                   int out_stride) {
+    const Matrix &weight = p.weight;
+    const uint8_t *first = weight.block(part.block);
+    const size_t bytes = block_bytes(weight.format, weight.cols);
+    if (rounds_to_integers(state, weight)) {
+        const int num_groups = groups_of(weight.cols);
+        const Int16Group *x = p.x.quantized + size_t(part.row) * num_groups;
+        const Int16Operands operands{first, bytes, num_groups, x, num_groups, out, out_stride};
+        if (state.config.activation_bits == 8) {
+            state.model.kernels->gemm_int8(operands, part.rows, part.blocks);
+        } else {
+            state.model.kernels->gemm_int16(weight.format, operands, part.rows, part.blocks);
+        }
+    } else {
+        const bool is_rounded = rounds_to_bf16(state, weight);
+        const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(part.row) * p.x.stride;
+        const Operands operands{first,      bytes, weight.cols,   x, p.x.stride, out,
+                                out_stride, false, prefetch_bytes};
+        float *scratch = state.model.workspace.scratch[part.thread].as<float>();
+        multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, part.rows,
+                        part.blocks, scratch);
+    }
+    if (p.bias && !p.bias->empty()) {
+        const int column = part.block * lanes;
+        const int width = std::min(part.blocks * lanes, weight.rows - column);
+        for (int i = 0; i < part.rows; ++i, out += out_stride) {
+            state.model.kernels->add(p.bias->data() + column, 1.0f, width, out);
+        }
+    }
+}
+
 void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
     }
-    each_part(state.model.pool, rows, most_rows(state, products.begin()->weight), total, tile_unit,
-              [&](int row, int count, int block, int blocks, int thread) {
+    // A small matrix, such as a router, is cut for all threads.
+    const int unit = std::clamp(total / state.model.pool.num_threads(), 1, tile_unit);
+    each_part(state.model.pool, {{rows, total}}, most_rows(state, products.begin()->weight), unit,
+              [&](int, const ProductPart &part) {
+                  int block = part.block;
                   for (const Product &p : products) {
                       const int own = blocks_of(p.weight.rows);
-                      const int begin = std::max(block, 0), end = std::min(block + blocks, own);
+                      const int begin = std::max(block, 0);
+                      const int end = std::min(block + part.blocks, own);
                       if (begin < end) {
-                          multiply_part(state, p, row, count, begin, end - begin, p.at(row, begin),
-                                        p.stride, thread);
+                          multiply_part(state, p,
+                                        {part.row, part.rows, begin, end - begin, part.thread},
+                                        p.at(part.row, begin), p.stride);
                       }
                       block -= own;
                   }
               });
 }
 
-size_t room_for_gates(int num_tokens) {
-    const int rows = std::min(num_tokens, std::max(rows_per_part, rounded_rows_per_part));
+void multiply_each(StepState &state, const std::vector<Extent> &extents, const Matrix &weight,
+                   const MultiplyPart &multiply) {
+    each_part(state.model.pool, extents, most_rows(state, weight), tile_unit, multiply);
+}
+
+size_t room_for_gates(int num_rows) {
+    const int rows = std::min(num_rows, std::max(rows_per_part, rounded_rows_per_part));
     return size_t(2) * rows * stride_of(most_blocks * lanes);
 }
 
-void multiply_gated(StepState &state, const Linear &gate, const Linear &up,
-                    const Activations &gated, const Matrix &next) {
+void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductPart &part) {
+    const Kernels &kernels = *state.model.kernels;
+    const Matrix &next = p.next;
     const bool is_rounded = rounds_to_bf16(state, next) || rounds_to_integers(state, next);
-    each_part(state.model.pool, state.num_tokens, most_rows(state, gate.weight),
-              blocks_of(gate.weight.rows), tile_unit,
-              [&](int row, int rows, int block, int blocks, int thread) {
-                  const int stride = stride_of(blocks * lanes), first = block * lanes;
-                  float *gates = state.model.workspace.gates[thread].as<float>();
-                  float *ups = gates + rows * stride;
-                  multiply_part(state, gate, row, rows, block, blocks, gates, stride, thread);
-                  multiply_part(state, up, row, rows, block, blocks, ups, stride, thread);
-                  const int n = std::min(blocks * lanes, next.cols - first);
-                  for (int i = row; i < row + rows; ++i, gates += stride, ups += stride) {
-                      state.model.kernels->gate(state.config.activation, gates, ups,
-                                                blocks * lanes);
-                      if (is_rounded) {
-                          round_columns(state, gates, gated, {&next}, i, first, n);
-                      } else {
-                          std::copy_n(gates, n, gated.row(i) + first);
-                      }
-                  }
-              });
+    const int width = part.blocks * lanes, stride = stride_of(width), first = part.block * lanes;
+    float *gates = state.model.workspace.gates[part.thread].as<float>();
+    float *ups = gates + part.rows * stride;
+    const ProductPart weights{p.first_x + part.row, part.rows, p.first_block + part.block,
+                              part.blocks, part.thread};
+    multiply_part(state, p.gate, weights, gates, stride);
+    multiply_part(state, p.up, weights, ups, stride);
+    const int n = std::min(width, next.cols - first);
+    for (int i = 0; i < part.rows; ++i, gates += stride, ups += stride) {
+        if (p.clamped) {
+            kernels.clamped_gate(p.clamped->clamp, p.clamped->swish_beta, gates, ups, width);
+        } else {
+            kernels.gate(state.config.activation, gates, ups, width);
+        }
+        const int row = p.first_row + part.row + i;
+        if (is_rounded) {
+            round_columns(state, gates, p.gated, {&next}, row, first, n);
+        } else {
+            std::copy_n(gates, n, p.gated.row(row) + first);
+        }
+    }
+}
+
+void multiply_gated(StepState &state, const GatedProduct &product) {
+    const Matrix &gate = product.gate.weight;
+    each_part(state.model.pool, {{state.num_tokens, blocks_of(gate.rows)}}, most_rows(state, gate),
+              tile_unit,
+              [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); });
 }
 
 void multiply_head(StepState &state, const Product &head, float *maxima) {
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
-    each_part(state.model.pool, num_rows, most_rows(state, head.weight), blocks_of(num_tokens),
-              head_unit, [&](int row, int rows, int block, int blocks, int thread) {
-                  multiply_part(state, head, row, rows, block, blocks, head.at(row, block),
-                                head.stride, thread);
-                  const int first = block * lanes, n = blocks * lanes;
-                  for (int i = row; i < row + rows; ++i) {
-                      float *logits = head.at(i, block);
+    each_part(state.model.pool, {{num_rows, blocks_of(num_tokens)}}, most_rows(state, head.weight),
+              head_unit, [&](int, const ProductPart &part) {
+                  multiply_part(state, head, part, head.at(part.row, part.block), head.stride);
+                  const int first = part.block * lanes, n = part.blocks * lanes;
+                  for (int i = part.row; i < part.row + part.rows; ++i) {
+                      float *logits = head.at(i, part.block);
                       finish_logits(state, logits, n);
                       if (maxima) {
                           state.model.kernels->block_maxima(

@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu/step_state.h"
 
+#include <functional>
 #include <initializer_list>
 
 namespace headrace {
@@ -19,6 +20,27 @@ struct Product : Linear {
     float *at(int row, int block) const { return out + size_t(row) * stride + block * lanes; }
 };
 
+// A gated MLP up to its last product: gated = act(gate) * up, rounded for products with `next`.
+// Experts' weights are some blocks of a matrix, and meet some rows of the activations.
+struct GatedProduct {
+    Linear gate, up;
+    const Activations &gated;
+    const Matrix &next;
+    const MixtureConfig *clamped = nullptr; // null: the decoder's activation
+    int first_block = 0;                    // of gate and up
+    int first_x = 0, first_row = 0;         // of what they multiply; of `gated`
+};
+
+// A piece of a product: rows of the activations times blocks of the weights.
+struct ProductPart {
+    int row, rows, block, blocks, thread;
+};
+
+// What is cut into parts.
+struct Extent {
+    int rows, blocks;
+};
+
 using Factors = std::initializer_list<const Matrix *>; // of the same width
 
 // Round a row of `x` to what products with `weights` multiply: 8 or 16 bits, bf16 or both.
@@ -26,16 +48,27 @@ using Factors = std::initializer_list<const Matrix *>; // of the same width
 // while it is in the cache.
 void round_activations(const StepState &state, const Activations &x, Factors weights, int row);
 
+// Copy a row as products with `weights` read it.
+void copy_activations(const StepState &state, const Activations &x, int row, Factors weights,
+                      const Activations &out, int out_row);
+
 // One phase for all, which multiply the same `x`: their blocks are counted through.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);
 
-// Floats that a thread needs for gates of so many tokens.
-size_t room_for_gates(int num_tokens);
+// One phase of products of their own, of weights in the same format.
+using MultiplyPart = std::function<void(int index, const ProductPart &part)>;
+void multiply_each(StepState &state, const std::vector<Extent> &extents, const Matrix &weight,
+                   const MultiplyPart &multiply);
+void multiply_part(StepState &state, const Linear &product, const ProductPart &part, float *out,
+                   int out_stride);
+void multiply_gated_part(StepState &state, const GatedProduct &product, const ProductPart &part);
 
-// gated = act(gate) * up, each task on what it has just computed, rounded for products with `next`.
-// Unread values are not written, and gates leave no core's cache.
-void multiply_gated(StepState &state, const Linear &gate, const Linear &up,
-                    const Activations &gated, const Matrix &next);
+// Floats that a thread needs for gates of so many rows.
+size_t room_for_gates(int num_rows);
+
+// Each task applies the activation to what it has just computed. Unread values are not written,
+// and gates leave no core's cache.
+void multiply_gated(StepState &state, const GatedProduct &product);
 
 // The step's logits, finished. Each task finds the largest of every 64 that it has just computed,
 // while they are in its cache. They are [rows, num_blocks_of(tokens)] in `maxima`, if it is given.

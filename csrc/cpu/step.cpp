@@ -4,6 +4,7 @@
 // rows when there are many. Attention is cut by tile, KV head and, for few tokens, key segment.
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
+#include "cpu/mixture.h"
 #include "cpu/products.h"
 
 #include <algorithm>
@@ -81,16 +82,14 @@ void embed(StepState &state) {
     state.model.peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
 }
 
-// normed = norm(residual), or a copy where the placement has no norm before the sublayer, rounded
-// for the sublayer's first products.
-void normalize(const StepState &s, const std::vector<float> &weight, Factors next, int token) {
+// normed = norm(residual), or a copy where the placement has no norm before the sublayer.
+void normalize(const StepState &s, const std::vector<float> &weight, int token) {
     const float *x = s.residual + size_t(token) * s.hidden_stride;
     if (weight.empty()) {
         std::memcpy(s.normed.row(token), x, s.config.hidden_size * sizeof(float));
     } else {
         norm(s.model, weight, x, s.normed.row(token));
     }
-    round_activations(s, s.normed, next, token);
 }
 
 // What the attention of a layer reads, if there is one more.
@@ -100,18 +99,29 @@ void enter_layer(const StepState &s, int index, int token) {
     }
     const Layer &layer = s.model.layers[index];
     const Matrix *of = layer.matrices;
-    normalize(s, layer.vectors[slot_attn_norm], {of + slot_q, of + slot_k, of + slot_v}, token);
+    normalize(s, layer.vectors[slot_attn_norm], token);
+    round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
+}
+
+// The shared MLP of a mixture may be stored in another format than its experts. A router reads
+// `normed` as it is.
+void round_for_mlp(const StepState &s, const Layer &layer, int token) {
+    const Matrix *of = layer.matrices, *gate = of + slot_gate, *up = of + slot_up;
+    if (layer.has_shared_mlp()) {
+        round_activations(s, s.normed, {gate, up, of + slot_shared_gate, of + slot_shared_up},
+                          token);
+    } else {
+        round_activations(s, s.normed, {gate, up}, token);
+    }
 }
 
 // What its MLP reads, which is the same in a parallel placement.
 void enter_mlp(const StepState &s, int index, int token) {
     const Layer &layer = s.model.layers[index];
-    const Matrix *gate = layer.matrices + slot_gate, *up = layer.matrices + slot_up;
-    if (s.config.placement == Placement::parallel) {
-        round_activations(s, s.normed, {gate, up}, token);
-    } else {
-        normalize(s, layer.vectors[slot_mlp_norm], {gate, up}, token);
+    if (s.config.placement != Placement::parallel) {
+        normalize(s, layer.vectors[slot_mlp_norm], token);
     }
+    round_for_mlp(s, layer, token);
 }
 
 // residual += norm(sublayer of all workers), without a norm where the placement has none there.
@@ -151,10 +161,15 @@ void run_attention(StepState &s, int index) {
 // sublayer = down(act(gate(normed)) * up(normed))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
+    if (layer.is_mixture()) {
+        run_mixture(s, layer);
+        return;
+    }
     const Matrix &down = layer.matrices[slot_down];
-    multiply_gated(s, {layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
-                   {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]}, s.gated,
-                   down);
+    multiply_gated(s, {{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
+                       {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
+                       s.gated,
+                       down});
     multiply(s, s.num_tokens,
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }

@@ -1,4 +1,5 @@
 #include "cpu/step_state.h"
+#include "cpu/mixture.h"
 #include "cpu/products.h"
 
 namespace headrace {
@@ -62,7 +63,13 @@ void StepState::find_room() {
     gated = {space.gated.floats(n * inner_stride), inner_stride,
              space.rounded_gated.floats(n * inner_stride),
              space.quantized_gated.room<Int16Group>(n * groups_of(inner))};
-    const size_t cols = std::max(outer, inner);
+    find_mixture_room(model, num_tokens);
+    int widest = std::max(outer, inner);
+    for (const Layer &layer : model.layers) {
+        const MixtureConfig &mixture = layer.config.mixture;
+        widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size});
+    }
+    const size_t cols = widest;
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);

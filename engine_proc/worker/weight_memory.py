@@ -9,8 +9,8 @@ from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.device_selection import place
 from headrace.engine_proc.worker.execution.cpu_executor import (
     activation_bits,
+    held_format,
     matrix_bytes,
-    packed_format,
 )
 from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
@@ -70,7 +70,7 @@ def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeight
         if len(shape) == 1:
             executed, nbytes = "F32", 4 * shape[0]
         else:
-            format = packed_format(weight, dtype, rounds)
+            format = held_format(name, weight, dtype, rounds)
             executed, nbytes = format or INT8, matrix_bytes(format, shape)
         if executed == weight.format:
             executed = "as stored"

@@ -13,10 +13,12 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
+    MixtureSpec,
     Norm,
     NormPlacement,
     QKNorm,
     RopeTable,
+    RouterScore,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 
@@ -118,6 +120,51 @@ SPECS = {
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
+    ),
+}
+
+EXPERTS = MixtureSpec(num_experts=12, experts_per_token=3, intermediate_size=48)
+
+
+def with_mixture(spec: DecoderSpec = SPEC, dense: int = 0, **fields: Any) -> DecoderSpec:
+    """Return a decoder whose layers have mixtures, the first `dense` ones aside."""
+    mixture = dataclasses.replace(EXPERTS, **fields)
+    layers = [dataclasses.replace(layer, mixture=mixture) for layer in spec.layers]
+    return dataclasses.replace(spec, layers=(*spec.layers[:dense], *layers[dense:]))
+
+
+# Between them, these use every field of a mixture's spec.
+MIXTURES = {
+    "mixtral": with_mixture(num_experts=4, experts_per_token=2, intermediate_size=96),
+    "qwen2_moe": with_mixture(normalized=False, shared_intermediate_size=80, shared_gate=True),
+    "deepseek": with_mixture(
+        dense=1,
+        score=RouterScore.SIGMOID,
+        weight_scale=2.5,
+        selection_bias=True,
+        num_groups=4,
+        groups_per_token=2,
+        shared_intermediate_size=48,
+    ),
+    "group-limited": with_mixture(
+        normalized=False, num_groups=3, groups_per_token=1, group_score_experts=1
+    ),
+    "gpt_oss": with_mixture(
+        dataclasses.replace(SPEC, hidden_size=50),
+        intermediate_size=77,
+        router_bias=True,
+        expert_bias=True,
+        clamp=0.7,
+        swish_beta=1.702,
+    ),
+    "phimoe": with_mixture(
+        score=RouterScore.SPARSEMIXER,
+        experts_per_token=2,
+        normalized=False,
+        sparsemixer_eps=0.2,
+    ),
+    "parallel, one expert": with_mixture(
+        SPECS["cohere"], experts_per_token=1, num_experts=5, expert_bias=True
     ),
 }
 

@@ -18,7 +18,18 @@ import numpy.typing as npt
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.mapped_file import release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
+from headrace.engine_proc.worker.execution.cpu_mixture import (
+    MixtureConfig,
+    mixture_config,
+    why_not,
+)
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
+from headrace.engine_proc.worker.execution.held_matrices import (
+    LANES,
+    HeldMatrix,
+    held_matrices,
+    place_of,
+)
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
@@ -32,7 +43,6 @@ from headrace.errors import ModelError
 from headrace.native_core import load_core
 from headrace.system.machine import usable_cores
 
-LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 Q8_0_GROUP = 32  # numbers under one scale
@@ -84,17 +94,6 @@ FORMATS: tuple[Format | None, ...] = (
 )
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-VECTORS = (
-    "attn_norm",
-    "attn_post_norm",
-    "mlp_norm",
-    "mlp_post_norm",
-    "q_norm",
-    "k_norm",
-    "sinks",
-    *(f"{name}.bias" for name in MATRICES),
-)
 
 
 class Config(Structure):
@@ -118,7 +117,7 @@ class Config(Structure):
 class LayerConfig(Structure):
     """`LayerConfig` of csrc/cpu/model.h."""
 
-    _fields_ = (("rope", c_int32), ("window", c_int32))
+    _fields_ = (("rope", c_int32), ("window", c_int32), ("mixture", MixtureConfig))
 
 
 class RopeConfig(Structure):
@@ -236,14 +235,7 @@ class CpuExecutor:
             raise UnsupportedSpec(f"this processor has no {isa}")
         if peers is not None:
             self.join(peers, whole)
-        names = list(weight_shapes(spec))
-        with ThreadPoolExecutor(config.num_threads) as pool:
-            parts = [self.load(name, weights[name], pool) for name in names]
-            for done, slices in enumerate(parts):
-                progress(done, len(names))
-                for packed in slices:
-                    packed.result()
-        progress(len(names), len(names))
+        self.load_all(weights, config.num_threads, progress)
 
     def __del__(self) -> None:
         if self.model:
@@ -263,23 +255,51 @@ class CpuExecutor:
             peers.shard.owns_keys,
         )
 
+    def load_all(
+        self, weights: Weights, threads: int, progress: Callable[[int, int], None]
+    ) -> None:
+        """Load all weights of our share."""
+        is_rounded = self.activation_bits != 0
+        self.matrices = held_matrices(
+            self.spec,
+            lambda name: held_format(name, weights[name], self.weight_dtype, is_rounded),
+        )
+        names = list(weight_shapes(self.spec))
+        with ThreadPoolExecutor(threads) as pool:
+            for matrix in self.matrices.values():
+                self.allocate(matrix, weights)
+            parts = [self.load(name, weights[name], pool) for name in names]
+            for done, slices in enumerate(parts):
+                progress(done, len(names))
+                for packed in slices:
+                    packed.result()
+        progress(len(names), len(names))
+
+    def allocate(self, matrix: HeldMatrix, weights: Weights) -> None:
+        """Find memory for a matrix."""
+        first = weights[matrix.names[0]]
+        number = FORMATS.index(matrix.format)
+        if self.suits_bf12(first, matrix.format):
+            number = BF12
+        where = (self.model, matrix.place.layer, matrix.place.slot)
+        if not self.core.headrace_cpu_allocate(*where, number, matrix.num_rows, first.shape[1]):
+            raise MemoryError(f"weight {matrix.names[0]!r} does not fit")
+
     def load(self, name: str, tensor: Weight, pool: ThreadPoolExecutor) -> list[Future[None]]:
         """Load one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
-        layer, local = split_name(name)
+        place = place_of(self.spec, name)
+        where = (self.model, place.layer, place.slot)
         if len(tensor.shape) == 1:
             numbers = np.ascontiguousarray(tensor.to_float32())
-            if self.spec.norm == Norm.RMS_ONE_PLUS and local.endswith("norm"):
+            if self.spec.norm == Norm.RMS_ONE_PLUS and name.endswith("norm"):
                 numbers = numbers + np.float32(1.0)
-            slot = 0 if layer < 0 else VECTORS.index(local)
-            pointer = numbers.ctypes.data
-            self.core.headrace_cpu_set_vector(self.model, layer, slot, pointer, len(numbers))
+            if place.is_expert:
+                numbers = np.pad(numbers, (0, -len(numbers) % LANES))
+            self.core.headrace_cpu_set_vector(
+                *where, place.first_row, numbers.ctypes.data, len(numbers)
+            )
             return []
-        slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
-        where = (self.model, layer, slot)
-        format = packed_format(tensor, self.weight_dtype, self.activation_bits != 0)
-        number = BF12 if self.suits_bf12(tensor, format) else FORMATS.index(format)
-        if not self.core.headrace_cpu_allocate(*where, number, *tensor.shape):
-            raise MemoryError(f"weight {name!r} does not fit")
+        format = self.matrices[place.layer, place.slot].format
         num_rows, num_cols = tensor.shape
         step = max(LANES, PACK_NUMBERS // num_cols // LANES * LANES)
 
@@ -294,7 +314,7 @@ class CpuExecutor:
             else:
                 data = np.ascontiguousarray(rows.to_float32())
                 store = self.core.headrace_cpu_pack_float
-            store(*where, first, rows.shape[0], data.ctypes.data)
+            store(*where, place.first_row + first, rows.shape[0], data.ctypes.data)
             release(rows.data)
 
         return [pool.submit(pack, first) for first in range(0, num_rows, step)]
@@ -426,6 +446,9 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
             raise UnsupportedSpec(
                 f"ropes: {len(rope.inv_freq)} pairs in a head_dim of {spec.head_dim}"
             )
+    for layer in spec.layers:
+        if layer.mixture is not None and (why := why_not(layer.mixture)):
+            raise UnsupportedSpec(why)
 
 
 def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
@@ -466,18 +489,19 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) 
             return Format.BF16
 
 
+def held_format(
+    name: str, tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool
+) -> Format | None:
+    """Return the format in which a matrix is held. Routers are multiplied in fp32."""
+    if name.endswith("router"):
+        return Format.F32
+    return packed_format(tensor, dtype, rounds_to_integers)
+
+
 def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
     """Return what a matrix takes in the core; None is int8. BF16 may take a quarter less."""
     nbytes: int = declare(load_core()).headrace_cpu_matrix_bytes(FORMATS.index(format), *shape)
     return nbytes
-
-
-def split_name(name: str) -> tuple[int, str]:
-    """Return the layer, -1 outside of all, and the name within it."""
-    if not name.startswith("layers."):
-        return -1, name
-    _, index, local = name.split(".", 2)
-    return int(index), local
 
 
 def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
@@ -487,6 +511,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
         layers[i] = LayerConfig(
             -1 if layer.rope is None else layer.rope,
             UNLIMITED if layer.window is None else layer.window,
+            MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):
@@ -513,7 +538,7 @@ def declare(core: ctypes.CDLL) -> ctypes.CDLL:
         ("suits_bf12", c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
         ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),
         ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
-        ("set_vector", None, (*where, c_void_p, c_int32)),
+        ("set_vector", None, (*where, c_int32, c_void_p, c_int32)),
         ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
         ("step", c_int32, (c_void_p, POINTER(NativeStep))),
     ):

@@ -82,12 +82,19 @@ class MixtureSpec:
     num_groups: int = 1  # of experts, of which the best `groups_per_token` are chosen from
     groups_per_token: int = 1
     group_score_experts: int = 2  # best scores of a group that are summed: its score
+    sparsemixer_eps: float = 0.01  # scores twice this share below a choice are not in its softmax
     router_bias: bool = False
     expert_bias: bool = False  # of gate, up and down
     clamp: float | None = None  # gpt-oss: gate <= clamp, |up| <= clamp, and (up + 1) * swish(gate)
     swish_beta: float = 1.0  # gate * sigmoid(beta * gate), with `clamp`
     shared_intermediate_size: int = 0  # of the MLP that every token passes; 0 is none
     shared_gate: bool = False  # the shared MLP's output is multiplied by sigmoid(gate . x)
+    local_experts: range | None = None  # of a tensor-parallel worker; None is all
+
+    @property
+    def own_experts(self) -> range:
+        """The experts whose weights are here."""
+        return range(self.num_experts) if self.local_experts is None else self.local_experts
 
 
 @dataclass(frozen=True, kw_only=True)

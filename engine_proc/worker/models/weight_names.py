@@ -84,7 +84,7 @@ def mixture_shapes(hidden: int, mixture: MixtureSpec) -> dict[str, Shape]:
     shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
     if mixture.selection_bias:
         shapes["router.selection_bias"] = (mixture.num_experts,)
-    for expert in range(mixture.num_experts):
+    for expert in mixture.own_experts:
         shapes |= mlp_shapes(
             hidden, mixture.intermediate_size, mixture.expert_bias, f"experts.{expert}."
         )

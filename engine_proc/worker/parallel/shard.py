@@ -5,17 +5,27 @@ layer therefore has two sums over the workers. Embedding and head, the largest m
 model, are cut by tokens. A worker reads and holds only its share, at the price of one more sum per
 step. Norms are on every worker.
 
+Experts of a mixture stay whole: each worker has a range of them, routes all tokens, and adds the
+experts that it has. A shared MLP is cut as any other; where it has too few blocks, the last workers
+have nothing of it.
+
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, QKNorm
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    MixtureSpec,
+    Norm,
+    QKNorm,
+)
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ModelError
 
@@ -37,6 +47,9 @@ class Shard:
     inner: range  # numbers of the MLP
     tokens: range  # of the vocabulary
     owns_keys: bool = True  # no worker before it has its KV heads
+    # Of the layers that are mixtures, by layer: experts, and numbers of the shared MLP.
+    experts: Mapping[int, range] = field(default_factory=dict)
+    shared: Mapping[int, range] = field(default_factory=dict)
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
@@ -83,7 +96,11 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
     if spec.qk_norm == QKNorm.FULL and spec.norm == Norm.LAYER:
         return "a LayerNorm over all heads has a mean, which is not summed over workers"
     all_shards = cut_all(spec, weights, num_ranks)
-    if not (all_shards[-1].inner and all_shards[-1].tokens):
+    fewest = min((mixture.num_experts for _, mixture in mixtures(spec)), default=num_ranks)
+    if num_ranks > fewest:
+        return f"the model has {fewest} experts"
+    has_inner = all_shards[-1].inner or not dense_layers(spec)
+    if not (has_inner and all_shards[-1].tokens):
         unit = inner_unit(spec, weights, num_ranks)
         return (
             f"there is nothing for some in an MLP of {spec.intermediate_size}, in parts of {unit}, "
@@ -103,17 +120,46 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
     inner = cut(spec.intermediate_size, num_ranks, inner_unit(spec, weights, num_ranks))
     tokens = cut(spec.vocab_size, num_ranks)
     first_of = {kv.start: rank for rank, (_, kv) in reversed(list(enumerate(heads)))}
+    experts = {i: cut(mixture.num_experts, num_ranks) for i, mixture in mixtures(spec)}
+    shared = {
+        i: cut(size, num_ranks, unit_of(size, weights[f"layers.{i}.shared.down"], num_ranks))
+        for i, mixture in mixtures(spec)
+        if (size := mixture.shared_intermediate_size)
+    }
     return [
-        Shard(rank, *heads[rank], inner[rank], tokens[rank], first_of[heads[rank][1].start] == rank)
+        Shard(
+            rank,
+            *heads[rank],
+            inner[rank],
+            tokens[rank],
+            owns_keys=first_of[heads[rank][1].start] == rank,
+            experts={i: ranges[rank] for i, ranges in experts.items()},
+            shared={i: ranges[rank] for i, ranges in shared.items()},
+        )
         for rank in range(num_ranks)
     ]
 
 
+def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
+    """Return the layers that are mixtures."""
+    return [(i, layer.mixture) for i, layer in enumerate(spec.layers) if layer.mixture is not None]
+
+
+def dense_layers(spec: DecoderSpec) -> list[int]:
+    """Return the layers that have an MLP of their own."""
+    return [i for i, layer in enumerate(spec.layers) if layer.mixture is None]
+
+
 def inner_unit(spec: DecoderSpec, weights: Weights, num_ranks: int) -> int:
-    """Return what the MLP is cut in multiples of: 1 only in models too small for more."""
-    block = max_block(spec, weights, "down")
-    is_tiny = spec.intermediate_size < INNER_UNIT * num_ranks
-    return block if block > 1 or is_tiny else INNER_UNIT
+    """Return what the MLP is cut in multiples of, in all dense layers."""
+    downs = (weights[f"layers.{i}.down"] for i in dense_layers(spec))
+    return max((unit_of(spec.intermediate_size, down, num_ranks) for down in downs), default=1)
+
+
+def unit_of(size: int, down: Weight, num_ranks: int) -> int:
+    """Return what an MLP is cut in multiples of: 1 only in models too small for more."""
+    is_tiny = size < INNER_UNIT * num_ranks
+    return down.block_numbers if down.block_numbers > 1 or is_tiny else INNER_UNIT
 
 
 def max_block(spec: DecoderSpec, weights: Weights, name: str) -> int:
@@ -124,8 +170,19 @@ def max_block(spec: DecoderSpec, weights: Weights, name: str) -> int:
 
 def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     """Return a worker's share as a decoder of its own."""
+    layers = list(spec.layers)
+    for i, mixture in mixtures(spec):
+        shared_size = len(shard.shared.get(i, ()))
+        own = replace(
+            mixture,
+            local_experts=shard.experts[i],
+            shared_intermediate_size=shared_size,
+            shared_gate=mixture.shared_gate and shared_size > 0,
+        )
+        layers[i] = replace(layers[i], mixture=own)
     return replace(
         spec,
+        layers=tuple(layers),
         num_heads=len(shard.heads),
         num_kv_heads=len(shard.kv_heads),
         intermediate_size=len(shard.inner),
@@ -150,20 +207,29 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
         row_shares |= {"q_norm": queries, "k_norm": keys}
     column_shares = {"o": queries, "down": shard.inner}
     shares: dict[str, Weight] = {}
-    for name in weight_shapes(spec):
+    for name in weight_shapes(shard_spec(spec, shard)):
         tensor = weights[name]
-        local, _, bias = name.split(".", 2)[-1].partition(".")
-        if local in row_shares:
+        local, _, rest = name.split(".", 2)[-1].partition(".")
+        if local == "shared":
+            tensor = share_of_shared(rest, tensor, shard.shared[int(name.split(".")[1])])
+        elif local in row_shares:
             share = row_shares[local]
             tensor = tensor.rows(share.start, share.stop)
-        elif local in column_shares and not bias:
+        elif local in column_shares and not rest:
             share = column_shares[local]
             tensor = tensor.columns(share.start, share.stop)
-        elif bias and shard.rank > 0:  # of a sum that has it already
-            nothing = np.zeros(tensor.shape, np.float32)
+        elif rest == "bias" and local != "router" and shard.rank > 0:
+            nothing = np.zeros(tensor.shape, np.float32)  # the sum has it already
             tensor = StoredTensor(Format.F32, tensor.shape, nothing.view(np.uint8))
         shares[name] = tensor
     return shares
+
+
+def share_of_shared(name: str, tensor: Weight, share: range) -> Weight:
+    """Return the share of a weight of a mixture's shared MLP."""
+    if name == "down":
+        return tensor.columns(share.start, share.stop)
+    return tensor if name == "router" else tensor.rows(share.start, share.stop)
 
 
 def numbers(heads: range, head_dim: int) -> range:

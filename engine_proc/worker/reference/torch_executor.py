@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
+    MixtureSpec,
     Norm,
     NormPlacement,
     QKNorm,
@@ -26,6 +27,7 @@ from headrace.engine_proc.worker.reference.torch_attention import (
     place,
     to_tensor,
 )
+from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 
 
 class TorchExecutor:
@@ -106,12 +108,12 @@ class TorchExecutor:
         normed = self.norm(f"{name}.attn_norm", x) if before else x
         attended = self.attention(index, layer, normed, places, rotations)
         if self.spec.placement == NormPlacement.PARALLEL:
-            return x + attended * multiplier + self.mlp(name, normed) * multiplier
+            return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         x = x + attended * multiplier
 
-        out = self.mlp(name, self.norm(f"{name}.mlp_norm", x) if before else x)
+        out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x) if before else x)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return x + out * multiplier
@@ -157,6 +159,12 @@ class TorchExecutor:
             )
         return self.linear(f"{name}.o", out.flatten(1))
 
+    def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
+        """Run a layer's MLP, or the mixture in its place."""
+        if layer.mixture is None:
+            return self.mlp(name, x)
+        return self.mixture(name, layer.mixture, x)
+
     def mlp(self, name: str, x: Tensor) -> Tensor:
         gate, up = self.linear(f"{name}.gate", x), self.linear(f"{name}.up", x)
         match self.spec.activation:
@@ -167,6 +175,36 @@ class TorchExecutor:
             case Activation.GELU_TANH:
                 gate = F.gelu(gate, approximate="tanh")
         return self.linear(f"{name}.down", gate * up)
+
+    def clamped_mlp(self, name: str, clamp: float, beta: float, x: Tensor) -> Tensor:
+        """Run an expert of gpt-oss."""
+        gate = self.linear(f"{name}.gate", x).clamp(max=clamp)
+        up = self.linear(f"{name}.up", x).clamp(-clamp, clamp)
+        return self.linear(f"{name}.down", (up + 1) * gate * torch.sigmoid(beta * gate))
+
+    def mixture(self, name: str, mixture: MixtureSpec, x: Tensor) -> Tensor:
+        """Add the experts of each token in the order of its choice, then the shared MLP."""
+        logits = self.linear(f"{name}.router", x).float()
+        selection_bias = self.weights.get(f"{name}.router.selection_bias")
+        experts, weights = choose_experts(mixture, logits, selection_bias)
+        out = torch.zeros_like(x)
+        for slot in range(mixture.experts_per_token):
+            for expert in mixture.own_experts:
+                rows = experts[:, slot] == expert
+                if not rows.any():
+                    continue
+                expert_name = f"{name}.experts.{expert}"
+                if mixture.clamp is None:
+                    y = self.mlp(expert_name, x[rows])
+                else:
+                    y = self.clamped_mlp(expert_name, mixture.clamp, mixture.swish_beta, x[rows])
+                out[rows] += y * weights[rows, slot, None].to(self.dtype)
+        if mixture.shared_intermediate_size:
+            shared = self.mlp(f"{name}.shared", x)
+            if mixture.shared_gate:
+                shared = shared * torch.sigmoid(self.linear(f"{name}.shared.router", x))
+            out = out + shared
+        return out
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))

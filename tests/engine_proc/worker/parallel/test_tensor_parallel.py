@@ -13,6 +13,7 @@ import torch
 from gguf_twins import tiny_model, write_gguf
 from random_decoders import (
     BLOCKS,
+    MIXTURES,
     SPEC,
     SPECS,
     WHOLE_BLOCKS,
@@ -20,6 +21,7 @@ from random_decoders import (
     cpu,
     random_weights,
     with_images,
+    with_mixture,
 )
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
@@ -30,12 +32,21 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.peers import Peers
-from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, shard_weights, shards
+from headrace.engine_proc.worker.parallel.shard import (
+    INNER_UNIT,
+    CannotCut,
+    Shard,
+    shard_weights,
+    shards,
+)
 
 T = TypeVar("T")
 PROMPT = [(0, 0, 60)]
 UNEVEN = {  # nine query heads and three KV heads, for up to nine workers
     name: dataclasses.replace(spec, num_heads=9, num_kv_heads=3) for name, spec in SPECS.items()
+}
+UNEVEN_MIXTURES = {
+    name: dataclasses.replace(spec, num_heads=9, num_kv_heads=3) for name, spec in MIXTURES.items()
 }
 
 
@@ -105,6 +116,47 @@ def team_of() -> Iterator[Callable[..., Team]]:
 
 
 TeamOf = Callable[..., Team]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", UNEVEN_MIXTURES)
+def test_workers_share_the_experts_of_a_mixture(name: str, num_ranks: int, team_of: TeamOf) -> None:
+    spec = UNEVEN_MIXTURES[name]
+    weights = random_weights(spec)
+    team, alone = team_of(spec, weights, num_ranks), cpu(spec, weights)
+    whole = alone.forward(batch([(0, 0, 61)]))
+    prompt = team.forward(batch(PROMPT))
+    np.testing.assert_allclose(prompt, whole[:60], atol=5e-5)
+    # One token: its experts are all on one worker, or none is on some.
+    one = team.forward(batch([(0, 60, 61)]))
+    np.testing.assert_allclose(one, whole[60:], atol=5e-5)
+    again = team.forward(batch([(1, 0, 40), (0, 0, 33), (2, 0, 1)]))
+    np.testing.assert_array_equal(again[40:73], prompt[:33])
+
+
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0, Format.MXFP4, Format.Q4_K])
+def test_workers_share_packed_experts(format: Format, team_of: TeamOf) -> None:
+    """K-quants leave too few blocks in a row of an expert to cut it, so experts are shared."""
+    wide = BLOCKS.get(format, (0,))[0] == 256
+    spec = dataclasses.replace(
+        SPEC,
+        hidden_size=256 if wide else 96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=128 if wide else 32,
+    )
+    size = 256 if wide else 96
+    spec = with_mixture(spec, intermediate_size=size, shared_intermediate_size=size)
+    weights = random_weights(spec, format)
+    step = batch(PROMPT)
+    logits = cpu(spec, weights).forward(step)
+    np.testing.assert_allclose(team_of(spec, weights, 2).forward(step), logits, atol=5e-5)
+
+
+def test_more_workers_than_experts_are_refused() -> None:
+    spec = with_mixture(num_experts=4)
+    with pytest.raises(CannotCut, match="the model has 4 experts; it can be 1, 2, 3, 4"):
+        shards(spec, random_weights(spec), 5)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])

@@ -1,0 +1,253 @@
+#include "cpu/mixture.h"
+#include "cpu/products.h"
+#include "cpu/router.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace headrace {
+
+namespace {
+
+// What a mixture computes in, cut for one layer out of what all share.
+struct MixtureRoom {
+    MixtureRoom(Model &model, const MixtureConfig &config, int num_tokens);
+
+    int router_stride, hidden_stride;
+    float *router;               // [tokens, stride]: logits, and scratch behind them
+    int32_t *experts;            // [tokens, experts per token]
+    float *weights;              // likewise
+    int32_t *places;             // likewise: a pair's row, by expert; -1: it is not here
+    Activations gathered, gated; // of pairs, by expert
+    float *outputs;              // [pairs, hidden_stride], likewise
+    Activations shared_gated;    // of tokens
+    float *shared;               // [tokens, hidden_stride]
+};
+
+MixtureRoom::MixtureRoom(Model &model, const MixtureConfig &config, int num_tokens) {
+    MixtureWorkspace &space = model.workspace.mixture;
+    const size_t n = num_tokens, pairs = n * config.experts_per_token;
+    const int hidden = model.config.hidden_size;
+    const auto activations = [](Buffer &rows, Buffer &rounded, Buffer &quantized, size_t count,
+                                int width) {
+        const int stride = stride_of(width);
+        return Activations{rows.floats(count * stride), stride, rounded.floats(count * stride),
+                           quantized.room<Int16Group>(count * groups_of(width))};
+    };
+    hidden_stride = stride_of(hidden);
+    router_stride = stride_of(config.num_experts + config.shared_gate) + 2 * config.num_experts;
+    router = space.router.floats(n * router_stride);
+    experts = space.experts.room<int32_t>(pairs);
+    weights = space.weights.floats(pairs);
+    places = space.places.room<int32_t>(pairs);
+    gathered = activations(space.gathered, space.rounded, space.quantized, pairs, hidden);
+    gated = activations(space.gated, space.rounded_gated, space.quantized_gated, pairs,
+                        config.intermediate_size);
+    outputs = space.outputs.floats(pairs * hidden_stride);
+    const size_t rows = config.shared_intermediate_size > 0 ? n : 0;
+    shared_gated = activations(space.shared_gated, space.rounded_shared, space.quantized_shared,
+                               rows, config.shared_intermediate_size);
+    shared = space.shared.floats(rows * hidden_stride);
+}
+
+// An expert and the pairs that chose it.
+struct ExpertRows {
+    int expert;          // among the local ones
+    int first_row, rows; // of the pairs, by expert
+    int first_token;     // its tokens follow each other from here on; -1: they are gathered
+};
+
+// One layer of one step.
+class Mixture {
+public:
+    Mixture(StepState &state, const Layer &layer)
+        : s_(state), layer_(layer), config_(layer.config.mixture),
+          room_(state.model, config_, state.num_tokens) {}
+
+    void run() {
+        route();
+        sort();
+        gather();
+        multiply_gates();
+        multiply_downs();
+        s_.each_row([&](int token) { combine(token); });
+    }
+
+private:
+    const Matrix &matrix(MatrixSlot slot) const { return layer_.matrices[slot]; }
+    const std::vector<float> &bias(VectorSlot slot) const { return layer_.vectors[slot]; }
+    float *logits_of(int token) const { return room_.router + size_t(token) * room_.router_stride; }
+
+    void route();
+    void sort();
+    void gather();
+    std::vector<Extent> extents(int expert_width, int shared_width) const;
+    void multiply_gates();
+    void multiply_downs();
+    void combine(int token) const;
+
+    StepState &s_;
+    const Layer &layer_;
+    const MixtureConfig &config_;
+    const MixtureRoom room_;
+    std::vector<ExpertRows> chosen_;
+    std::vector<int> tokens_; // of the pairs, by expert
+};
+
+void Mixture::route() {
+    const Matrix &router = matrix(slot_router);
+    multiply(s_, s_.num_tokens,
+             {{{router, s_.normed, &bias(slot_router_bias)}, room_.router, room_.router_stride}});
+    const std::vector<float> &selection_bias = bias(slot_selection_bias);
+    s_.each_row([&](int token) {
+        float *logits = logits_of(token);
+        const size_t first = size_t(token) * config_.experts_per_token;
+        choose_experts(config_, logits, selection_bias.empty() ? nullptr : selection_bias.data(),
+                       logits + stride_of(router.rows), room_.experts + first,
+                       room_.weights + first);
+    });
+}
+
+// By expert; those of one expert stay in the order of their tokens.
+void Mixture::sort() {
+    const int num_pairs = s_.num_tokens * config_.experts_per_token;
+    const auto is_here = [&](int expert) {
+        return expert >= 0 && expert < config_.num_local_experts;
+    };
+    std::vector<int> next(config_.num_local_experts + 1);
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        const int expert = room_.experts[pair] - config_.first_expert;
+        next[expert + 1] += is_here(expert);
+    }
+    for (int expert = 0; expert < config_.num_local_experts; ++expert) {
+        const int first = next[expert], rows = next[expert + 1];
+        next[expert + 1] += first;
+        if (rows > 0) {
+            chosen_.push_back({expert, first, rows, -1});
+        }
+    }
+    tokens_.resize(next.back());
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        const int expert = room_.experts[pair] - config_.first_expert;
+        room_.places[pair] = is_here(expert) ? next[expert]++ : -1;
+        if (is_here(expert)) {
+            tokens_[room_.places[pair]] = pair / config_.experts_per_token;
+        }
+    }
+}
+
+// Copy the rows of experts whose tokens do not follow each other.
+void Mixture::gather() {
+    std::vector<int> rows;
+    for (ExpertRows &chosen : chosen_) {
+        const int first = chosen.first_row, last = first + chosen.rows - 1;
+        if (tokens_[last] - tokens_[first] == last - first) {
+            chosen.first_token = tokens_[first];
+            continue;
+        }
+        for (int row = first; row <= last; ++row) {
+            rows.push_back(row);
+        }
+    }
+    s_.each_row(int(rows.size()), [&](int i) {
+        copy_activations(s_, s_.normed, tokens_[rows[i]], {&matrix(slot_gate), &matrix(slot_up)},
+                         room_.gathered, rows[i]);
+    });
+}
+
+// Of the chosen experts, then of the shared MLP.
+std::vector<Extent> Mixture::extents(int expert_width, int shared_width) const {
+    std::vector<Extent> all;
+    for (const ExpertRows &chosen : chosen_) {
+        all.push_back({chosen.rows, blocks_of(expert_width)});
+    }
+    if (layer_.has_shared_mlp()) {
+        all.push_back({s_.num_tokens, blocks_of(shared_width)});
+    }
+    return all;
+}
+
+void Mixture::multiply_gates() {
+    const Matrix &gate = matrix(slot_gate), &up = matrix(slot_up);
+    const GatedProduct shared{{matrix(slot_shared_gate), s_.normed, nullptr},
+                              {matrix(slot_shared_up), s_.normed, nullptr},
+                              room_.shared_gated,
+                              matrix(slot_shared_down)};
+    const int width = config_.intermediate_size;
+    multiply_each(s_, extents(width, config_.shared_intermediate_size), gate,
+                  [&](int index, const ProductPart &part) {
+                      if (index == int(chosen_.size())) {
+                          multiply_gated_part(s_, shared, part);
+                          return;
+                      }
+                      const ExpertRows &chosen = chosen_[index];
+                      const bool is_gathered = chosen.first_token < 0;
+                      const Activations &x = is_gathered ? room_.gathered : s_.normed;
+                      const GatedProduct product{{gate, x, &bias(slot_gate_bias)},
+                                                 {up, x, &bias(slot_up_bias)},
+                                                 room_.gated,
+                                                 matrix(slot_down),
+                                                 config_.clamp > 0.0f ? &config_ : nullptr,
+                                                 chosen.expert * blocks_of(width),
+                                                 is_gathered ? chosen.first_row
+                                                             : chosen.first_token,
+                                                 chosen.first_row};
+                      multiply_gated_part(s_, product, part);
+                  });
+}
+
+void Mixture::multiply_downs() {
+    const int hidden = s_.config.hidden_size, stride = room_.hidden_stride;
+    const Linear down{matrix(slot_down), room_.gated, &bias(slot_down_bias)};
+    const Linear shared{matrix(slot_shared_down), room_.shared_gated, nullptr};
+    multiply_each(
+        s_, extents(hidden, hidden), down.weight, [&](int index, const ProductPart &part) {
+            const int column = part.block * lanes;
+            if (index == int(chosen_.size())) {
+                multiply_part(s_, shared, part, room_.shared + size_t(part.row) * stride + column,
+                              stride);
+                return;
+            }
+            const ExpertRows &chosen = chosen_[index];
+            const ProductPart own{chosen.first_row + part.row, part.rows,
+                                  chosen.expert * blocks_of(hidden) + part.block, part.blocks,
+                                  part.thread};
+            multiply_part(s_, down, own, room_.outputs + size_t(own.row) * stride + column, stride);
+        });
+}
+
+// Add a token's experts in the order of its choice, then the shared MLP.
+void Mixture::combine(int token) const {
+    const Kernels &kernels = *s_.model.kernels;
+    const int hidden = s_.config.hidden_size;
+    float *sum = s_.sublayer + size_t(token) * room_.hidden_stride;
+    std::fill_n(sum, hidden, 0.0f);
+    const size_t first = size_t(token) * config_.experts_per_token;
+    for (size_t pair = first; pair < first + config_.experts_per_token; ++pair) {
+        if (room_.places[pair] >= 0) {
+            kernels.add(room_.outputs + size_t(room_.places[pair]) * room_.hidden_stride,
+                        room_.weights[pair], hidden, sum);
+        }
+    }
+    if (layer_.has_shared_mlp()) {
+        const float logit = config_.shared_gate ? logits_of(token)[config_.num_experts] : 0.0f;
+        const float weight = config_.shared_gate ? 1.0f / (1.0f + std::exp(-logit)) : 1.0f;
+        kernels.add(room_.shared + size_t(token) * room_.hidden_stride, weight, hidden, sum);
+    }
+}
+
+} // namespace
+
+void find_mixture_room(Model &model, int num_tokens) {
+    for (const Layer &layer : model.layers) {
+        if (layer.is_mixture()) {
+            MixtureRoom(model, layer.config.mixture, num_tokens);
+        }
+    }
+}
+
+void run_mixture(StepState &state, const Layer &layer) {
+    Mixture(state, layer).run();
+}
+
+} // namespace headrace

@@ -1,0 +1,85 @@
+"""Where the C++ core has each weight: those of all experts are rows of one matrix."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
+
+LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
+# The order of these is the numbering of csrc/cpu/model.h.
+MATRICES = (
+    *("q", "k", "v", "o", "gate", "up", "down"),
+    *("router", "shared.gate", "shared.up", "shared.down"),
+)
+VECTORS = (
+    "attn_norm",
+    "attn_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "q_norm",
+    "k_norm",
+    "sinks",
+    *(f"{name}.bias" for name in MATRICES[:8]),
+    "router.selection_bias",
+)
+
+
+class Place(NamedTuple):
+    """Where the core has a weight: rows of a matrix, or numbers of a vector, from one on."""
+
+    layer: int  # -1 outside of all
+    slot: int
+    first_row: int = 0
+    is_expert: bool = False
+
+
+class HeldMatrix(NamedTuple):
+    """A matrix of the core, of one weight or of those of all experts."""
+
+    place: Place  # of the first
+    names: list[str]
+    num_rows: int
+    format: Format | None  # None is int8
+
+
+def place_of(spec: DecoderSpec, name: str) -> Place:
+    """Return a weight's place. Experts begin with whole blocks of 16 rows."""
+    if not name.startswith("layers."):
+        return Place(-1, ("embed", "head").index(name) if name != "norm" else 0)
+    _, index, local = name.split(".", 2)
+    layer, first_row = int(index), 0
+    mixture = spec.layers[layer].mixture
+    is_expert = local.startswith("experts.")
+    if mixture is not None and is_expert:
+        _, expert, local = local.split(".", 2)
+        width = spec.hidden_size if local.startswith("down") else mixture.intermediate_size
+        first_row = (int(expert) - mixture.own_experts.start) * (-(-width // LANES) * LANES)
+    elif mixture is not None and local == "shared.router":  # a row of the router
+        local, first_row = "router", mixture.num_experts
+    slots = MATRICES if local in MATRICES else VECTORS
+    return Place(layer, slots.index(local), first_row, is_expert)
+
+
+def held_matrices(
+    spec: DecoderSpec, format_of: Callable[[str], Format | None]
+) -> dict[tuple[int, int], HeldMatrix]:
+    """Return the matrices of the core by layer and slot; `format_of` says how a weight is held.
+
+    Experts of one matrix that are stored in several formats are decoded.
+    """
+    held: dict[tuple[int, int], HeldMatrix] = {}
+    for name, shape in weight_shapes(spec).items():
+        if len(shape) == 1:
+            continue
+        place = place_of(spec, name)
+        format = format_of(name)
+        names = [name]
+        if before := held.get((place.layer, place.slot)):
+            names = [*before.names, name]
+            format = format if format == before.format else Format.F32
+            place = before.place
+        num_rows = place_of(spec, name).first_row + shape[0]
+        held[place.layer, place.slot] = HeldMatrix(place, names, num_rows, format)
+    return held
