@@ -33,6 +33,10 @@ def joined(tensors: list[Floats], layout: TensorLayout) -> Floats:
     match layout:
         case TensorLayout.PLAIN:
             return tensors[0]
+        case TensorLayout.ROWS:
+            return np.concatenate(tensors)
+        case TensorLayout.FRAMES:
+            return np.stack(tensors, axis=2)
         case TensorLayout.ONE_PLUS:
             return tensors[0] - np.float32(1)
 

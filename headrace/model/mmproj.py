@@ -5,6 +5,7 @@ the JSON files of a Hugging Face folder of the family. What a file leaves out is
 models. Source of keys and projector types: llama.cpp's mtmd.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from headrace.model.tokenizer_json import CONTROL, UNKNOWN, USER_DEFINED
 Json = Mapping[str, Any]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 LayerCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
+Pixels = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Epsilon = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Channels = Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)]
 
@@ -54,6 +56,14 @@ class ClipMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     projection_dim: int = 0
     scale_factor: Count | None = None  # patches that become one row, each way
     preproc_image_size: Count | None = None
+    spatial_merge_size: Count = 2
+    n_wa_pattern: Count | None = (
+        None  # of so many layers, the last sees the whole image; of Qwen2.5-VL
+    )
+    window_size: Count = 112
+    image_min_pixels: Pixels | None = None
+    image_max_pixels: Pixels | None = None
+    feature_layer: list[int] = []
     use_gelu: bool = False
     use_silu: bool = False
     projector_type: str = ""
@@ -61,6 +71,8 @@ class ClipMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     has_vision_encoder: bool = True
     has_text_encoder: bool = False
     has_llava_projector: bool = False
+    image_aspect_ratio: str = ""  # this and the next say how the model was trained
+    mm_projector_type: str = ""
 
     @property
     def side(self) -> int:
@@ -102,6 +114,8 @@ class Projector:
     # Fields of the config, each with texts of its token; the first that the decoder has counts.
     tokens: Mapping[str, tuple[str, ...]]
     describe: Callable[[ClipMetadata, Mapping[str, int], int], FolderConfig]
+    # The tensor with as many rows as a row of an image has numbers; "": `projection_dim` says it.
+    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,6 +172,74 @@ def gemma3(clip: ClipMetadata, tokens: Mapping[str, int], row_size: int) -> Fold
     return FolderConfig(config, "Gemma3ImageProcessorPil", {**sizes, **levels(clip)}, settings)
 
 
+def qwen2_5_vl(clip: ClipMetadata, tokens: Mapping[str, int], row_size: int) -> FolderConfig:
+    """Qwen2.5-VL. Files have no limits of an image's size; the published ones are taken."""
+    if not clip.n_wa_pattern:
+        raise ModelError("clip.vision.n_wa_pattern is missing")
+    if not math.isclose(clip.layer_norm_epsilon, 1e-6, rel_tol=1e-3):
+        raise ModelError(
+            f"clip.vision.attention.layer_norm_epsilon is {clip.layer_norm_epsilon:g}, not 1e-06"
+        )
+    whole = range(clip.n_wa_pattern - 1, clip.block_count, clip.n_wa_pattern)
+    config = {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {
+            "depth": clip.block_count,
+            "hidden_size": clip.embedding_length,
+            "intermediate_size": clip.feed_forward_length,
+            "num_heads": clip.head_count,
+            "patch_size": clip.patch_size,
+            "spatial_merge_size": clip.spatial_merge_size,
+            "temporal_patch_size": 2,
+            "window_size": clip.window_size,
+            "fullatt_block_indexes": list(whole),
+            "out_hidden_size": row_size,
+            "hidden_act": clip.activation("gelu"),
+        },
+        "text_config": text_config("qwen2_5_vl_text", row_size),
+        **tokens,
+    }
+    sizes = {
+        "patch_size": clip.patch_size,
+        "merge_size": clip.spatial_merge_size,
+        "temporal_patch_size": 2,
+        "size": {
+            "shortest_edge": clip.image_min_pixels or QWEN_PIXELS[0],
+            "longest_edge": clip.image_max_pixels or QWEN_PIXELS[1],
+        },
+    }
+    settings = {"processor_class": "Qwen2_5_VLProcessor"}
+    return FolderConfig(config, "Qwen2VLImageProcessorPil", {**sizes, **levels(clip)}, settings)
+
+
+def llava(clip: ClipMetadata, tokens: Mapping[str, int], row_size: int) -> FolderConfig:
+    """LLaVA 1.5, whose files lack the layers after the one whose output counts."""
+    if clip.feature_layer not in ([], [clip.block_count]):
+        raise ModelError(
+            f"clip.vision.feature_layer is {clip.feature_layer!r:.40}, not the last of "
+            f"{clip.block_count} layers"
+        )
+    clip.merged_side(1)  # to check it
+    config = {
+        "model_type": "llava",
+        "vision_feature_layer": clip.block_count,
+        "vision_feature_select_strategy": "default",
+        "vision_config": tower_config(clip, "clip_vision_model", "gelu"),
+        "text_config": text_config("llama", row_size),
+        **tokens,
+    }
+    size = clip.image_size
+    sizes = {"size": {"shortest_edge": size}, "crop_size": {"height": size, "width": size}}
+    settings = {
+        "processor_class": "LlavaProcessor",
+        "patch_size": clip.patch_size,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": "<image>",
+    }
+    return FolderConfig(config, "CLIPImageProcessorPil", {**sizes, **levels(clip)}, settings)
+
+
 def tower_config(clip: ClipMetadata, model_type: str, gelu: str) -> Json:
     """Return the `vision_config` of a vision transformer."""
     return {
@@ -196,7 +278,24 @@ PROJECTORS = {
         },
         gemma3,
     ),
+    "qwen2.5vl_merger": Projector(
+        ("qwen2vl",),
+        {
+            "image_token_id": ("<|image_pad|>",),
+            "vision_start_token_id": ("<|vision_start|>",),
+            "vision_end_token_id": ("<|vision_end|>",),
+        },
+        qwen2_5_vl,
+    ),
+    "mlp": Projector(
+        ("llama", "qwen2", "phi3"),
+        # Vocabularies of text models have no token of images; no text becomes one of the others.
+        {"image_token_index": ("<image>", "<|reserved_special_token_0|>", "<unk>")},
+        llava,
+        rows="mm.2.weight",
+    ),
 }
+QWEN_PIXELS = (56 * 56, 16384 * 28 * 28)  # least and most, of published models
 
 
 def projector_of(metadata: Json) -> str:
@@ -229,7 +328,7 @@ def read_mmproj(path: Path, decoder: GgufFile) -> Mmproj:
     projector = PROJECTORS[name]
     try:
         clip = clip_metadata(file.metadata)
-        row_size = clip.projection_dim
+        row_size = row_size_of(projector, clip, file)
         check_decoder(projector, row_size, decoder)
         folder = projector.describe(clip, token_ids(projector, decoder), row_size)
     except ModelError as error:
@@ -256,6 +355,20 @@ def clip_metadata(metadata: Json) -> ClipMetadata:
     if not all(deviation > 0 for deviation in clip.image_std):
         raise ModelError(f"clip.vision.image_std is {clip.image_std!r:.60}, not above 0")
     return clip
+
+
+def row_size_of(projector: Projector, clip: ClipMetadata, file: GgufFile) -> int:
+    """Return how many numbers a row of an image has.
+
+    Raises:
+        ModelError: the tensor that tells it is missing.
+    """
+    if not projector.rows:
+        return clip.projection_dim
+    for tensor in file.tensors:
+        if tensor.name == projector.rows:
+            return tensor.shape[0]
+    raise ModelError(f"tensor {projector.rows!r} is missing")
 
 
 def check_decoder(projector: Projector, row_size: int, decoder: GgufFile) -> None:

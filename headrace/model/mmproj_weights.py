@@ -18,6 +18,8 @@ class TensorLayout(Enum):
     """How tensors of a file make a weight."""
 
     PLAIN = "the one tensor"
+    ROWS = "rows of one after those of the other"
+    FRAMES = "a tensor for each frame, of kernels that span some"
     ONE_PLUS = "the one tensor, less the one that the converter has added"
 
 
@@ -135,7 +137,47 @@ def gemma3(clip: ClipMetadata, row_size: int) -> Named:
     yield "multi_modal_projector.mm_input_projection_weight", projection
 
 
+def llava(clip: ClipMetadata, row_size: int) -> Named:
+    """Name the weights of LLaVA, with CLIP's tower."""
+    hidden, prefix = clip.embedding_length, "vision_tower."
+    patch = (hidden, 3, clip.patch_size, clip.patch_size)
+    yield f"{prefix}embeddings.class_embedding", TowerWeight(("v.class_embd",), (hidden,))
+    embedding = TowerWeight(("v.patch_embd.weight",), patch)
+    yield f"{prefix}embeddings.patch_embedding.weight", embedding
+    yield from pair(f"{prefix}pre_layrnorm", "v.pre_ln", hidden)
+    yield from vision_transformer(clip, prefix, clip.side**2 + 1)
+    yield from pair("multi_modal_projector.linear_1", "mm.0", row_size, hidden)
+    yield from pair("multi_modal_projector.linear_2", "mm.2", row_size, row_size)
+
+
+def qwen2_5_vl(clip: ClipMetadata, row_size: int) -> Named:
+    """Name the weights of Qwen2.5-VL."""
+    hidden, inner = clip.embedding_length, clip.feed_forward_length
+    frames = ("v.patch_embd.weight", "v.patch_embd.weight.1")
+    patch = (hidden, 3, clip.patch_size, clip.patch_size)
+    embedding = TowerWeight(frames, patch, TensorLayout.FRAMES)
+    yield "visual.patch_embed.proj.weight", embedding
+    for i in range(clip.block_count):
+        theirs, ours = f"visual.blocks.{i}", f"v.blk.{i}"
+        for number in (1, 2):
+            norm = TowerWeight((f"{ours}.ln{number}.weight",), (hidden,))
+            yield f"{theirs}.norm{number}.weight", norm
+        for kind, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
+            parts = tuple(f"{ours}.attn_{part}.{kind}" for part in "qkv")
+            yield f"{theirs}.attn.qkv.{kind}", TowerWeight(parts, shape, TensorLayout.ROWS)
+        yield from pair(f"{theirs}.attn.proj", f"{ours}.attn_out", hidden, hidden)
+        yield from pair(f"{theirs}.mlp.gate_proj", f"{ours}.ffn_gate", inner, hidden)
+        yield from pair(f"{theirs}.mlp.up_proj", f"{ours}.ffn_up", inner, hidden)
+        yield from pair(f"{theirs}.mlp.down_proj", f"{ours}.ffn_down", hidden, inner)
+    yield "visual.merger.ln_q.weight", TowerWeight(("v.post_ln.weight",), (hidden,))
+    width = hidden * clip.spatial_merge_size**2
+    yield from pair("visual.merger.mlp.0", "mm.0", width, width)
+    yield from pair("visual.merger.mlp.2", "mm.2", row_size, width)
+
+
 FAMILIES: dict[str, Callable[[ClipMetadata, int], Named]] = {
     "idefics3": idefics3,
     "gemma3": gemma3,
+    "llava": llava,
+    "qwen2_5_vl": qwen2_5_vl,
 }

@@ -25,9 +25,40 @@ Floats = npt.NDArray[np.float32]
 Stored = dict[str, Floats]
 ALIGNMENT = 32
 CONTROL = 3
-PROJECTORS = {"smolvlm": "idefics3", "idefics3": "idefics3", "gemma3": "gemma3"}
-ARCHITECTURES = {"smolvlm": "llama", "idefics3": "llama", "gemma3": "gemma3"}
+PROJECTORS = {
+    "smolvlm": "idefics3",
+    "idefics3": "idefics3",
+    "gemma3": "gemma3",
+    "qwen2_5_vl": "qwen2.5vl_merger",
+    "llava": "mlp",
+}
+ARCHITECTURES = {
+    "smolvlm": "llama",
+    "idefics3": "llama",
+    "gemma3": "gemma3",
+    "qwen2_5_vl": "qwen2vl",
+    "llava": "llama",
+}
 DECODER = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")
+OLDER = {  # names of LLaVA's weights
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "multi_modal_projector.linear_1": "mm.0",
+    "multi_modal_projector.linear_2": "mm.2",
+    "vision_tower.vision_model.embeddings.": "v.",
+    "vision_tower.vision_model.encoder.layers.": "v.blk.",
+    "vision_tower.vision_model.pre_layrnorm": "v.pre_ln",
+    "class_embedding": "class_embd",
+    "patch_embedding": "patch_embd",
+    "position_embedding": "position_embd",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_out",
+    "layer_norm1": "ln1",
+    "layer_norm2": "ln2",
+    "mlp.fc1": "ffn_down",
+    "mlp.fc2": "ffn_up",
+}
 TOWERS = ("vision", "visual", "multi_modal", "connector")  # parts of names
 
 
@@ -56,6 +87,8 @@ def write_decoder(path: Path, model: Any, folder: Path, family: str) -> Path:
     architecture, config = ARCHITECTURES[family], model.config.get_text_config()
     state = {decoder_name(name): tensor for name, tensor in model.state_dict().items()}
     state = {name: tensor for name, tensor in state.items() if name.startswith(DECODER)}
+    if not hasattr(config, "tie_word_embeddings"):
+        config.tie_word_embeddings = model.config.tie_word_embeddings
     decoder = types.SimpleNamespace(config=config, state_dict=lambda: state)
     stored = dict(gguf_twins.tensors(decoder, architecture))
     keys = dict(gguf_twins.metadata(config, architecture))
@@ -65,6 +98,8 @@ def write_decoder(path: Path, model: Any, folder: Path, family: str) -> Path:
             if name.endswith("attn_q_norm.weight"):
                 scale = (config.head_dim / config.query_pre_attn_scalar) ** 0.5
                 stored[name] = stored[name] * np.float32(scale)
+    if family == "qwen2_5_vl":
+        keys["rope.dimension_sections"] = [*config.rope_parameters["mrope_section"], 0]
     metadata = {f"{architecture}.{key}": value for key, value in keys.items()}
     return write(path, architecture, metadata | tokenizer(folder, family), stored)
 
@@ -145,10 +180,21 @@ def mmproj_keys(folder: Path, family: str) -> dict[str, Any]:
     if family == "gemma3":
         side = tower["image_size"] // tower["patch_size"]
         keys["projector.scale_factor"] = side // int(config["mm_tokens_per_image"] ** 0.5)
+    if family == "qwen2_5_vl":
+        keys["image_size"] = 560
+        keys["n_wa_pattern"] = tower["fullatt_block_indexes"][0] + 1
+        # Files leave these out: those of published models are known.
+        keys["window_size"] = tower["window_size"]
+        keys["image_min_pixels"] = images["size"]["shortest_edge"]
+        keys["image_max_pixels"] = images["size"]["longest_edge"]
+    if family == "llava":
+        keys["block_count"] += config["vision_feature_layer"] + 1
+        keys["feature_layer"] = [keys["block_count"]]
+        keys["projection_dim"] = tower["projection_dim"]
     return {
         "clip.has_vision_encoder": True,
         "clip.projector_type": PROJECTORS[family],
-        "clip.use_gelu": True,
+        f"clip.use_{'silu' if family == 'qwen2_5_vl' else 'gelu'}": family != "llava",
         **{f"clip.vision.{key}": value for key, value in keys.items()},
     }
 
@@ -156,12 +202,45 @@ def mmproj_keys(folder: Path, family: str) -> dict[str, Any]:
 def mmproj_tensors(folder: Path, family: str) -> Iterator[tuple[str, Floats]]:
     """Yield the tensors of a projector file."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
-    for name, numbers in tower_state(folder):
+    if family == "llava":
+        yield from older_tensors(folder)
+        return
+    for name, numbers in split(folder):
+        if "patch_embed.proj.weight" in name:
+            yield "v.patch_embd.weight", numbers[:, :, 0]
+            yield "v.patch_embd.weight.1", numbers[:, :, 1]
+            continue
         if "soft_emb_norm" in name:
             numbers = numbers + 1
         found = names.get_name(name.replace("_weight", ".weight"), (".weight", ".bias"))
         assert found is not None, name
         yield found, numbers
+
+
+def older_tensors(folder: Path) -> Iterator[tuple[str, Floats]]:
+    """Yield the tensors of LLaVA's file, by the script that is older than the converter.
+
+    Its `ffn_up` and `ffn_down` have each other's names, and it leaves out what LLaVA does not use.
+    """
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    num_layers = config["vision_config"]["num_hidden_layers"] + config["vision_feature_layer"] + 1
+    unused = ("post_layernorm", *(f"layers.{i}." for i in range(num_layers, 64)))
+    for name, numbers in tower_state(folder):
+        if any(part in name for part in unused):
+            continue
+        for theirs, ours in OLDER.items():
+            name = name.replace(theirs, ours)
+        yield name, numbers
+
+
+def split(folder: Path) -> Iterator[tuple[str, Floats]]:
+    """Yield the weights of a folder's tower, joined ones in parts."""
+    for name, numbers in tower_state(folder):
+        if ".qkv." in name:
+            for part, own in zip("qkv", np.split(numbers, 3), strict=True):
+                yield name.replace("qkv", part), own
+        else:
+            yield name, numbers
 
 
 def tower_state(folder: Path) -> Iterable[tuple[str, Floats]]:
@@ -177,7 +256,7 @@ def published(name: str) -> str:
         if name.startswith(prefix):
             rest = name.removeprefix(prefix).removeprefix("vision_model.")
             return f"vision_tower.vision_model.{rest}"
-    return name
+    return name.removeprefix("model.") if name.startswith("model.visual.") else name
 
 
 def write(

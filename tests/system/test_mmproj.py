@@ -18,7 +18,7 @@ from headrace.exit_status import ExitStatus
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", str(64 << 20))
 NUM_TOKENS = 12
-FAMILIES = ("smolvlm", "gemma3")
+FAMILIES = ("smolvlm", "gemma3", "qwen2_5_vl", "llava")
 
 
 def shown(seed: int, width: int, height: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tiny_vision import picture, prepare
 
 from headrace.engine_proc.vision.tower import Tower, load, load_mmproj
 
-FAMILIES = ("smolvlm", "idefics3", "gemma3")
+FAMILIES = ("smolvlm", "idefics3", "gemma3", "qwen2_5_vl", "llava")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,6 +13,7 @@ from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.mmproj import read_mmproj
 from headrace.model.mmproj_weights import tower_weights
+from headrace.tokenizer_proc.images.image_tokens import spelling_of
 
 FC = "mm.model.fc.weight"
 
@@ -96,6 +97,69 @@ def test_rows_of_gemma_need_no_token_of_their_own(twins: Twins, tmp_path: Path) 
     tokens[tokens.index("<image_soft_token>")] = "<unused0>"  # as in published files
     config = read_mmproj(gemma.mmproj, file).folder.config
     assert config["image_token_index"] == tokens.index("<unused0>")
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    return make_twins(tmp_path_factory.mktemp("qwen"), "qwen2_5_vl")
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    return make_twins(tmp_path_factory.mktemp("llava"), "llava")
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"clip.vision.n_wa_pattern": None}, "clip.vision.n_wa_pattern is missing"),
+        ({"clip.vision.attention.layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05, not"),
+        ({"clip.projector_type": "qwen2vl_merger"}, "projector 'qwen2vl_merger' is not supported"),
+        ({"clip.vision.spatial_merge_size": 3}, "tensor 'mm.0.weight' has shape [128, 128], but"),
+    ],
+)
+def test_wrong_metadata_of_qwen_is_named(
+    keys: dict[str, Any], says: str, qwen: Twins, tmp_path: Path
+) -> None:
+    path = write_mmproj(tmp_path / "mmproj.gguf", qwen.folder, "qwen2_5_vl", keys=keys)
+    assert says in refusal(qwen, path)
+
+
+def test_settings_that_no_qwen_file_has_are_the_published_ones(qwen: Twins, tmp_path: Path) -> None:
+    names = ("window_size", "image_min_pixels", "image_max_pixels")
+    keys = {f"clip.vision.{name}": None for name in names}
+    path = write_mmproj(tmp_path / "mmproj.gguf", qwen.folder, "qwen2_5_vl", keys=keys)
+    folder = read_mmproj(path, read_metadata(qwen.decoder)).folder
+    assert folder.config["vision_config"]["window_size"] == 112
+    assert folder.image_settings["size"] == {"shortest_edge": 3136, "longest_edge": 12845056}
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "says"),
+    [
+        ({"clip.vision.feature_layer": [1, 0]}, {}, "feature_layer is [1, 0], not the last of 1"),
+        ({"clip.vision.image_grid_pinpoints": [336]}, {}, "field `clip.vision.image_grid_pinpoin"),
+        ({}, {"mm.2.weight": None}, "tensor 'mm.2.weight' is missing"),
+        ({}, {"mm.2.weight": np.zeros((8, 64), np.float32)}, "its rows have 8 numbers, and those"),
+        ({}, {"model.image_newline": np.zeros(8, np.float32)}, "'model.image_newline' is not part"),
+    ],
+)
+def test_wrong_files_of_llava_are_named(
+    keys: dict[str, Any], tensors: dict[str, Any], says: str, llava: Twins, tmp_path: Path
+) -> None:
+    path = tmp_path / "mmproj.gguf"
+    write_mmproj(path, llava.folder, "llava", keys=keys, tensors=tensors)
+    assert says in refusal(llava, path)
+
+
+def test_a_decoder_of_llava_needs_no_image_token(llava: Twins) -> None:
+    file = read_metadata(llava.decoder)
+    tokens: Any = file.metadata["tokenizer.ggml.tokens"]
+    tokens[tokens.index("<image>")] = "<unk>"
+    folder = read_mmproj(llava.mmproj, file).folder
+    spelling = spelling_of(folder.config, folder.settings, tokens.__getitem__)
+    assert (spelling.placeholder, spelling.token) == ("<image>", "<unk>")
+    assert spelling.spell({"pixel_values": np.zeros((1, 3, 28, 28))}) == "<unk>" * 16
 
 
 def test_names_of_older_converters_are_known(twins: Twins, tmp_path: Path) -> None:

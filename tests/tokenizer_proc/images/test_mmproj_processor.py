@@ -6,15 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_parts import encoded
-from mmproj_twins import mmproj_keys, tokenizer, write
+from mmproj_twins import ARCHITECTURES, mmproj_keys, tokenizer, write
 from tiny_vision import TEXT, picture
 
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.header import read_header
 from headrace.tokenizer_proc.images.lane import load_processor
 from headrace.tokenizer_proc.images.sources import ImageSource
-
-ARCHITECTURES = {"smolvlm": "llama", "gemma3": "gemma3"}
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -24,7 +22,8 @@ def test_images_become_what_the_folder_makes_of_them(
     folder, architecture = vision_folder(family), ARCHITECTURES[family]
     keys = {f"{architecture}.embedding_length": TEXT["hidden_size"]} | tokenizer(folder, family)
     decoder = write(tmp_path / "decoder.gguf", architecture, keys, {})
-    mmproj = write(tmp_path / "mmproj.gguf", "clip", mmproj_keys(folder, family), {})
+    rows = {"mm.2.weight": np.zeros((TEXT["hidden_size"], 4), np.float32)}  # of LLaVA
+    mmproj = write(tmp_path / "mmproj.gguf", "clip", mmproj_keys(folder, family), rows)
     processors = (
         load_processor(folder, Encoder(str(folder))),
         load_processor(decoder, Encoder(str(decoder)), str(mmproj)),
