@@ -74,7 +74,7 @@ WITHIN = {
         "request_io": "scheduling sequence",
         "child_processes": "collectives images scheduling shm",
         "mock": "request_io",
-        "vision": "shm worker worker.cuda",
+        "vision": "shm worker worker.checkpoints worker.cuda",
         "worker": "collectives shm worker.cuda worker.cuda.kernels worker.execution worker.hf "
         "worker.models worker.parallel",
         "worker.checkpoints": "",

@@ -56,10 +56,13 @@ def open_tower(config: ExecutionConfig) -> tuple["Tower", TowerReady]:
         ConfigError: the GPU has no room for it.
         ModelError: it cannot be loaded.
     """
-    from headrace.engine_proc.vision.tower import Tower, load, move_to_gpu  # and torch
+    from headrace.engine_proc.vision.tower import Tower, load, load_mmproj, move_to_gpu  # and torch
 
     placement = placement_of(config)
-    module = load(config.model_path, placement.dtype)
+    if config.mmproj is None:
+        module = load(config.model_path, placement.dtype)
+    else:
+        module = load_mmproj(config.mmproj, config.model_path, placement.dtype)
     gpu_bytes = 0
     if placement.call_bytes:
         gpu_bytes = move_to_gpu(module, placement.device, placement.call_bytes)

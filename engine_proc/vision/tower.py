@@ -1,8 +1,8 @@
 """A model's vision tower and projector: from pixels to embeddings of the decoder.
 
-They are transformers' own modules, with the weights of the model's folder. The decoder is not
-loaded. An image encoded alone has bitwise reproducible rows. In a batch, the last bits may depend
-on the other images.
+They are transformers' own modules, with the weights of the model's folder or of a GGUF projector
+file. The decoder is not loaded. An image encoded alone has bitwise reproducible rows. In a batch,
+the last bits may depend on the other images.
 """
 
 import inspect
@@ -17,8 +17,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from headrace.engine_proc.vision.mmproj_state import dtype_of, state_of
 from headrace.engine_proc.worker.cuda.device_memory import fitting
 from headrace.errors import ModelError
+from headrace.model.gguf import read_metadata
+from headrace.model.mmproj import read_mmproj
 from headrace.model.vision_families import FAMILIES
 from headrace.system.machine import usable_cores
 
@@ -93,16 +96,12 @@ def load(folder: Path | str, dtype: str = "float32") -> Any:
     Raises:
         ModelError: there is no tower that is supported, or some of its weights are missing.
     """
-    torch.set_num_threads(usable_cores())
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_up()
     try:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         if config.model_type not in FAMILIES:
             raise ModelError(f"{folder}: a {config.model_type} model takes no images here")
-        text = config.get_text_config()
-        text.num_hidden_layers, text.layer_types = 0, []
-        text.vocab_size, text.pad_token_id = 1, None
+        leave_out_decoder(config)
         module, report = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
@@ -119,6 +118,46 @@ def load(folder: Path | str, dtype: str = "float32") -> Any:
     if wrong:
         raise ModelError(f"{folder}: {min(wrong)!r} is missing or has the wrong shape")
     return module.eval()
+
+
+def load_mmproj(path: Path | str, decoder: Path | str, dtype: str = "float32") -> Any:
+    """Load a GGUF projector file onto the CPU, as `load` does a folder.
+
+    Args:
+        decoder: the GGUF file that it is for.
+        dtype: "auto" is the type of most of its numbers, float16 if they are quantized.
+
+    Raises:
+        ModelError: it is none that is supported, or some of its weights are missing.
+    """
+    set_up()
+    mmproj = read_mmproj(Path(path), read_metadata(decoder))
+    dtype = dtype_of(mmproj.file) if dtype == "auto" else dtype
+    kind: torch.dtype = getattr(torch, dtype)
+    state = {name: torch.from_numpy(own).to(kind) for name, own in state_of(mmproj).items()}
+    kinds: Any = transformers.AutoConfig
+    config = kinds.for_model(**mmproj.folder.config)
+    leave_out_decoder(config)
+    modules: Any = transformers.MODEL_MAPPING
+    module, report = modules[type(config)].from_pretrained(
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+    )
+    assert not (report["mismatched_keys"] or report["unexpected_keys"]), report
+    return module.eval()
+
+
+def set_up() -> None:
+    """Have torch use all cores, and transformers be silent."""
+    torch.set_num_threads(usable_cores())
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def leave_out_decoder(config: Any) -> None:
+    """Change a config so that its decoder has no layers and a vocabulary of one token."""
+    text = config.get_text_config()
+    text.num_hidden_layers, text.layer_types = 0, []
+    text.vocab_size, text.pad_token_id = 1, None
 
 
 def move_to_gpu(module: Any, device: str, num_bytes: int) -> int:

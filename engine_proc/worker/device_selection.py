@@ -14,7 +14,9 @@ from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
-from headrace.model.vision_families import vision_family
+from headrace.model.gguf import read_metadata
+from headrace.model.mmproj import read_mmproj
+from headrace.model.vision_families import FAMILIES, vision_family
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
 
 IN_MODULES = "transformers' modules do"  # why a model runs on the CPU
@@ -62,8 +64,11 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
     return device
 
 
-def sees_whole_images(path: Path) -> bool:
-    """Whether the tokens of an image see each other in the model of a path."""
+def sees_whole_images(config: ExecutionConfig) -> bool:
+    """Whether the tokens of an image see each other in a model."""
+    path = Path(config.model_path)
+    if config.mmproj is not None:
+        return FAMILIES[read_mmproj(Path(config.mmproj), read_metadata(path)).family].sees_whole
     family = vision_family(read_json(path / "config.json")) if path.is_dir() else None
     return family is not None and family.sees_whole
 
@@ -74,7 +79,7 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     Args:
         dtype: the type that GPUs would compute in.
     """
-    if sees_whole_images(Path(config.model_path)):
+    if sees_whole_images(config):
         return "in this model the tokens of an image see each other, which GPU workers cannot do"
     if config.quantization not in ("none", "fp8"):
         return f"--quantization {config.quantization} is for CPUs"

@@ -3,6 +3,7 @@
 It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
 """
 
+import math
 import pkgutil
 import platform
 import sys
@@ -17,7 +18,8 @@ from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, Ser
 from headrace.config.flags import from_flags
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
-from headrace.model.gguf import split_paths
+from headrace.model.gguf import GgufFile, read_metadata, split_paths
+from headrace.model.mmproj import projector_of
 from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
 from headrace.system.all_reduce_policy import Topology, describe
@@ -182,6 +184,8 @@ def plan(
     """Yield what will be used for a model."""
     yield "name", card.name
     yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
+    if card.mmproj is not None:
+        yield "images", tower(read_metadata(card.mmproj))
     yield "runs in", executor
     yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
     if card.embeds:
@@ -190,6 +194,17 @@ def plan(
         yield "KV cache", kv_cache(config, on_gpus)
         template = "from the model" if card.chat_template else "none"
         yield "chat template", template
+
+
+def tower(file: GgufFile) -> str:
+    """Return what a projector file is, for people."""
+    size, memory = mib(weight_bytes(file.path)), mib(tower_bytes(file))
+    return f"{file.path}, {projector_of(file.metadata)}, {size}; {memory} as fp32 on CPUs"
+
+
+def tower_bytes(file: GgufFile) -> int:
+    """Return what a projector file's weights take in fp32."""
+    return 4 * sum(math.prod(tensor.shape) for tensor in file.tensors)
 
 
 def held_weights(config: ServerConfig, card: ModelCard) -> list[Any]:
@@ -221,7 +236,8 @@ def weight_memory(config: ServerConfig, card: ModelCard) -> int:
         held = held_weights(config, card)
     except HeadraceError:  # which another finding tells
         held = []
-    return sum(one.held_bytes for one in held) or weight_bytes(Path(card.path))
+    images = 0 if card.mmproj is None else tower_bytes(read_metadata(card.mmproj))
+    return images + (sum(one.held_bytes for one in held) or weight_bytes(Path(card.path)))
 
 
 def wrong_with_machine(machine: Machine) -> Iterator[Finding]:

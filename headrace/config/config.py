@@ -83,6 +83,9 @@ class ServerConfig:
     detokenizer_procs: int = flag(1, "detokenizer processes")
     tokenizer_max_batch_size: int = flag(32, "requests encoded together; 1 is no batching")
     tokenizer_batch_wait_ms: int = flag(2, "longest time to fill a batch")
+    mmproj: str | None = flag(
+        None, "a GGUF projector file, mmproj-*.gguf: a .gguf MODEL takes images"
+    )
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
     engine: str = flag("auto", "mock: no model, step times from a profile", ENGINES)
     mock_profile: str = flag("zero", "zero, 2ms, h200-8b, encoder (estimates), or a JSON file")
@@ -354,6 +357,7 @@ class ModelCard:
     image_token: int | None = None  # stands for each row of an image; None takes no images
     image_row_size: int = 0  # numbers of such a row
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
+    mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
 
     @property
     def whole_images(self) -> bool:
@@ -482,6 +486,7 @@ class ExecutionConfig:
     disable_custom_all_reduce: bool
     profile_dir: str | None
     nvtx: bool
+    mmproj: str | None = None
 
     @classmethod
     def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
@@ -491,6 +496,7 @@ class ExecutionConfig:
         }
         of_model = {
             "model_path": card.path,
+            "mmproj": card.mmproj,
             "max_model_len": card.max_model_len,
             "vocab_size": card.vocab_size,
             "image_row_size": card.image_row_size,

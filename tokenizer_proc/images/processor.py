@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InvalidValue, ModelError, in_a_line
+from headrace.model.mmproj import FolderConfig
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
 from headrace.tokenizer_proc.images.image_tokens import ImageSpelling
@@ -50,27 +51,39 @@ def forgo_torch() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
 
 
+def stored_processor(folder: Path) -> Any:
+    """Return the image processor of a model's folder.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    from transformers import AutoImageProcessor
+
+    load: Any = AutoImageProcessor.from_pretrained
+    try:
+        return load(folder, backend="pil", local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        why = in_a_line(error)
+        raise ModelError(f"{folder}: its image processor cannot be loaded: {why}") from error
+
+
+def made_processor(made: FolderConfig) -> Any:
+    """Return the image processor of a projector file."""
+    import transformers
+
+    return getattr(transformers, made.image_processor)(**made.image_settings)
+
+
 class ImageProcessor:
     """A model's image processor, and how its images are written."""
 
-    def __init__(self, model: str, spelling: ImageSpelling) -> None:
-        """Load the processor of the model at path `model`.
-
-        Raises:
-            ModelError: it cannot be loaded.
-        """
-        from transformers import AutoImageProcessor
-
-        load: Any = AutoImageProcessor.from_pretrained
+    def __init__(self, process: Any, spelling: ImageSpelling) -> None:
+        """Take one of transformers' image processors, of its PIL kind."""
         self.spelling = spelling
         self._cpu = CpuLimit(CPU_S)
         self._memory = MemoryLimit(MEMORY_BYTES)
-        try:
-            self._process: Any = load(Path(model), backend="pil", local_files_only=True)
-        except (OSError, ValueError, ImportError) as error:
-            why = in_a_line(error)
-            raise ModelError(f"{model}: its image processor cannot be loaded: {why}") from error
-        self._low_detail = spelling.low_detail(self._process)
+        self._process = process
+        self._low_detail = spelling.low_detail(process)
 
     def key(self, source: ImageSource, salt: bytes = b"") -> bytes:
         """Return the key of an image: others are other pixels, or are prepared otherwise.

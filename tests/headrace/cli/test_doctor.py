@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from mmproj_twins import write as write_gguf
 
 from headrace.cli import doctor
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
+from headrace.model.gguf import read_metadata
 from headrace.system import machine
 from headrace.system.all_reduce_policy import Topology
 from headrace.system.gpus import Gpu
@@ -304,6 +307,22 @@ def test_the_doctor_tells_weights_by_type(capsys: pytest.CaptureFixture[str]) ->
     assert doctor.weight_memory(config, demo) < doctor.weight_bytes(Path(demo.path))
     as_stored = doctor.weight_memory(replace(config, engine="mock"), demo)
     assert as_stored == doctor.weight_bytes(Path(demo.path))
+
+
+def test_the_doctor_tells_what_a_projector_file_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mmproj = write_gguf(
+        tmp_path / "mmproj.gguf",
+        "clip",
+        {"clip.projector_type": "gemma3"},
+        {"v.patch_embd.bias": np.zeros(1 << 18, np.float32)},
+    )
+    config, demo = ServerConfig(device="cpu"), read_card(ServerConfig())
+    with_images = replace(demo, mmproj=str(mmproj))
+    doctor.examine_model(config, with_images)
+    assert "mmproj.gguf, gemma3, 1.0 MiB; 1.0 MiB as fp32 on CPUs" in capsys.readouterr().out
+    assert doctor.tower_bytes(read_metadata(mmproj)) == 1 << 20
 
 
 def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from headrace.config.model_card import (
     read_card,
     read_folder,
     read_gguf,
+    read_model,
 )
 from headrace.errors import ConfigError, ModelError
 from headrace.model.output_formats import ToolFormat
@@ -322,3 +323,11 @@ def test_an_mmproj_file_is_refused_by_its_projector(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelError, match=r"mmproj\.gguf: an mmproj file with projector 'idefics3'"):
         read_gguf(tmp_path / "mmproj.gguf")
+
+
+def test_a_projector_file_goes_with_a_gguf_file(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, CONFIG)
+    with pytest.raises(ConfigError, match=r"--mmproj x\.gguf goes with a \.gguf file, and"):
+        read_model(folder, Path("x.gguf"))
+    with pytest.raises(ConfigError, match=r"--mmproj x\.gguf: no such file"):
+        read_card(ServerConfig(model=str(folder), mmproj="x.gguf"))

@@ -23,7 +23,7 @@ from headrace.system.cpu_limit import CpuLimit
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.header import read_header
 from headrace.tokenizer_proc.images.lane import load_processor
-from headrace.tokenizer_proc.images.processor import ImageProcessor, decoded
+from headrace.tokenizer_proc.images.processor import ImageProcessor, decoded, stored_processor
 from headrace.tokenizer_proc.images.sources import ImageSource
 
 WHERE = "messages[0].content[0].image_url"
@@ -224,9 +224,9 @@ def test_a_text_that_is_a_bomb_is_no_picture(processors: Any) -> None:
         processors("smolvlm").prepare(source(bomb))
 
 
-def test_a_processor_that_is_not_there_ends_the_start(tmp_path: Path, processors: Any) -> None:
+def test_a_processor_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"its image processor cannot be loaded: "):
-        ImageProcessor(str(tmp_path), processors("smolvlm").spelling)
+        stored_processor(tmp_path)
 
 
 def test_a_processor_that_writes_images_otherwise_ends_the_start(
