@@ -2,7 +2,7 @@
 
 A GGUF file describes its model by llama.cpp's keys, `{architecture}.{key}`, and leaves some of it
 to be seen from which tensors there are. `lower_gguf` translates that into the `config.json` of the
-same family, which `model_families` lowers. The tables here hold the rest.
+same family, which `lowering` lowers. The tables here hold the rest.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, RopeTable
-from headrace.engine_proc.worker.models.model_families import FULL, SLIDING, lower_fields
+from headrace.engine_proc.worker.models.lowering import lower_fields
+from headrace.engine_proc.worker.models.model_families import FULL, SLIDING
 from headrace.errors import ModelError
 from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
