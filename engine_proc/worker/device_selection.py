@@ -57,7 +57,10 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
         ModelError: it cannot run on the device that --device names.
         ConfigError: it runs on the CPU, and the flags ask for a feature of GPUs.
     """
-    why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
+    if any(layer.mixture is not None for layer in model.spec.layers):
+        why_not = f"a {model.spec.architecture} model has experts, which GPU workers cannot run"
+    else:
+        why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
         check_on_cpu(config, device.why)

@@ -64,6 +64,7 @@ def open_for(
         if impl == "headrace":
             raise
         extras.require("modules", f"{lowering}; transformers may run it")
+        log.info("%s; transformers' modules run it, slower", lowering)
         try:
             return open_with_transformers(path, config.dtype, config.max_model_len, group)
         except ModelError as error:

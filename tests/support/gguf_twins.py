@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import gguf
+import gguf_mixtures
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,11 +38,11 @@ ARCHITECTURES = {  # that are not called as in transformers
     "ministral3": "mistral3",
     "mistral": "llama",
     "olmo3": "olmo2",
-    "qwen2_moe": "qwen2moe",
+    **gguf_mixtures.ARCHITECTURES,
 }
-PERMUTED = {"llama", "mistral3", "granite", "granite_swa", "smollm3"}
+PERMUTED = {"llama", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
 GEMMAS = {"gemma", "gemma2", "gemma3"}
-WINDOWED = {"gemma2", "gemma3", "phi3", "olmo2", "exaone4", "cohere2", "granite_swa"}
+WINDOWED = {"gemma2", "gemma3", "phi3", "olmo2", "exaone4", "cohere2", "granite_swa", "gpt-oss"}
 LISTED = {"olmo2", "exaone4", "granite_swa"}  # their files list the layers that slide
 POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -91,6 +92,7 @@ def write_gguf(
     architecture: str | None = None,
     keys: Mapping[str, Any] = MappingProxyType({}),
     fuse_qkv: bool = False,
+    fuse_experts: bool = False,
     split_max_tensors: int = 0,
 ) -> Path:
     """Write a model.
@@ -100,6 +102,7 @@ def write_gguf(
         extra: tensors beside the model's.
         keys: of the architecture; they replace the model's own; None leaves one out.
         fuse_qkv: write queries, keys and values as one tensor, as the converter can.
+        fuse_experts: write gate and up of the experts as one tensor, as the converter can.
     """
     config = model.config
     architecture = architecture or ARCHITECTURES.get(config.model_type, config.model_type)
@@ -109,6 +112,8 @@ def write_gguf(
             add(writer, f"{architecture}.{key}", value)
     writer.add_eos_token_id(5)
     stored = {**dict(tensors(model, architecture)), **extra}
+    if fuse_experts:
+        stored = gguf_mixtures.fused(stored)
     for name, numbers in (fused(stored) if fuse_qkv else stored).items():
         writer.add_tensor(name, numbers)
     writer.write_header_to_file()
@@ -164,8 +169,7 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         if architecture in LISTED:
             slides = [kind == "sliding_attention" for kind in config.layer_types]
             yield "attention.sliding_window_pattern", slides
-    if getattr(config, "num_experts", None):
-        yield "expert_count", config.num_experts
+    yield from gguf_mixtures.metadata(config, architecture)
     yield from rope(config, head_dim)
 
 
@@ -199,10 +203,16 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
     names = NAMES | POST_NORMS if has_post_norms or architecture == "seed_oss" else NAMES
     if architecture == "glm4":  # its "post_attention" comes after "post_self_attn"
         names = names | {"post_attention_layernorm": "ffn_norm"}
-    for name, parameter in state.items():
+    if architecture in gguf_mixtures.POST_NORMS:
+        names = names | {"post_attention_layernorm": "post_attention_norm"}
+    parts = (
+        part
+        for name, parameter in state.items()
+        for part in gguf_mixtures.tensors(name, parameter.numpy(), architecture)
+    )
+    for name, numbers in parts:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        numbers = parameter.numpy()
         if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             numbers = permuted(numbers, heads)

@@ -23,12 +23,18 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-# The C++ core; transformers, by one worker and by two; in transformers, heads that are normed.
+# The C++ core, with experts on two workers; transformers, by two; there, heads that are normed.
 @pytest.mark.parametrize(
-    ("model_type", "tp"), [("llama", "1"), ("mixtral", "1"), ("mixtral", "2"), ("qwen3_moe", "1")]
+    ("model_type", "tp", "impl"),
+    [
+        ("llama", "1", "auto"),
+        ("mixtral", "2", "auto"),
+        ("mixtral", "2", "transformers"),
+        ("qwen3_moe", "1", "transformers"),
+    ],
 )
 def test_folder_is_served_exactly_and_by_its_own_name(
-    model_type: str, tp: str, tmp_path: Path
+    model_type: str, tp: str, impl: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / f"tiny-{model_type}"
     model = make_folder(folder, model_type, **FIELDS.get(model_type, {}))
@@ -42,7 +48,7 @@ def test_folder_is_served_exactly_and_by_its_own_name(
         )
     generated = output[0, len(PROMPT) :].tolist()
     exact = ("--dtype", "float32", "--kv-cache-dtype", "float32")
-    server = RunningServer(str(folder), *exact, "--tp", tp)
+    server = RunningServer(str(folder), *exact, "--tp", tp, "--model-impl", impl)
     try:
         body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "model": folder.name}
         answer = httpx.post(f"{server.url}/v1/completions", json=body).json()

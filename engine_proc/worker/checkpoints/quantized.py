@@ -1,8 +1,8 @@
 """Checkpoints whose matrices are quantized: which of their tensors together are a weight.
 
-Read are AutoAWQ's, GPTQ's and compressed-tensors' 4 bits, and 8-bit floats (e4m3) with a scale for
-a matrix, a row or a block. Of scales of activations only those of keys and values are read: others
-are rounded by scales of their own, or not at all.
+Read are AutoAWQ's, GPTQ's and compressed-tensors' 4 bits, gpt-oss's MXFP4, and 8-bit floats (e4m3)
+with a scale for a matrix, a row or a block. Of scales of activations only those of keys and values
+are read: others are rounded by scales of their own, or not at all.
 """
 
 from collections.abc import Callable, Mapping
@@ -75,6 +75,8 @@ def weights_of(settings: Settings, tensors: Tensors) -> dict[str, Weight]:
             weights[f"{module}.weight"] = read(settings, tensors, module)
         elif part == "weight" and tensor.format == Format.F8_E4M3:
             weights[name] = read_fp8(settings, tensors, module)
+        elif tensor.format == Format.U8 and settings["quant_method"] == "mxfp4":
+            weights[name] = tensor  # of two that `expert_stacks` joins
         elif part not in OTHER_PARTS:
             if tensor.format not in NUMBERS:
                 raise wrong_shape(name, tensor, "of " + ", ".join(NUMBERS))
@@ -170,13 +172,15 @@ def read_fp8(settings: Settings, tensors: Tensors, module: str) -> Weight:
 
 def no_packing(settings: Settings, tensors: Tensors, module: str) -> Weight:
     """Refuse packed codes in a checkpoint of floats."""
-    raise ModelError(f"tensor {module + '.qweight'!r} is not part of a checkpoint in fp8")
+    method = settings["quant_method"]
+    raise ModelError(f"tensor {module + '.qweight'!r} is not part of a checkpoint in {method}")
 
 
 READERS: dict[str, Callable[[Settings, Tensors, str], Weight]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "fp8": no_packing,
+    "mxfp4": no_packing,
     "compressed-tensors": read_compressed,
 }
 

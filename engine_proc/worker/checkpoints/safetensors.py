@@ -17,8 +17,8 @@ from headrace.errors import BAD_JSON, ModelError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NUMBER_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # the dtypes that can be executed
 EXECUTABLE = tuple(NUMBER_BYTES)
-PACKED_BYTES = {"F8_E4M3": 1, "I32": 4, "I64": 8}  # of quantized matrices, beside those
-OTHER_BYTES = {"F64": 8, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+PACKED_BYTES = {"F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1}  # of quantized matrices, beside those
+OTHER_BYTES = {"F64": 8, "I16": 2, "I8": 1, "BOOL": 1}
 KNOWN_BYTES = NUMBER_BYTES | PACKED_BYTES | OTHER_BYTES
 
 

@@ -63,6 +63,7 @@ class Format(StrEnum):
     F8_E4M3 = "F8_E4M3"
     I32 = "I32"  # packed codes, which are not decoded here
     I64 = "I64"
+    U8 = "U8"
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
     Q5_0 = "Q5_0"

@@ -2,7 +2,7 @@
 
 A GGUF file describes its model by llama.cpp's keys, `{architecture}.{key}`, and leaves some of it
 to be seen from which tensors there are. `lower_gguf` translates that into the `config.json` of the
-same family, which `model_families` lowers. The tables here hold the rest.
+same family, which `lowering` lowers. The tables here hold the rest.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, RopeTable
-from headrace.engine_proc.worker.models.model_families import FULL, SLIDING, lower_fields
+from headrace.engine_proc.worker.models.lowering import lower_fields
+from headrace.engine_proc.worker.models.model_families import FULL, SLIDING
 from headrace.errors import ModelError
 from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
@@ -31,6 +32,32 @@ SCALES = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # of `expert_gating_func`; 0 is the default
+COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+EXPERTS = {
+    **COUNTS,
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+}
+GROUPED = {
+    **EXPERTS,
+    "expert_count": "n_routed_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+ERNIE = {
+    "expert_count": "moe_num_experts",
+    "expert_used_count": "moe_k",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "moe_num_shared_experts",
+    "interleave_moe_layer_step": "moe_layer_interval",
+    "leading_dense_block_count": "moe_layer_start_index",
+}
+NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
 COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
@@ -48,6 +75,8 @@ class Architecture:
     is_partial: bool = False  # the family reads `partial_rotary_factor`
     constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
     keys: Mapping[str, str] = field(default_factory=dict)
+    gating: int = SOFTMAX  # the only `expert_gating_func`
+    yarn: Mapping[str, Any] = field(default_factory=dict)  # what files leave out
 
 
 ARCHITECTURES = {
@@ -70,6 +99,43 @@ ARCHITECTURES = {
     "command-r": Architecture(family="cohere", keys=COHERE),
     "cohere2": Architecture(family="cohere2", slides=True, constants=SILU | WINDOW, keys=COHERE),
     "seed_oss": Architecture(family="seed_oss"),
+}
+# Of files whose `expert_count` is not 0.
+MIXTURES = {
+    "llama": Architecture(family="mixtral", permuted=True, keys=COUNTS),
+    "qwen2moe": Architecture(
+        family="qwen2_moe",
+        keys=EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
+    "qwen3moe": Architecture(
+        family="qwen3_moe", constants=SILU | {"norm_topk_prob": True}, keys=EXPERTS
+    ),
+    "olmoe": Architecture(family="olmoe", keys=COUNTS | {"expert_weights_norm": "norm_topk_prob"}),
+    "granitemoe": Architecture(
+        family="granitemoeshared",
+        permuted=True,
+        keys=SCALES | COUNTS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+    ),
+    "gpt-oss": Architecture(
+        family="gpt_oss",
+        slides=True,
+        keys=COUNTS | {"expert_feed_forward_length": "intermediate_size"},
+        gating=SOFTMAX_OF_CHOSEN,
+        yarn={"truncate": False},
+    ),
+    "ernie4_5-moe": Architecture(
+        family="ernie4_5_moe",
+        constants=SILU | {"moe_layer_start_index": 0, "moe_num_shared_experts": 0},
+        keys=ERNIE,
+    ),
+    "glm4moe": Architecture(
+        family="glm4_moe",
+        is_partial=True,
+        constants=SILU | NO_DENSE,
+        keys=GROUPED,
+        gating=SIGMOID,
+    ),
+    "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
 KEYS = {
     "embedding_length": "hidden_size",
@@ -120,13 +186,12 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
     Args:
         tensors: under the file's own names.
     Raises:
-        ModelError: an unknown architecture, a mixture of experts, or a known architecture with a
-            key that is not supported.
+        ModelError: an unknown architecture, or a known one with a key that is not supported.
     """
-    name = architecture_of(metadata)
+    name, architecture = architecture_of(metadata)
     if "token_embd.weight" not in tensors:
         raise ModelError("tensor 'token_embd.weight' is missing")
-    architecture, prefix = ARCHITECTURES[name], f"{name}."
+    prefix = f"{name}."
     values = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
     fields = ConfigFields(values, f"a GGUF {name} model")
     config = config_of(fields, architecture, tensors)
@@ -148,22 +213,20 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
     )
 
 
-def architecture_of(metadata: Mapping[str, Any]) -> str:
-    """Return the name of the architecture, a key of ARCHITECTURES."""
+def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
+    """Return the architecture and its name."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(f"general.architecture is {name!r}, not a string")
-    if metadata.get(f"{name}.expert_count"):
-        raise ModelError(
-            f"architecture {name!r} is a mixture of {metadata[f'{name}.expert_count']} experts, "
-            "which are not executed from GGUF yet; serve the model's Hugging Face folder"
-        )
-    if name not in ARCHITECTURES:
-        raise ModelError(
-            f"architecture {name!r} is not supported in GGUF; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
-    return name
+    num_experts = metadata.get(f"{name}.expert_count")
+    known = MIXTURES if num_experts else ARCHITECTURES
+    if name in known:
+        return name, known[name]
+    experts = " with experts" if num_experts else ""
+    raise ModelError(
+        f"architecture {name!r}{experts} is not supported in GGUF; "
+        f"supported{experts} are {', '.join(known)}"
+    )
 
 
 def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights) -> dict[str, Any]:
@@ -178,17 +241,30 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
         value = fields.get(key, None)
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]  # the same for all layers
-        if value:
+        if value or value is False:
             config[name] = value
-    num_layers = fields.integer("block_count")
-    if num_layers > len(tensors):
-        raise fields.wrong("block_count", f"a number of layers that {len(tensors)} tensors make")
+    num_layers = config["num_hidden_layers"] = num_layers_of(fields, tensors)
+    if fields.get("expert_gating_func", 0) not in (0, architecture.gating):
+        raise fields.wrong("expert_gating_func", f"{architecture.gating}")
+    if architecture.family == "glm4_moe":
+        config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if architecture.slides and "sliding_window" in config:
         config["layer_types"] = layer_types(fields, num_layers)
     elif architecture.slides:
         config["layer_types"] = [FULL] * num_layers
     head_dim = head_dim_of(fields, tensors)
-    return config | head_config(fields, architecture, head_dim) | rope_config(fields)
+    rope = rope_config(fields, architecture.yarn)
+    return config | head_config(fields, architecture, head_dim) | rope
+
+
+def num_layers_of(fields: ConfigFields, tensors: Weights) -> int:
+    """Return the number of layers without those that predict further tokens."""
+    num_layers, num_more = fields.integer("block_count"), fields.get("nextn_predict_layers", 0)
+    if num_layers > len(tensors):
+        raise fields.wrong("block_count", f"a number of layers that {len(tensors)} tensors make")
+    if not isinstance(num_more, int) or not 0 <= num_more < num_layers:
+        raise fields.wrong("nextn_predict_layers", f"a number of the {num_layers} layers")
+    return num_layers - num_more
 
 
 def head_dim_of(fields: ConfigFields, tensors: Weights) -> int:
@@ -217,7 +293,7 @@ def head_config(fields: ConfigFields, architecture: Architecture, head_dim: int)
         is_27b = fields.get("block_count") == LAYERS_OF_27B[architecture.family]
         width = fields.integer("embedding_length") // fields.integer("attention.head_count")
         config["query_pre_attn_scalar"] = width if is_27b else head_dim
-    if architecture.keys is SCALES:
+    if "attention.scale" in architecture.keys:
         config["attention_multiplier"] = fields.get("attention.scale", 0) or head_dim**-0.5
         if fields.get("rope.scaling.finetuned", True) is False:
             raise fields.wrong("rope.scaling.finetuned", "true: Granite without RoPE")
@@ -240,13 +316,13 @@ def layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     return [SLIDING if slides else FULL for slides in pattern[:num_layers]]
 
 
-def rope_config(fields: ConfigFields) -> dict[str, Any]:
+def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of RoPE. Scaling is of full layers, where a file has two kinds."""
     config: dict[str, Any] = {"rope_theta": fields.number("rope.freq_base", 10_000.0)}
     kinds = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "default"}
     kind = fields.choice("rope.scaling.type", kinds, "linear")
     factor = fields.number("rope.scaling.factor", fields.get("rope.scale_linear", 1.0)) or 1.0
-    scaling = yarn_config(fields) if kind == "yarn" else {}
+    scaling = {**yarn_config(fields), **yarn} if kind == "yarn" else {}
     if kind == "yarn" or (kind == "linear" and factor != 1):
         scaling |= {"rope_type": kind, "factor": factor}
     sections = fields.one_per_layer("rope.dimension_sections", 3)  # M-RoPE; a fourth is 0

@@ -19,7 +19,7 @@ from headrace.engine_proc.worker.models import weight_names
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.models.gguf_config import lower_gguf
-from headrace.engine_proc.worker.models.model_families import lower_config
+from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.vision_config import lower_vision
 from headrace.errors import BAD_JSON, ModelError
 from headrace.model.gguf import read_metadata

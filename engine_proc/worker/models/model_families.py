@@ -1,11 +1,9 @@
-"""Model configs, lowered to a `DecoderSpec`. The only file with model families.
+"""The families of dense decoders: functions from a config's fields to a `DecoderSpec`.
 
-A family is a function from its config's fields to a spec. Unknown fields are refused unless they
-are known to change nothing. A new variant of a known family therefore fails when it is opened
-instead of answering nonsense.
+`lowering.py` calls them, and refuses what they did not read. `mixture_families.py` has mixtures.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +18,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     RopeTable,
 )
 from headrace.engine_proc.worker.models.rope import rope_table
-from headrace.errors import ModelError
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -29,60 +26,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
-
-# Fields of config.json that do not change the logits of a causal decoder.
-INERT = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "auto_map",  # remote code; these families have long been in transformers itself
-        "bos_token_id",
-        "cache_implementation",
-        "dtype",
-        "embd_pdrop",
-        "eos_token_id",
-        "hidden_dropout",
-        "id2label",
-        "initializer_range",
-        "is_llama_config",
-        "label2id",
-        "max_length",
-        "max_sequence_length",
-        "model_max_length",
-        "model_type",
-        "pad_token_id",
-        "pretraining_tp",  # transformers dropped the code that split by it
-        "resid_pdrop",
-        "residual_dropout",
-        "return_dict",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "unk_token_id",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    }
-)
-
-
-def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
-    """Lower a Hugging Face `config.json`.
-
-    Raises:
-        ModelError: an unknown family, or a known one with a field that is not supported.
-    """
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
-    return lower_fields(ConfigFields(config, f"a {model_type} model"))
-
-
-def lower_fields(fields: ConfigFields) -> DecoderSpec:
-    """Lower the fields of a config of a known `model_type`."""
-    spec = FAMILIES[fields.text("model_type")](fields)
-    fields.refuse_unread(INERT)
-    return spec
 
 
 def decoder(
@@ -551,7 +494,7 @@ def ernie4_5(fields: ConfigFields) -> DecoderSpec:
     )
 
 
-FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.model_families import lower_config
+from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.errors import ModelError
 from headrace.model.vision_families import decoder_config
 

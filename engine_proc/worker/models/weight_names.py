@@ -1,10 +1,12 @@
 """Maps tensors of files to weights, with their required shapes."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
@@ -107,6 +109,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
         ModelError: a tensor is missing, has another shape than the spec says, or is left over.
     """
     shapes = weight_shapes(spec)
+    tensors = unstacked(tensors)
     sources = naming(spec, tensors)
     num_rows: dict[str, int] = {}  # of each tensor: a fused one holds several weights
     for name, shape in shapes.items():
@@ -139,13 +142,25 @@ def is_redundant(
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; GGUF files have
     divisors of frequencies, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
+    Layers that predict further tokens are not executed.
     """
+    layer = LAYER_NAME.match(name)
+    if name.startswith("model.mtp_") or (layer and layer[0] + layer_end(layer[1]) in tensors):
+        return True
     if name.endswith(".bias"):
         return not tensors[name].to_float32().any()
     if name.endswith("lm_head.weight"):
         embed = tensors[sources["embed"].tensor].stored()
         return np.array_equal(tensors[name].stored().data, embed.data)
     return name.endswith("rotary_emb.inv_freq") or name in GGUF_ROPE
+
+
+LAYER_NAME = re.compile(r"(model\.layers|blk)\.\d+\.")
+
+
+def layer_end(prefix: str) -> str:
+    """Return the name, within its layer, of a matrix that only layers of further tokens have."""
+    return "nextn.eh_proj.weight" if prefix == "blk" else "eh_proj.weight"
 
 
 # Of a model that takes images: what is not its decoder's, and where that is.
@@ -221,7 +236,88 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
             sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
         if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, f"layers.{i}.", f"{layer}mlp.gate_up_proj")
+        if (mixture := spec.layers[i].mixture) is not None:
+            sources |= hf_mixture(mixture, f"layers.{i}.", layer, tensors)
     return sources
+
+
+HF_MIXTURE = {  # of each weight, the names that families have for it
+    "router": (
+        *("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight"),
+        *("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight"),
+    ),
+    "router.bias": ("mlp.router.bias",),
+    "router.selection_bias": (
+        "mlp.gate.e_score_correction_bias",
+        "mlp.moe_statics.e_score_correction_bias",
+        "mlp.gate.moe_statics.e_score_correction_bias",
+    ),
+    "shared.gate": ("mlp.shared_experts.gate_proj.weight", "mlp.shared_expert.gate_proj.weight"),
+    "shared.up": ("mlp.shared_experts.up_proj.weight", "mlp.shared_expert.up_proj.weight"),
+    "shared.down": (
+        "mlp.shared_experts.down_proj.weight",
+        "mlp.shared_expert.down_proj.weight",
+        "shared_mlp.output_linear.weight",
+    ),
+    "shared.router": ("mlp.shared_expert_gate.weight",),
+}
+HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
+HF_STACKS = (  # of gate and up, and of down
+    ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
+)
+
+
+def hf_mixture(
+    mixture: MixtureSpec, ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the tensors of a layer's mixture."""
+    sources = {}
+    for name, choices in HF_MIXTURE.items():
+        stored = (choice for choice in choices if theirs + choice in tensors)
+        sources[ours + name] = WeightSource(theirs + next(stored, choices[0]))
+    if f"{theirs}shared_mlp.input_linear.weight" in tensors:  # Granite
+        size = mixture.shared_intermediate_size
+        sources |= gate_and_up(f"{ours}shared.", f"{theirs}shared_mlp.input_linear.weight", size)
+    for expert in range(mixture.num_experts):
+        sources |= hf_expert(mixture, f"{ours}experts.{expert}.", theirs, expert, tensors)
+    return sources
+
+
+def hf_expert(
+    mixture: MixtureSpec, ours: str, theirs: str, expert: int, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the tensors of an expert: its own, or parts of those of all experts."""
+    for gate_up, down in HF_STACKS:
+        if f"{theirs}{gate_up}[{expert}]" in tensors:
+            sources = gate_and_up(ours, f"{theirs}{gate_up}[{expert}]", mixture.intermediate_size)
+            return sources | {f"{ours}down": WeightSource(f"{theirs}{down}[{expert}]")}
+    if f"{theirs}mlp.experts.gate_up_proj[{expert}][0::2]" in tensors:
+        return alternating_expert(ours, f"{theirs}mlp.experts.", expert)
+    if f"{theirs}block_sparse_moe.experts.{expert}.w1.weight" in tensors:
+        linear = {o: f"block_sparse_moe.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
+    else:
+        linear = {name: f"mlp.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
+    return {ours + o: WeightSource(theirs + t) for o, t in with_biases(linear).items()}
+
+
+def alternating_expert(ours: str, theirs: str, expert: int) -> dict[str, WeightSource]:
+    """Name the tensors of one of gpt-oss's experts."""
+    return {
+        f"{ours}{our}{bias}": WeightSource(f"{theirs}{their}{suffix}[{expert}]{rows}")
+        for our, their, rows in (
+            ("gate", "gate_up_proj", "[0::2]"),
+            ("up", "gate_up_proj", "[1::2]"),
+            ("down", "down_proj", ""),
+        )
+        for bias, suffix in (("", ""), (".bias", "_bias"))
+    }
+
+
+def gate_and_up(ours: str, tensor: str, size: int) -> dict[str, WeightSource]:
+    """Name the rows of gate, and of up after them."""
+    return {f"{ours}gate": WeightSource(tensor), f"{ours}up": WeightSource(tensor, size)}
 
 
 def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
@@ -236,10 +332,7 @@ def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSou
 
 def fused_gate_up(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
     """Name the rows of gate and up in one matrix."""
-    return {
-        f"{layer}gate": WeightSource(f"{theirs}.weight"),
-        f"{layer}up": WeightSource(f"{theirs}.weight", spec.intermediate_size),
-    }
+    return gate_and_up(layer, f"{theirs}.weight", spec.intermediate_size)
 
 
 GGUF_LAYER = {
@@ -280,6 +373,36 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
         if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
+        if (mixture := spec.layers[i].mixture) is not None:
+            sources |= gguf_mixture(mixture, ours, theirs, tensors)
+    return sources
+
+
+GGUF_MIXTURE = {
+    "router": "ffn_gate_inp.weight",
+    "router.bias": "ffn_gate_inp.bias",
+    "router.selection_bias": "exp_probs_b.bias",
+    "shared.gate": "ffn_gate_shexp.weight",
+    "shared.up": "ffn_up_shexp.weight",
+    "shared.down": "ffn_down_shexp.weight",
+    "shared.router": "ffn_gate_inp_shexp.weight",
+}
+GGUF_EXPERTS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+
+
+def gguf_mixture(
+    mixture: MixtureSpec, ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the tensors of a layer's mixture, whose experts are stacked."""
+    sources = {ours + o: WeightSource(theirs + t) for o, t in GGUF_MIXTURE.items()}
+    is_fused = f"{theirs}ffn_gate_up_exps.weight[0]" in tensors
+    for expert in range(mixture.num_experts):
+        own = f"{ours}experts.{expert}."
+        for our, their in with_biases(GGUF_EXPERTS).items():
+            sources[own + our] = WeightSource(f"{theirs}{their}[{expert}]")
+        if is_fused:
+            fused = f"{theirs}ffn_gate_up_exps.weight[{expert}]"
+            sources |= gate_and_up(own, fused, mixture.intermediate_size)
     return sources
 
 

@@ -15,10 +15,11 @@ from headrace.engine_proc.worker.device_selection import (
     check_on_cpu,
     choose,
     find_gpus,
+    place,
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
+from headrace.engine_proc.worker.models.decoder_spec import LayerSpec, MixtureSpec, NormPlacement
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ConfigError, ModelError
 from headrace.system import machine
@@ -106,6 +107,16 @@ def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
     why_not = why_not_on_gpus(config, flags.get("dtype", "bfloat16"))
     assert text in why_not
     assert bool(text) == bool(why_not)
+
+
+def test_mixtures_of_experts_run_on_the_cpu() -> None:
+    own = MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=32)
+    spec = dataclasses.replace(SPEC, layers=(LayerSpec(), LayerSpec(mixture=own)))
+    model = DecoderModel(spec, {}, ())
+    why = "a LlamaForCausalLM model has experts, which GPU workers cannot run"
+    assert place(execution_config("model.gguf"), model) == Device("cpu", why)
+    with pytest.raises(ModelError, match=f"^--device cuda: {why}; use --device cpu$"):
+        place(execution_config("model.gguf", device="cuda"), model)
 
 
 @pytest.mark.parametrize(("family", "text"), [("gemma3", "see each other"), ("smolvlm", "")])

@@ -7,7 +7,7 @@ import torch
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 
-OTHERS = (Format.F8_E4M3, Format.I32, Format.I64)
+OTHERS = (Format.F8_E4M3, Format.I32, Format.I64, Format.U8)
 GGUF_FORMATS = [format for format in Format if format not in OTHERS]
 
 

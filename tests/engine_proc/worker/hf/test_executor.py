@@ -1,4 +1,4 @@
-"""What no spec expresses runs in transformers' modules, on our pages, and says the same."""
+"""A model in transformers' modules runs on our pages, and says the same."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -72,6 +72,8 @@ CASES: dict[str, dict[str, Any]] = {
     "olmoe": EXPERTS,
     "deepseek_v3": LATENT,
     "gpt_oss": EXPERTS | {"head_dim": 16, "sliding_window": 5},  # sinks, and a window
+    "phimoe": EXPERTS,
+    "hunyuan_v1_moe": EXPERTS | {"head_dim": 16, "moe_topk": 2},
     "gpt2": {"n_positions": NUM_POSITIONS},  # learned positions
     "gpt_neox": {"rotary_pct": 0.25},
     "phi": {},
@@ -147,7 +149,7 @@ def expected(model: Any) -> list[list[int]]:
 @pytest.mark.parametrize("model_type", CASES)
 def test_greedy_text_is_that_of_transformers(model_type: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, model_type, **CASES[model_type])
-    model = open_it(tmp_path)
+    model = open_it(tmp_path, "transformers")
     assert isinstance(model, TransformersModel)
     texts = expected(reference)
     assert len({token for text in texts for token in text}) > 3

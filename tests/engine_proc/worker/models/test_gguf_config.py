@@ -217,13 +217,6 @@ def test_files_without_a_window_have_their_family_s(
     assert tuple(layer.window for layer in spec.layers) == windows
 
 
-def test_mixtures_of_experts_are_refused_by_name(tmp_path: Path) -> None:
-    model = tiny_model("qwen2_moe", num_experts=4, moe_intermediate_size=32)
-    path = write_gguf(tmp_path / "tiny.gguf", model)
-    with pytest.raises(ModelError, match="architecture 'qwen2moe' is a mixture of 4 experts"):
-        open_model(path)
-
-
 def test_stacked_experts_are_read_expert_after_expert(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).standard_normal((4, 32, 64), np.float32)
     extra = {"blk.0.ffn_gate_exps.weight": numbers}

@@ -19,8 +19,8 @@ import transformers
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
-from headrace.engine_proc.worker.models.model_families import lower_config
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import ModelError
 

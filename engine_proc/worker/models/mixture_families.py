@@ -1,0 +1,298 @@
+"""The families of mixtures of experts: functions from a config's fields to a `DecoderSpec`.
+
+Routing is that of transformers. Sums of weights that transformers bounds from below, by 1e-12 or
+1e-20, are not bounded here: fp32 scores of chosen experts add up to more.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headrace.engine_proc.worker.models.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    LayerSpec,
+    MixtureSpec,
+    QKNorm,
+    RouterScore,
+)
+from headrace.engine_proc.worker.models.model_families import (
+    biases,
+    decoder,
+    granite,
+    layer_types,
+    optional_window,
+    rope,
+    sliding,
+    split_head_dim,
+    window,
+)
+from headrace.engine_proc.worker.models.rope import rope_table
+
+MAX_EXPERTS = 1 << 12  # a config that says more is corrupt
+OWN, ALIAS = "num_experts", "num_local_experts"  # transformers reads either in most families
+
+
+def mixture(
+    fields: ConfigFields,
+    *,
+    experts: str = OWN,
+    chosen: str = "num_experts_per_tok",
+    size: str = "moe_intermediate_size",
+    **differences: Any,
+) -> MixtureSpec:
+    """Lower what all mixtures have.
+
+    Args:
+        experts, chosen, size: the fields that name the counts and the experts' intermediate size.
+        differences: fields of the spec that are not the default.
+    """
+    if experts == OWN and fields.get(OWN, None) is None:
+        experts = ALIAS
+    num_experts = fields.integer(experts)
+    if num_experts > MAX_EXPERTS:
+        raise fields.wrong(experts, f"at most {MAX_EXPERTS}")
+    per_token = fields.integer(chosen)
+    if per_token > num_experts:
+        raise fields.wrong(chosen, f"at most the number of experts, {num_experts}")
+    return MixtureSpec(
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        intermediate_size=fields.integer(size),
+        **differences,
+    )
+
+
+def with_mixture(
+    spec: DecoderSpec, own: MixtureSpec, is_sparse: Callable[[int], bool] = lambda layer: True
+) -> DecoderSpec:
+    """Return the decoder with a mixture in some layers; the others keep their MLP."""
+    layers = tuple(
+        replace(layer, mixture=own) if is_sparse(i) else layer
+        for i, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=layers)
+
+
+def whole(fields: ConfigFields, name: str, default: int) -> int:
+    """Return a count that may be 0."""
+    value = fields.get(name, default)
+    return 0 if value == 0 and not isinstance(value, bool) else fields.integer(name, default)
+
+
+def mixtral(fields: ConfigFields) -> DecoderSpec:
+    fields.get("router_jitter_noise", None)  # of training
+    layers = (LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers")
+    return with_mixture(
+        decoder(fields, layers=layers, rope_theta=1e6),
+        mixture(fields, experts=ALIAS, size="intermediate_size"),
+    )
+
+
+def qwen_sparse(fields: ConfigFields) -> Callable[[int], bool]:
+    """Lower which layers are mixtures: each `decoder_sparse_step`th, but not those listed."""
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list):
+        raise fields.wrong("mlp_only_layers", "a list of layers")
+    return lambda layer: layer not in dense and (layer + 1) % step == 0
+
+
+def qwen_window(fields: ConfigFields) -> int | None:
+    """Lower `sliding_window`, which is 0 in configs that do not use it."""
+    if fields.get("sliding_window", None) == 0 and not fields.flag("use_sliding_window", False):
+        return None
+    return optional_window(fields)
+
+
+def qwen2_moe(fields: ConfigFields) -> DecoderSpec:
+    """With `use_sliding_window`, every other layer below `max_window_layers` slides."""
+    first_full = whole(fields, "max_window_layers", 28)
+    size = qwen_window(fields)
+    slides = layer_types(fields, lambda i: size is not None and i % 2 == 0 and i < first_full)
+    spec = decoder(
+        fields,
+        layers=tuple(LayerSpec(window=size if slide else None) for slide in slides),
+        qkv_bias=fields.flag("qkv_bias", True),
+    )
+    own = mixture(
+        fields,
+        normalized=fields.flag("norm_topk_prob", False),
+        shared_intermediate_size=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    return with_mixture(spec, own, qwen_sparse(fields))
+
+
+def qwen3_moe(fields: ConfigFields) -> DecoderSpec:
+    """With `use_sliding_window`, all layers slide."""
+    fields.get("max_window_layers", None)  # published, but not read by transformers
+    layers = (LayerSpec(window=qwen_window(fields)),) * fields.integer("num_hidden_layers")
+    spec = decoder(fields, layers=layers, qk_norm=QKNorm.PER_HEAD, **biases(fields))
+    own = mixture(fields, normalized=fields.flag("norm_topk_prob", False))
+    return with_mixture(spec, own, qwen_sparse(fields))
+
+
+def olmoe(fields: ConfigFields) -> DecoderSpec:
+    """`clip_qkv` is refused, unless it is null."""
+    own = mixture(fields, size="intermediate_size", normalized=fields.flag("norm_topk_prob", False))
+    return with_mixture(decoder(fields, qk_norm=QKNorm.FULL, **biases(fields)), own)
+
+
+def granitemoe(fields: ConfigFields) -> DecoderSpec:
+    return with_mixture(
+        granite(fields),
+        mixture(
+            fields,
+            experts=ALIAS,
+            size="intermediate_size",
+            shared_intermediate_size=whole(fields, "shared_intermediate_size", 0),
+        ),
+    )
+
+
+GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def gpt_oss(fields: ConfigFields) -> DecoderSpec:
+    """`hidden_act` says nothing: the experts' activation is built in."""
+    for name in ("initial_context_length", "experts_per_token"):  # published; they repeat others
+        fields.get(name, None)
+    head_dim = fields.integer("head_dim", 64)
+    table = rope_table(
+        fields.table("rope_scaling") or fields.table("rope_parameters") or GPT_OSS_YARN,
+        owner=fields.owner,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        theta=fields.number("rope_theta", 150_000.0),
+    )
+    bias = fields.flag("attention_bias", True)
+    spec = decoder(
+        fields,
+        head_dim=head_dim,
+        layers=sliding(fields, lambda i: i % 2 == 0),
+        ropes=(table,),
+        qkv_bias=bias,
+        output_bias=bias,
+        attention_sinks=True,
+    )
+    own = mixture(
+        fields,
+        experts=ALIAS,
+        size="intermediate_size",
+        router_bias=True,
+        expert_bias=True,
+        clamp=fields.positive("swiglu_limit", 7.0),
+        swish_beta=fields.number("swiglu_alpha", 1.702),
+    )
+    return with_mixture(spec, own)
+
+
+def ernie4_5_moe(fields: ConfigFields) -> DecoderSpec:
+    """Every `moe_layer_interval`th layer between two is a mixture. `use_bias` is refused."""
+    for name in ("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"):
+        fields.get(name, None)  # published, but not read by transformers
+    fields.number("moe_norm_min", 1e-12)
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
+    spec = decoder(
+        fields, ropes=(rope(fields, head_dim, 500_000.0, interleaved=True),), tied_head=True
+    )
+    size = fields.integer("moe_intermediate_size")
+    own = mixture(
+        fields,
+        experts="moe_num_experts",
+        chosen="moe_k",
+        selection_bias=True,
+        shared_intermediate_size=size * whole(fields, "moe_num_shared_experts", 2),
+    )
+    interval = fields.integer("moe_layer_interval", 1)
+    first, last = whole(fields, "moe_layer_start_index", 1), fields.get("moe_layer_end_index", -1)
+    if not isinstance(last, int):
+        raise fields.wrong("moe_layer_end_index", "the index of a layer, or -1")
+    end = len(spec.layers) if last == -1 else last + 1
+    return with_mixture(spec, own, lambda i: first <= i < end and (i + 1) % interval == 0)
+
+
+def grouped(fields: ConfigFields, default_shared: int, default_normalized: bool) -> MixtureSpec:
+    """Lower DeepSeek-V3's routing: experts of the best groups, by sigmoid and a learned term."""
+    size = fields.integer("moe_intermediate_size")
+    own = mixture(
+        fields,
+        experts="n_routed_experts",
+        score=RouterScore.SIGMOID,
+        normalized=fields.flag("norm_topk_prob", default_normalized),
+        weight_scale=fields.number("routed_scaling_factor", 1.0),
+        selection_bias=True,
+        num_groups=fields.integer("n_group", 1),
+        groups_per_token=fields.integer("topk_group", 1),
+        shared_intermediate_size=size * whole(fields, "n_shared_experts", default_shared),
+    )
+    if own.num_experts % own.num_groups or own.num_experts < 2 * own.num_groups:
+        raise fields.wrong("n_group", f"groups of 2 or more that {own.num_experts} experts make")
+    reach = own.num_experts // own.num_groups * own.groups_per_token
+    if own.groups_per_token > own.num_groups or own.experts_per_token > reach:
+        raise fields.wrong(
+            "topk_group",
+            f"as many of {own.num_groups} groups as hold {own.experts_per_token} experts",
+        )
+    return own
+
+
+def glm4_moe(fields: ConfigFields) -> DecoderSpec:
+    """A part of each head rotates. Layers that predict further tokens are left out."""
+    for name in ("num_nextn_predict_layers", "num_mtp_layers"):
+        fields.get(name, None)
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
+    partial = fields.number("partial_rotary_factor", 0.5)
+    spec = decoder(
+        fields,
+        ropes=(rope(fields, head_dim, 10_000.0, partial=partial),),
+        qk_norm=QKNorm.PER_HEAD if fields.flag("use_qk_norm", False) else QKNorm.NONE,
+        qkv_bias=fields.flag("attention_bias", False),
+    )
+    first = whole(fields, "first_k_dense_replace", 1)
+    own = grouped(fields, default_shared=1, default_normalized=True)
+    return with_mixture(spec, own, lambda i: i >= first)
+
+
+# Published fields of DeepSeek's routing that transformers does not read in its relatives.
+DEEPSEEK_FIELDS = (
+    *("aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux", "topk_method"),
+    "use_sliding_window",
+)
+
+
+def dots1(fields: ConfigFields) -> DecoderSpec:
+    """Layers from `max_window_layers` on slide, if there is a window."""
+    for name in DEEPSEEK_FIELDS:
+        fields.get(name, None)
+    size, first_slides = window(fields), fields.integer("max_window_layers", 62)
+    slides = layer_types(fields, lambda i: size is not None and i >= first_slides)
+    spec = decoder(
+        fields,
+        layers=tuple(LayerSpec(window=size if slide else None) for slide in slides),
+        qk_norm=QKNorm.PER_HEAD,
+        **biases(fields),
+    )
+    first = whole(fields, "first_k_dense_replace", 0)
+    own = grouped(fields, default_shared=0, default_normalized=False)
+    return with_mixture(spec, own, lambda i: i >= first)
+
+
+MIXTURES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "olmoe": olmoe,
+    "granitemoe": granitemoe,
+    "granitemoeshared": granitemoe,
+    "gpt_oss": gpt_oss,
+    "ernie4_5_moe": ernie4_5_moe,
+    "glm4_moe": glm4_moe,
+    "dots1": dots1,
+}

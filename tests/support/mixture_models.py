@@ -1,0 +1,157 @@
+"""Tiny random mixtures of experts of transformers, and steps that run them."""
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Executor, Floats
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
+
+PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12, 77, 50, 2, 9, 63, 64, 11, 90]
+STRANGER = [44, 44, 71, 13]  # beside the prompt in a batch
+EXECUTORS = {
+    "torch": partial(TorchExecutor, num_pages=8, page_tokens=16),
+    "core": partial(CpuExecutor, num_pages=8, page_tokens=16, threads=1),
+}
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+QWEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+GRANITE = {
+    "num_local_experts": 5,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.3,
+}
+ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+SLIDING_FIRST = ["sliding_attention", "full_attention", "full_attention"]
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 5, "head_dim": 24},
+    "mixtral with a window": {"sliding_window": 5, "num_experts_per_tok": 1},
+    "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 48, "norm_topk_prob": True},
+    "qwen2_moe with dense layers and windows": QWEN
+    | {
+        "shared_expert_intermediate_size": 48,
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+    },
+    "qwen3_moe": QWEN | {"head_dim": 24, "norm_topk_prob": True},
+    "qwen3_moe with dense layers and a window": QWEN
+    | {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 5},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "olmoe with biases": {"num_experts": 8, "norm_topk_prob": True, "attention_bias": True},
+    "granitemoe": GRANITE,
+    "granitemoeshared": GRANITE | {"shared_intermediate_size": 48},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 5}
+    | {"head_dim": 16, "swiglu_limit": 1.5},
+    "ernie4_5_moe": ERNIE | {"head_dim": 24},
+    "ernie4_5_moe with intervals": ERNIE
+    | {
+        "num_hidden_layers": 5,
+        "moe_layer_interval": 2,
+        "moe_layer_start_index": 2,
+        "moe_layer_end_index": 3,
+        "moe_num_shared_experts": 0,
+    },
+    "glm4_moe": GROUPED | {"head_dim": 24, "use_qk_norm": True, "attention_bias": True},
+    "glm4_moe without groups": GROUPED
+    | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False},
+    "dots1": GROUPED | {"head_dim": 24, "n_shared_experts": 2, "norm_topk_prob": True},
+    "dots1 with a window": GROUPED
+    | {"n_shared_experts": 1, "sliding_window": 5, "layer_types": SLIDING_FIRST},
+}
+
+
+def tiny_mixture(case: str, **differences: Any) -> Any:
+    """Make the random model of a case, whose name begins with the family's."""
+    torch.manual_seed(0)
+    fields = TINY | MIXTURES[case] | differences
+    config = transformers.AutoConfig.for_model(case.split()[0], **fields)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if "norm" in name or name.endswith(("bias", "sinks")):  # they start as ones and zeros
+            numbers.data += 0.3 * torch.randn_like(numbers)
+    return model.eval()
+
+
+def reference(model: Any) -> Floats:
+    with torch.inference_mode():
+        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
+    return logits
+
+
+def batch(parts: list[tuple[list[int], int, list[int]]]) -> Batch:
+    """Return a step of some sequences: tokens, the first one's position, and pages."""
+    lengths = [len(tokens) for tokens, _, _ in parts]
+    return Batch(
+        token_ids=np.concatenate([tokens for tokens, _, _ in parts]).astype(np.int32),
+        positions=np.concatenate([np.arange(len(t)) + at for t, at, _ in parts]).astype(np.int32),
+        sequences=np.repeat(np.arange(len(parts)), lengths).astype(np.int32),
+        page_table=np.array([pages for _, _, pages in parts], np.int32),
+        logit_rows=np.arange(sum(lengths), dtype=np.int32),
+    )
+
+
+def all_ways(executor: Executor) -> dict[str, Floats]:
+    """Return the prompt's logits, computed alone, in chunks beside a stranger, and after a cache.
+
+    Pages have 16 tokens; the executor has 8 of them.
+    """
+    alone = executor.forward(batch([(PROMPT, 0, [3, 0])]))
+    chunks = []
+    for start, stop in itertools.pairwise([0, 7, len(PROMPT) - 1, len(PROMPT)]):
+        step = batch([(STRANGER, 0, [5, 5]), (PROMPT[start:stop], start, [6, 1])])
+        chunks.append(executor.forward(step)[len(STRANGER) :])
+    cached = executor.forward(batch([(PROMPT[16:], 16, [3, 7])]))  # its first page is another's
+    return {
+        "alone": alone,
+        "chunked": np.concatenate(chunks),
+        "cached": np.concatenate([alone[:16], cached]),
+    }
+
+
+def check(path: Path, expected: Floats, atol: float = 3e-5) -> None:
+    """Compare the logits of a model's files with those of transformers, by every executor."""
+    assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything
+    model = open_model(path)
+    for by, make in EXECUTORS.items():
+        ways = all_ways(make(model.spec, model.weights))
+        for way, logits in ways.items():
+            text = f"{way}, by {by}"
+            np.testing.assert_allclose(logits, expected, atol=atol, rtol=0, err_msg=text)
+            np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1), text)
+        if by == "core":  # batch mates and chunks change no bit
+            np.testing.assert_array_equal(ways["chunked"], ways["alone"])
+            np.testing.assert_array_equal(ways["cached"], ways["alone"])
