@@ -16,6 +16,7 @@ FIRST = 2
 STOPPED_ROOM = 64
 ROWS = 256  # of a step for which there is room from the beginning
 # As `Opening` in the core.
+LENGTH = struct.Struct("<I")
 OPENING = struct.Struct("<Q3I6B2xI")
 
 
@@ -134,7 +135,10 @@ class CoreTexts:
             *(plan.chat, plan.stream and not plan.include_usage),
             *(plan.num_delivered is not None, plan.num_delivered or 0),
         )
-        data = b"".join([opening, *(len(p).to_bytes(4, "little") + p for p in parts)])
+        pieces = [opening]
+        for part in parts:
+            pieces += (LENGTH.pack(len(part)), part)
+        data = b"".join(pieces)
         result: int = self._core.headrace_texts_open(self._texts, data, ctypes.c_uint64(len(data)))
         assert result, "the core reads an opening otherwise than it is written"
         return result == FIRST

@@ -1,7 +1,7 @@
 """One line per event, as text or as a JSON object.
 
 A thread of its own writes them: a slow or stopped log reader blocks no process. A line about a
-request has its id: that of the record, else the one that `REQUEST_ID` has in the logging thread.
+request has its id: that of the record, else the `current_request` of the logging thread or task.
 """
 
 import atexit
@@ -20,8 +20,32 @@ STDERR = 2
 MAX_LINES = 4096  # that wait to be written; more are lost, and counted
 LAST_S = 1.0  # without a line written, and the process ends though some wait
 
-# `X-Request-Id` of the request that this thread works at; "" where it works at none.
-REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+
+class CurrentRequest:
+    """The request that a thread or task works at: `id` is its `X-Request-Id`, or "" for none."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: str = "") -> None:
+        self.id = id
+
+
+# Its value changes in place: to set a context variable takes longer than to log nothing should.
+CURRENT: ContextVar[CurrentRequest] = ContextVar("request")
+
+
+def current_request() -> CurrentRequest:
+    """Return the record of the calling thread, to set its `id`."""
+    current = CURRENT.get(None)
+    if current is None:
+        current = CurrentRequest()
+        CURRENT.set(current)
+    return current
+
+
+def begin_request(request_id: str) -> None:
+    """Have the calling task, and those that it starts, work at a request."""
+    CURRENT.set(CurrentRequest(request_id))
 
 
 def about(request_id: str, **fields: Any) -> dict[str, Any]:
@@ -31,7 +55,8 @@ def about(request_id: str, **fields: Any) -> dict[str, Any]:
 
 def request_id_of(record: logging.LogRecord) -> str:
     """Return the id of the request that a record is about, or ""."""
-    return getattr(record, "request_id", "") or REQUEST_ID.get()
+    current = CURRENT.get(None)
+    return getattr(record, "request_id", "") or ("" if current is None else current.id)
 
 
 class TextFormatter(logging.Formatter):

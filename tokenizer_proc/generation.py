@@ -50,6 +50,7 @@ from headrace.tokenizer_proc.apis.sampling import (
     allowed_mask,
     bias_of,
     check_token_ids,
+    default_parameters,
     parameters_of,
     stated,
 )
@@ -143,6 +144,7 @@ class GenerationPlanner:
         """Plan for a model; with `traces` plans have the sampling parameters of spans."""
         self._traces = traces
         self._card = card
+        self._parameters = default_parameters(card.sampling_defaults)
         self._template = template
         self._prompts = Prompts(card, vocabulary)
         self._num_detokenizers = num_detokenizers
@@ -418,11 +420,11 @@ class GenerationPlanner:
         self, http: HttpRequest, request: Generation, bad_words: list[list[int]]
     ) -> Sampling:
         """Return how a request's tokens are chosen, with the seed of its first sequence."""
-        defaults, num_logprobs = self._card.sampling_defaults, request.num_logprobs
+        num_logprobs = request.num_logprobs
         chooses = request.num_sequences > (request.n or 1)
         echoes = isinstance(request, CompletionRequest) and request.echo
         of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
-        numbers = parameters_of(request, defaults)
+        numbers = parameters_of(request, self._parameters)
         numbers["temperature"] = min(numbers["temperature"], HOTTEST)
         numbers["top_k"] = min(max(numbers["top_k"], 0), self._card.vocab_size)
         return Sampling(

@@ -14,6 +14,7 @@ from headrace.protocol.sse import DONE
 TEXT = "\x01"  # renders as no other text does
 ID = "\x02"
 CREATED = 9_007_199_254_740_991
+SEPARATOR = b"\0"  # in no JSON
 TEXT_JSON, ID_JSON, CREATED_JSON = b'"\\u0001"', b"\\u0002", str(CREATED).encode()
 
 
@@ -25,15 +26,18 @@ class EventTemplate(NamedTuple):
     tail: bytes
     stop: bytes  # in a chat, an event of its own; else the tail of the last one
     length: bytes
-    closing: bytes = DONE
+    closing: bytes
 
 
 NOTHING = EventTemplate(b"", b"", b"", b"", b"", b"")
 
 
 @functools.lru_cache(maxsize=1024)
-def pattern(model: str, api: Api, include_usage: bool, index: int) -> EventTemplate:
-    """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs."""
+def pattern(model: str, api: Api, include_usage: bool, index: int) -> bytes:
+    """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs.
+
+    `SEPARATOR` is between its parts, so that one call replaces what is in several.
+    """
     plan = ReplyPlan(
         response_id=ID,
         model=model,
@@ -56,7 +60,7 @@ def pattern(model: str, api: Api, include_usage: bool, index: int) -> EventTempl
         else renderer.delta(index, [Content(TEXT)], reason).split(TEXT_JSON)[1]
         for reason in (FinishReason.STOP, FinishReason.LENGTH)
     ]
-    return EventTemplate(renderer.opening(index), prefix, tail, *ends)
+    return SEPARATOR.join((renderer.opening(index), prefix, tail, *ends, DONE))
 
 
 def template_of(plan: ReplyPlan) -> EventTemplate:
@@ -65,9 +69,8 @@ def template_of(plan: ReplyPlan) -> EventTemplate:
         return NOTHING
     response_id, created = plan.response_id.encode(), str(plan.created).encode()
     kind = pattern(plan.model, plan.api, plan.include_usage, plan.index)
-    found = EventTemplate(
-        *(part.replace(ID_JSON, response_id).replace(CREATED_JSON, created) for part in kind)
-    )
+    text = kind.replace(ID_JSON, response_id).replace(CREATED_JSON, created)
+    found = EventTemplate(*text.split(SEPARATOR))
     if not plan.echo:
         return found
     echo = OpenAIRenderer(plan).delta(plan.index, [Content(plan.echo)], None)

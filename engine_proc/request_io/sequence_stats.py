@@ -14,6 +14,11 @@ from headrace.ipc.messages import FinishReason
 
 SECOND_NS = 10**9
 RAN = (FinishReason.STOP, FinishReason.LENGTH)
+# Of each sequence, in the order of `close`.
+OBSERVED = (
+    *(Timing.WAITED, Timing.PREFILLED, Timing.DECODED, Timing.RAN),
+    *(Timing.PROMPT, Timing.COMPUTED, Timing.GENERATED, Timing.MAX_TOKENS, Timing.PREEMPTED),
+)
 
 
 class TokenRate:
@@ -110,18 +115,12 @@ def close(
     queued, scheduled, first, last = moments
     num_prompt, num_cached, num_generated, max_tokens = counts
     slot.add(EngineField.ENDED + why)
-    observed = [
-        (Timing.WAITED, scheduled - queued),
-        (Timing.PREFILLED, first - scheduled),
-        (Timing.DECODED, last - first),
-        (Timing.RAN, last - scheduled),
-        (Timing.PROMPT, num_prompt),
-        (Timing.COMPUTED, num_prompt - num_cached),
-        (Timing.GENERATED, num_generated),
-        (Timing.MAX_TOKENS, max_tokens),
-        (Timing.PREEMPTED, num_preemptions),
-    ]
+    amounts = (
+        *(scheduled - queued, first - scheduled, last - first, last - scheduled),
+        *(num_prompt, num_prompt - num_cached, num_generated, max_tokens, num_preemptions),
+    )
+    histograms = slot.histograms
+    for span, amount in zip(OBSERVED, amounts, strict=True):
+        histograms[span].observe(amount)
     if num_generated > 1:
-        observed.append((Timing.PER_TOKEN, (last - first) // (num_generated - 1)))
-    for span, amount in observed:
-        slot.histogram(span).observe(amount)
+        histograms[Timing.PER_TOKEN].observe((last - first) // (num_generated - 1))

@@ -5,14 +5,16 @@ This module decides which tokens a step bans or penalizes; the workers only add.
 
 import struct
 from array import array
+from operator import attrgetter
 
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import SAMPLING_CODES, SAMPLING_ROW, SamplingRow, sampling_offset
 
 BAN = float("-inf")
-# The fields of a row that are those of the request.
+# The fields of a row that are those of the request, and their values.
 PARAMETERS = [name for name in SamplingRow._fields if name in Sampling.__struct_fields__]
+VALUES = attrgetter(*PARAMETERS)
 # The fields of a row that differ between steps; the rest is packed once per sequence.
 POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
 POSITION_AT = sampling_offset("position")
@@ -20,6 +22,11 @@ HISTORY_AND_BIAS = ("history_start", "num_prompt", "num_history", "bias_start", 
 PLACES = struct.Struct("<" + "".join(SAMPLING_CODES[name] for name in HISTORY_AND_BIAS))
 PLACES_AT = sampling_offset(HISTORY_AND_BIAS[0])
 assert SamplingRow._fields[-len(HISTORY_AND_BIAS) :] == HISTORY_AND_BIAS, "they end the row"
+SEED, *OTHERS = PARAMETERS
+FIRST = (SEED, "position", *OTHERS, "num_logprobs")
+assert SamplingRow._fields[: len(FIRST)] == FIRST, "they begin the row"
+REQUEST = struct.Struct("<" + "".join(SAMPLING_CODES[name] for name in FIRST))
+REST = SAMPLING_ROW.pack(*SamplingRow())[REQUEST.size :]  # of a row without history and bias
 
 
 class SamplingMetadata:
@@ -89,17 +96,11 @@ def pack(
     bias: tuple[int, int] = (0, 0),
 ) -> bytes:
     """Return the `SAMPLING_ROW` of a token to be drawn."""
-    row = SamplingRow(
-        position=position,
-        num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
-        history_start=history[0],
-        num_prompt=history[1],
-        num_history=history[2],
-        bias_start=bias[0],
-        num_bias=bias[1],
-        **{name: getattr(sampling, name) for name in PARAMETERS},
-    )
-    return SAMPLING_ROW.pack(*row)
+    num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
+    seed, *others = VALUES(sampling)
+    row = bytearray(REQUEST.pack(seed, position, *others, num_logprobs) + REST)
+    PLACES.pack_into(row, PLACES_AT, *history, *bias)
+    return bytes(row)
 
 
 def banned_tokens(sequence: Sequence, position: int, drafts: "array[int]") -> list[int]:

@@ -96,14 +96,18 @@ class Seat:
 
 
 class Slot:
-    """One process's part of the board."""
+    """One process's part of the board.
+
+    Attributes:
+        histograms: by `Timing`.
+    """
 
     def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
         self.seat = seat
         self._words = words
         self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
         starts = range(HISTOGRAMS, DEATH - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
-        self._histograms = [
+        self.histograms = [
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
             for start, span in zip(starts, Timing, strict=False)
         ]
@@ -130,7 +134,7 @@ class Slot:
 
     def histogram(self, span: Timing) -> Histogram:
         """Return one of the histograms."""
-        return self._histograms[span]
+        return self.histograms[span]
 
     def beat(self) -> None:
         """Publish a heartbeat of this process."""

@@ -79,8 +79,9 @@ class Histogram:
         """Count an amount; for the owner of the words alone. Less than nothing is nothing."""
         if amount < 0:
             amount = 0
-        self._words[bisect_left(self._limits, amount)] += times
-        self._words[-1] += amount * times
+        words = self._words
+        words[bisect_left(self._limits, amount)] += times
+        words[-1] += amount * times
 
     @property
     def counts(self) -> list[int]:

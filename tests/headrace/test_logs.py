@@ -149,11 +149,11 @@ def test_json_line_has_the_exception_as_a_string() -> None:
 
 
 def test_line_of_a_thread_has_the_request_it_works_at() -> None:
-    token = logs.REQUEST_ID.set("abc")
+    logs.current_request().id = "abc"
     try:
         found = json.loads(logs.JsonFormatter("tokenizer 0").format(record_of("it is long")))
     finally:
-        logs.REQUEST_ID.reset(token)
+        logs.current_request().id = ""
     assert found["request_id"] == "abc"
 
 

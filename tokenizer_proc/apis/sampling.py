@@ -3,9 +3,10 @@
 OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -32,6 +33,9 @@ UNSUPPORTED = (
     *("use_beam_search", "watermarking", "custom_logit_processor", "custom_params", "lora_path"),
     *("return_hidden_states", "stop_regex"),
 )
+PARAMETER_VALUES = attrgetter(*PARAMETERS)
+# Parameters above their lowest number, which they do not take.
+ABOVE_LOW = [(name, one.low, one.high) for name, one in PARAMETERS.items() if one.excludes_low]
 RANGES: dict[str, tuple[float, float | None]] = {
     "max_tokens": (1, None),
     "max_completion_tokens": (1, None),
@@ -137,12 +141,15 @@ class SamplingFields(GrammarFields, kw_only=True):
         raise NotImplementedError
 
 
-def parameters_of(request: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
-    """Return the request's parameters, else the model's defaults, else the parameter's own."""
-    return {
-        name: stated(getattr(request, name), getattr(defaults, name, one.default))
-        for name, one in PARAMETERS.items()
-    }
+def default_parameters(defaults: SamplingDefaults) -> dict[str, float]:
+    """Return the parameters of a request without any: the model's, else the parameter's own."""
+    return {name: getattr(defaults, name, one.default) for name, one in PARAMETERS.items()}
+
+
+def parameters_of(request: SamplingFields, defaults: Mapping[str, float]) -> dict[str, Any]:
+    """Return the request's parameters, else the `default_parameters`."""
+    values = zip(defaults.items(), PARAMETER_VALUES(request), strict=True)
+    return {name: default if value is None else value for (name, default), value in values}
 
 
 def stated(value: T | None, default: T) -> T:
@@ -151,21 +158,29 @@ def stated(value: T | None, default: T) -> T:
 
 
 @cache
-def ranges_of(kind: type[msgspec.Struct]) -> list[tuple[str, float, float]]:
-    """Return the fields of a kind of request that have a range, with it."""
+def ranges_of(
+    kind: type[msgspec.Struct],
+) -> tuple[Callable[[Any], tuple[Any, ...]], list[tuple[str, float, float]]]:
+    """Return a function for the values of a kind's fields that have a range, and the ranges.
+
+    There are two such fields at least.
+    """
     ranges = dict(RANGES)
     for base in kind.__mro__:
         ranges |= OWN_RANGES.get(base.__name__, {})
-    pairs = ((name, one) for name, one in ranges.items() if hasattr(kind, name))
-    return [(name, low, inf if high is None else high) for name, (low, high) in pairs]
+    found = {name: one for name, one in ranges.items() if hasattr(kind, name)}
+    return attrgetter(*found), [
+        (name, low, inf if high is None else high) for name, (low, high) in found.items()
+    ]
 
 
 def check_ranges(request: msgspec.Struct) -> None:
     """Refuse numbers outside their ranges; the text has the range."""
-    for name, low, high in ranges_of(type(request)):
-        given = getattr(request, name)
-        if given is None:
+    values_of, ranges = ranges_of(type(request))
+    for place, given in enumerate(values_of(request)):
+        if given is None:  # most are
             continue
+        name, low, high = ranges[place]
         for value in given if isinstance(given, list) else (given,):
             if value is None or low <= value <= high:
                 continue
@@ -185,9 +200,8 @@ def check_sampling(request: SamplingFields) -> None:
             "truncation_side: must be 'left': a prompt that is cut keeps its end",
             "truncation_side",
         )
-    for name, one in PARAMETERS.items():
-        if one.excludes_low:
-            check_above(name, getattr(request, name), one.low, one.high)
+    for name, low, high in ABOVE_LOW:
+        check_above(name, getattr(request, name), low, high)
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options: only allowed with 'stream': true", "stream_options")
     if request.prompt_logprobs is not None and request.stream:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from headrace.board.board import Slot
 from headrace.board.fields import FetcherField
 from headrace.ipc.messages import Fetch, Forget, ToFetcher
-from headrace.logs import REQUEST_ID, log_failure
+from headrace.logs import begin_request, log_failure
 from headrace.tokenizer_proc.fetcher.download import (
     Budget,
     DownloadedFile,
@@ -89,7 +89,7 @@ class Fetches:
 
     async def _fetch(self, fetch: Fetch) -> None:
         """Fetch all images of a request; at the first that is refused, let the others be."""
-        REQUEST_ID.set(fetch.request_id)
+        begin_request(fetch.request_id)
         budget = Budget(self._max_bytes)
         files: dict[int, DownloadedFile] = {}
 

@@ -21,7 +21,7 @@ import msgspec
 
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, Unsupported
-from headrace.logs import REQUEST_ID
+from headrace.logs import current_request
 from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.grammar.grammar_checker import CPU_S, Task, Verdict, read, write
 from headrace.tokenizer_proc.jobs.stages import Check, Encoding
@@ -92,7 +92,7 @@ class Grammars:
         check = self._kept.get(key)
         if check is None or (check.found is not None and check.found.may_change):
             check = self._kept[key] = Check()
-            self._wanted.put((constraint, check, REQUEST_ID.get()))
+            self._wanted.put((constraint, check, current_request().id))
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
             if self._thread is None:
@@ -105,7 +105,7 @@ class Grammars:
         """Have constraints checked, one after another, as long as this process lives."""
         while True:
             constraint, check, request_id = self._wanted.get()
-            REQUEST_ID.set(request_id)
+            current_request().id = request_id
             try:
                 check.found = self._ask(constraint)
             except OSError as error:  # the system is short of processes, say

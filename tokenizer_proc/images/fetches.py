@@ -20,7 +20,7 @@ from headrace.ipc.arena import Arena, Stale
 from headrace.ipc.inflight import MAX_BLAMED
 from headrace.ipc.messages import Fetch, Fetched, Forget, FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox
-from headrace.logs import REQUEST_ID
+from headrace.logs import current_request
 from headrace.tokenizer_proc.images.sources import Remote
 from headrace.tokenizer_proc.jobs.stages import Check, Encoding
 
@@ -69,7 +69,7 @@ class ImageFetches:
             RequestError: one of them is not, or fetchers die of them.
         """
         urls = [remote.url for remote in remotes]
-        fetch = Fetch(next(self._ids), self._index, urls, request_id=REQUEST_ID.get())
+        fetch = Fetch(next(self._ids), self._index, urls, request_id=current_request().id)
         asked = self._asked[fetch.id] = Asked(fetch, remotes)
         self._asks.send(fetch)
         try:

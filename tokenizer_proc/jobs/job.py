@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import InternalError, RequestError
 from headrace.ipc.messages import HttpRequest, Times
-from headrace.logs import REQUEST_ID, log_failure
+from headrace.logs import current_request, log_failure
 from headrace.tokenizer_proc.jobs.aborts import Abandoned
 from headrace.tokenizer_proc.jobs.stages import Check, Ids, Outcome, Stages, Text, error_answer
 
@@ -53,7 +53,8 @@ class Job:
 
     def advance(self, ids: list[Ids] | None) -> None:
         """Continue, with the ids of `texts` if the stage requested some."""
-        REQUEST_ID.set(self.request.request_id)
+        current = current_request()
+        current.id = self.request.request_id
         try:
             wanted = next(self._stages) if ids is None else self._stages.send(ids)
             self._check = wanted if isinstance(wanted, Check) else None
@@ -67,7 +68,7 @@ class Job:
         except Exception as error:
             self.fail(error)
         finally:
-            REQUEST_ID.set("")
+            current.id = ""
 
     def fail(self, error: Exception) -> None:
         """Answer that this request has failed."""
