@@ -93,6 +93,7 @@ class EngineCore:
         self._step_limit = OomBackoff()
         self._clock = clock
         self._grammars = grammars
+        self._generates = config.embedding_size is None
         self._images = images
         self._vision = vision
         self._intake = Intake()
@@ -114,6 +115,8 @@ class EngineCore:
             for sequence in self._grammars.ready():
                 self._scheduler.add(sequence)
         if received is None:
+            if wait_ms == IDLE_MS and self._generates:
+                self._grammars.begin()
             return
         while received is not None:
             self._take(*received)

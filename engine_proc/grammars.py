@@ -1,8 +1,10 @@
 """Compiles the grammars of new sequences in a thread, beside the steps.
 
-llguidance is imported while the workers load the model, since the import holds the GIL for 0.2 s.
-Compilation does not hold the GIL. A sequence is scheduled once its grammar is compiled, so it
-delays no other. Sequences with equal grammars share the compiled one.
+llguidance and its table of the vocabulary take half a second of processor time, most of it with the
+GIL held. They are loaded when the engine is first idle, so no start and no stream waits for them. A
+grammar that comes before loads them at once. Compilation does not hold the GIL. A sequence is
+scheduled once its grammar is compiled, so it delays no other. Sequences with equal grammars share
+the compiled one.
 """
 
 import logging
@@ -42,10 +44,13 @@ class MatcherQueue:
         self._waiting: dict[bytes, list[Sequence]] = {}  # by grammar
         self._wanted: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[tuple[bytes, LLMatcher | None]] = queue.SimpleQueue()
+        self._has_begun = False
 
     def begin(self) -> None:
-        """Load what compiles, in a thread of its own."""
-        threading.Thread(target=self._compile_all, name="grammars", daemon=True).start()
+        """Load what compiles, in a thread of its own, unless that has begun."""
+        if not self._has_begun:
+            self._has_begun = True
+            threading.Thread(target=self._compile_all, name="grammars", daemon=True).start()
 
     @property
     def is_busy(self) -> bool:
@@ -64,6 +69,7 @@ class MatcherQueue:
             self._kept.move_to_end(grammar)
             sequence.matcher = GrammarMatcher(self._kept[grammar].deep_copy(), self._ends)
             return True
+        self.begin()
         if grammar not in self._waiting:
             self._wanted.put(grammar)
         self._waiting.setdefault(grammar, []).append(sequence)

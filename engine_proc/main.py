@@ -57,8 +57,6 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             vision = VisionClient(config, context, arena, area)
             tower_bytes = vision.wait_gpu_bytes(images)
         workers = WorkerGroup(config, context, area, tower_bytes)
-        if config.embedding_size is None:
-            grammars.begin()
         ready = workers.wait_ready()
         pool = make_pool(ready, config)
         scheduler = make_scheduler(pool, ready, config, images)

@@ -1,4 +1,11 @@
-"""Information routes: paths that take GET and need no tokenizer."""
+"""Information routes: paths that take GET and need no tokenizer.
+
+What renders `/metrics` and `/openapi.json` is imported when first asked for. Every tokenizer
+process has these routes, and the imports took 60 ms of processor time at its start.
+"""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from headrace import __version__, routes
 from headrace.board.board import Board
@@ -6,14 +13,15 @@ from headrace.config.config import TokenizerConfig
 from headrace.config.model_list import model_pages
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.metrics.headrace_metrics import MetricsPage
 from headrace.protocol.server import VersionResponse
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info
-from headrace.tokenizer_proc.openapi.openapi import openapi
 from headrace.tokenizer_proc.ring.monitor import CONTENT_TYPE as EVENTS
 from headrace.tokenizer_proc.ring.monitor import RingMonitor
+
+if TYPE_CHECKING:
+    from headrace.metrics.headrace_metrics import MetricsPage
 
 
 class InfoRoutes:
@@ -21,15 +29,14 @@ class InfoRoutes:
 
     Attributes:
         monitor: of the ring.
-        metrics: of `/metrics`.
     """
 
     def __init__(self, config: TokenizerConfig, board: Board) -> None:
+        self._config = config
         self._card = config.card
         self._board = board
         self._models = model_pages(config.card, config.started_at)
         self.monitor = RingMonitor(board, config)
-        self.metrics = MetricsPage(board, config.card, config.metrics_dialect)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
             routes.VERSION: lambda *_: json_answer(VersionResponse(version=__version__)),
@@ -41,10 +48,7 @@ class InfoRoutes:
             routes.RING_EVENTS: lambda *_: Answer(
                 200, self.monitor.opening(), EVENTS, is_open=True
             ),
-            routes.OPENAPI: lambda *_: Answer(
-                200,
-                openapi(config.card, config.follows_grammars, config.trust_request_chat_template),
-            ),
+            routes.OPENAPI: self._openapi,
         }
         self.handlers = by_path(handlers, routes_of(Lane.INFO))
         if config.takes_scripts:
@@ -73,6 +77,21 @@ class InfoRoutes:
     def find(self, path: str) -> Handler | None:
         """Return what answers at a path, or None."""
         return self._model if path.startswith(f"{MODELS}/") else self.handlers.get(path)
+
+    @cached_property
+    def metrics(self) -> "MetricsPage":
+        """What renders `/metrics`."""
+        from headrace.metrics.headrace_metrics import MetricsPage
+
+        return MetricsPage(self._board, self._card, self._config.metrics_dialect)
+
+    def _openapi(self, _request: HttpRequest, _body: Body) -> Answer:
+        from headrace.tokenizer_proc.openapi.openapi import openapi
+
+        config = self._config
+        return Answer(
+            200, openapi(config.card, config.follows_grammars, config.trust_request_chat_template)
+        )
 
     def _model(self, request: HttpRequest, _body: Body) -> Answer:
         if request.path not in self._models:

@@ -5,7 +5,7 @@ Detokenizers write texts by this table and grammars allow tokens by it, so both 
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 # The decoders of a SentencePiece model in `tokenizer.json`; the last only where texts begin with a
@@ -16,6 +16,7 @@ SENTENCE_PIECE = [
     {"type": "Fuse"},
 ]
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+OUTSIDE_LATIN_1 = 0xFFFD
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -31,8 +32,7 @@ def read_table(spec: dict[str, Any]) -> TokenTable | None:
     """Return the table of a `tokenizer.json`; None if a token's text depends on its neighbors."""
     decoder = spec.get("decoder") or {}
     if decoder.get("type") == "ByteLevel":
-        byte_of = {char: byte for byte, char in enumerate(byte_characters())}
-        return table_of(spec, functools.partial(byte_level, byte_of=byte_of), False)
+        return table_of(spec, functools.partial(byte_level, bytes_as=BytesAs()), False)
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else []
     if steps[:3] != SENTENCE_PIECE or steps[3:] not in ([], [STRIP]):
         return None
@@ -59,11 +59,22 @@ def table_of(
     return TokenTable(token_bytes, special, strips_first_space)
 
 
-def byte_level(token: str, byte_of: dict[str, int]) -> bytes:
+class BytesAs(dict[int, int]):
+    """Maps what byte-level BPE writes for a byte to Latin-1's character, and others out of it."""
+
+    def __init__(self) -> None:
+        super().__init__((ord(char), byte) for byte, char in enumerate(byte_characters()))
+
+    def __missing__(self, char: int) -> int:
+        return OUTSIDE_LATIN_1
+
+
+def byte_level(token: str, bytes_as: Mapping[int, int]) -> bytes:
     """Return the bytes of a token that is written with a character for each."""
-    if all(char in byte_of for char in token):
-        return bytes(byte_of[char] for char in token)
-    return token.encode()
+    try:
+        return token.translate(bytes_as).encode("latin-1")
+    except UnicodeEncodeError:  # it is text
+        return token.encode()
 
 
 def sentence_piece(token: str) -> bytes:

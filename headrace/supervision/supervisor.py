@@ -234,7 +234,8 @@ class Supervisor:
             self._stop()
 
     def _start(self) -> None:
-        for slot in self.board.slots:
+        # The engine first: its workers take longest, and start once it has imported its modules.
+        for slot in sorted(self.board.slots, key=lambda slot: slot.seat.role != "engine"):
             role = slot.seat.role
             if role in ("worker", "vision"):  # the engine starts these
                 continue

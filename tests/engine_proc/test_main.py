@@ -537,7 +537,6 @@ def test_a_grammar_ends_its_sequence_where_none_can_be_followed(rig: Rig) -> Non
         raise ValueError("no such tokenizer")
 
     rig.engine._grammars = MatcherQueue(load, [0])
-    rig.engine._grammars.begin()
     rig.take(with_grammar(FIRST))
     receive_compiled(rig)
     rig.step()

@@ -187,7 +187,6 @@ class Rig:
         self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
         self.compiler = Slow()
         grammars = MatcherQueue(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
-        grammars.begin()
         self.engine = EngineCore(
             *(self.config, self.scheduler, pool, self.links, self.slot, grammars),
             images=self.images,

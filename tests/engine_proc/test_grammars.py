@@ -1,0 +1,29 @@
+"""When what compiles grammars is loaded."""
+
+import queue
+from pathlib import Path
+
+from engine_rig import FIRST, WAIT_MS, Rig, generate
+
+from headrace.engine_proc.grammars import MatcherQueue
+from headrace.model.grammar_compiler import GrammarCompiler
+
+
+def test_the_compiler_is_loaded_when_the_engine_is_idle(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    loaded: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def load() -> GrammarCompiler:
+        loaded.put(None)
+        raise ValueError("not of interest")
+
+    rig.engine._grammars = MatcherQueue(load, [0])
+    rig.take(generate(FIRST))
+    while rig.scheduler.has_work:
+        assert loaded.empty(), "a sequence is running"
+        rig.step()
+    rig.engine.receive_all(rig.inbox)
+    loaded.get(timeout=WAIT_MS / 1000)
+    rig.engine.receive_all(rig.inbox)
+    assert loaded.empty(), "it is loaded once"
+    rig.close()
