@@ -2,8 +2,7 @@
 //
 // Each token's router scores pick its experts. (token, slot) pairs are sorted by expert, so that a
 // product reads the weights of each chosen expert once. A row's product has the same bits among any
-// others, and a token's experts are added in the order of its choice, so that no sum knows of other
-// tokens.
+// others. A token's experts are added in the order of its choice: no sum knows of other tokens.
 #pragma once
 #include "cpu/step_state.h"
 
