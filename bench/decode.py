@@ -2,12 +2,14 @@
 
 Method: the demo model's weights in each format, the same file for both; a real text as prompt.
         Other models are a file of random weights in any type of GGUF (`random-Q5_K`), a file of
-        `support/real_models.py` (`qwen2.5-coder-0.5b`), or a path.
+        `support/real_models.py` (`qwen2.5-coder-0.5b`), or a path. `--shape` measures mixtures of
+        experts: some layers of a model, of random weights in each type that its rows can have.
         Headrace's CPU executor runs in this process, llama.cpp (`llama-cpp-python`) in another
         that sleeps while it is not asked; both have the same number of threads. They take turns
         in every round, neither runs while the other does, and the first round is thrown away.
-        Decoding is greedy, with the choice of the token on the clock; B sequences that are equal
-        cost what different ones do. Prefill is one prompt of 512 tokens.
+        Decoding is greedy, with the choice of the token on the clock. B sequences begin at
+        different tokens of a text, so that experts are chosen as in a batch of real ones. Prefill
+        is one prompt of 512 tokens.
 Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/python
         python bench/decode.py qwen2.5-coder-1.5b random-Q4_K --sequences 1
 """
@@ -27,7 +29,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.model import open_model
 from support import models
-from support.random_gguf import TYPES, random_file
+from support.random_gguf import MIXTURES, TYPES, random_file, types_of
 from support.real_models import REAL_MODELS, fetch
 from support.report import Quantity, Report, parser, peer_version
 
@@ -65,7 +67,7 @@ class Engine(Protocol):
         """Compute a prompt from nothing."""
 
     def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
-        """Continue equal prompts, computed untimed when they are first named, greedily."""
+        """Continue rotated prompts, computed untimed when they are first named, greedily."""
 
 
 class Headrace:
@@ -121,10 +123,11 @@ class Headrace:
         if key not in self._kept:
             self._kept[key] = self._take(sequences, self._pages(len(prompt) + steps))
             for row in range(sequences):
-                self._fill(prompt[:-1], self._kept[key][row : row + 1])
+                rotated = prompt[row:] + prompt[:row]
+                self._fill(rotated[:-1], self._kept[key][row : row + 1])
         table = self._kept[key]
         rows = np.arange(sequences, dtype=np.int32)
-        tokens = np.full(sequences, prompt[-1], np.int32)
+        tokens = np.array([prompt[row - 1] for row in range(sequences)], np.int32)
         generated = []
         start = time.perf_counter()
         for position in range(len(prompt) - 1, len(prompt) - 1 + steps):
@@ -244,15 +247,17 @@ def main() -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        default=FORMATS,
         help=f"{', '.join(FORMATS)} (of the demo model, the default); {', '.join(REAL_MODELS)}; "
         f"{RANDOM}TYPE with TYPE of {', '.join(TYPES)}; or a .gguf file",
     )
+    options.add_argument("--shape", nargs="+", default=[], choices=MIXTURES, help="of mixtures")
     options.add_argument(
         "--sequences", nargs="+", type=int, default=[1, 8, 32], help="of B, those to measure"
     )
     options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args: argparse.Namespace = options.parse_args()
+    of_shapes = [f"{RANDOM}{shape}-{type}" for shape in args.shape for type in types_of(shape)]
+    args.models = args.models or of_shapes or FORMATS
     report = Report("decode", args)
     version = peer_version(args.llama_python, "llama-cpp-python")
     if version is None:

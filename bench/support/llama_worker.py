@@ -1,8 +1,9 @@
 """llama.cpp behind a pipe, run by the Python that has `llama-cpp-python`: commands in, seconds out.
 
 Lines of JSON on standard input, each answered by one on standard output. `{"prefill": ids}`
-computes a prompt. `{"decode": steps, "prompt": ids, "sequences": n}` continues n equal prompts
-greedily. They are computed untimed at first use and kept. Each kind has its own context, so a short
+computes a prompt. `{"decode": steps, "prompt": ids, "sequences": n}` continues n prompts greedily,
+each of which is the one before it without its first token, which comes last. They are computed
+untimed at first use and kept. Each kind has its own context, so a short
 sequence does not pay for a long one. Between commands the process waits on its input and uses no
 core.
 """
@@ -21,7 +22,7 @@ NO_LOG = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
 
 
 class Sequences:
-    """A context with some equal sequences in it."""
+    """A context with some sequences in it."""
 
     def __init__(self, model: Any, threads: int, num_sequences: int, max_tokens: int) -> None:
         params = llama_cpp.llama_context_default_params()
@@ -102,12 +103,13 @@ class Worker:
         """Continue prompts by `steps` tokens each; return those of the first sequence."""
         many = self.sequences(num_sequences, len(prompt))
         kept = len(prompt) - 1  # the first step computes the prompt's last token
+        prompts = [prompt[i:] + prompt[:i] for i in range(num_sequences)]
         if not many.length:
-            for sequence in range(num_sequences):
-                many.fill(prompt[:-1], sequence)
+            for sequence, tokens in enumerate(prompts):
+                many.fill(tokens[:-1], sequence)
             many.length = kept
         many.forget(kept)
-        tokens, generated = [prompt[-1]] * num_sequences, []
+        tokens, generated = [tokens[-1] for tokens in prompts], []
         start = time.perf_counter()
         for step in range(steps):
             rows = [(token, kept + step, sequence) for sequence, token in enumerate(tokens)]

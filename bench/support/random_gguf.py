@@ -1,9 +1,13 @@
 """GGUF files of random weights: a model of 420 million numbers, all its matrices of one type.
 
+Mixtures of experts have some layers of a model that people run, as many as fit into 3 GB of Q8_0.
+
 The `gguf` package quantizes to few types, and real files mix them. A kernel's speed depends on the
 type alone, so blocks are random bytes with scales that make numbers of about a trained size.
 """
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -24,6 +28,68 @@ MATRICES = {
     "ffn_up": (MLP, HIDDEN),
     "ffn_down": (HIDDEN, MLP),
 }
+
+
+@dataclass(frozen=True)
+class MixtureShape:
+    """The sizes of a model with experts; `layers` of them, not all."""
+
+    architecture: str  # of GGUF
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    experts: int
+    experts_per_token: int
+    expert_mlp: int
+
+    def matrices(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a layer's matrices."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "attn_q": (q, self.hidden),
+            "attn_k": (kv, self.hidden),
+            "attn_v": (kv, self.hidden),
+            "attn_output": (self.hidden, q),
+            "ffn_gate_exps": (self.experts, self.expert_mlp, self.hidden),
+            "ffn_up_exps": (self.experts, self.expert_mlp, self.hidden),
+            "ffn_down_exps": (self.experts, self.hidden, self.expert_mlp),
+        }
+
+    def vectors(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what a layer has in F32."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        vectors: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (self.hidden,),
+            "ffn_gate_inp.weight": (self.experts, self.hidden),
+        }
+        if self.architecture == "qwen3moe":
+            norms = dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (self.head_dim,))
+            vectors |= {"ffn_norm.weight": (self.hidden,), **norms}
+        elif self.architecture == "gpt-oss":
+            vectors |= {
+                "post_attention_norm.weight": (self.hidden,),
+                "attn_sinks.weight": (self.heads,),
+                "attn_q.bias": (q,),
+                "attn_k.bias": (kv,),
+                "attn_v.bias": (kv,),
+                "attn_output.bias": (self.hidden,),
+                "ffn_gate_inp.bias": (self.experts,),
+                "ffn_gate_exps.bias": (self.experts, self.expert_mlp),
+                "ffn_up_exps.bias": (self.experts, self.expert_mlp),
+                "ffn_down_exps.bias": (self.experts, self.hidden),
+            }
+        else:
+            vectors["ffn_norm.weight"] = (self.hidden,)
+        return vectors
+
+
+MIXTURES = {
+    "qwen3-30b-a3b": MixtureShape("qwen3moe", 2048, 32, 4, 128, 4, 128, 8, 768),
+    "gpt-oss-20b": MixtureShape("gpt-oss", 2880, 64, 8, 64, 3, 32, 4, 2880),
+    "mixtral-8x7b": MixtureShape("llama", 4096, 32, 8, 128, 2, 8, 2, 14336),
+}
 RMS = 0.02  # of weights
 # Where a block has its scales in fp16; ggml's layout. MXFP4 has an exponent of 8 bits instead.
 SCALES = {
@@ -37,32 +103,45 @@ TYPES = (*SCALES, "MXFP4")
 Bytes = npt.NDArray[np.uint8]
 
 
-def random_file(type: str) -> Path:
-    """Return the file of one of `TYPES`, made where it is not there."""
-    path = CACHE / f"random.{type}.gguf"
+def random_file(name: str) -> Path:
+    """Return the file of one of `TYPES`, or of a mixture and a type, made where it is not there."""
+    shape, _, type = name.rpartition("-")
+    path = CACHE / f"random.{name}.gguf"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
-        write(unfinished, GGMLQuantizationType[type])
+        if shape:
+            write_mixture(unfinished, GGMLQuantizationType[type], MIXTURES[shape])
+        else:
+            write(unfinished, GGMLQuantizationType[type])
         unfinished.rename(path)
     return path
 
 
-def random_rows(shape: tuple[int, int], type: GGMLQuantizationType) -> Bytes:
-    """Return rows of random blocks, [rows, bytes of a row]."""
+def types_of(shape: str) -> list[str]:
+    """Return the types that the rows of a mixture can have, of those that are compared."""
+    mixture = MIXTURES[shape]
+    widths = {matrix[-1] for matrix in mixture.matrices().values()}
+    types = ("Q8_0", "Q4_0", "Q4_K", "MXFP4")
+    sizes = {type: GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] for type in types}
+    return [type for type in types if not any(width % sizes[type] for width in widths)]
+
+
+def random_rows(shape: tuple[int, ...], type: GGMLQuantizationType) -> Bytes:
+    """Return rows of random blocks, [rows, bytes of a row], or more dimensions of rows."""
     numbers, size = GGML_QUANT_SIZES[type]
     rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (shape[0] * shape[1] // numbers, size), np.uint8)
+    blocks = rng.integers(0, 256, (math.prod(shape) // numbers, size), np.uint8)
     if type.name == "MXFP4":
         blocks[:, 0] = 119  # 2 ** -8 of at most 6
-        return blocks.reshape(shape[0], -1)
+        return blocks.reshape(*shape[:-1], -1)
     for scale in (np.float16(1), None):
         if scale is None:  # scales of one have told how large the numbers are
             sample = gguf.dequantize(blocks[:4096].reshape(1, -1), type)
             scale = np.float16(RMS / np.sqrt(np.square(sample).mean()))
         for place in SCALES[type.name]:
             blocks[:, place : place + 2] = np.array([scale], "<f2").view(np.uint8)
-    return blocks.reshape(shape[0], -1)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def write(path: Path, type: GGMLQuantizationType) -> None:
@@ -89,6 +168,48 @@ def write(path: Path, type: GGMLQuantizationType) -> None:
             writer.add_tensor(
                 f"blk.{layer}.{name}.weight", random_rows(shape, type), raw_dtype=type
             )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_mixture(path: Path, type: GGMLQuantizationType, shape: MixtureShape) -> None:
+    """Write a mixture of experts without a tokenizer."""
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.expert_mlp)
+    writer.add_expert_feed_forward_length(shape.expert_mlp)
+    writer.add_expert_count(shape.experts)
+    writer.add_expert_used_count(shape.experts_per_token)
+    writer.add_block_count(shape.layers)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    if shape.architecture == "gpt-oss":
+        writer.add_sliding_window(128)
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("none")
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    rng = np.random.default_rng(1)
+    for name in ("token_embd", "output"):
+        rows = random_rows((VOCAB, shape.hidden), type)
+        writer.add_tensor(f"{name}.weight", rows, raw_dtype=type)
+    writer.add_tensor("output_norm.weight", np.ones(shape.hidden, np.float32))
+    experts = {name: random_rows(size, type) for name, size in shape.matrices().items()}
+    for layer in range(shape.layers):
+        for name, size in shape.vectors().items():
+            numbers = rng.standard_normal(size, np.float32) * np.float32(RMS)
+            if name.endswith("norm.weight"):
+                numbers = np.ones(size, np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}", numbers)
+        for name, rows in experts.items():
+            writer.add_tensor(f"blk.{layer}.{name}.weight", rows, raw_dtype=type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
