@@ -16,6 +16,7 @@ TRIES = {
     "gguf": 1000,
     "gguf_values": 1000,
     "gguf_split": 400,
+    "mmproj_values": 1000,
     "safetensors": 2000,
     "template": 150,
     "image": 2000,

@@ -75,6 +75,7 @@ class Service:
             card.special_tokens,
             trusts_requests=config.trust_request_chat_template,
             takes_images=card.takes_images,
+            image_text=card.image_text,
             describes_tools=card.tool_format is ToolFormat.HERMES,
         )
         if template.lacks_tools and context.index == 0:

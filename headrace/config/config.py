@@ -358,6 +358,7 @@ class ModelCard:
     image_row_size: int = 0  # numbers of such a row
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
+    image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
 
     @property
     def whole_images(self) -> bool:

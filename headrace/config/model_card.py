@@ -183,6 +183,7 @@ def with_images(card: ModelCard, decoder: GgufFile, path: Path) -> ModelCard:
         image_row_size=found.row_size,
         image_run=config["mm_tokens_per_image"] if family.sees_whole else 0,
         mmproj=str(path),
+        image_text=found.image_text,
     )
 
 

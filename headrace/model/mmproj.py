@@ -111,6 +111,7 @@ class Projector:
     """A projector type: the decoders it fits, its tokens, and its family in transformers."""
 
     architectures: tuple[str, ...]
+    image_text: str  # what a chat template of the family writes for an image
     # Fields of the config, each with texts of its token; the first that the decoder has counts.
     tokens: Mapping[str, tuple[str, ...]]
     describe: Callable[[ClipMetadata, Mapping[str, int], int], FolderConfig]
@@ -127,6 +128,11 @@ class Mmproj:
     clip: ClipMetadata
     row_size: int  # numbers of a row of an image: the decoder's hidden size
     folder: FolderConfig
+
+    @property
+    def image_text(self) -> str:
+        """What a chat template of the family writes for an image."""
+        return PROJECTORS[self.projector].image_text
 
     @property
     def family(self) -> str:
@@ -179,6 +185,11 @@ def qwen2_5_vl(clip: ClipMetadata, tokens: Mapping[str, int], row_size: int) -> 
     if not math.isclose(clip.layer_norm_epsilon, 1e-6, rel_tol=1e-3):
         raise ModelError(
             f"clip.vision.attention.layer_norm_epsilon is {clip.layer_norm_epsilon:g}, not 1e-06"
+        )
+    if clip.window_size < clip.patch_size * clip.spatial_merge_size:
+        raise ModelError(
+            f"clip.vision.window_size is {clip.window_size}, below the "
+            f"{clip.patch_size * clip.spatial_merge_size} pixels of a row"
         )
     whole = range(clip.n_wa_pattern - 1, clip.block_count, clip.n_wa_pattern)
     config = {
@@ -267,9 +278,10 @@ def levels(clip: ClipMetadata) -> Json:
 
 
 PROJECTORS = {
-    "idefics3": Projector(("llama",), {"image_token_id": ("<image>",)}, idefics3),
+    "idefics3": Projector(("llama",), "<image>", {"image_token_id": ("<image>",)}, idefics3),
     "gemma3": Projector(
         ("gemma3",),
+        "<start_of_image>",
         {
             # Converters leave out what is past the SentencePiece model, `<image_soft_token>`.
             "image_token_index": ("<image_soft_token>", "<unused0>"),
@@ -280,6 +292,7 @@ PROJECTORS = {
     ),
     "qwen2.5vl_merger": Projector(
         ("qwen2vl",),
+        "<|vision_start|><|image_pad|><|vision_end|>",
         {
             "image_token_id": ("<|image_pad|>",),
             "vision_start_token_id": ("<|vision_start|>",),
@@ -289,6 +302,7 @@ PROJECTORS = {
     ),
     "mlp": Projector(
         ("llama", "qwen2", "phi3"),
+        "<image>",
         # Vocabularies of text models have no token of images; no text becomes one of the others.
         {"image_token_index": ("<image>", "<|reserved_special_token_0|>", "<unk>")},
         llava,

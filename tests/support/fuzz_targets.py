@@ -9,6 +9,7 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 from gguf_files import TableEntry, serialized, write_decoder
 from image_parts import encoded
+from mmproj_seeds import mmproj_seed
 from mutations import EDGES, Pieces
 from PIL import Image
 from random_decoders import NUM_PAGES, SPEC, cpu
@@ -77,6 +79,8 @@ from headrace.ipc.worker_messages import (
     ToWorker,
 )
 from headrace.model.gguf import GgufFile, read_metadata
+from headrace.model.mmproj import PROJECTORS, read_mmproj
+from headrace.model.mmproj_weights import tower_weights
 from headrace.model.token_table import TokenTable
 from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
@@ -349,6 +353,22 @@ def run_gguf_values(data: bytes) -> None:
     open_gguf_everywhere(path)
 
 
+def run_mmproj_values(data: bytes) -> None:
+    """Open a projector file that is well formed, and has other values, types, names and shapes."""
+    pieces = Pieces(data)
+    seed = mmproj_seed([*PROJECTORS][pieces.number(len(PROJECTORS))])
+    metadata, tensors = dict(seed.metadata), [*seed.tensors]
+    while metadata and not pieces.is_empty:
+        if pieces.number(4):
+            change_value(pieces, metadata)
+        else:
+            change_tensor(pieces, tensors)
+    path = folder() / "mmproj.gguf"
+    path.write_bytes(serialized(metadata, tensors, seed.weights))
+    with suppress(ModelError):
+        tower_weights(read_mmproj(path, seed.decoder))
+
+
 def change_value(pieces: Pieces, metadata: dict[str, Any]) -> None:
     """Change, add or remove a value."""
     name = metadata.get("general.architecture")
@@ -567,6 +587,7 @@ TARGETS = {
     "gguf": Target(run_gguf, gguf_seeds),
     "gguf_values": Target(run_gguf_values, column_seeds),
     "gguf_split": Target(run_gguf_split, gguf_split_seeds),
+    "mmproj_values": Target(run_mmproj_values, column_seeds),
     "safetensors": Target(run_safetensors, safetensors_seeds),
     "template": Target(run_template, template_seeds),
     "image": Target(run_image, image_seeds),

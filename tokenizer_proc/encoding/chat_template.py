@@ -23,10 +23,20 @@ import jinja2.sandbox
 from headrace.errors import InvalidValue, ModelError, Unsupported, in_a_line
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
-from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
+from headrace.tokenizer_proc.apis.openai import (
+    IMAGE_PART,
+    ChatRequest,
+    ContentPart,
+    RequestMessage,
+)
 from headrace.tokenizer_proc.apis.tools import as_template_call
 from headrace.tokenizer_proc.encoding.generic_tools import describe_tools, plain_messages
-from headrace.tokenizer_proc.encoding.message_content import add_text, parts_of, plain_text
+from headrace.tokenizer_proc.encoding.message_content import (
+    add_text,
+    parts_of,
+    plain_text,
+    with_images,
+)
 from headrace.tokenizer_proc.jobs.stages import Text
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
@@ -130,13 +140,15 @@ class ChatTemplate:
         cpu_s: float = TEMPLATE_CPU_S,
         trusts_requests: bool = False,
         takes_images: bool = False,
+        image_text: str = "",
         describes_tools: bool = False,
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
         With `trusts_requests`, a request may bring a template of its own. With `takes_images`,
-        messages may have image parts. With `describes_tools`, a message describes tools that the
-        template has no place for.
+        messages may have image parts. With `image_text`, a template without a place for images gets
+        that text for each. With `describes_tools`, a message describes tools that the template has
+        no place for.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -155,6 +167,7 @@ class ChatTemplate:
         self._takes_images = takes_images
         self._describes_tools = describes_tools
         self._wants_parts = False  # even for content that is a text
+        self._image_text = ""  # of an image in content that is a text
         self._special_tokens = special_tokens
         try:
             self._template = None if source is None else self._compiled(source)
@@ -163,12 +176,23 @@ class ChatTemplate:
         except CpuLimitExceeded as error:
             raise ModelError(f"the model's chat template takes {error} to compile") from error
         self._wants_parts = takes_images and self._loses_text()
+        if image_text and self._loses_images(image_text):
+            self._wants_parts, self._image_text = False, image_text
 
     def _loses_text(self) -> bool:
         """Whether the model's template has no place for content that is not a list of parts."""
         probe = ChatRequest(messages=[RequestMessage("user", PROBE)])
         try:
             return self._template is not None and PROBE not in self.render(probe)
+        except InvalidValue:
+            return True
+
+    def _loses_images(self, image_text: str) -> bool:
+        """Whether the model's template has no place for the images of a message."""
+        parts = [ContentPart(IMAGE_PART), ContentPart("text", PROBE)]
+        probe = ChatRequest(messages=[RequestMessage("user", parts)])
+        try:
+            return self._template is not None and image_text not in self.render(probe)
         except InvalidValue:
             return True
 
@@ -247,6 +271,9 @@ class ChatTemplate:
 
     def _as_template_message(self, message: RequestMessage, index: int) -> dict[str, Any]:
         where = f"messages[{index}].content"
+        if self._image_text and isinstance(message.content, list):
+            text = with_images(message, where, self._image_text)
+            return as_template_message(message, index, text)
         has_parts = self._takes_images and isinstance(message.content, list)
         if self._wants_parts or has_parts:
             return as_template_message(message, index, parts_of(message, where))

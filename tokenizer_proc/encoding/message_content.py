@@ -20,6 +20,11 @@ def plain_text(message: RequestMessage, where: str) -> str | None:
     return text_of(message.content, where)
 
 
+def with_images(message: RequestMessage, where: str, image_text: str) -> str:
+    """Return the text of a message of parts, each on a line of its own, images as `image_text`."""
+    return "\n".join(part.get("text", image_text) for part in parts_of(message, where))
+
+
 def parts_of(message: RequestMessage, where: str) -> list[dict[str, str]]:
     """Return the parts of a message; a text is one."""
     if not isinstance(message.content, list):

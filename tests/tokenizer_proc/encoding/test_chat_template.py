@@ -276,6 +276,25 @@ def test_a_text_is_a_part_where_a_template_has_nothing_else() -> None:
     assert seen(PARTS_ONLY, RequestMessage("assistant", None, tool_calls=calls)) == "assistant:;"
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}",
+            "a\n<image>\nb",
+        ),
+        (
+            "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}",
+            "a\n<image>\nb",
+        ),
+        (PARTS_ONLY, "a<image>b"),
+    ],
+)
+def test_a_template_without_images_gets_a_text_for_each(source: str, text: str) -> None:
+    template = ChatTemplate(source, {}, takes_images=True, image_text="<image>")
+    assert template.render(ChatRequest(messages=[LOOK])) == f"user:{text};"
+
+
 def test_parts_stay_parts_with_an_image_or_without() -> None:
     texts = RequestMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
     assert seen(TEXT_OR_PARTS, texts) == "ab"
