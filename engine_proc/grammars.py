@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.errors import ModelError
 from headrace.ipc.messages import request_of
 from headrace.system.malloc import give_back
 
@@ -103,17 +104,26 @@ class MatcherQueue:
 
     def _compile_all(self) -> None:
         """Compile grammars as long as the process lives."""
-        compiler: GrammarCompiler | None = None
-        try:
-            compiler = self._load()
-            give_back()  # what the tables were made of
-        except ValueError as error:
-            log.info("no grammar can be followed: %s", error)
+        compiler = self._load_compiler()
         while True:
             grammar = self._wanted.get()
+            compiler = compiler or self._load_compiler()
             compiled = None
             try:
                 compiled = compiler.compile(grammar.decode()) if compiler else None
             except ValueError as error:
                 log.error("a grammar that was checked cannot be followed: %s", error)
             self._made.put((grammar, compiled))
+
+    def _load_compiler(self) -> "GrammarCompiler | None":
+        """Return what compiles; None if the model's files are gone or have no such tokenizer."""
+        try:
+            compiler = self._load()
+        except ValueError as error:
+            log.info("no grammar can be followed: %s", error)
+            return None
+        except (OSError, ModelError) as error:
+            log.warning("no grammar can be followed until the model can be read: %s", error)
+            return None
+        give_back()  # what the tables were made of
+        return compiler

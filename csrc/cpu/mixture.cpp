@@ -117,7 +117,9 @@ void Mixture::sort() {
     std::vector<int> next(config_.num_local_experts + 1);
     for (int pair = 0; pair < num_pairs; ++pair) {
         const int expert = room_.experts[pair] - config_.first_expert;
-        next[expert + 1] += is_here(expert);
+        if (is_here(expert)) {
+            ++next[expert + 1];
+        }
     }
     for (int expert = 0; expert < config_.num_local_experts; ++expert) {
         const int first = next[expert], rows = next[expert + 1];

@@ -64,12 +64,13 @@ def open_for(
         if impl == "headrace":
             raise
         extras.require("modules", f"{lowering}; transformers may run it")
-        log.info("%s; transformers' modules run it, slower", lowering)
         try:
-            return open_with_transformers(path, config.dtype, config.max_model_len, group)
+            opened = open_with_transformers(path, config.dtype, config.max_model_len, group)
         except ModelError as error:
             reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
             raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
+        log.info("%s; transformers' modules run it, slower", lowering)
+        return opened
     if model.pooling is not None and model.pooling.kind != PoolingKind.LAST:
         raise wrong_pooling(path, model.pooling.kind)
     return model

@@ -2,10 +2,12 @@
 
 import queue
 from pathlib import Path
+from typing import Any
 
 from engine_rig import FIRST, WAIT_MS, Rig, generate
 
 from headrace.engine_proc.grammars import MatcherQueue
+from headrace.errors import ModelError
 from headrace.model.grammar_compiler import GrammarCompiler
 
 
@@ -27,3 +29,27 @@ def test_the_compiler_is_loaded_when_the_engine_is_idle(tmp_path: Path) -> None:
     rig.engine.receive_all(rig.inbox)
     assert loaded.empty(), "it is loaded once"
     rig.close()
+
+
+class FakeCompiler:
+    """Compiles each grammar to itself."""
+
+    def compile(self, grammar: str) -> str:
+        return grammar
+
+
+def test_a_compiler_is_loaded_anew_once_files_are_back() -> None:
+    outcomes = [FileNotFoundError("model.gguf"), ModelError("model.gguf: truncated")]
+
+    def load() -> Any:
+        if outcomes:
+            raise outcomes.pop(0)
+        return FakeCompiler()
+
+    matchers = MatcherQueue(load, [0])
+    matchers.begin()
+    made = []
+    for grammar in (b"first", b"second"):
+        matchers._wanted.put(grammar)
+        made.append(matchers._made.get(timeout=WAIT_MS / 1000))
+    assert made == [(b"first", None), (b"second", "second")]

@@ -160,7 +160,9 @@ def test_openai_client_works(server: RunningServer, expected: list[Expected]) ->
     assert chunks[-1].usage is not None
     assert whole.usage is not None
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    completion = client.completions.create(model=model, prompt="1, 2, 3,", max_tokens=4)
+    completion = client.completions.create(
+        model=model, prompt="1, 2, 3,", max_tokens=4, temperature=0
+    )
     assert completion.choices[0].finish_reason == "length"
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "x"}])
