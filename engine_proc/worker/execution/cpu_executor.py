@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -195,7 +196,7 @@ class CpuExecutor:
         self.page_tokens = page_tokens
         self.weight_dtype = WeightDtype(weight_dtype)
         self.activation_bits = activation_bits(self.weight_dtype, rounds_activations)
-        self.core = declare(load_core())
+        self.core = declared_core()
         config = Config(
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,
@@ -500,7 +501,7 @@ def held_format(
 
 def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
     """Return what a matrix takes in the core; None is int8. BF16 may take a quarter less."""
-    nbytes: int = declare(load_core()).headrace_cpu_matrix_bytes(FORMATS.index(format), *shape)
+    nbytes: int = declared_core().headrace_cpu_matrix_bytes(FORMATS.index(format), *shape)
     return nbytes
 
 
@@ -526,8 +527,10 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
     return layers, ropes
 
 
-def declare(core: ctypes.CDLL) -> ctypes.CDLL:
-    """Give the functions of csrc/cpu/api.cpp their types."""
+@cache
+def declared_core() -> ctypes.CDLL:
+    """Return the core, with the types of the functions of csrc/cpu/api.cpp."""
+    core = load_core()
     where = (c_void_p, c_int32, c_int32)
     for name, result, arguments in (
         ("create", c_void_p, (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig))),

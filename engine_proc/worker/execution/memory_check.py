@@ -6,8 +6,9 @@ from headrace.config.config import CPU_KV_BYTES, ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import (
     WeightDtype,
+    activation_bits,
+    held_format,
     matrix_bytes,
-    packed_format,
 )
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
@@ -39,8 +40,8 @@ def check_weights(
     A KV cache of the default size takes memory as it fills, so it is only warned of.
     """
     asked = config.kv_cache_memory_bytes or 0
-    rounds = config.dtype != "float32"
-    taken = core_bytes(spec, weights, dtype, rounds)
+    rounds_activations = config.dtype != "float32"
+    taken = core_bytes(spec, weights, dtype, rounds_activations)
     if taken + asked <= memory_bytes:
         if taken + config.cpu_kv_bytes > memory_bytes:
             log.warning(
@@ -51,7 +52,7 @@ def check_weights(
         return
     beside = f" beside a KV cache of {asked / GIB:.1f} GiB" if asked else ""
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
-    in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds)
+    in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds_activations)
     if in_int8 + asked <= memory_bytes:
         ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")
     raise ConfigError(
@@ -60,10 +61,13 @@ def check_weights(
     )
 
 
-def core_bytes(spec: DecoderSpec, weights: Weights, dtype: WeightDtype, rounds: bool) -> int:
+def core_bytes(
+    spec: DecoderSpec, weights: Weights, dtype: WeightDtype, rounds_activations: bool
+) -> int:
     """Return the least that all weights can take in the C++ core."""
+    is_rounded = activation_bits(dtype, rounds_activations) != 0
     return sum(
-        least_bytes(packed_format(weights[name], dtype, rounds), shape)
+        least_bytes(held_format(name, weights[name], dtype, is_rounded), shape)
         if len(shape) == 2
         else 4 * shape[0]
         for name, shape in weight_shapes(spec).items()
