@@ -17,7 +17,7 @@ from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, HttpExchange
 from headrace.frontend.http.static_files import StaticFile, StaticFiles
 from headrace.frontend.request_reports import RequestReports
-from headrace.routes import GET, PING, Lane, routes_of
+from headrace.routes import GET, PING
 from headrace.runtime.wake_clock import WakeClock
 
 ONLY_ASKED = Rejection(
@@ -27,8 +27,6 @@ ONLY_ASKED = Rejection(
     "method_not_allowed",
     allow=f"{GET}, {HEAD}",
 )
-# Bodies for a tokenizer: no other look at their paths is needed.
-FORWARDED = frozenset(path for route in routes_of(Lane.TOKENIZER) for path in route.paths)
 
 
 class App:
@@ -61,9 +59,6 @@ class App:
             request.refuse(fault)
         elif self._cors is not None and self._cors.look(request):
             pass  # it has been answered
-        elif request.path in FORWARDED:
-            self._forwarder.begin(request)
-            return
         elif request.path in PATHS:
             self._write_health(request)
         elif is_for_operators(request.path):

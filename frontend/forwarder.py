@@ -71,7 +71,6 @@ class Forwarder:
         self._links = links
         self._slot = slot
         self._gate = gate
-        self._retry_after_s = lambda: gate.retry_after_s
         self._max_body_bytes = max_body_bytes
         self._long_bodies = BodyThrottle(links)
         self._too_large = too_large(max_body_bytes)
@@ -107,7 +106,7 @@ class Forwarder:
             self._links,
             self._slot,
             streams=self._open_requests.streams,
-            retry_after_s=self._retry_after_s,
+            retry_after_s=lambda: self._gate.retry_after_s,
             on_end=partial(self._end, row, head.length),
         )
         key = 0 if head.key is None else share_key(head.key)
