@@ -1,26 +1,22 @@
 """Each architecture of GGUF files executes as its family does in transformers."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import gguf_twins
 import numpy as np
 import pytest
-import torch
 from gguf_twins import tiny_model, write_gguf
+from mixture_models import PROMPT, all_ways, batch, reference
 
 from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
 
-PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12, 77, 50, 2, 9, 63, 64, 11, 90]
-STRANGER = [44, 44, 71, 13]  # beside it in a batch
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -109,27 +105,9 @@ YARN_KEYS = {
 }
 
 
-def batch(parts: list[tuple[list[int], int, list[int]]]) -> Batch:
-    """Return a step of some sequences: tokens, the first one's position, and pages."""
-    lengths = [len(tokens) for tokens, _, _ in parts]
-    return Batch(
-        token_ids=np.concatenate([tokens for tokens, _, _ in parts]).astype(np.int32),
-        positions=np.concatenate([np.arange(len(t)) + at for t, at, _ in parts]).astype(np.int32),
-        sequences=np.repeat(np.arange(len(parts)), lengths).astype(np.int32),
-        page_table=np.array([pages for _, _, pages in parts], np.int32),
-        logit_rows=np.arange(sum(lengths), dtype=np.int32),
-    )
-
-
 def executor_of(path: Path) -> CpuExecutor:
     model = open_model(path)
     return CpuExecutor(model.spec, model.weights, num_pages=8, page_tokens=16, threads=1)
-
-
-def reference(model: Any) -> Floats:
-    with torch.inference_mode():
-        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
-    return logits
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -137,16 +115,10 @@ def test_an_architecture_executes_as_in_transformers(case: str, tmp_path: Path) 
     model = tiny_model(case.split()[0], **CASES[case])
     expected = reference(model)
     assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything
-    executor = executor_of(write_gguf(tmp_path / "tiny.gguf", model))
-    alone = executor.forward(batch([(PROMPT, 0, [3, 0])]))
-    np.testing.assert_allclose(alone, expected, atol=3e-5, rtol=0)
-    chunks = []
-    for start, stop in itertools.pairwise([0, 7, 19, 20]):  # preempted: in other pages, again
-        step = batch([(STRANGER, 0, [5, 5]), (PROMPT[start:stop], start, [6, 1])])
-        chunks.append(executor.forward(step)[len(STRANGER) :])
-    np.testing.assert_array_equal(np.concatenate(chunks), alone)
-    cached = executor.forward(batch([(PROMPT[16:], 16, [3, 7])]))  # its first page is another's
-    np.testing.assert_array_equal(cached, alone[16:])
+    ways = all_ways(executor_of(write_gguf(tmp_path / "tiny.gguf", model)))
+    np.testing.assert_allclose(ways["alone"], expected, atol=3e-5, rtol=0)
+    np.testing.assert_array_equal(ways["chunked"], ways["alone"])
+    np.testing.assert_array_equal(ways["cached"], ways["alone"])
 
 
 def test_every_architecture_has_a_case() -> None:
