@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, RopeTable
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from support.random_weights import BLOCKS, random_weights
 from support.report import Quantity, Report, parser
 
 SPEC = DecoderSpec(
@@ -39,22 +39,6 @@ PAGE_TOKENS = 32
 SPEC_OF_256 = replace(
     SPEC, hidden_size=768, num_heads=12, num_kv_heads=4, layers=(LayerSpec(),) * 18
 )
-# Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place, or bytes.
-BLOCKS: dict[Format, tuple[int, int, dict[int, float | bytes]]] = {
-    Format.Q8_0: (32, 34, {0: 0.0005}),
-    Format.Q4_0: (32, 18, {0: 0.005}),
-    Format.Q4_1: (32, 20, {0: 0.005, 2: -0.0375}),
-    Format.Q5_0: (32, 22, {0: 0.0025}),
-    Format.Q5_1: (32, 24, {0: 0.0025, 2: -0.0375}),
-    Format.Q2_K: (256, 84, {80: 0.005, 82: 0.005}),
-    Format.Q3_K: (256, 110, {108: 0.001}),
-    Format.Q4_K: (256, 144, {0: 0.00015, 2: 0.001}),
-    Format.Q5_K: (256, 176, {0: 0.00007, 2: 0.001}),
-    Format.Q6_K: (256, 210, {208: 0.00003}),
-    Format.IQ4_NL: (32, 18, {0: 0.0006}),
-    Format.IQ4_XS: (256, 136, {0: 0.00003}),
-    Format.MXFP4: (32, 17, {0: bytes([121])}),
-}
 DECODES = ((1, 64), (8, 64), (32, 64), (1, 1000), (1, 2000))  # sequences, context
 PREFILLS = (512, 1024)
 
@@ -62,31 +46,6 @@ PREFILLS = (512, 1024)
 def spec_of(format: Format) -> DecoderSpec:
     """Return a decoder whose rows are whole blocks."""
     return SPEC_OF_256 if format in BLOCKS and BLOCKS[format][0] == 256 else SPEC
-
-
-def random_weights(format: Format) -> Weights:
-    """Make weights of about the size of trained ones. Vectors are ones."""
-    rng = np.random.default_rng(0)
-    weights = {}
-    for name, shape in weight_shapes(spec_of(format)).items():
-        if len(shape) == 1:
-            ones = np.ones(shape, np.float32)
-            weights[name] = StoredTensor(Format.F32, shape, ones.view(np.uint8))
-            continue
-        count = shape[0] * shape[1]
-        if format in BLOCKS:
-            numbers_of_block, size, scales = BLOCKS[format]
-            blocks = rng.integers(0, 256, (count // numbers_of_block, size), np.uint8)
-            for place, scale in scales.items():
-                half = scale if isinstance(scale, bytes) else np.array([scale], "<f2").tobytes()
-                blocks[:, place : place + len(half)] = np.frombuffer(half, np.uint8)
-            data = blocks.reshape(-1)
-        else:
-            numbers = rng.standard_normal(count, np.float32) * np.float32(0.04)
-            halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
-            data = (numbers if format == Format.F32 else halves).view(np.uint8)
-        weights[name] = StoredTensor(format, shape, data)
-    return weights
 
 
 def decode_batch(num_sequences: int, context: int) -> Batch:
@@ -131,7 +90,7 @@ def main() -> None:
         format = Format.BF16 if name == "INT8" else Format(name)
         executor = CpuExecutor(
             spec_of(format),
-            random_weights(format),
+            random_weights(format, spec_of(format)),
             num_pages=128,
             page_tokens=PAGE_TOKENS,
             weight_dtype="int8" if name == "INT8" else "packed",

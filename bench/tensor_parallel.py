@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Iterator
 
-from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch, random_weights, spec_of
+from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch, spec_of
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
+from support.random_weights import random_weights
 from support.report import Quantity, Report, parser
 
 BATCHES = {
@@ -35,7 +36,8 @@ BATCHES = {
 def make(args: argparse.Namespace, rank: int | None, fd: int = -1) -> CpuExecutor:
     """Return an executor: a rank's, or one that has the whole model."""
     format = Format(args.format)
-    spec, weights = spec_of(format), random_weights(format)
+    spec = spec_of(format)
+    weights = random_weights(format, spec)
     peers, threads = None, args.threads
     if rank is not None:
         threads = max(1, threads // args.ranks)
@@ -88,7 +90,9 @@ def main() -> None:
     ]
     alone, shared = make(args, None), make(args, 0, fd)
     systems = {f"{args.ranks} workers": shared, "1 worker": alone}
-    samples = {what: {name: [] for name in systems} for what in BATCHES}
+    samples: dict[str, dict[str, list[float]]] = {
+        what: {name: [] for name in systems} for what in BATCHES
+    }
     for what, batch in schedule(args.rounds):
         for name, executor in systems.items():
             samples[what][name].append(step_ms(executor, batch))

@@ -37,6 +37,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     },
+    "llama-3.1-8b": LLAMA
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+    },
     # GPT-2's size as a Llama, whose MLP has a third matrix: as many numbers in all.
     "gpt2": LLAMA
     | {
@@ -64,6 +76,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 SHAPES["micro"] = SHAPES["tiny"] | {"vocab_size": 512}  # for kernels alone: texts have more tokens
 
 
+def full_config(name: str) -> dict[str, Any]:
+    """Return the `config.json` of a shape."""
+    return {"rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 2} | SHAPES[name]
+
+
 def shape_folder(name: str) -> Path:
     """Return the folder of a shape."""
     folder = CACHE / f"shape-{name}"
@@ -71,8 +88,7 @@ def shape_folder(name: str) -> Path:
         unfinished = CACHE / f"shape-{name}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        config = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 2} | SHAPES[name]
-        (unfinished / "config.json").write_bytes(msgspec.json.encode(config))
+        (unfinished / "config.json").write_bytes(msgspec.json.encode(full_config(name)))
         write_tokenizer(demo_model(), unfinished)
         unfinished.rename(folder)
     return folder

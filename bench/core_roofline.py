@@ -1,0 +1,148 @@
+"""Measure what share of its roof the CPU executor reaches with B sequences, in each weight format.
+
+Method: a decoder of a known model's shape with random weights. A quarter of its layers and of its
+        vocabulary, so that the head keeps its share of a step. All numbers of sequences, a prompt
+        of 512 tokens and one reading of memory take turns in every round; the first is thrown away.
+        A step of B sequences reads all weights once and B sequences' keys and values, and computes
+        B tokens. So it takes at least the longer of two times: that of one sequence's step, in
+        which the bytes of B sequences are read; and B times that of a prompt's token. The roof of B
+        is the rate of such a step. "share" is the rate measured over the roof. "bandwidth" is what
+        the step of one sequence reads in a second; its share is of what plain reading reaches.
+Run:    python bench/core_roofline.py --shape qwen2.5-1.5b --formats Q4_K BF16
+"""
+
+import os
+import statistics
+import time
+from typing import Any
+
+from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
+from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.lowering import lower_config
+from support.bandwidth import Bandwidth
+from support.random_weights import random_weights
+from support.report import Quantity, Report, parser
+from support.shapes import full_config
+
+SHAPES = ("qwen2.5-1.5b", "llama-3.1-8b")
+FORMATS = ("BF16", "Q4_K", "Q6_K", "Q4_0", "Q8_0", "MXFP4", "INT8")
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
+PREFILL_TOKENS = 512
+CUT = 4
+KV_BYTES = 2  # of a number: bf16
+STEPS = 3  # of a round, of which the median counts
+
+
+def spec_of(shape: str) -> DecoderSpec:
+    """Return a quarter of a model."""
+    config = full_config(shape)
+    config["num_hidden_layers"] //= CUT
+    config["vocab_size"] = config["vocab_size"] // CUT // 64 * 64
+    return lower_config(config)
+
+
+def context_of(spec: DecoderSpec, context: int) -> int:
+    """Return the bytes of one sequence's keys and values."""
+    return 2 * len(spec.layers) * spec.num_kv_heads * spec.head_dim * KV_BYTES * context
+
+
+def read_bytes(spec: DecoderSpec, weights: Weights) -> int:
+    """Return the bytes of what each step reads: all but an embedding that is no head."""
+    return sum(
+        tensor.stored().data.nbytes
+        for name, tensor in weights.items()
+        if spec.tied_head or name != "embed"
+    )
+
+
+class Core:
+    """An executor in one format, with room for the largest batch."""
+
+    def __init__(self, format: str, spec: DecoderSpec, args: Any) -> None:
+        stored = Format.BF16 if format == "INT8" else Format(format)
+        weights = random_weights(stored, spec)
+        self.spec = spec
+        self.bytes = read_bytes(spec, weights)
+        if format == "INT8":
+            self.bytes = self.bytes * 36 // 64  # 8 bits, and a scale of 32 for 32
+        pages = max(args.sequences) * (args.context // PAGE_TOKENS + 1)
+        self.executor = CpuExecutor(
+            spec,
+            weights,
+            num_pages=max(pages, PREFILL_TOKENS // PAGE_TOKENS),
+            page_tokens=PAGE_TOKENS,
+            weight_dtype="int8" if format == "INT8" else "packed",
+            kv_dtype="bfloat16",
+            rounds_activations=True,
+            threads=args.threads,
+            isa=args.isa,
+        )
+
+    def seconds(self, sequences: int, context: int) -> float:
+        """Return what a step of decoding takes; of none, a prompt."""
+        batch = decode_batch(sequences, context) if sequences else prefill_batch(PREFILL_TOKENS)
+        times = []
+        for _ in range(STEPS if sequences else 1):
+            start = time.perf_counter()
+            self.executor.logits(batch)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    def roof_s(self, sequences: int, context: int, alone_s: float, prompt_s: float) -> float:
+        """Return the least that a step of so many sequences can take."""
+        keys = context_of(self.spec, context)
+        read_s = alone_s * (self.bytes + sequences * keys) / (self.bytes + keys)
+        return max(read_s, prompt_s / PREFILL_TOKENS * sequences)
+
+
+def measure(core: Core, name: str, args: Any, memory: Bandwidth) -> list[Quantity]:
+    """Return the rates and shares of one format."""
+    rows: dict[tuple[str, str], list[float]] = {}  # by what and unit
+    for number in range(args.rounds + 1):
+        plain = memory.measure()
+        prompt_s = core.seconds(0, 0)
+        seconds = {b: core.seconds(b, args.context) for b in dict.fromkeys([1, *args.sequences])}
+        if number == 0:
+            continue
+        read = (core.bytes + context_of(core.spec, args.context)) / seconds[1]
+        row = {("prefill", "tok/s"): PREFILL_TOKENS / prompt_s}
+        row |= {("reads", "GB/s"): read / 1e9, ("of the bandwidth", "share"): read / plain}
+        for b, taken in seconds.items():
+            row[f"B={b}", "tok/s"] = b / taken
+            if b > 1:
+                roof_s = core.roof_s(b, args.context, seconds[1], prompt_s)
+                row[f"B={b} of the roof", "share"] = roof_s / taken
+        for key, value in row.items():
+            rows.setdefault(key, []).append(value)
+    return [
+        Quantity(f"{name} {what}", unit, {"headrace": values}, True)
+        for (what, unit), values in rows.items()
+    ]
+
+
+def main() -> None:
+    """Run."""
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--shape", nargs="+", default=SHAPES[:1], choices=SHAPES)
+    options.add_argument("--formats", nargs="+", default=FORMATS)
+    options.add_argument("--context", type=int, default=64, help="tokens before each step")
+    options.add_argument("--sequences", nargs="+", type=int, default=SEQUENCES)
+    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options.add_argument("--isa", default="best")
+    args = options.parse_args()
+    report = Report("core_roofline", args)
+    memory = Bandwidth(args.threads)
+    for shape in args.shape:
+        for format in args.formats:
+            core = Core(format, spec_of(shape), args)
+            report.versions["isa"] = core.executor.isa
+            for quantity in measure(core, f"{shape} {format}", args, memory):
+                report.add(quantity)
+            print(f"{shape} {format} done", flush=True)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
