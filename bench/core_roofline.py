@@ -18,7 +18,12 @@ from typing import Any
 
 from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.cpu_executor import (
+    CpuExecutor,
+    WeightDtype,
+    held_format,
+)
+from headrace.engine_proc.worker.execution.memory_check import core_bytes, least_bytes
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
 from support.bandwidth import Bandwidth
@@ -48,13 +53,13 @@ def context_of(spec: DecoderSpec, context: int) -> int:
     return 2 * len(spec.layers) * spec.num_kv_heads * spec.head_dim * KV_BYTES * context
 
 
-def read_bytes(spec: DecoderSpec, weights: Weights) -> int:
-    """Return the bytes of what each step reads: all but an embedding that is no head."""
-    return sum(
-        tensor.stored().data.nbytes
-        for name, tensor in weights.items()
-        if spec.tied_head or name != "embed"
-    )
+def read_bytes(spec: DecoderSpec, weights: Weights, dtype: WeightDtype) -> int:
+    """Return the bytes of weights that each step reads: all but an embedding that is no head."""
+    held = core_bytes(spec, weights, dtype, rounds_activations=True)
+    if spec.tied_head:
+        return held
+    embed = held_format("embed", weights["embed"], dtype, True)
+    return held - least_bytes(embed, weights["embed"].shape)
 
 
 class Core:
@@ -64,16 +69,15 @@ class Core:
         stored = Format.BF16 if format == "INT8" else Format(format)
         weights = random_weights(stored, spec)
         self.spec = spec
-        self.bytes = read_bytes(spec, weights)
-        if format == "INT8":
-            self.bytes = self.bytes * 36 // 64  # 8 bits, and a scale of 32 for 32
+        dtype = WeightDtype.INT8 if format == "INT8" else WeightDtype.PACKED
+        self.bytes = read_bytes(spec, weights, dtype)
         pages = max(args.sequences) * (args.context // PAGE_TOKENS + 1)
         self.executor = CpuExecutor(
             spec,
             weights,
             num_pages=max(pages, PREFILL_TOKENS // PAGE_TOKENS),
             page_tokens=PAGE_TOKENS,
-            weight_dtype="int8" if format == "INT8" else "packed",
+            weight_dtype=dtype,
             kv_dtype="bfloat16",
             rounds_activations=True,
             threads=args.threads,
