@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 using headrace::Config;
 using headrace::Format;
@@ -35,6 +36,15 @@ void headrace_cpu_destroy(void *model) {
 int32_t headrace_cpu_isa(void *model) {
     const auto *kernels = static_cast<Model *>(model)->kernels;
     return kernels ? int32_t(kernels->isa) : 0;
+}
+
+// Write where the time of steps went since the last call, [StepPart]; the first call begins.
+void headrace_cpu_step_seconds(void *model, double *seconds) {
+    headrace::StepClock &clock = static_cast<Model *>(model)->pool.clock;
+    clock.is_on = true;
+    for (double &noted : clock.seconds) {
+        *seconds++ = std::exchange(noted, 0.0);
+    }
 }
 
 // Layer -1 holds `embed` (slot 0) and `head` (slot 1). Returns whether there was memory.

@@ -128,6 +128,7 @@ void enter_mlp(const StepState &s, int index, int token) {
 // Then `enter(token)`, what the next sublayer begins with, while a token's row is in the cache.
 template <class Enter>
 void add_sublayer(StepState &s, const std::vector<float> &post_norm, const Enter &enter) {
+    s.model.pool.clock.enter(StepPart::rows);
     s.model.peers.sum(s.sublayer, size_t(s.num_tokens) * s.hidden_stride);
     s.each_row([&](int token) {
         float *x = s.sublayer + size_t(token) * s.hidden_stride;
@@ -143,6 +144,8 @@ void add_sublayer(StepState &s, const std::vector<float> &post_norm, const Enter
 // sublayer = attention(normed)
 void run_attention(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
+    StepClock &clock = s.model.pool.clock;
+    clock.enter(StepPart::products);
     const auto product = [&](MatrixSlot matrix, VectorSlot bias, float *out, int stride) {
         return Product{{layer.matrices[matrix], s.normed, &layer.vectors[bias]}, out, stride};
     };
@@ -150,10 +153,13 @@ void run_attention(StepState &s, int index) {
              {product(slot_q, slot_q_bias, s.q, s.q_stride),
               product(slot_k, slot_k_bias, s.k, s.kv_stride),
               product(slot_v, slot_v_bias, s.v, s.kv_stride)});
+    clock.enter(StepPart::attention);
     store_keys_and_values(s, index);
     attend(s, index);
     const Matrix &out = layer.matrices[slot_o];
+    clock.enter(StepPart::rows);
     s.each_row([&](int token) { round_activations(s, s.attended, {&out}, token); });
+    clock.enter(StepPart::products);
     multiply(s, s.num_tokens,
              {{{out, s.attended, &layer.vectors[slot_o_bias]}, s.sublayer, s.hidden_stride}});
 }
@@ -161,6 +167,8 @@ void run_attention(StepState &s, int index) {
 // sublayer = down(act(gate(normed)) * up(normed))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
+    StepClock &clock = s.model.pool.clock;
+    clock.enter(layer.is_mixture() ? StepPart::experts : StepPart::products);
     if (layer.is_mixture()) {
         run_mixture(s, layer);
         return;
@@ -179,8 +187,10 @@ void run_mlp(StepState &s, int index) {
 void run_both(StepState &s, int index) {
     run_attention(s, index);
     std::swap(s.sublayer, s.other_sublayer);
+    s.model.pool.clock.enter(StepPart::rows);
     s.each_row([&](int token) { enter_mlp(s, index, token); });
     run_mlp(s, index);
+    s.model.pool.clock.enter(StepPart::rows);
     s.each_row([&](int token) {
         const size_t at = size_t(token) * s.hidden_stride;
         s.model.kernels->add(s.other_sublayer + at, 1.0f, s.config.hidden_size, s.sublayer + at);
@@ -301,6 +311,7 @@ void run_step(Model &model, const Step &step) {
     for (int i = 0; i < model.config.num_layers; ++i) {
         run_layer(state, i);
     }
+    model.pool.clock.enter(StepPart::head);
     if (step.hidden) {
         state.each_row(step.num_logit_rows, [&](int row) {
             write_hidden(state, row, step.hidden + size_t(row) * model.config.hidden_size);

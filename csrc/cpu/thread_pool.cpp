@@ -52,9 +52,11 @@ void ThreadPool::begin_step() {
         in_step_.store(true);
     }
     wake_.notify_all();
+    clock.begin_step();
 }
 
 void ThreadPool::end_step() {
+    clock.end_step();
     in_step_.store(false);
 }
 
@@ -67,10 +69,12 @@ void ThreadPool::publish(int num_tasks, Invoke invoke, const void *body) {
     ticket_.store(Ticket::of(last.phase() + 1, num_tasks).bits, std::memory_order_release);
     while (claim_and_run(0)) {
     }
+    const StepPart part = clock.enter(StepPart::waiting);
     Backoff backoff;
     while (num_finished_.load(std::memory_order_acquire) != num_tasks) {
         backoff.pause();
     }
+    clock.enter(part);
 }
 
 bool ThreadPool::claim_and_run(int thread) {

@@ -6,6 +6,8 @@
 // thread claims from the last task on. Where tasks are rows in their order, most rows meet in each
 // phase the core that has them in its cache.
 #pragma once
+#include "cpu/step_clock.h"
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -22,6 +24,8 @@ public:
     ~ThreadPool();
 
     int num_threads() const { return int(workers_.size()) + 1; }
+
+    StepClock clock;
 
     // The workers are awake while one of these lives: around a step.
     class Awake {

@@ -8,7 +8,7 @@ have the same bits with any batch mates, chunking and number of threads.
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -86,6 +86,7 @@ class Isa(StrEnum):
 ISAS = tuple(Isa)
 PLACEMENTS = tuple(NormPlacement)
 QK_NORMS = tuple(QKNorm)
+STEP_PARTS = ("rows", "products", "attention", "experts", "head", "waiting")
 ACTIVATIONS = tuple(Activation)
 FORMATS: tuple[Format | None, ...] = (
     *(Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1),
@@ -364,6 +365,15 @@ class CpuExecutor:
         logits = room[begin : begin + num_rows * stride].reshape(num_rows, stride)
         return logits, np.empty((num_rows, -(-self.vocab_size // BLOCK_TOKENS)), np.float32)
 
+    def step_seconds(self) -> dict[str, float]:
+        """Return where the time of steps went since the last call, by part; the first call begins.
+
+        "waiting" is the calling thread's, for other threads at the end of a parallel phase.
+        """
+        seconds = (c_double * len(STEP_PARTS))()
+        self.core.headrace_cpu_step_seconds(self.model, seconds)
+        return dict(zip(STEP_PARTS, seconds, strict=True))
+
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
         hidden = np.empty((len(batch.logit_rows), self.spec.hidden_size), np.float32)
@@ -544,6 +554,7 @@ def declared_core() -> ctypes.CDLL:
         ("set_vector", None, (*where, c_int32, c_void_p, c_int32)),
         ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
         ("step", c_int32, (c_void_p, POINTER(NativeStep))),
+        ("step_seconds", None, (c_void_p, POINTER(c_double))),
     ):
         function = core[f"headrace_cpu_{name}"]
         function.restype = result
