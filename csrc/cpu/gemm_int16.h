@@ -59,12 +59,19 @@ template <class W>
 inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, int g, int i) {
     constexpr int chunks = quantized_group / W::chunk, fours = W::chunk / 4;
     const uint8_t *chunk = unit_start + W::header_bytes + (g * chunks + i / fours) * W::chunk_bytes;
-    if (i % fours == 0) {
-        for (int b = 0; b < W::chunk_bytes; b += 64) {
-            __builtin_prefetch(chunk + prefetch_bytes + b);
-        }
-    }
     return W::four(chunk, i % fours);
+}
+
+// Prefetch the i-th part of what the g-th 32 columns of a unit take, with their share of headers,
+// so far ahead of them.
+template <class W>
+inline __attribute__((always_inline)) void fetch_part(const uint8_t *unit_start, int g, int i,
+                                                      ptrdiff_t ahead) {
+    constexpr int group_bytes = unit_bytes<W> / (W::unit / quantized_group);
+    constexpr int lines = (group_bytes + 63) / 64;
+    for (int line = i * lines / num_fours; line < (i + 1) * lines / num_fours; ++line) {
+        __builtin_prefetch(unit_start + g * group_bytes + line * 64 + ahead);
+    }
 }
 
 // Of 32 columns, which have one scale or two.
@@ -123,13 +130,18 @@ inline __attribute__((always_inline)) void each_group(const Int16Operands &o, co
     }
 }
 
-// One row: sums stay in registers, and as many blocks are read side by side as suits memory.
+// One row: sums stay in registers, and as many blocks are read side by side as suits memory. Behind
+// the end of a block lies what its neighbour has read, so prefetches go on in what comes next.
 template <class V, class W, int num_blocks> void multiply_row(const Int16Operands &o) {
     typename V::Floats sums[num_blocks];
     for (auto &sum : sums) {
         sum = V::set(0.0f);
     }
+    const auto bytes = ptrdiff_t(o.block_bytes);
+    const Int16Group *last = o.x + o.num_groups - prefetch_bytes * o.num_groups / bytes;
+    const ptrdiff_t to_next = o.next - o.blocks - bytes + prefetch_bytes;
     each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x) {
+        const ptrdiff_t ahead = x < last ? prefetch_bytes : to_next;
         GroupDots<V, W> dots[num_blocks];
 #pragma GCC unroll 8
         for (auto &dot : dots) {
@@ -139,6 +151,7 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
         for (int i = 0; i < num_fours; ++i) {
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
+                fetch_part<W>(unit + n * o.block_bytes, g, i, ahead);
                 dots[n].add(four_of<W>(unit + n * o.block_bytes, g, i), *x, i);
             }
         }
@@ -207,6 +220,7 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
         for (int i = 0; i < num_fours; ++i) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
+                fetch_part<W>(n == 0 ? unit : last, g, i, prefetch_bytes);
                 fours[i][n] = four_of<W>(n == 0 ? unit : last, g, i);
             }
         }
@@ -241,12 +255,18 @@ template <class V, class W> void multiply_blocks(const Int16Operands &o, int row
     // Blocks in tiles of `wide`, the rest one by one.
     const auto each_tile = [&](const Int16Operands &first, int wide, const auto &multiply_wide,
                                const auto &multiply_single) {
+        const auto tile_at = [&](int n, int count) {
+            Int16Operands tile = first.at_block(n);
+            tile.next =
+                n + count < num_blocks ? tile.blocks + count * first.block_bytes : first.next;
+            return tile;
+        };
         int n = 0;
         for (; n + wide <= num_blocks; n += wide) {
-            multiply_wide(first.at_block(n));
+            multiply_wide(tile_at(n, wide));
         }
         for (; n < num_blocks; ++n) {
-            multiply_single(first.at_block(n));
+            multiply_single(tile_at(n, 1));
         }
     };
     if (rows == 1) {

@@ -202,20 +202,24 @@ void Mixture::multiply_downs() {
     const int hidden = s_.config.hidden_size, stride = room_.hidden_stride;
     const Linear down{matrix(slot_down), room_.gated, &bias(slot_down_bias)};
     const Linear shared{matrix(slot_shared_down), room_.shared_gated, nullptr};
-    multiply_each(
-        s_, extents(hidden, hidden), down.weight, [&](int index, const ProductPart &part) {
-            const int column = part.block * lanes;
-            if (index == int(chosen_.size())) {
-                multiply_part(s_, shared, part, room_.shared + size_t(part.row) * stride + column,
-                              stride);
-                return;
-            }
-            const ExpertRows &chosen = chosen_[index];
-            const ProductPart own{chosen.first_row + part.row, part.rows,
-                                  chosen.expert * blocks_of(hidden) + part.block, part.blocks,
-                                  part.thread};
-            multiply_part(s_, down, own, room_.outputs + size_t(own.row) * stride + column, stride);
-        });
+    multiply_each(s_, extents(hidden, hidden), down.weight,
+                  [&](int index, const ProductPart &part) {
+                      const int column = part.block * lanes;
+                      if (index == int(chosen_.size())) {
+                          multiply_part(s_, shared, part, next_weights(shared.weight, part),
+                                        room_.shared + size_t(part.row) * stride + column, stride);
+                          return;
+                      }
+                      const ExpertRows &chosen = chosen_[index];
+                      const ProductPart own{chosen.first_row + part.row,
+                                            part.rows,
+                                            chosen.expert * blocks_of(hidden) + part.block,
+                                            part.blocks,
+                                            part.thread,
+                                            chosen.expert * blocks_of(hidden) + part.next_block};
+                      multiply_part(s_, down, own, next_weights(down.weight, own),
+                                    room_.outputs + size_t(own.row) * stride + column, stride);
+                  });
 }
 
 // Add a token's experts in the order of its choice, then the shared MLP.

@@ -56,6 +56,7 @@ struct Int16Operands {
     int x_stride;
     float *out;
     int out_stride;
+    const uint8_t *next;     // what is likely read after the blocks; it need not be there
     bool accumulate = false; // start the sums from `out` rather than from zero
 
     Int16Operands at_row(int row) const {

@@ -11,6 +11,9 @@ constexpr int rows_per_part = 96, rounded_rows_per_part = 256;
 // Blocks, which stay in L2 while all rows pass over them.
 constexpr int most_blocks = 24;
 
+// Rows that cost nothing beside reading the weights.
+constexpr int most_rows_cut_finely = 2;
+
 constexpr int tile_unit = 6;  // a full tile of one row
 constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
 static_assert(head_unit * lanes % block_tokens == 0);
@@ -26,34 +29,72 @@ int parts_of(int n, int step) {
     return (n + step - 1) / step;
 }
 
+// Blocks of an extent that are cut alike: `step` of them are a part.
+struct Piece {
+    int extent, block, blocks, step;
+    int end_task; // the tasks of this piece and those before it
+};
+
+// Where there are few rows, the blocks in the middle of all, which threads come to last, are cut
+// into the smallest parts: threads end at nearly the same time.
+std::vector<Piece> cut(const std::vector<Extent> &extents, int num_threads, int most_rows,
+                       int unit) {
+    int num_blocks = 0, rows = 0;
+    for (const Extent &extent : extents) {
+        num_blocks += extent.blocks;
+        rows = std::max(rows, extent.rows);
+    }
+    // Six parts per thread let a fast thread take over from a slow one.
+    const int wanted = num_blocks / (6 * num_threads);
+    const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks);
+    // A part of each thread is cut finely.
+    const int fine = num_threads * step;
+    const int middle =
+        rows > most_rows_cut_finely ? num_blocks : std::max(0, (num_blocks - fine) / 2);
+    std::vector<Piece> pieces;
+    int first = 0, num_tasks = 0; // blocks and tasks of the extents before
+    for (int i = 0; i < int(extents.size()); ++i) {
+        const int blocks = extents[i].blocks;
+        const auto within = [&](int block) {
+            return std::clamp((block - first + unit - 1) / unit * unit, 0, blocks);
+        };
+        const int ends[] = {within(middle), within(num_blocks - middle), blocks};
+        int block = 0;
+        for (int n = 0; n < 3; ++n) {
+            const int count = ends[n] - block, own = n == 1 ? unit : step;
+            if (count > 0) {
+                num_tasks += parts_of(extents[i].rows, rows_of_part(extents[i].rows, most_rows)) *
+                             parts_of(count, own);
+                pieces.push_back({i, block, count, own, num_tasks});
+                block = ends[n];
+            }
+        }
+        first += blocks;
+    }
+    return pieces;
+}
+
 // Call body(extent, part) for parts that cover all extents, `unit` blocks or a multiple of it and
 // `most_rows` at a time. Within an extent rows go outside, as they do where tasks are rows: see
 // ThreadPool.
 template <class Body>
 void each_part(ThreadPool &pool, const std::vector<Extent> &extents, int most_rows, int unit,
                const Body &body) {
-    int num_blocks = 0;
-    for (const Extent &extent : extents) {
-        num_blocks += extent.blocks;
-    }
-    // Six parts per thread let a fast thread take over from a slow one.
-    const int wanted = num_blocks / (6 * pool.num_threads());
-    const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks);
-    std::vector<int> ends; // the tasks of each extent and those before it
-    int num_tasks = 0;
-    for (const auto &[rows, blocks] : extents) {
-        num_tasks += parts_of(rows, rows_of_part(rows, most_rows)) * parts_of(blocks, step);
-        ends.push_back(num_tasks);
-    }
+    const std::vector<Piece> pieces = cut(extents, pool.num_threads(), most_rows, unit);
+    const int num_tasks = pieces.empty() ? 0 : pieces.back().end_task;
     pool.run(num_tasks, [&](int task, int thread) {
-        const int index = int(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
-        const auto &[rows, blocks] = extents[index];
-        const int column_parts = parts_of(blocks, step);
-        const int row_step = rows_of_part(rows, most_rows);
-        const int within = task - (index == 0 ? 0 : ends[index - 1]);
-        const int row = within / column_parts * row_step, block = within % column_parts * step;
-        body(index, ProductPart{row, std::min(row_step, rows - row), block,
-                                std::min(step, blocks - block), thread});
+        const auto piece =
+            std::upper_bound(pieces.begin(), pieces.end(), task,
+                             [](int task, const Piece &piece) { return task < piece.end_task; });
+        const int rows = extents[piece->extent].rows, row_step = rows_of_part(rows, most_rows);
+        const int column_parts = parts_of(piece->blocks, piece->step);
+        const int within = task - (piece == pieces.begin() ? 0 : piece[-1].end_task);
+        const int row = within / column_parts * row_step;
+        const int block = within % column_parts * piece->step;
+        const int blocks = std::min(piece->step, piece->blocks - block);
+        const int next_block = pool.descends(thread) ? block - piece->step : block + blocks;
+        body(piece->extent, ProductPart{row, std::min(row_step, rows - row), piece->block + block,
+                                        blocks, thread, piece->block + next_block});
     });
 }
 
@@ -182,15 +223,21 @@ void copy_activations(const StepState &state, const Activations &x, int row, Fac
     }
 }
 
-void multiply_part(StepState &state, const Linear &p, const ProductPart &part, float *out,
-                   int out_stride) {
+const uint8_t *next_weights(const Matrix &weight, const ProductPart &part) {
+    const auto bytes = ptrdiff_t(block_bytes(weight.format, weight.cols));
+    return weight.block(part.block) + (part.next_block - part.block) * bytes;
+}
+
+void multiply_part(StepState &state, const Linear &p, const ProductPart &part, const uint8_t *next,
+                   float *out, int out_stride) {
     const Matrix &weight = p.weight;
     const uint8_t *first = weight.block(part.block);
     const size_t bytes = block_bytes(weight.format, weight.cols);
     if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int16Group *x = p.x.quantized + size_t(part.row) * num_groups;
-        const Int16Operands operands{first, bytes, num_groups, x, num_groups, out, out_stride};
+        const Int16Operands operands{first,      bytes, num_groups, x,
+                                     num_groups, out,   out_stride, next};
         if (state.config.activation_bits == 8) {
             state.model.kernels->gemm_int8(operands, part.rows, part.blocks);
         } else {
@@ -229,8 +276,10 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
                       const int begin = std::max(block, 0);
                       const int end = std::min(block + part.blocks, own);
                       if (begin < end) {
-                          multiply_part(state, p,
-                                        {part.row, part.rows, begin, end - begin, part.thread},
+                          const int next = block + part.next_block - part.block;
+                          const ProductPart own_part{part.row,    part.rows,   begin,
+                                                     end - begin, part.thread, next};
+                          multiply_part(state, p, own_part, next_weights(p.weight, own_part),
                                         p.at(part.row, begin), p.stride);
                       }
                       block -= own;
@@ -255,10 +304,11 @@ void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductP
     const int width = part.blocks * lanes, stride = stride_of(width), first = part.block * lanes;
     float *gates = state.model.workspace.gates[part.thread].as<float>();
     float *ups = gates + part.rows * stride;
-    const ProductPart weights{p.first_x + part.row, part.rows, p.first_block + part.block,
-                              part.blocks, part.thread};
-    multiply_part(state, p.gate, weights, gates, stride);
-    multiply_part(state, p.up, weights, ups, stride);
+    const ProductPart weights{p.first_x + part.row, part.rows,   p.first_block + part.block,
+                              part.blocks,          part.thread, p.first_block + part.next_block};
+    const uint8_t *next_gate = next_weights(p.gate.weight, weights);
+    multiply_part(state, p.gate, weights, p.up.weight.block(weights.block), gates, stride);
+    multiply_part(state, p.up, weights, next_gate, ups, stride);
     const int n = std::min(width, next.cols - first);
     for (int i = 0; i < part.rows; ++i, gates += stride, ups += stride) {
         if (p.clamped) {
@@ -286,7 +336,8 @@ void multiply_head(StepState &state, const Product &head, float *maxima) {
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
     each_part(state.model.pool, {{num_rows, blocks_of(num_tokens)}}, most_rows(state, head.weight),
               head_unit, [&](int, const ProductPart &part) {
-                  multiply_part(state, head, part, head.at(part.row, part.block), head.stride);
+                  multiply_part(state, head, part, next_weights(head.weight, part),
+                                head.at(part.row, part.block), head.stride);
                   const int first = part.block * lanes, n = part.blocks * lanes;
                   for (int i = part.row; i < part.row + part.rows; ++i) {
                       float *logits = head.at(i, part.block);

@@ -34,6 +34,7 @@ struct GatedProduct {
 // A piece of a product: rows of the activations times blocks of the weights.
 struct ProductPart {
     int row, rows, block, blocks, thread;
+    int next_block; // where the thread likely goes on; it need not be a block of the product
 };
 
 // What is cut into parts.
@@ -59,8 +60,10 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 using MultiplyPart = std::function<void(int index, const ProductPart &part)>;
 void multiply_each(StepState &state, const std::vector<Extent> &extents, const Matrix &weight,
                    const MultiplyPart &multiply);
-void multiply_part(StepState &state, const Linear &product, const ProductPart &part, float *out,
-                   int out_stride);
+// `next`: the weights that the thread likely reads next.
+void multiply_part(StepState &state, const Linear &product, const ProductPart &part,
+                   const uint8_t *next, float *out, int out_stride);
+const uint8_t *next_weights(const Matrix &weight, const ProductPart &part);
 void multiply_gated_part(StepState &state, const GatedProduct &product, const ProductPart &part);
 
 // Floats that a thread needs for gates of so many rows.

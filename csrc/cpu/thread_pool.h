@@ -24,6 +24,8 @@ public:
     ~ThreadPool();
 
     int num_threads() const { return int(workers_.size()) + 1; }
+    // Whether a thread claims from the last task on.
+    static constexpr bool descends(int thread) { return thread % 2 != 0; }
 
     StepClock clock;
 
