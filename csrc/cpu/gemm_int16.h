@@ -200,8 +200,10 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
     }
 }
 
-// Some rows: weights are unpacked for all of them.
+// Some rows: weights are unpacked for all of them. What is prefetched meanwhile is the next tile's:
+// it lies as far behind this one's everywhere.
 template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
+    const ptrdiff_t ahead = o.next - o.blocks;
     typename V::Floats sums[max_tall_rows][num_blocks];
     const auto each_sum = [&](const auto &body) {
         for (int m = 0; m < rows; ++m) {
@@ -220,7 +222,7 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
         for (int i = 0; i < num_fours; ++i) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
-                fetch_part<W>(n == 0 ? unit : last, g, i, prefetch_bytes);
+                fetch_part<W>(n == 0 ? unit : last, g, i, ahead);
                 fours[i][n] = four_of<W>(n == 0 ? unit : last, g, i);
             }
         }
@@ -245,6 +247,7 @@ void each_slab(const Int16Operands &o, int rows, const Body &multiply) {
         slab.x += g;
         slab.num_groups = o.num_groups - g < slab_groups ? o.num_groups - g : slab_groups;
         slab.accumulate = g > 0;
+        slab.next = slab.blocks + slab_groups * quantized_group / W::unit * unit_bytes<W>;
         for (int m = 0; m < rows; m += max_tall_rows) {
             multiply(slab.at_row(m), rows - m < max_tall_rows ? rows - m : max_tall_rows);
         }
