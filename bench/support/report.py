@@ -144,7 +144,7 @@ class Report:
         }
 
     def table(self) -> str:
-        """Return the table as text: a column per system, then the ratio of the two."""
+        """Return the table as text: a column per system, then the ratio of a row's two."""
         systems = list(dict.fromkeys(s for q in self.quantities for s in q.samples))
         rows = [["", "", *systems, "ratio", "rounds"]]
         for quantity in self.quantities:
@@ -156,7 +156,7 @@ class Report:
                 ratio, worst, best = quantity.ratios
                 ratios = [f"{ratio:.2f}", f"{worst:.2f} to {best:.2f}"]
             rows.append([quantity.name, quantity.unit, *figures, *ratios])
-        if len(systems) != 2:
+        if all(quantity.ratios is None for quantity in self.quantities):
             rows = [row[:-2] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []

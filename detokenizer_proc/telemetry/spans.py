@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.ipc.messages import ReplyStats, RequestEnded, Times
+from headrace.routes import POST
 
 Value = str | int | float | bool | list[str]
-NAME = "llm_request"
+NAME = "llm_request"  # of a POST; other requests are named by their method, as for any server
 FAILED = 400  # the first status of an error
 STATS: msgspec.msgpack.Decoder[ReplyStats] = msgspec.msgpack.Decoder(ReplyStats)
 
@@ -46,7 +47,8 @@ def request_span(request: RequestEnded, model: str) -> Span:
     kind, error = error_of(request, stats)
     if error is not None:
         attributes["error.type"] = kind
-    return Span(NAME, request.received_at, request.ended_at, attributes, error)
+    name = NAME if request.method == POST else request.method
+    return Span(name, request.received_at, request.ended_at, attributes, error)
 
 
 def error_of(request: RequestEnded, stats: ReplyStats | None) -> tuple[str, str | None]:

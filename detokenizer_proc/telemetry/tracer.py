@@ -53,9 +53,10 @@ class Tracer:
     def take(self, request: RequestEnded) -> None:
         """Make the spans of a request: a child of the caller's span, where there is one.
 
-        Only requests that ask for work have some: probes and scrapes would hide these.
+        POSTs have some, other requests where their caller traces: spans of probes and scrapes
+        would hide these.
         """
-        if request.method != POST:
+        if request.method != POST and not request.traceparent:
             return
         offset_ns = time.time_ns() - time.monotonic_ns()
         carrier = {"traceparent": request.traceparent, "tracestate": request.tracestate}

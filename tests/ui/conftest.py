@@ -11,7 +11,7 @@ from servers import RunningServer
 from web_page import DEADLINE_MS, KEY, Console
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SETTINGS = {"numbers": {"max_tokens": "40"}}
+NUM_TOKENS = 40  # of an answer
 STEP_MS = 20  # of the mock: an answer takes as long as it takes to stop it
 
 
@@ -57,10 +57,13 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     """What opens a page of a server in a browser that has kept nothing but the key, if any."""
     contexts, consoles = [], []
 
-    def open_page(url: str = "", key: str | None = KEY, **options: Any) -> Any:
+    def open_page(
+        url: str = "", key: str | None = KEY, max_tokens: int = NUM_TOKENS, **options: Any
+    ) -> Any:
         context = browser.new_context(**options)
         context.set_default_timeout(DEADLINE_MS)
-        kept = {"headrace.settings": json.dumps(SETTINGS)}
+        settings = {"numbers": {"max_tokens": str(max_tokens)}}
+        kept = {"headrace.settings": json.dumps(settings)}
         if key is not None:
             kept["headrace.api-key"] = key
         script = f"for (const [k, v] of Object.entries({json.dumps(kept)})) localStorage[k] ??= v"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from servers import RunningServer, wait_until
 from web_page import KEY, ask, await_answer, script_answers
 
@@ -42,28 +43,36 @@ def test_answer_streams_with_its_figures(page: Any) -> None:
     page.get_by_role("button", name="Send").wait_for()
 
 
-def test_stop_keeps_what_has_come_and_continue_adds_to_it(page: Any) -> None:
-    ask(page)
-    text = page.locator(".answer .markdown")
+@pytest.fixture
+def endless(server: RunningServer, open_page: Callable[..., Any]) -> Any:
+    """A page whose answers end when they are stopped."""
+    return open_page(server.url, max_tokens=2000)
+
+
+def test_stop_keeps_what_has_come_and_continue_adds_to_it(endless: Any) -> None:
+    ask(endless)
+    text = endless.locator(".answer .markdown")
     text.wait_for()
-    page.get_by_role("button", name="Stop").click()
-    figures = await_answer(page).locator(".figures").inner_text()
-    assert figures.endswith("stopped")
+    assert stop(endless).endswith("stopped")
     begun = text.inner_text()
-    page.get_by_role("button", name="Continue").click()
-    page.get_by_role("button", name="Stop").wait_for()
-    await_answer(page)
-    whole = text.inner_text()
-    assert whole.startswith(begun)
-    assert len(whole) > len(begun)
+    endless.get_by_role("button", name="Continue").click()
+    wait_until(lambda: len(text.inner_text()) > len(begun), "more has come")
+    assert stop(endless).endswith("stopped")
+    assert text.inner_text().startswith(begun)
 
 
-def test_stop_aborts_the_request(page: Any, server: RunningServer) -> None:
-    ask(page)
-    page.locator(".answer .markdown").wait_for()
-    page.get_by_role("button", name="Stop").click()
-    await_answer(page)
+def test_stop_aborts_the_request(endless: Any, server: RunningServer) -> None:
+    ask(endless)
+    endless.locator(".answer .markdown").wait_for()
+    stop(endless)
     wait_until(lambda: open_requests(server) == 1, "no other request is open")
+
+
+def stop(page: Any) -> str:
+    """Stop the answer that comes; return its figures."""
+    page.get_by_role("button", name="Stop").click()
+    figures: str = await_answer(page).locator(".figures").inner_text()
+    return figures
 
 
 def open_requests(server: RunningServer) -> float:

@@ -88,6 +88,19 @@ def test_probes_and_scrapes_have_no_spans() -> None:
         assert receiver.request_ids == {"abc"}
 
 
+def test_get_of_a_caller_that_traces_has_a_span() -> None:
+    parent = f"00-{TRACE}-{PARENT}-01"
+    get = msgspec.structs.replace(
+        ENDED, method="GET", path="/v1/models", times=None, traceparent=parent
+    )
+    with OtlpReceiver() as receiver:
+        send(receiver, get)
+        root, hops = receiver.trace("abc")
+    assert (root.name, root.parent_span_id.hex()) == ("GET", PARENT)
+    assert plain(root.attributes)["url.path"] == "/v1/models"
+    assert set(hops) == {"frontend receive", "tokenizer", "frontend write"}
+
+
 def test_environment_names_service_headers_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "chat")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-token=secret")

@@ -1,5 +1,6 @@
 """`headrace COMMAND` runs what it names."""
 
+import contextlib
 import os
 import pkgutil
 import signal
@@ -35,6 +36,15 @@ def test_a_command_gets_the_rest_of_the_line(
         run(monkeypatch, "chat", "--max-tokens", "many")
     assert ended.value.code == 2
     assert "argument --max-tokens: invalid int value: 'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted({*main.COMMANDS} - {"serve"}))  # it is `launch_server`
+def test_help_of_a_command_names_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        run(monkeypatch, name, "--help")
+    assert capsys.readouterr().out.startswith(f"usage: headrace {name} ")
 
 
 def test_the_version_is_the_packages(
