@@ -30,6 +30,7 @@ class Quantity:
     unit: str
     samples: dict[str, list[float]]  # by system, one per round
     higher_is_better: bool = False
+    commit: str | None = None  # of the code that was measured, where the file's is another
 
     @property
     def medians(self) -> dict[str, float]:
@@ -59,13 +60,15 @@ class Quantity:
         if self.ratios is not None:
             ratio, worst, best = (significant(value) for value in self.ratios)
             fields |= {"ratio": ratio, "worst_round": worst, "best_round": best}
+        if self.commit is not None:
+            fields["commit"] = self.commit
         samples = {system: [significant(v) for v in all] for system, all in self.samples.items()}
         return fields | {"samples": samples}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> "Quantity":
-        """Return the row that `as_json` gave."""
-        return cls(row["quantity"], row["unit"], row["samples"], row["higher_is_better"])
+    def from_json(cls, row: dict[str, Any], commit: str | None) -> "Quantity":
+        """Return the row that `as_json` gave, measured with the code of `commit`."""
+        return cls(row["quantity"], row["unit"], row["samples"], row["higher_is_better"], commit)
 
 
 class Report:
@@ -112,17 +115,25 @@ class Report:
         print(json.dumps(result))
 
     def add_to(self, saved: dict[str, Any]) -> None:
-        """Put the rows of a saved run before these; a row of the same name is replaced."""
+        """Put the rows of a saved run before these; a row of the same name is replaced.
+
+        Rows keep the commit that they were measured with. Hardware and peers must be the same.
+        """
         new = self.as_json()
-        for what in ("commit", "hardware", "versions"):
-            if saved[what] != new[what]:
+        for what in ("hardware", "versions"):
+            before, now = ({**run[what], "headrace": None} for run in (saved, new))
+            if before != now:
                 raise SystemExit(
                     f"--add: the saved run has {what} {saved[what]}, this one {new[what]}; "
                     "save without --add, under another name"
                 )
         names = {quantity.name for quantity in self.quantities}
         kept = [row for row in saved["quantities"] if row["quantity"] not in names]
-        self.quantities[:0] = [Quantity.from_json(row) for row in kept]
+        commits = [row.get("commit", saved["commit"]) for row in kept]
+        self.quantities[:0] = [
+            Quantity.from_json(row, commit if commit != self.commit else None)
+            for row, commit in zip(kept, commits, strict=True)
+        ]
         self.missing[:0] = [what for what in saved["not_measured"] if what not in self.missing]
         self._load = max(self._load, saved["load_before"])
         for key, value in saved["options"].items():

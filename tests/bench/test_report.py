@@ -37,10 +37,24 @@ def test_a_saved_run_takes_more_rows(saved: Path) -> None:
     assert [row["quantity"] for row in json.loads(saved.read_text())["quantities"]] == ["d"]
 
 
-def test_a_run_of_other_code_is_not_added_to(saved: Path) -> None:
+def test_added_rows_keep_the_commit_of_their_run(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(["a"], {"a": [1.0]})
-    saved.write_text(saved.read_text().replace("1234567", "7654321"))
+    for commit in ("7654321", "abcdef0"):
+        monkeypatch.setattr(reports, "commit", lambda commit=commit: commit)
+        run([commit], {commit: [2.0]})
+    result = json.loads(saved.read_text())
+    assert result["commit"] == "abcdef0"
+    commits = [row.get("commit") for row in result["quantities"]]
+    assert commits == ["1234567", "7654321", None]
+
+
+def test_a_run_beside_another_peer_is_not_added_to(saved: Path) -> None:
+    run(["a"], {"a": [1.0]})
+    version = json.loads(saved.read_text())["versions"]["numpy"]
+    saved.write_text(saved.read_text().replace(f'"{version}"', '"0.1"'))
     before = saved.read_text()
-    with pytest.raises(SystemExit, match="--add: the saved run has commit 7654321"):
+    with pytest.raises(SystemExit, match="--add: the saved run has versions"):
         run(["b"], {"b": [2.0]})
     assert saved.read_text() == before
