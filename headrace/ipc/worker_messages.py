@@ -89,13 +89,14 @@ SAMPLING_CODES: dict[str, str] = {
     name: hint.__metadata__[0]
     for name, hint in get_type_hints(SamplingRow, include_extras=True).items()
 }
-SAMPLING_ROW = struct.Struct("<" + "".join(SAMPLING_CODES.values()))
+# Padded as by a C compiler: whole words, whichever fields there are.
+SAMPLING_ROW = struct.Struct("@" + "".join(SAMPLING_CODES.values()) + "0Q")
 
 
 def sampling_offset(name: str) -> int:
     """Return where a field of a `SAMPLING_ROW` begins, in bytes."""
     place = SamplingRow._fields.index(name)
-    return struct.calcsize("<" + "".join(SAMPLING_CODES.values())[:place])
+    return struct.calcsize("@" + "".join(SAMPLING_CODES.values())[:place])
 
 
 class StepResult(Message, tag="result", frozen=True):

@@ -245,7 +245,7 @@ def run_step(data: bytes) -> None:
 
     rows = bytearray()
     for _ in range(num_rows):
-        floats = np.frombuffer(pieces.take(24), np.float32)
+        floats = np.frombuffer(pieces.take(4 * len(FLOATS)), np.float32)
         top_k, num_logprobs, target, start, count = struct.unpack(
             "<5i", column(5, 2).ljust(20)[:20]
         )

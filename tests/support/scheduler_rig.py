@@ -5,6 +5,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
+from sampling_rows import sampling_rows
+
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -14,7 +16,7 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.step_builder import build_step
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling, request_id
 from headrace.ipc.token_logprobs import PAIR, ROW
-from headrace.ipc.worker_messages import SAMPLING_ROW, Step, StepResult
+from headrace.ipc.worker_messages import Step, StepResult
 
 VOCABULARY = 11
 END = 0
@@ -105,19 +107,19 @@ class FakeWorker:
             self._cache[page][position % self._page_tokens] = token
         history = [x if x >= 0 else self._drawn[-1 - x] for x in array("i", step.history)]
         drawn, logprobs = [], b""
-        rows = SAMPLING_ROW.iter_unpack(step.rows)
+        rows = sampling_rows(step.rows)
         for place, row in zip(array("i", step.logit_rows), rows, strict=True):
             owner = owners[place]
             pages = table[width * owner : width * (owner + 1)]
             cached = [token for page in pages for token in self._cache[page]]
             said = self.next_token(cached[: positions[place] + 1])
-            num_logprobs, target, start, _, length = row[9:14]
-            assert row[1] == positions[place] + 1
-            if length:
-                assert history[start : start + length] == cached[: row[1]]
-            drawn.append(said if target < 0 else target)
-            if num_logprobs >= 0:
-                logprobs += ROW.pack(said, row[1]) + PAIR.pack(said, 0) * num_logprobs
+            assert row.position == positions[place] + 1
+            if row.num_history:
+                end = row.history_start + row.num_history
+                assert history[row.history_start : end] == cached[: row.position]
+            drawn.append(said if row.target < 0 else row.target)
+            if row.num_logprobs >= 0:
+                logprobs += ROW.pack(said, row.position) + PAIR.pack(said, 0) * row.num_logprobs
         self._drawn = drawn
         return StepResult(array("i", drawn).tobytes(), logprobs)
 

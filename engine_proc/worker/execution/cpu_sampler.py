@@ -21,7 +21,7 @@ from headrace.system.machine import usable_cores
 Masks = npt.NDArray[np.uint32]
 
 CODES = {"Q": "<u8", "i": "<i4", "f": "<f4"}  # of `struct`, as numpy calls them
-ROW = np.dtype([(name, CODES[code]) for name, code in SAMPLING_CODES.items()])
+ROW = np.dtype([(name, CODES[code]) for name, code in SAMPLING_CODES.items()], align=True)
 MAX_THREADS = 8
 NO_TOKENS = np.empty(0, np.int32)
 NO_BIAS = np.empty(0, np.float32)

@@ -4,11 +4,11 @@ from array import array
 from typing import Any
 
 import pytest
+from sampling_rows import sampling_rows
 
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.sampling_metadata import BAN, SamplingMetadata, banned_tokens
 from headrace.ipc.messages import GenerateRequest, Sampling
-from headrace.ipc.worker_messages import SAMPLING_ROW
 
 PROMPT = [1, 2, 3]
 
@@ -61,8 +61,8 @@ def test_the_prompt_does_not_begin_a_bad_word() -> None:
 def columns(sequence: Sequence, drafts: list[int]) -> tuple[list[int], tuple[Any, ...]]:
     rows = SamplingMetadata()
     rows.draw(sequence, len(sequence.tokens) + len(drafts), array("i", drafts))
-    (row,) = SAMPLING_ROW.iter_unpack(rows.rows)
-    return rows.history.tolist(), row[11:14]
+    (row,) = sampling_rows(rows.rows)
+    return rows.history.tolist(), (row.history_start, row.num_prompt, row.num_history)
 
 
 def test_repetition_looks_at_prompt_and_text() -> None:
@@ -96,4 +96,5 @@ def test_biases_then_bans() -> None:
     rows.draw(make_sequence([], logit_bias={6: 1.0}, min_tokens=1), len(PROMPT), array("i"))
     assert rows.bias_tokens.tolist() == [4, 5, 6, 50, 51]
     assert rows.bias.tolist() == [1.5, -2, 1, BAN, BAN]
-    assert [row[14:] for row in SAMPLING_ROW.iter_unpack(rows.rows)] == [(0, 2), (2, 3)]
+    drawn = sampling_rows(rows.rows)
+    assert [(row.bias_start, row.num_bias) for row in drawn] == [(0, 2), (2, 3)]

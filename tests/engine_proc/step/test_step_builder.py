@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from engine_configs import execution_config
+from sampling_rows import sampling_rows
 
 from headrace.engine_proc.child_processes.worker_group import MIN_PAGE_TOKENS, step_bytes
 from headrace.engine_proc.sequence.chunk import Chunk
@@ -22,7 +23,7 @@ from headrace.ipc.messages import (
     Sampling,
     request_id,
 )
-from headrace.ipc.worker_messages import SAMPLING_ROW
+from headrace.ipc.worker_messages import SamplingRow
 
 
 def make_sequence(tokens: list[int], pages: list[int], seed: int = 0, **options: Any) -> Sequence:
@@ -67,8 +68,8 @@ def test_the_fast_way_for_decodes_is_the_general_way() -> None:
         fast = build_step([decode(sequence) for sequence in sequences])
         assert fast == general
     sequences[0].tokens.append(9)
-    moved = SAMPLING_ROW.unpack(build_step([decode(sequences[0])]).rows)
-    assert moved[:2] == (7, 5)  # seed, position
+    (moved,) = sampling_rows(build_step([decode(sequences[0])]).rows)
+    assert (moved.seed, moved.position) == (7, 5)
 
 
 def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
@@ -76,7 +77,7 @@ def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
     part = make_sequence([4, 5, 6], [1])
     step = build_step([Chunk.of(part, 0, 2), Chunk.of(whole, 0, 3), Chunk.of(part, 0, 1)])
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [4]
-    assert len(step.rows) == SAMPLING_ROW.size
+    assert len(sampling_rows(step.rows)) == 1
 
 
 def test_a_token_that_is_being_sampled_is_reported_by_its_row() -> None:
@@ -88,11 +89,11 @@ def test_a_token_that_is_being_sampled_is_reported_by_its_row() -> None:
     ahead = Chunk(plain, 3, 1, array("i"), is_last=True, is_decode=True)
     step = build_step([ahead, Chunk.of(known, 0, 1), Chunk.of(other, 2, 1)])
     assert (column(step.token_ids), column(step.token_sources)) == ([0, 9, 0], [1, -1, 0])
-    assert [row[1] for row in SAMPLING_ROW.iter_unpack(step.rows)] == [4, 1, 3]
+    assert [row.position for row in sampling_rows(step.rows)] == [4, 1, 3]
 
 
-def rows_of(*chunks: Chunk) -> list[tuple[Any, ...]]:
-    return list(SAMPLING_ROW.iter_unpack(build_step(list(chunks)).rows))
+def rows_of(*chunks: Chunk) -> list[SamplingRow]:
+    return sampling_rows(build_step(list(chunks)).rows)
 
 
 def test_rows_follow_the_requests() -> None:
@@ -100,8 +101,8 @@ def test_rows_follow_the_requests() -> None:
     first = make_sequence([1, 2], [0], seed=2**64 - 1, logprobs=3, **options)
     second = make_sequence([1, 2, 3], [1], seed=9)
     assert rows_of(Chunk.of(first, 0, 2), Chunk.of(second, 2, 1)) == [
-        (2**64 - 1, 2, 0.5, 0.25, 0.125, 0, 0, 1, 40, 3, -1, 0, 0, 0, 0, 0),
-        (9, 3, 0, 1, 0, 0, 0, 1, 0, -1, -1, 0, 0, 0, 0, 0),
+        SamplingRow(seed=2**64 - 1, position=2, num_logprobs=3, **options),
+        SamplingRow(seed=9, position=3),
     ]
 
 
@@ -117,16 +118,18 @@ def test_guesses_are_computed_and_drawn_after() -> None:
     assert np.frombuffer(step.positions, np.int32).tolist() == [2, 3, 4]
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1, 2]
     assert np.frombuffer(step.history, np.int32).tolist() == [1, 2, 3, 1, 2, 3, 8, 1, 2, 3, 8, 9]
-    rows = list(SAMPLING_ROW.iter_unpack(step.rows))
-    assert [(row[1], *row[11:14]) for row in rows] == [(3, 0, 3, 3), (4, 3, 3, 4), (5, 7, 3, 5)]
+    assert [
+        (row.position, row.history_start, row.num_prompt, row.num_history)
+        for row in sampling_rows(step.rows)
+    ] == [(3, 0, 3, 3), (4, 3, 3, 4), (5, 7, 3, 5)]
 
 
 def test_watched_prompt_tokens_have_rows_of_their_own() -> None:
     sequence = make_sequence([5, 6, 7], [0], prompt_logprobs=2)
     step = build_step([Chunk.of(sequence, 0, 3)])
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1, 2]
-    rows = list(SAMPLING_ROW.iter_unpack(step.rows))
-    assert [(row[9], row[10]) for row in rows] == [(2, 6), (2, 7), (-1, -1)]
+    rows = sampling_rows(step.rows)
+    assert [(row.num_logprobs, row.target) for row in rows] == [(2, 6), (2, 7), (-1, -1)]
 
 
 def test_embedding_sequence_pools_its_last_token_draws_none() -> None:

@@ -55,7 +55,7 @@ def random_logits(num_rows: int, vocab_size: int) -> Floats:
 
 
 def test_a_row_is_laid_out_as_in_the_messages() -> None:
-    numbers = tuple(range(16))
+    numbers = tuple(range(len(SamplingRow._fields)))
     row = np.frombuffer(SAMPLING_ROW.pack(*numbers), ROW)[0]
     assert tuple(row) == numbers
     fields = ROW.fields
@@ -74,9 +74,7 @@ def test_sampling_row_is_the_struct_of_the_core() -> None:
         for name in names.split(",")
     }
     assert list(members.items()) == list(SAMPLING_CODES.items())
-    native = struct.calcsize("@" + "".join(members.values()))
-    assert native == SAMPLING_ROW.size, "the compiler pads the struct"
-    assert f"sizeof(SamplingRow) == {native}," in header
+    assert f"sizeof(SamplingRow) == {SAMPLING_ROW.size}," in header
 
 
 def test_greedy_takes_the_largest_logit() -> None:
