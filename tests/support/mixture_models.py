@@ -178,6 +178,51 @@ def all_ways(executor: Executor) -> dict[str, Floats]:
     }
 
 
+GREEDY_PROMPTS = [PROMPT[:5], PROMPT, PROMPT[7:16]]
+NUM_TOKENS = 24
+
+
+def greedy_texts(model: Any) -> list[list[int]]:
+    """Return what transformers says after each of `GREEDY_PROMPTS`."""
+    texts = []
+    model.generation_config.eos_token_id = None  # texts go on
+    for prompt in GREEDY_PROMPTS:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+        )
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+def greedy_together(executor: Executor, chunk: int, preempted_at: int) -> list[list[int]]:
+    """Return what follows `GREEDY_PROMPTS` in one batch, at most `chunk` tokens of each in a step.
+
+    After so many steps the second text is preempted: it is computed again, on other pages. The
+    executor has 12 pages.
+    """
+    texts, done = [list(prompt) for prompt in GREEDY_PROMPTS], [0] * len(GREEDY_PROMPTS)
+    pages = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    ends = [len(prompt) + NUM_TOKENS for prompt in GREEDY_PROMPTS]
+    step = 0
+    while any(len(text) < end for text, end in zip(texts, ends, strict=True)):
+        if step == preempted_at:
+            done[1], pages[1] = 0, [11, 9, 10]
+        open_ones = [i for i in range(len(texts)) if len(texts[i]) < ends[i]]
+        parts = [(texts[i][done[i] : done[i] + chunk], done[i], pages[i]) for i in open_ones]
+        logits = executor.forward(batch(parts))
+        last = np.cumsum([len(tokens) for tokens, _, _ in parts]) - 1
+        for i, (tokens, start, _), row in zip(open_ones, parts, last, strict=True):
+            done[i] = start + len(tokens)
+            if done[i] == len(texts[i]):
+                texts[i].append(int(logits[row].argmax()))
+        step += 1
+    return [text[-NUM_TOKENS:] for text in texts]
+
+
 def check(path: Path, expected: Floats, atol: float = 3e-5) -> None:
     """Compare the logits of a model's files with those of transformers, by every executor."""
     assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything

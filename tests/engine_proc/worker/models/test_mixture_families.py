@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mixture_models import LONGROPE, MIXTURES, all_ways, check, reference, tiny_mixture
+from mixture_models import (
+    EXECUTORS,
+    LONGROPE,
+    MIXTURES,
+    all_ways,
+    check,
+    greedy_texts,
+    greedy_together,
+    reference,
+    tiny_mixture,
+)
 from quantized_folders import Int4, awq, compressed, gptq, random_int4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,6 +41,30 @@ def test_logits_of_mixtures_are_those_of_transformers(case: str, tmp_path: Path)
     model = tiny_mixture(case)
     model.save_pretrained(tmp_path)
     check(tmp_path, reference(model))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "qwen3_moe",
+        "gpt_oss",
+        "olmoe with clipped queries",
+        "ernie4_5_moe with biases",
+        "flex_olmo",
+        "granitemoe_swa",
+        "hunyuan_v1_moe",
+        "phimoe",
+    ],
+)
+def test_greedy_text_of_mixtures_is_that_of_transformers(case: str, tmp_path: Path) -> None:
+    """Whole, in chunks, and computed again in the middle of a text."""
+    model = tiny_mixture(case)
+    model.save_pretrained(tmp_path)
+    expected = greedy_texts(model)
+    ours = open_model(tmp_path)
+    for chunk, preempted_at in ((100, -1), (7, 12)):
+        executor = EXECUTORS["core"](ours.spec, ours.weights, num_pages=12)
+        assert greedy_together(executor, chunk, preempted_at) == expected
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "granitemoe", "ernie4_5_moe"])
