@@ -52,6 +52,7 @@ def decoder(
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", head_dim or split_head_dim(fields))
     num_layers = fields.integer("num_hidden_layers")
+    max_position = fields.integer("max_position_embeddings")
     common = DecoderSpec(
         architecture=fields.text("model_type"),
         vocab_size=fields.integer("vocab_size"),
@@ -60,8 +61,7 @@ def decoder(
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        max_position=longrope.trained_length(fields.values)
-        or fields.integer("max_position_embeddings"),
+        max_position=min(max_position, longrope.trained_length(fields.values) or max_position),
         layers=layers or (LayerSpec(),) * num_layers,
         ropes=ropes or (rope(fields, head_dim, rope_theta),),
         norm_eps=fields.number(eps),
@@ -534,10 +534,12 @@ def hunyuan(fields: ConfigFields) -> DecoderSpec:
         fields.get(name, None)
     head_dim = fields.integer("head_dim", split_head_dim(fields))
     params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
-    theta = params.get("rope_theta") or fields.number("rope_theta", 10_000.0)
+    own = ConfigFields(params, f"the RoPE of {fields.owner}")
+    theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
     if params.get("rope_type", params.get("type")) == "dynamic" and params.get("alpha"):
-        alpha = ConfigFields(params, f"the RoPE of {fields.owner}").positive("alpha")
-        theta, params = theta * alpha ** (head_dim / (head_dim - 2)), {}
+        if head_dim < 4:
+            raise fields.wrong("head_dim", "4 or more")
+        theta, params = theta * own.positive("alpha") ** (head_dim / (head_dim - 2)), {}
     table = rope_table(
         {**params, "rope_theta": theta},
         owner=fields.owner,

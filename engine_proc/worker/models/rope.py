@@ -154,6 +154,8 @@ def short_longrope(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """
     fields.read |= {"long_factor", "long_mscale"}
     trained = fields.integer(longrope.LENGTH)
+    if trained == 1:
+        raise fields.wrong(longrope.LENGTH, "2 or more")
     divisors = fields.get("short_factor")
     powers = base.powers()
     if not isinstance(divisors, list) or len(divisors) != len(powers):

@@ -255,6 +255,18 @@ def test_what_cohere2_says_of_itself_changes_nothing() -> None:
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "'short_factor'"),
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}},
+            "'original_max_position_embeddings': 1, not 2 or more",
+        ),
+        ("hunyuan_v1_dense", {"rope_scaling": {"rope_theta": "x"}}, "'rope_theta': 'x', not a"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_scaling": {"type": "dynamic", "alpha": 2.0}, "head_dim": 2},
+            "'head_dim': 2, not 4 or more",
+        ),
+        ("stablelm", {"qk_layernorm": True}, "'qk_layernorm'"),
         ("llama", {"rope_parameters": YARN | {"mystery": 1.0}}, "'mystery'"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "'quantization_config'"),
         ("gemma", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),
