@@ -80,7 +80,8 @@ void headrace_cpu_pack_stored(void *model, int32_t layer, int32_t slot, int32_t 
     pack_stored(static_cast<Model *>(model)->matrix(layer, slot), first_row, num_rows, source);
 }
 
-// Layer -1 holds the final norm (slot 0). Vectors of experts are set one by one, from `first` on.
+// Layer -1 holds the final norm (slot 0), its bias (1) and that of the head (2). Vectors of experts
+// are set one by one, from `first` on.
 void headrace_cpu_set_vector(void *model, int32_t layer, int32_t slot, int32_t first,
                              const float *numbers, int32_t n) {
     std::vector<float> &vector = static_cast<Model *>(model)->vector(layer, slot);

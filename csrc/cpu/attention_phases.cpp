@@ -1,5 +1,6 @@
 #include "cpu/attention_phases.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace headrace {
@@ -85,14 +86,26 @@ void place_keys_and_values(const StepState &state, int layer, int token, const f
     }
 }
 
+void clip(float limit, float *x, int n) {
+    for (int i = 0; i < n; ++i) {
+        x[i] = std::clamp(x[i], -limit, limit); // NaN stays
+    }
+}
+
 void store_token(const StepState &state, int index, int token) {
     const Config &config = state.config;
     const Layer &layer = state.model.layers[index];
     const int dim = config.head_dim;
     float *q = state.q + size_t(token) * state.q_stride;
     float *k = state.k + size_t(token) * state.kv_stride;
-    if (config.qk_norm != QKNorm::none) {
+    float *v = state.v + size_t(token) * state.kv_stride;
+    if (config.qk_norm == QKNorm::per_head || config.qk_norm == QKNorm::full) {
         norm_token(state, layer, token, q, k);
+    }
+    if (config.qkv_clip > 0.0f) {
+        clip(config.qkv_clip, q, config.num_heads * dim);
+        clip(config.qkv_clip, k, config.num_kv_heads * dim);
+        clip(config.qkv_clip, v, config.num_kv_heads * dim);
     }
     if (layer.config.rope >= 0) {
         const Rope &rope = state.model.ropes[layer.config.rope];
@@ -106,8 +119,11 @@ void store_token(const StepState &state, int index, int token) {
         rotate(q, config.num_heads);
         rotate(k, config.num_kv_heads);
     }
+    if (config.qk_norm == QKNorm::per_head_after_rope) {
+        norm_token(state, layer, token, q, k);
+    }
     place_queries(state, token, q);
-    place_keys_and_values(state, index, token, k, state.v + size_t(token) * state.kv_stride);
+    place_keys_and_values(state, index, token, k, v);
 }
 
 // Fold `next` into `into`, both over the same rows. Always called in segment order.

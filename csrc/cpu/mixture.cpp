@@ -171,8 +171,8 @@ std::vector<Extent> Mixture::extents(int expert_width, int shared_width) const {
 
 void Mixture::multiply_gates() {
     const Matrix &gate = matrix(slot_gate), &up = matrix(slot_up);
-    const GatedProduct shared{{matrix(slot_shared_gate), s_.normed, nullptr},
-                              {matrix(slot_shared_up), s_.normed, nullptr},
+    const GatedProduct shared{{matrix(slot_shared_gate), s_.normed, &bias(slot_shared_gate_bias)},
+                              {matrix(slot_shared_up), s_.normed, &bias(slot_shared_up_bias)},
                               room_.shared_gated,
                               matrix(slot_shared_down)};
     const int width = config_.intermediate_size;
@@ -201,7 +201,7 @@ void Mixture::multiply_gates() {
 void Mixture::multiply_downs() {
     const int hidden = s_.config.hidden_size, stride = room_.hidden_stride;
     const Linear down{matrix(slot_down), room_.gated, &bias(slot_down_bias)};
-    const Linear shared{matrix(slot_shared_down), room_.shared_gated, nullptr};
+    const Linear shared{matrix(slot_shared_down), room_.shared_gated, &bias(slot_shared_down_bias)};
     multiply_each(s_, extents(hidden, hidden), down.weight,
                   [&](int index, const ProductPart &part) {
                       const int column = part.block * lanes;

@@ -27,7 +27,10 @@ Matrix &Model::matrix(int layer, int slot) {
 }
 
 std::vector<float> &Model::vector(int layer, int slot) {
-    return layer < 0 ? norm : layers[layer].vectors[slot];
+    if (layer < 0) {
+        return slot == 0 ? norm : slot == 1 ? norm_bias : head_bias;
+    }
+    return layers[layer].vectors[slot];
 }
 
 } // namespace headrace

@@ -13,7 +13,7 @@
 namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
-enum class QKNorm : int32_t { none, per_head, full };
+enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -34,6 +34,7 @@ struct Config {
     int32_t rounds_activations; // to bf16, where weights are bf16
     int32_t activation_bits;    // 8 or 16 beside quantized weights; 0: floats
     float norm_eps;
+    float qkv_clip;                                          // 0: none
     float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
     float embedding_multiplier, residual_multiplier, logit_multiplier;
 };
@@ -46,7 +47,7 @@ struct MixtureConfig {
     RouterScore score;
     int32_t normalized, num_groups, groups_per_token, group_score_experts;
     int32_t shared_intermediate_size, shared_gate;
-    float weight_scale, sparsemixer_eps, swish_beta;
+    float weight_sum_min, weight_scale, sparsemixer_eps, swish_beta;
     float clamp; // 0: the decoder's activation
 };
 
@@ -105,6 +106,13 @@ enum VectorSlot {
     slot_down_bias,
     slot_router_bias,
     slot_selection_bias,
+    slot_shared_gate_bias,
+    slot_shared_up_bias,
+    slot_shared_down_bias,
+    slot_attn_norm_bias,
+    slot_attn_post_norm_bias,
+    slot_mlp_norm_bias,
+    slot_mlp_post_norm_bias,
     num_vector_slots
 };
 
@@ -139,8 +147,8 @@ struct Model {
     const Kernels *kernels; // null when the processor lacks the ISA asked for
     std::vector<Rope> ropes;
     std::vector<Layer> layers;
-    Matrix embed, head; // `head` stays empty when tied
-    std::vector<float> norm;
+    Matrix embed, head;                            // `head` stays empty when tied
+    std::vector<float> norm, norm_bias, head_bias; // empty when the model has none
     KvPages kv;
     Peers peers;
     Workspace workspace;

@@ -127,6 +127,7 @@ void scale_weights(const MixtureConfig &config, float *weights) {
     for (int slot = 0; slot < config.experts_per_token; ++slot) {
         sum += weights[slot];
     }
+    sum = std::max(sum, config.weight_sum_min);
     const float divisor = config.normalized ? sum + least_sum : 1.0f;
     for (int slot = 0; slot < config.experts_per_token; ++slot) {
         weights[slot] = weights[slot] / divisor * config.weight_scale;

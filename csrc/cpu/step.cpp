@@ -18,9 +18,14 @@ namespace {
 
 constexpr int gathered_rows = 32; // of logits at a time, so that long prompts' take no more memory
 
-void norm(const Model &model, const std::vector<float> &weight, const float *x, float *out) {
-    model.kernels->norm(x, weight.data(), model.config.hidden_size, model.config.norm_eps,
-                        model.config.layer_norm != 0, out);
+void norm(const Model &model, const std::vector<float> &weight, const std::vector<float> &bias,
+          const float *x, float *out) {
+    const int n = model.config.hidden_size;
+    model.kernels->norm(x, weight.data(), n, model.config.norm_eps, model.config.layer_norm != 0,
+                        out);
+    if (!bias.empty()) {
+        model.kernels->add(bias.data(), 1.0f, n, out);
+    }
 }
 
 // A token's embedding, which one of the workers has; the others' part of the sum is zero.
@@ -83,12 +88,13 @@ void embed(StepState &state) {
 }
 
 // normed = norm(residual), or a copy where the placement has no norm before the sublayer.
-void normalize(const StepState &s, const std::vector<float> &weight, int token) {
+void normalize(const StepState &s, const std::vector<float> &weight, const std::vector<float> &bias,
+               int token) {
     const float *x = s.residual + size_t(token) * s.hidden_stride;
     if (weight.empty()) {
         std::memcpy(s.normed.row(token), x, s.config.hidden_size * sizeof(float));
     } else {
-        norm(s.model, weight, x, s.normed.row(token));
+        norm(s.model, weight, bias, x, s.normed.row(token));
     }
 }
 
@@ -99,7 +105,7 @@ void enter_layer(const StepState &s, int index, int token) {
     }
     const Layer &layer = s.model.layers[index];
     const Matrix *of = layer.matrices;
-    normalize(s, layer.vectors[slot_attn_norm], token);
+    normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
     round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
 }
 
@@ -119,7 +125,7 @@ void round_for_mlp(const StepState &s, const Layer &layer, int token) {
 void enter_mlp(const StepState &s, int index, int token) {
     const Layer &layer = s.model.layers[index];
     if (s.config.placement != Placement::parallel) {
-        normalize(s, layer.vectors[slot_mlp_norm], token);
+        normalize(s, layer.vectors[slot_mlp_norm], layer.vectors[slot_mlp_norm_bias], token);
     }
     round_for_mlp(s, layer, token);
 }
@@ -127,13 +133,14 @@ void enter_mlp(const StepState &s, int index, int token) {
 // residual += norm(sublayer of all workers), without a norm where the placement has none there.
 // Then `enter(token)`, what the next sublayer begins with, while a token's row is in the cache.
 template <class Enter>
-void add_sublayer(StepState &s, const std::vector<float> &post_norm, const Enter &enter) {
+void add_sublayer(StepState &s, const std::vector<float> &post_norm,
+                  const std::vector<float> &post_norm_bias, const Enter &enter) {
     s.model.pool.clock.enter(StepPart::rows);
     s.model.peers.sum(s.sublayer, size_t(s.num_tokens) * s.hidden_stride);
     s.each_row([&](int token) {
         float *x = s.sublayer + size_t(token) * s.hidden_stride;
         if (!post_norm.empty()) {
-            norm(s.model, post_norm, x, x);
+            norm(s.model, post_norm, post_norm_bias, x, x);
         }
         s.model.kernels->add(x, s.config.residual_multiplier, s.config.hidden_size,
                              s.residual + size_t(token) * s.hidden_stride);
@@ -203,18 +210,18 @@ void run_layer(StepState &s, int index) {
         run_both(s, index);
     } else {
         run_attention(s, index);
-        add_sublayer(s, vectors[slot_attn_post_norm],
+        add_sublayer(s, vectors[slot_attn_post_norm], vectors[slot_attn_post_norm_bias],
                      [&](int token) { enter_mlp(s, index, token); });
         run_mlp(s, index);
     }
-    add_sublayer(s, vectors[slot_mlp_post_norm],
+    add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias],
                  [&](int token) { enter_layer(s, index + 1, token); });
 }
 
 // What the head sees of row `i` of the logits.
 void write_hidden(const StepState &s, int i, float *out) {
     const size_t token = s.step.logit_rows[i];
-    norm(s.model, s.model.norm, s.residual + token * s.hidden_stride, out);
+    norm(s.model, s.model.norm, s.model.norm_bias, s.residual + token * s.hidden_stride, out);
 }
 
 // Logits of this worker's tokens, [logit rows, stride].
@@ -224,7 +231,7 @@ void own_logits(StepState &s, float *logits, int stride, float *maxima) {
         write_hidden(s, row, s.normed.row(row));
         round_activations(s, s.normed, {&head}, row);
     });
-    multiply_head(s, {{head, s.normed, nullptr}, logits, stride}, maxima);
+    multiply_head(s, {{head, s.normed, &s.model.head_bias}, logits, stride}, maxima);
 }
 
 // Logits of all workers' tokens, side by side in every row of the step's, and their maxima.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, QKNorm
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
 from headrace.model.gguf import read_metadata
@@ -57,14 +58,25 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
         ModelError: it cannot run on the device that --device names.
         ConfigError: it runs on the CPU, and the flags ask for a feature of GPUs.
     """
-    if any(layer.mixture is not None for layer in model.spec.layers):
-        why_not = f"a {model.spec.architecture} model has experts, which GPU workers cannot run"
+    if lack := lacking_kernel(model.spec):
+        why_not = f"a {model.spec.architecture} model has {lack}, which GPU workers cannot run"
     else:
         why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
         check_on_cpu(config, device.why)
     return device
+
+
+def lacking_kernel(spec: DecoderSpec) -> str:
+    """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
+    if any(layer.mixture is not None for layer in spec.layers):
+        return "experts"
+    if spec.norm_bias or spec.head_bias:
+        return "biases of norms or of its head"
+    if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
+        return "a norm of queries and keys after RoPE"
+    return "" if spec.qkv_clip is None else "limits of queries, keys and values"
 
 
 def sees_whole_images(config: ExecutionConfig) -> bool:

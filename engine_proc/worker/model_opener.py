@@ -44,20 +44,18 @@ def open_for(
         ConfigError: torch or transformers is missing.
     """
     path, impl = Path(config.model_path), config.required_impl
-    if config.load_format == "dummy":
-        if impl == "transformers":
-            raise ModelError(NO_DUMMY.format(path=path))
-        impl = "headrace"
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
         if group is not None:
             raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
+        if config.load_format == "dummy":
+            raise ModelError(NO_DUMMY.format(path=path))
         extras.require("modules", f"{path}: a cross-encoder runs in transformers")
         from headrace.engine_proc.worker.hf.classifier import open_classifier
 
         return open_classifier(path, dtype=config.dtype, activation=pooling.activation)
     if impl == "transformers":
-        return open_with_transformers(path, config.dtype, config.max_model_len, group)
+        return open_with_transformers(config, group)
     try:
         model = open_model(path, config.load_format)
     except NotLowered as lowering:
@@ -65,7 +63,7 @@ def open_for(
             raise
         extras.require("modules", f"{lowering}; transformers may run it")
         try:
-            opened = open_with_transformers(path, config.dtype, config.max_model_len, group)
+            opened = open_with_transformers(config, group)
         except ModelError as error:
             reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
             raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
@@ -77,7 +75,7 @@ def open_for(
 
 
 def open_with_transformers(
-    path: Path, dtype: str, max_model_len: int, group: ShmAllReduce | None
+    config: ExecutionConfig, group: ShmAllReduce | None
 ) -> "TransformersModel":
     """Open a folder with transformers, and check that we run it as transformers does.
 
@@ -86,6 +84,7 @@ def open_with_transformers(
         ConfigError: torch or transformers is missing.
         CollectiveFailed: another worker is lost.
     """
+    path, max_model_len = Path(config.model_path), config.max_model_len
     if not path.is_dir():
         raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
     extras.require("modules", f"{path}: runs in transformers")
@@ -97,10 +96,11 @@ def open_with_transformers(
     try:
         model = open_transformers(
             path,
-            dtype=dtype,
+            dtype=config.dtype,
             max_model_len=max_model_len,
             pooling=pooling,
             num_ranks=1 if group is None else group.num_ranks,
+            is_dummy=config.load_format == "dummy",
         )
         if group is None:
             check(model)

@@ -15,6 +15,7 @@ import msgspec
 from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
+from headrace.model import longrope
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.gguf_metadata import end_token_ids, trained_length
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
@@ -251,6 +252,7 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
     positions = _read(text, "n_positions", path / "config.json", Count | None)  # GPT-2 and its kin
     if positions is None:
         positions = _need(text, "max_position_embeddings", path / "config.json", Count)
+    positions = min(positions, longrope.trained_length(text) or positions)
     return ModelCard(
         path=str(path),
         name=path.resolve().name,

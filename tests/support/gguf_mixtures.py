@@ -9,12 +9,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 NAMES = {  # the first that occurs in a name is replaced; the others follow
     "mlp.router": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.": "ffn_gate_inp.",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_experts.": "mlp.shared_expert.",
+    "mlp.shared_mlp.": "mlp.shared_expert.",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -28,6 +30,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
 }
 POST_NORMS = {"gpt-oss", "glm4moe"}  # the MLP's norm is called after attention
 KEYS = {  # in the order of which a family's own one wins
@@ -35,6 +38,7 @@ KEYS = {  # in the order of which a family's own one wins
     "num_local_experts": "expert_count",
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "moe_topk": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -57,6 +61,10 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     if architecture in ("glm4moe", "dots1"):
         yield "expert_weights_norm", config.norm_topk_prob
         yield "expert_gating_func", 2
+    if architecture == "hunyuan-moe":
+        for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+            yield key, config.intermediate_size
+        yield "expert_shared_count", 1
     if architecture == "gpt-oss":
         yield "expert_feed_forward_length", config.intermediate_size
     if architecture == "ernie4_5-moe":

@@ -35,6 +35,7 @@ TINY: dict[str, Any] = {
 ARCHITECTURES = {  # that are not called as in transformers
     "cohere": "command-r",
     "gemma3_text": "gemma3",
+    "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
     "mistral": "llama",
     "olmo3": "olmo2",
@@ -54,6 +55,8 @@ POST_NORMS = {
 NAMES = {
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.sinks": "attn_sinks.weight",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "mlp.gate_up_proj": "ffn_up",
     **GGUF_NAMES,
 }
@@ -169,6 +172,8 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         if architecture in LISTED:
             slides = [kind == "sliding_attention" for kind in config.layer_types]
             yield "attention.sliding_window_pattern", slides
+    if architecture == "stablelm":
+        yield "use_parallel_residual", config.use_parallel_residual
     yield from gguf_mixtures.metadata(config, architecture)
     yield from rope(config, head_dim)
 

@@ -51,6 +51,17 @@ GRANITE = {
     "attention_multiplier": 0.3,
 }
 ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+HUNYUAN = {"num_experts": 6, "moe_topk": 3, "head_dim": 24}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000.0}
+LONGROPE = {  # PROMPT is within the trained length
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [4.0] * 8,
+    "short_mscale": 1.25,
+    "long_mscale": 1.5,
+    "original_max_position_embeddings": 32,
+}
 SLIDING_FIRST = ["sliding_attention", "full_attention", "full_attention"]
 
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -70,8 +81,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 5},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
     "olmoe with biases": {"num_experts": 8, "norm_topk_prob": True, "attention_bias": True},
+    "olmoe with clipped queries": {"num_experts": 8, "clip_qkv": 0.8},
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 3},
     "granitemoe": GRANITE,
     "granitemoeshared": GRANITE | {"shared_intermediate_size": 48},
+    "granitemoe_swa": GRANITE
+    | {
+        "shared_intermediate_size": 48,
+        "sliding_window": 5,
+        "layer_types": SLIDING_FIRST,
+        "layer_rope_theta": [5000.0, 0, 5000.0],
+    },
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 5}
     | {"head_dim": 16, "swiglu_limit": 1.5},
     "ernie4_5_moe": ERNIE | {"head_dim": 24},
@@ -83,12 +103,28 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "moe_layer_end_index": 3,
         "moe_num_shared_experts": 0,
     },
+    "ernie4_5_moe with biases": ERNIE | {"use_bias": True, "moe_norm_min": 0.7},
+    "ernie4_5_moe with a head of its own": ERNIE | {"use_bias": True, "tie_word_embeddings": False},
     "glm4_moe": GROUPED | {"head_dim": 24, "use_qk_norm": True, "attention_bias": True},
     "glm4_moe without groups": GROUPED
     | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False},
     "dots1": GROUPED | {"head_dim": 24, "n_shared_experts": 2, "norm_topk_prob": True},
     "dots1 with a window": GROUPED
     | {"n_shared_experts": 1, "sliding_window": 5, "layer_types": SLIDING_FIRST},
+    "hunyuan_v1_moe": HUNYUAN,
+    "hunyuan_v1_moe with a larger base": HUNYUAN
+    | {
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": DYNAMIC,
+    },
+    "phimoe": {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True},
+    "phimoe with LongRoPE": {
+        "num_local_experts": 8,
+        "sliding_window": 9,
+        "router_jitter_noise": 0.2,
+        "rope_parameters": LONGROPE,
+    },
 }
 
 
@@ -140,6 +176,51 @@ def all_ways(executor: Executor) -> dict[str, Floats]:
         "chunked": np.concatenate(chunks),
         "cached": np.concatenate([alone[:16], cached]),
     }
+
+
+GREEDY_PROMPTS = [PROMPT[:5], PROMPT, PROMPT[7:16]]
+NUM_TOKENS = 24
+
+
+def greedy_texts(model: Any) -> list[list[int]]:
+    """Return what transformers says after each of `GREEDY_PROMPTS`."""
+    texts = []
+    model.generation_config.eos_token_id = None  # texts go on
+    for prompt in GREEDY_PROMPTS:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+        )
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+def greedy_together(executor: Executor, chunk: int, preempted_at: int) -> list[list[int]]:
+    """Return what follows `GREEDY_PROMPTS` in one batch, at most `chunk` tokens of each in a step.
+
+    After so many steps the second text is preempted: it is computed again, on other pages. The
+    executor has 12 pages.
+    """
+    texts, done = [list(prompt) for prompt in GREEDY_PROMPTS], [0] * len(GREEDY_PROMPTS)
+    pages = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    ends = [len(prompt) + NUM_TOKENS for prompt in GREEDY_PROMPTS]
+    step = 0
+    while any(len(text) < end for text, end in zip(texts, ends, strict=True)):
+        if step == preempted_at:
+            done[1], pages[1] = 0, [11, 9, 10]
+        open_ones = [i for i in range(len(texts)) if len(texts[i]) < ends[i]]
+        parts = [(texts[i][done[i] : done[i] + chunk], done[i], pages[i]) for i in open_ones]
+        logits = executor.forward(batch(parts))
+        last = np.cumsum([len(tokens) for tokens, _, _ in parts]) - 1
+        for i, (tokens, start, _), row in zip(open_ones, parts, last, strict=True):
+            done[i] = start + len(tokens)
+            if done[i] == len(texts[i]):
+                texts[i].append(int(logits[row].argmax()))
+        step += 1
+    return [text[-NUM_TOKENS:] for text in texts]
 
 
 def check(path: Path, expected: Floats, atol: float = 3e-5) -> None:

@@ -108,6 +108,15 @@ SPECS = {
     "mrope": dataclasses.replace(
         SPEC, ropes=(dataclasses.replace(SPEC.ropes[0], axes=(0, 0, 1, 2, 1, 2, 0, 1)),)
     ),
+    "biased norms, clipped": dataclasses.replace(
+        SPEC,
+        norm=Norm.LAYER,
+        norm_bias=True,
+        placement=NormPlacement.PRE_POST,
+        qk_norm=QKNorm.PER_HEAD_AFTER_ROPE,
+        qkv_clip=0.7,
+        head_bias=True,
+    ),
     "many heads per KV head": dataclasses.replace(SPEC, num_heads=53, num_kv_heads=1),
     "biases, odd sizes": dataclasses.replace(
         SPEC,
@@ -157,7 +166,14 @@ MIXTURES = {
         clamp=0.7,
         swish_beta=1.702,
     ),
+    "ernie": with_mixture(
+        selection_bias=True,
+        weight_sum_min=0.4,
+        shared_intermediate_size=48,
+        shared_bias=True,
+    ),
     "phimoe": with_mixture(
+        SPECS["biased norms, clipped"],
         score=RouterScore.SPARSEMIXER,
         experts_per_token=2,
         normalized=False,

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
+import torch
 import transformers
 from gguf_files import serialized, write_decoder
 from safetensors.torch import load_file, save_file
@@ -20,6 +22,7 @@ from headrace.model.gguf import read_metadata
 from headrace.model.tokenizer_json import read_tokenizer_json
 
 NORM = "model.norm.weight"
+EXPERTS = {"llama.expert_count": 4, "llama.expert_used_count": 2}
 
 
 def make_folder(folder: Path) -> Path:
@@ -61,6 +64,34 @@ def rename_architecture(path: Path) -> None:
     config.write_text(config.read_text().replace('"llama"', '"aardvark"'))
 
 
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def claim(**fields: int) -> Callable[[Path], None]:
+    """Return what writes a config of a mixture over that of the folder."""
+
+    def harm(path: Path) -> None:
+        config = path.parent / "config.json"
+        said = msgspec.json.decode(config.read_bytes())
+        mixture = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+        config.write_bytes(msgspec.json.encode(said | mixture | MIXTURE | fields))
+
+    return harm
+
+
+def misshape_experts(path: Path) -> None:
+    claim()(path)
+    tensors = load_file(path)
+    moe = "model.layers.0.block_sparse_moe"
+    tensors[f"{moe}.gate.weight"] = torch.zeros(4, 16)
+    for expert in range(4):
+        for name in ("w1", "w2", "w3"):
+            tensors[f"{moe}.experts.{expert}.{name}.weight"] = torch.zeros(16, 16 + expert // 3)
+    for name in [name for name in tensors if ".mlp." in name]:
+        del tensors[name]
+    save_file(tensors, path, {"format": "pt"})
+
+
 def launch(model: Path) -> "subprocess.CompletedProcess[str]":
     command = [str(Path(sys.executable).parent / "launch_server"), "--port", "0", str(model)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -76,6 +107,10 @@ def launch(model: Path) -> "subprocess.CompletedProcess[str]":
             "tensor 'model.norm.weight' has shape [15], but a llama model of this config has [16]",
         ),
         (rename_architecture, "aardvark"),
+        (claim(num_local_experts=1 << 40), "'num_local_experts': 1099511627776, not at most 4096"),
+        (claim(num_experts_per_tok=5), "'num_experts_per_tok': 5, not at most the number of"),
+        (claim(), "tensor 'model.layers.0.mlp.gate.weight' is missing"),
+        (misshape_experts, "experts.3.w1.weight' has shape [16, 17], but a mixtral model"),
     ],
 )
 def test_a_broken_folder_is_named_and_the_server_ends_for_it(
@@ -124,6 +159,9 @@ def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path: Path) -> None:
         ({"llama.attention.head_count": 1}, "tensor 'blk.0.attn_k.weight' has shape [16, 32]"),
         ({"tokenizer.ggml.merges": ["x y"]}, "model.gguf: its tokenizer cannot be loaded"),
         ({"split.count": 2}, "model.gguf: one part of a split file"),
+        (EXPERTS | {"llama.expert_count": 1 << 31}, "'expert_count': 2147483648, not at most 4096"),
+        (EXPERTS | {"llama.expert_used_count": 5}, "'expert_used_count': 5, not at most the"),
+        (EXPERTS, "tensor 'blk.0.ffn_gate_inp.weight' is missing"),
     ],
 )
 def test_a_gguf_that_contradicts_itself_ends_the_server(

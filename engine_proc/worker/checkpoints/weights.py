@@ -8,7 +8,8 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
 
     embed                     [vocab, hidden]
     head                      [vocab, hidden], absent when `tied_head`
-    norm                      [hidden]; `norm.bias` never occurs in a supported model
+    head.bias                 [vocab], with `head_bias`
+    norm                      [hidden]; norms of hidden numbers have a `.bias` with `norm_bias`
     layers.{i}.attn_norm      [hidden], before attention; absent with placement POST
     layers.{i}.attn_post_norm [hidden], after attention, with PRE_POST and POST
     layers.{i}.mlp_norm       [hidden], before the MLP; absent with POST and PARALLEL
@@ -26,7 +27,8 @@ A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` coun
     layers.{i}.router.selection_bias   [experts], with `selection_bias`
     layers.{i}.experts.{e}.gate, .up   [intermediate of an expert, hidden], biases: `expert_bias`
     layers.{i}.experts.{e}.down    [hidden, intermediate of an expert], a bias: `expert_bias`
-    layers.{i}.shared.gate, .up, .down   as those of an MLP, with `shared_intermediate_size`
+    layers.{i}.shared.gate, .up, .down   as those of an MLP, with `shared_intermediate_size`;
+                                   biases: `shared_bias`
     layers.{i}.shared.router       [1, hidden], with `shared_gate`
 """
 

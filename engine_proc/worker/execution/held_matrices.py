@@ -23,7 +23,10 @@ VECTORS = (
     "sinks",
     *(f"{name}.bias" for name in MATRICES[:8]),
     "router.selection_bias",
+    *("shared.gate.bias", "shared.up.bias", "shared.down.bias"),
+    *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
 )
+OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 
 
 class Place(NamedTuple):
@@ -47,7 +50,8 @@ class HeldMatrix(NamedTuple):
 def place_of(spec: DecoderSpec, name: str) -> Place:
     """Return a weight's place. Experts begin with whole blocks of 16 rows."""
     if not name.startswith("layers."):
-        return Place(-1, ("embed", "head").index(name) if name != "norm" else 0)
+        outer = OUTER_MATRICES if name in OUTER_MATRICES else OUTER_VECTORS
+        return Place(-1, outer.index(name))
     _, index, local = name.split(".", 2)
     layer, first_row = int(index), 0
     mixture = spec.layers[layer].mixture

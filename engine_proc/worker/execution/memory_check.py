@@ -1,4 +1,4 @@
-"""Checks, before weights are read, that a model and its KV cache fit into memory."""
+"""Checks, before weights are read, that a model, its KV cache and its steps fit into memory."""
 
 import logging
 
@@ -10,7 +10,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ConfigError
 
@@ -35,23 +35,29 @@ def check_weights(
     dtype: WeightDtype,
     memory_bytes: int,
 ) -> None:
-    """Raise `ConfigError` if weights do not fit beside the KV cache that a flag asks for.
+    """Raise `ConfigError` if weights do not fit beside a step and the KV cache of a flag.
 
     A KV cache of the default size takes memory as it fills, so it is only warned of.
     """
-    asked = config.kv_cache_memory_bytes or 0
     rounds_activations = config.dtype != "float32"
     taken = core_bytes(spec, weights, dtype, rounds_activations)
+    num_tokens = config.max_num_batched_tokens
+    step, cache = step_bytes(spec, num_tokens), config.kv_cache_memory_bytes or 0
+    asked = cache + step
     if taken + asked <= memory_bytes:
-        if taken + config.cpu_kv_bytes > memory_bytes:
+        if taken + step + config.cpu_kv_bytes > memory_bytes:
             log.warning(
-                "weights of %.1f GiB and a full KV cache of %.1f GiB are more than the %.1f GiB of "
-                "memory; lower --kv-cache-memory-bytes",
-                *(taken / GIB, config.cpu_kv_bytes / GIB, memory_bytes / GIB),
+                "weights of %.1f GiB, a step of %d tokens (%.1f GiB) and a full KV cache of "
+                "%.1f GiB are more than the %.1f GiB of memory; lower --kv-cache-memory-bytes",
+                *(taken / GIB, num_tokens, step / GIB, config.cpu_kv_bytes / GIB),
+                memory_bytes / GIB,
             )
         return
-    beside = f" beside a KV cache of {asked / GIB:.1f} GiB" if asked else ""
+    beside = f" beside a step of {num_tokens} tokens ({step / GIB:.1f} GiB)"
+    beside += f" and a KV cache of {cache / GIB:.1f} GiB" if cache else ""
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
+    if taken + cache + step_bytes(spec, config.max_num_seqs) <= memory_bytes:
+        ways.append("with a lower --max-num-batched-tokens they fit, too")
     in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds_activations)
     if in_int8 + asked <= memory_bytes:
         ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")
@@ -59,6 +65,28 @@ def check_weights(
         f"{config.model_path}: its weights take {taken / GIB:.1f} GiB, but the machine, or the "
         f"container, has {memory_bytes / GIB:.1f} GiB of memory: {', '.join(ways)}"
     )
+
+
+def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
+    """Return what the activations of a step take in the C++ core, at most.
+
+    Most of it is a mixture's: each token has rows for each expert that it chooses. Buffers are
+    those of csrc/cpu/step_state.cpp and mixture.cpp: rows as they are, and rounded.
+    """
+    hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
+    numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
+    mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
+    if len(mixtures) < len(spec.layers):
+        numbers += 2 * spec.intermediate_size
+    numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
+    return 4 * num_tokens * numbers
+
+
+def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:
+    """Return the numbers that a mixture computes for each token."""
+    shared = mixture.shared_intermediate_size
+    of_experts = mixture.experts_per_token * (3 * hidden + 2 * mixture.intermediate_size)
+    return of_experts + (2 * shared + hidden if shared else 0)
 
 
 def core_bytes(

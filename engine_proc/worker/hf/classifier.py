@@ -6,6 +6,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from headrace.engine_proc.worker.checkpoints.safetensors import check_folder
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.hf.executor import to_floats
 from headrace.engine_proc.worker.hf.model import load_module, open_config
@@ -47,6 +48,7 @@ def open_classifier(folder: Path, *, dtype: str, activation: ScoreActivation) ->
         ModelError: files are missing, broken or do not fit each other.
     """
     try:
+        check_folder(folder)
         config = open_config(folder)
         auto_class = transformers.AutoModelForSequenceClassification
         module = load_module(folder, config, dtype, auto_class, OWN_ATTENTION)

@@ -64,6 +64,7 @@ def open_transformers(
     max_model_len: int,
     pooling: Pooling | None = None,
     num_ranks: int = 1,
+    is_dummy: bool = False,
 ) -> TransformersModel:
     """Load the model of a folder, without running code from it.
 
@@ -72,14 +73,20 @@ def open_transformers(
         max_model_len: the longest sequence it will be given, in tokens.
         pooling: of an embedding model, which is loaded without its head.
         num_ranks: workers that compute at the same time.
+        is_dummy: make weights up; the folder needs no files of weights.
     Raises:
         ModelError: files are missing, broken or inconsistent, or the model's attention needs more
             than paged keys and values.
     """
+    if not is_dummy:
+        check_folder(folder)
     config = open_config(folder, num_ranks)
     refuse_by_config(config, max_model_len, head=pooling is None)
     kind: Any = transformers.AutoModelForCausalLM if pooling is None else transformers.AutoModel
-    module = load_module(folder, config, dtype, kind, HOOKED)
+    if is_dummy:
+        module = random_module(config, dtype, kind, HOOKED)
+    else:
+        module = load_module(folder, config, dtype, kind, HOOKED)
     layers = probe(module, max_model_len)
     refuse_by_layers(module, layers)
     model = TransformersModel(module, layers, pooling)
@@ -90,7 +97,6 @@ def open_transformers(
 
 def open_config(folder: Path, num_ranks: int = 1) -> PreTrainedConfig:
     """Read a folder's config, and make torch and transformers fit to serve."""
-    check_folder(folder)
     # All cores: by `SPIN_COUNT`, threads that wait for long leave theirs to the rest of the ring.
     torch.set_num_threads(max(1, usable_cores() // num_ranks))
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -169,6 +175,20 @@ def load_module(
         module = module.float()
     loaded: PreTrainedModel = module.eval()
     return loaded
+
+
+def random_module(
+    config: PreTrainedConfig, dtype: str, auto_class: Any, attention: str
+) -> PreTrainedModel:
+    """Make a model with the random weights that its class begins training with."""
+    stored = getattr(config, "dtype", None) or torch.bfloat16
+    own = torch.float32 if stored == torch.float16 else stored  # as `load_module` does
+    torch.manual_seed(0)  # all workers have parts of the same
+    module = auto_class.from_config(
+        config, dtype=DTYPES.get(dtype, own), attn_implementation=attention
+    )
+    made: PreTrainedModel = module.eval()
+    return made
 
 
 def refuse_by_layers(module: PreTrainedModel, layers: Mapping[nn.Module, AttentionLayer]) -> None:

@@ -26,11 +26,12 @@ class NormPlacement(StrEnum):
 
 
 class QKNorm(StrEnum):
-    """Whether queries and keys are normalized before RoPE."""
+    """Whether queries and keys are normalized, before RoPE or after it."""
 
     NONE = "none"
     PER_HEAD = "per_head"  # Qwen 3, Gemma 3: over head_dim
     FULL = "full"  # OLMo 2: over all heads at once
+    PER_HEAD_AFTER_ROPE = "per_head_after_rope"  # Hunyuan
 
 
 class Activation(StrEnum):
@@ -77,6 +78,7 @@ class MixtureSpec:
     intermediate_size: int  # of each expert
     score: RouterScore = RouterScore.SOFTMAX
     normalized: bool = True  # weights of the chosen experts are divided by their sum
+    weight_sum_min: float = 0.0  # the least divisor of weights, where they are normalized
     weight_scale: float = 1.0  # multiplies weights, after they are normalized
     selection_bias: bool = False  # a learned term per expert that only the choice sees
     num_groups: int = 1  # of experts, of which the best `groups_per_token` are chosen from
@@ -88,6 +90,7 @@ class MixtureSpec:
     clamp: float | None = None  # gpt-oss: gate <= clamp, |up| <= clamp, and (up + 1) * swish(gate)
     swish_beta: float = 1.0  # gate * sigmoid(beta * gate), with `clamp`
     shared_intermediate_size: int = 0  # of the MLP that every token passes; 0 is none
+    shared_bias: bool = False  # of the shared MLP's gate, up and down
     shared_gate: bool = False  # the shared MLP's output is multiplied by sigmoid(gate . x)
     local_experts: range | None = None  # of a tensor-parallel worker; None is all
 
@@ -121,14 +124,17 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeTable, ...]
     norm: Norm = Norm.RMS
+    norm_bias: bool = False  # of all norms but those of queries and keys
     norm_eps: float = 1e-5
     placement: NormPlacement = NormPlacement.PRE
     qk_norm: QKNorm = QKNorm.NONE
+    qkv_clip: float | None = None  # OLMo: the largest query, key and value before RoPE, either sign
     activation: Activation = Activation.SILU
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     tied_head: bool = True
+    head_bias: bool = False
     attention_scale: float = 1.0  # multiplies q . k
     attention_softcap: float | None = None  # c * tanh(score / c), before the mask
     attention_sinks: bool = False  # a learned score per head, of a key that has no value

@@ -57,6 +57,10 @@ ERNIE = {
     "interleave_moe_layer_step": "moe_layer_interval",
     "leading_dense_block_count": "moe_layer_start_index",
 }
+HUNYUAN = {  # sizes that the tensors repeat
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "num_shared_expert",
+}
 NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
 COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
@@ -99,6 +103,15 @@ ARCHITECTURES = {
     "command-r": Architecture(family="cohere", keys=COHERE),
     "cohere2": Architecture(family="cohere2", slides=True, constants=SILU | WINDOW, keys=COHERE),
     "seed_oss": Architecture(family="seed_oss"),
+    "hunyuan-dense": Architecture(family="hunyuan_v1_dense"),
+    "stablelm": Architecture(
+        family="stablelm",
+        is_partial=True,
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+    ),
 }
 # Of files whose `expert_count` is not 0.
 MIXTURES = {
@@ -135,6 +148,11 @@ MIXTURES = {
         keys=GROUPED,
         gating=SIGMOID,
     ),
+    "hunyuan-moe": Architecture(
+        family="hunyuan_v1_moe",
+        keys={"expert_count": "num_experts", "expert_used_count": "moe_topk", **HUNYUAN},
+    ),
+    "phimoe": Architecture(family="phimoe", keys=COUNTS),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
 KEYS = {
@@ -210,6 +228,7 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         qkv_bias=bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
+        head_bias="output.bias" in tensors,
     )
 
 

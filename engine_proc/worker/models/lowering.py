@@ -19,8 +19,6 @@ FAMILIES = DENSE | MIXTURES
 LACKING = {
     "deepseek_v2": "latent attention",
     "deepseek_v3": "latent attention",
-    "hunyuan_v1_moe": "a norm of queries and keys after RoPE",
-    "phimoe": "norms with biases",
 }
 
 # Fields of config.json that do not change the logits of a causal decoder.

@@ -1,7 +1,6 @@
 """The families of mixtures of experts: functions from a config's fields to a `DecoderSpec`.
 
-Routing is that of transformers. Sums of weights that transformers bounds from below, by 1e-12 or
-1e-20, are not bounded here: fp32 scores of chosen experts add up to more.
+Routing is that of transformers. All divisors of weights are bounded from below by 1e-20.
 """
 
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     MixtureSpec,
+    Norm,
+    NormPlacement,
     QKNorm,
     RouterScore,
 )
@@ -20,6 +21,8 @@ from headrace.engine_proc.worker.models.model_families import (
     biases,
     decoder,
     granite,
+    granite_swa,
+    hunyuan,
     layer_types,
     optional_window,
     rope,
@@ -28,6 +31,7 @@ from headrace.engine_proc.worker.models.model_families import (
     window,
 )
 from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.model import longrope
 
 MAX_EXPERTS = 1 << 12  # a config that says more is corrupt
 OWN, ALIAS = "num_experts", "num_local_experts"  # transformers reads either in most families
@@ -134,14 +138,26 @@ def qwen3_moe(fields: ConfigFields) -> DecoderSpec:
 
 
 def olmoe(fields: ConfigFields) -> DecoderSpec:
-    """`clip_qkv` is refused, unless it is null."""
     own = mixture(fields, size="intermediate_size", normalized=fields.flag("norm_topk_prob", False))
-    return with_mixture(decoder(fields, qk_norm=QKNorm.FULL, **biases(fields)), own)
+    spec = decoder(fields, qk_norm=QKNorm.FULL, qkv_clip=qkv_clip(fields), **biases(fields))
+    return with_mixture(spec, own)
+
+
+def qkv_clip(fields: ConfigFields) -> float | None:
+    """Lower `clip_qkv`, the largest query, key and value."""
+    return None if fields.get("clip_qkv", None) is None else fields.positive("clip_qkv")
+
+
+def flex_olmo(fields: ConfigFields) -> DecoderSpec:
+    """OLMoE with norms behind attention and MLP."""
+    return replace(olmoe(fields), placement=NormPlacement.POST)
 
 
 def granitemoe(fields: ConfigFields) -> DecoderSpec:
+    """The variant with windows and sinks has those of the dense family."""
+    has_windows = fields.text("model_type") == "granitemoe_swa"
     return with_mixture(
-        granite(fields),
+        granite_swa(fields) if has_windows else granite(fields),
         mixture(
             fields,
             experts=ALIAS,
@@ -194,13 +210,19 @@ def gpt_oss(fields: ConfigFields) -> DecoderSpec:
 
 
 def ernie4_5_moe(fields: ConfigFields) -> DecoderSpec:
-    """Every `moe_layer_interval`th layer between two is a mixture. `use_bias` is refused."""
+    """Every `moe_layer_interval`th layer between two is a mixture. Experts have no biases."""
     for name in ("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"):
         fields.get(name, None)  # published, but not read by transformers
-    fields.number("moe_norm_min", 1e-12)
     head_dim = fields.integer("head_dim", split_head_dim(fields))
+    bias = fields.flag("use_bias", False)
     spec = decoder(
-        fields, ropes=(rope(fields, head_dim, 500_000.0, interleaved=True),), tied_head=True
+        fields,
+        ropes=(rope(fields, head_dim, 500_000.0, interleaved=True),),
+        tied_head=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        head_bias=bias,
     )
     size = fields.integer("moe_intermediate_size")
     own = mixture(
@@ -208,7 +230,9 @@ def ernie4_5_moe(fields: ConfigFields) -> DecoderSpec:
         experts="moe_num_experts",
         chosen="moe_k",
         selection_bias=True,
+        weight_sum_min=fields.number("moe_norm_min", 1e-12),
         shared_intermediate_size=size * whole(fields, "moe_num_shared_experts", 2),
+        shared_bias=bias,
     )
     interval = fields.integer("moe_layer_interval", 1)
     first, last = whole(fields, "moe_layer_start_index", 1), fields.get("moe_layer_end_index", -1)
@@ -284,15 +308,60 @@ def dots1(fields: ConfigFields) -> DecoderSpec:
     return with_mixture(spec, own, lambda i: i >= first)
 
 
+def hunyuan_moe(fields: ConfigFields) -> DecoderSpec:
+    """A shared MLP as large as an expert; `moe_topk` is one number for all layers."""
+    spec = hunyuan(fields)
+    if isinstance(fields.get("moe_topk", 1), list):
+        counts = fields.one_per_layer("moe_topk", len(spec.layers)) or []
+        if counts != counts[:1] * len(counts):
+            raise fields.wrong("moe_topk", "the same for all layers")
+        fields.values = {**fields.values, "moe_topk": counts[0]}
+    size = fields.integer("intermediate_size")
+    own = mixture(
+        fields, chosen="moe_topk", size="intermediate_size", shared_intermediate_size=size
+    )
+    return with_mixture(spec, own)
+
+
+def phimoe(fields: ConfigFields) -> DecoderSpec:
+    """The sparse mixer chooses two experts, whatever the config says."""
+    for name in ("input_jitter_noise", longrope.LENGTH):  # of training; read with LongRoPE
+        fields.get(name, None)
+    spec = decoder(
+        fields,
+        layers=(LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers"),
+        rope_theta=1e6,
+        norm=Norm.LAYER,
+        norm_bias=True,
+        head_bias=fields.flag("lm_head_bias", False),
+        **biases(fields),
+    )
+    own = mixture(
+        fields,
+        experts=ALIAS,
+        size="intermediate_size",
+        score=RouterScore.SPARSEMIXER,
+        normalized=False,
+        sparsemixer_eps=fields.number("router_jitter_noise", 0.01),
+    )
+    if own.experts_per_token != 2:
+        raise fields.wrong("num_experts_per_tok", "2, as many as the sparse mixer chooses")
+    return with_mixture(spec, own)
+
+
 MIXTURES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
     "granitemoe": granitemoe,
+    "granitemoe_swa": granitemoe,
     "granitemoeshared": granitemoe,
     "gpt_oss": gpt_oss,
     "ernie4_5_moe": ernie4_5_moe,
     "glm4_moe": glm4_moe,
     "dots1": dots1,
+    "flex_olmo": flex_olmo,
+    "hunyuan_v1_moe": hunyuan_moe,
+    "phimoe": phimoe,
 }

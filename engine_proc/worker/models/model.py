@@ -27,7 +27,7 @@ from headrace.model.gguf_metadata import end_token_ids
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.vision_families import vision_family
 
-NO_DUMMY = "{path}: --load-format dummy takes decoders that our own code runs, without images"
+NO_DUMMY = "{path}: --load-format dummy takes no cross-encoders, and no models with images"
 
 
 class NotLowered(ModelError):

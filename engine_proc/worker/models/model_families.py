@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     RopeTable,
 )
 from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.model import longrope
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -51,6 +52,7 @@ def decoder(
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", head_dim or split_head_dim(fields))
     num_layers = fields.integer("num_hidden_layers")
+    max_position = fields.integer("max_position_embeddings")
     common = DecoderSpec(
         architecture=fields.text("model_type"),
         vocab_size=fields.integer("vocab_size"),
@@ -59,7 +61,7 @@ def decoder(
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=min(max_position, longrope.trained_length(fields.values) or max_position),
         layers=layers or (LayerSpec(),) * num_layers,
         ropes=ropes or (rope(fields, head_dim, rope_theta),),
         norm_eps=fields.number(eps),
@@ -86,9 +88,11 @@ def rope(
     interleaved: bool = False,
 ) -> RopeTable:
     """Lower the RoPE that all layers share: `rope_parameters`, or the older `rope_scaling`."""
-    new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
+    params = fields.table("rope_scaling") or fields.table("rope_parameters")
+    if longrope.trained_length(fields.values) and longrope.LENGTH not in params:
+        params = {**params, longrope.LENGTH: fields.get(longrope.LENGTH)}
     return rope_table(
-        old or new,
+        params,
         owner=fields.owner,
         head_dim=head_dim,
         max_position=fields.integer("max_position_embeddings"),
@@ -290,12 +294,12 @@ def gemma_common(fields: ConfigFields) -> dict[str, Any]:
 
 
 def phi3(fields: ConfigFields) -> DecoderSpec:
-    """Only the short-context models: the others use LongRoPE, under several names."""
+    """Of longer contexts only the part within the trained length, whose LongRoPE is fixed."""
     for name in ("rope_scaling", "rope_parameters"):
         params = fields.table(name)
-        if params.get("rope_type", params.get("type", "default")) != "default":
-            raise fields.wrong(name, "of type 'default'")
-    fields.get("original_max_position_embeddings", None)
+        if params.get("rope_type", params.get("type", "default")) not in ("default", longrope.KIND):
+            raise fields.wrong(name, f"of type 'default' or {longrope.KIND!r}")
+    fields.get(longrope.LENGTH, None)
     head_dim = fields.integer("head_dim", split_head_dim(fields))
     partial = fields.number("partial_rotary_factor", 1.0)
     return decoder(
@@ -494,6 +498,58 @@ def ernie4_5(fields: ConfigFields) -> DecoderSpec:
     )
 
 
+def stablelm(fields: ConfigFields) -> DecoderSpec:
+    """A part of each head rotates. `qk_layernorm` has a norm for each head, so it is refused."""
+    partial = fields.number("partial_rotary_factor", 0.25)
+    is_parallel = fields.flag("use_parallel_residual", False)
+    return decoder(
+        fields,
+        eps="layer_norm_eps",
+        ropes=(rope(fields, split_head_dim(fields), 10_000.0, partial=partial),),
+        norm=Norm.LAYER,
+        norm_bias=True,
+        placement=NormPlacement.PARALLEL if is_parallel else NormPlacement.PRE,
+        qkv_bias=fields.flag("use_qkv_bias", False),
+    )
+
+
+# Published fields of Hunyuan that transformers does not read, as far as they are not off.
+HUNYUAN_FIELDS = (
+    *("attention_head_dim", "cla_share_factor", "dense_list", "eod_token_id", "expert_hidden_dim"),
+    *(
+        "mask_init_id",
+        "moe_intermediate_size",
+        "norm_type",
+        "num_media_embeds",
+        "num_shared_expert",
+    ),
+    *("org_vocab_size", "pad_id", "pool_type", "routed_scaling_factor", "sep_token_id"),
+    *("text_end_id", "text_start_id", "use_mixed_mlp_moe", "use_qk_norm", "use_rotary_pos_emb"),
+)
+
+
+def hunyuan(fields: ConfigFields) -> DecoderSpec:
+    """Queries and keys are normalized after RoPE, whose `alpha` stretches the base alone."""
+    for name in HUNYUAN_FIELDS:
+        fields.get(name, None)
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
+    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
+    own = ConfigFields(params, f"the RoPE of {fields.owner}")
+    theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    if params.get("rope_type", params.get("type")) == "dynamic" and params.get("alpha"):
+        if head_dim < 4:
+            raise fields.wrong("head_dim", "4 or more")
+        theta, params = theta * own.positive("alpha") ** (head_dim / (head_dim - 2)), {}
+    table = rope_table(
+        {**params, "rope_theta": theta},
+        owner=fields.owner,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        theta=theta,
+    )
+    return decoder(fields, ropes=(table,), qk_norm=QKNorm.PER_HEAD_AFTER_ROPE, **biases(fields))
+
+
 DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "llama": llama,
     "mistral": mistral,
@@ -517,4 +573,6 @@ DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "ministral": ministral,
     "olmo3": olmo3,
     "seed_oss": seed_oss,
+    "hunyuan_v1_dense": hunyuan,
+    "stablelm": stablelm,
 }

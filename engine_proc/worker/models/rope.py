@@ -15,6 +15,7 @@ import numpy.typing as npt
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import RopeTable
 from headrace.errors import ModelError
+from headrace.model import longrope
 
 MAX_HEAD_DIM = 1 << 16  # a config that says more is corrupt, and its table would fill the memory
 
@@ -38,8 +39,9 @@ def rope_table(
         theta: the base, where `params` has none of its own.
         partial: the share of head_dim that is rotated, if the family has that at all.
     Raises:
-        ModelError: heads that no model has, or an unknown kind or field of scaling. `dynamic` and
-            `longrope` depend on the length of the sequence, so no table can hold them.
+        ModelError: heads that no model has, or an unknown kind or field of scaling. `dynamic`
+            depends on the length of the sequence, so no table can hold it. So does `longrope`,
+            whose table is that of texts within the trained length (`longrope.trained_length`).
     """
     if head_dim > MAX_HEAD_DIM:
         raise ModelError(f"{owner} has heads of {head_dim} numbers; the most is {MAX_HEAD_DIM}")
@@ -145,9 +147,34 @@ def yarn_scale(fields: ConfigFields, factor: float) -> float:
     return grown(1)
 
 
+def short_longrope(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
+    """Each pair has a divisor of its own: here those of texts within the trained length.
+
+    The scale is given outright, as `short_mscale` (PhiMoE), or from how much longer texts may be.
+    """
+    fields.read |= {"long_factor", "long_mscale"}
+    trained = fields.integer(longrope.LENGTH)
+    if trained == 1:
+        raise fields.wrong(longrope.LENGTH, "2 or more")
+    divisors = fields.get("short_factor")
+    powers = base.powers()
+    if not isinstance(divisors, list) or len(divisors) != len(powers):
+        raise fields.wrong("short_factor", f"a list of {len(powers)} numbers")
+    each = ConfigFields({str(i): divisor for i, divisor in enumerate(divisors)}, "'short_factor'")
+    by_pair = np.array([each.positive(name) for name in each.values], np.float32)
+    inv_freq = np.float32(1) / (by_pair * powers)
+    given = fields.optional_number("short_mscale")
+    if given is None:
+        given = fields.optional_number("attention_factor")
+    factor = fields.positive("factor", base.max_position / trained)
+    grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return inv_freq, grown if given is None else given
+
+
 SCALINGS: dict[str, Scaling] = {
     "default": default,
     "linear": linear,
+    longrope.KIND: short_longrope,
     "llama3": llama3,
     "yarn": yarn,
 }

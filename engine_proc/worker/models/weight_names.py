@@ -34,7 +34,9 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"embed": (spec.vocab_size, spec.hidden_size)}
     if not spec.tied_head:
         shapes["head"] = (spec.vocab_size, spec.hidden_size)
-    shapes["norm"] = (spec.hidden_size,)
+    if spec.head_bias:
+        shapes["head.bias"] = (spec.vocab_size,)
+    shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
     for i, layer in enumerate(spec.layers):
         of_layer = attention_shapes(spec)
         if layer.mixture is None:
@@ -49,14 +51,15 @@ def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Return the weights of a layer's norms and attention."""
     hidden = spec.hidden_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    shapes: dict[str, Shape] = {}
-    if spec.placement != NormPlacement.POST:
-        shapes["attn_norm"] = (hidden,)
+    norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
     if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
-        shapes["mlp_norm"] = (hidden,)
+        norms.append("mlp_norm")
     if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
-        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
-    if spec.qk_norm == QKNorm.PER_HEAD:
+        norms += ["attn_post_norm", "mlp_post_norm"]
+    shapes: dict[str, Shape] = {}
+    for name in norms:
+        shapes |= linear_shapes(name, (hidden,), spec.norm_bias)
+    if spec.qk_norm in (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE):
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
     elif spec.qk_norm == QKNorm.FULL:
         shapes |= {"q_norm": (q,), "k_norm": (kv,)}
@@ -91,14 +94,15 @@ def mixture_shapes(hidden: int, mixture: MixtureSpec) -> dict[str, Shape]:
             hidden, mixture.intermediate_size, mixture.expert_bias, f"experts.{expert}."
         )
     if mixture.shared_intermediate_size:
-        shapes |= mlp_shapes(hidden, mixture.shared_intermediate_size, False, "shared.")
+        size = mixture.shared_intermediate_size
+        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.")
     if mixture.shared_gate:
         shapes["shared.router"] = (1, hidden)
     return shapes
 
 
 def linear_shapes(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
-    """Return a linear layer's weight and bias."""
+    """Return the weight and the bias of a linear layer or a norm."""
     return {name: shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
@@ -191,19 +195,23 @@ def decoder_name(name: str) -> str:
 
 
 HF_LAYER = {
-    "attn_norm": "input_layernorm.weight",
-    "attn_post_norm": "post_attention_layernorm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "mlp_post_norm": "post_feedforward_layernorm.weight",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
     "sinks": "self_attn.sinks",
+}
+HF_HUNYUAN_NORMS = {
+    "q_norm": "self_attn.query_layernorm.weight",
+    "k_norm": "self_attn.key_layernorm.weight",
 }
 HF_GLM4_NORMS = {
     "attn_post_norm": "post_self_attn_layernorm.weight",
     "mlp_post_norm": "post_mlp_layernorm.weight",
 }
 HF_LINEAR = {
+    "attn_norm": "input_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
@@ -222,10 +230,14 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         names |= HF_GLM4_NORMS
     elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention
         names["mlp_norm"] = "pre_feedforward_layernorm.weight"
+    if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
+        names |= HF_HUNYUAN_NORMS
     sources = {
         "embed": WeightSource(f"{prefix}embed_tokens.weight"),
         "head": WeightSource("lm_head.weight"),
+        "head.bias": WeightSource("lm_head.bias"),
         "norm": WeightSource(f"{prefix}norm.weight"),
+        "norm.bias": WeightSource(f"{prefix}norm.bias"),
     }
     for i in range(len(spec.layers)):
         layer = f"{prefix}layers.{i}."
@@ -245,6 +257,7 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
     "router": (
         *("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight"),
         *("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight"),
+        "mlp.gate.wg.weight",
     ),
     "router.bias": ("mlp.router.bias",),
     "router.selection_bias": (
@@ -252,15 +265,9 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
     ),
-    "shared.gate": ("mlp.shared_experts.gate_proj.weight", "mlp.shared_expert.gate_proj.weight"),
-    "shared.up": ("mlp.shared_experts.up_proj.weight", "mlp.shared_expert.up_proj.weight"),
-    "shared.down": (
-        "mlp.shared_experts.down_proj.weight",
-        "mlp.shared_expert.down_proj.weight",
-        "shared_mlp.output_linear.weight",
-    ),
     "shared.router": ("mlp.shared_expert_gate.weight",),
 }
+HF_SHARED = ("mlp.shared_experts", "mlp.shared_expert", "mlp.shared_mlp")  # Hunyuan's is the last
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
 HF_STACKS = (  # of gate and up, and of down
     ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
@@ -277,9 +284,14 @@ def hf_mixture(
     for name, choices in HF_MIXTURE.items():
         stored = (choice for choice in choices if theirs + choice in tensors)
         sources[ours + name] = WeightSource(theirs + next(stored, choices[0]))
+    shared = (s for s in HF_SHARED if f"{theirs}{s}.down_proj.weight" in tensors)
+    module = next(shared, HF_SHARED[0])
+    linear = with_biases({name: f"{module}.{name}_proj" for name in HF_NUMBERED})
+    sources |= {f"{ours}shared.{o}": WeightSource(theirs + t) for o, t in linear.items()}
     if f"{theirs}shared_mlp.input_linear.weight" in tensors:  # Granite
         size = mixture.shared_intermediate_size
         sources |= gate_and_up(f"{ours}shared.", f"{theirs}shared_mlp.input_linear.weight", size)
+        sources[f"{ours}shared.down"] = WeightSource(f"{theirs}shared_mlp.output_linear.weight")
     for expert in range(mixture.num_experts):
         sources |= hf_expert(mixture, f"{ours}experts.{expert}.", theirs, expert, tensors)
     return sources
@@ -336,15 +348,15 @@ def fused_gate_up(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, Weigh
 
 
 GGUF_LAYER = {
-    "attn_norm": "attn_norm.weight",
-    "attn_post_norm": "post_attention_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "mlp_post_norm": "post_ffw_norm.weight",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
     "sinks": "attn_sinks.weight",
 }
 GGUF_LINEAR = {
+    "attn_norm": "attn_norm",
+    "attn_post_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "mlp_post_norm": "post_ffw_norm",
     "q": "attn_q",
     "k": "attn_k",
     "v": "attn_v",
@@ -362,7 +374,9 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
     sources = {
         "embed": WeightSource("token_embd.weight"),
         "head": WeightSource("output.weight"),
+        "head.bias": WeightSource("output.bias"),
         "norm": WeightSource("output_norm.weight"),
+        "norm.bias": WeightSource("output_norm.bias"),
     }
     if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
         names["mlp_norm"] = "post_attention_norm.weight"

@@ -209,26 +209,34 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
     shares: dict[str, Weight] = {}
     for name in weight_shapes(shard_spec(spec, shard)):
         tensor = weights[name]
-        local, _, rest = name.split(".", 2)[-1].partition(".")
-        if local == "shared":
-            tensor = share_of_shared(rest, tensor, shard.shared[int(name.split(".")[1])])
-        elif local in row_shares:
-            share = row_shares[local]
+        local = name.split(".", 2)[2] if name.startswith("layers.") else name
+        weight_name = local.removesuffix(".bias")
+        if local.startswith("shared."):
+            share = shard.shared[int(name.split(".")[1])]
+            tensor = share_of_shared(local.removeprefix("shared."), tensor, share, shard.rank)
+        elif weight_name in row_shares:
+            share = row_shares[weight_name]
             tensor = tensor.rows(share.start, share.stop)
-        elif local in column_shares and not rest:
-            share = column_shares[local]
-            tensor = tensor.columns(share.start, share.stop)
-        elif rest == "bias" and local != "router" and shard.rank > 0:
-            nothing = np.zeros(tensor.shape, np.float32)  # the sum has it already
-            tensor = StoredTensor(Format.F32, tensor.shape, nothing.view(np.uint8))
+        elif weight_name in column_shares:
+            tensor = column_share(local, tensor, column_shares[weight_name], shard.rank)
         shares[name] = tensor
     return shares
 
 
-def share_of_shared(name: str, tensor: Weight, share: range) -> Weight:
-    """Return the share of a weight of a mixture's shared MLP."""
-    if name == "down":
+def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:
+    """Return the share of a matrix that is cut by columns, or of its bias: a sum has it once."""
+    if not name.endswith(".bias"):
         return tensor.columns(share.start, share.stop)
+    if rank == 0:
+        return tensor
+    nothing = np.zeros(tensor.shape, np.float32)
+    return StoredTensor(Format.F32, tensor.shape, nothing.view(np.uint8))
+
+
+def share_of_shared(name: str, tensor: Weight, share: range, rank: int) -> Weight:
+    """Return the share of a weight of a mixture's shared MLP."""
+    if name.startswith("down"):
+        return column_share(name, tensor, share, rank)
     return tensor if name == "router" else tensor.rows(share.start, share.stop)
 
 

@@ -60,7 +60,8 @@ class TorchExecutor:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
         spec = self.spec
         weight = self.weights["embed" if spec.tied_head else "head"]
-        logits = F.linear(self.hidden(batch), weight).float() * spec.logit_multiplier
+        logits = F.linear(self.hidden(batch), weight, self.weights.get("head.bias")).float()
+        logits = logits * spec.logit_multiplier
         if spec.logit_softcap is not None:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits.cpu().numpy()
@@ -131,15 +132,20 @@ class TorchExecutor:
         q, k = self.linear(f"{name}.q", x), self.linear(f"{name}.k", x)
         if spec.qk_norm == QKNorm.FULL:
             q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
+        v = self.linear(f"{name}.v", x)
+        if spec.qkv_clip is not None:
+            q, k, v = (part.clamp(-spec.qkv_clip, spec.qkv_clip) for part in (q, k, v))
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
-        v = self.linear(f"{name}.v", x).view(len(x), spec.num_kv_heads, spec.head_dim)
+        v = v.view(len(x), spec.num_kv_heads, spec.head_dim)
         if spec.qk_norm == QKNorm.PER_HEAD:
             q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
         if layer.rope is not None:
             interleaved = spec.ropes[layer.rope].interleaved
             q = rotate(q, *rotations[layer.rope], interleaved)
             k = rotate(k, *rotations[layer.rope], interleaved)
+        if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
+            q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
         keys, values = self.kv[index]
         keys[places.pages, places.slots] = k
         values[places.pages, places.slots] = v
@@ -218,7 +224,10 @@ class TorchExecutor:
         if self.spec.norm == Norm.RMS_ONE_PLUS:
             weight = weight + 1
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
-        return (y * weight).to(self.dtype)
+        y = y * weight
+        if (bias := self.weights.get(f"{name}.bias")) is not None:
+            y = y + bias.float()
+        return y.to(self.dtype)
 
 
 def rotation(rope: RopeTable, inv_freq: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,8 @@ def choose_experts(
         experts = best(ranks, mixture.experts_per_token)
         weights = scores.gather(-1, experts)
     if mixture.normalized:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        total = weights.sum(-1, keepdim=True).clamp(min=mixture.weight_sum_min)
+        weights = weights / (total + 1e-20)
     return experts, weights * mixture.weight_scale
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,12 @@ from headrace.engine_proc.worker.device_selection import (
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import LayerSpec, MixtureSpec, NormPlacement
+from headrace.engine_proc.worker.models.decoder_spec import (
+    LayerSpec,
+    MixtureSpec,
+    NormPlacement,
+    QKNorm,
+)
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ConfigError, ModelError
 from headrace.system import machine
@@ -117,6 +123,21 @@ def test_mixtures_of_experts_run_on_the_cpu() -> None:
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
     with pytest.raises(ModelError, match=f"^--device cuda: {why}; use --device cpu$"):
         place(execution_config("model.gguf", device="cuda"), model)
+
+
+@pytest.mark.parametrize(
+    ("differences", "lack"),
+    [
+        ({"norm_bias": True}, "biases of norms or of its head"),
+        ({"head_bias": True}, "biases of norms or of its head"),
+        ({"qk_norm": QKNorm.PER_HEAD_AFTER_ROPE}, "a norm of queries and keys after RoPE"),
+        ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
+    ],
+)
+def test_decoders_that_lack_a_kernel_run_on_the_cpu(differences: dict[str, Any], lack: str) -> None:
+    model = DecoderModel(dataclasses.replace(SPEC, **differences), {}, ())
+    why = f"a LlamaForCausalLM model has {lack}, which GPU workers cannot run"
+    assert place(execution_config("model.gguf"), model) == Device("cpu", why)
 
 
 @pytest.mark.parametrize(("family", "text"), [("gemma3", "see each other"), ("smolvlm", "")])

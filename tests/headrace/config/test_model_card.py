@@ -221,6 +221,17 @@ def test_a_file_is_named_without_quantization_and_part(stem: str, tmp_path: Path
     assert read_gguf(write_gguf(tmp_path / f"{stem}.gguf", 64, 0)).name == "tiny"
 
 
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_a_folder_s_card_ends_where_its_longrope_begins(name: str, tmp_path: Path) -> None:
+    inside = {name: {"type": "longrope", "original_max_position_embeddings": 32}}
+    assert read_folder(write_folder(tmp_path, CONFIG | inside)).max_model_len == 32
+    beside = {name: {"rope_type": "longrope"}, "original_max_position_embeddings": 16}
+    assert read_folder(write_folder(tmp_path, CONFIG | beside)).max_model_len == 16
+    others = {name: {"rope_type": "yarn", "original_max_position_embeddings": 16}}
+    whole = read_folder(write_folder(tmp_path)).max_model_len
+    assert read_folder(write_folder(tmp_path, CONFIG | others)).max_model_len == whole
+
+
 def test_a_gguf_s_card_ends_where_its_longrope_begins(tmp_path: Path) -> None:
     path = tmp_path / "long.gguf"
     writer = gguf.GGUFWriter(path, "phi3")

@@ -4,20 +4,27 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import psutil
 import pytest
 from engine_configs import execution_config
-from random_decoders import WHOLE_BLOCKS, random_weights
+from random_decoders import NUM_PAGES, WHOLE_BLOCKS, batch, random_weights, with_mixture
 
 from headrace.config.config import CPU_KV_BYTES
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
-from headrace.engine_proc.worker.execution.memory_check import check_weights, core_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, WeightDtype
+from headrace.engine_proc.worker.execution.memory_check import (
+    check_weights,
+    core_bytes,
+    step_bytes,
+)
 from headrace.errors import ConfigError
 
 SPEC = dataclasses.replace(WHOLE_BLOCKS, layers=WHOLE_BLOCKS.layers * 2)
 WEIGHTS = random_weights(SPEC)
 WIDE = core_bytes(SPEC, WEIGHTS, WeightDtype.PACKED, True)
 NARROW = core_bytes(SPEC, WEIGHTS, WeightDtype.INT8, True)
+CONFIG = execution_config(Path("model"))
+STEP = step_bytes(SPEC, CONFIG.max_num_batched_tokens)
 
 
 def check(memory: int, kv_bytes: int | None = None) -> None:
@@ -26,34 +33,58 @@ def check(memory: int, kv_bytes: int | None = None) -> None:
 
 
 def test_weights_that_fit_pass() -> None:
-    check(WIDE)
-    check(WIDE + 64, kv_bytes=64)
+    check(WIDE + STEP)
+    check(WIDE + STEP + 64, kv_bytes=64)
 
 
 def test_refused_weights_name_what_fits() -> None:
     with pytest.raises(ConfigError) as refused:
-        check(WIDE - 1)
+        check(WIDE + STEP - 1)
     text = str(refused.value)
     assert "its weights take 0.0 GiB" in text and "weights of at most 0.0 GiB fit" in text
     assert "with --quantization int8 they take" in text
+    assert "with a lower --max-num-batched-tokens they fit" in text
 
 
 def test_the_kv_cache_asked_for_counts() -> None:
-    with pytest.raises(ConfigError, match="fit beside a KV cache of"):
-        check(WIDE, kv_bytes=64)
+    with pytest.raises(ConfigError, match=r"fit beside a step of \d+ tokens .* and a KV cache of"):
+        check(WIDE + STEP, kv_bytes=64)
 
 
 def test_int8_is_named_only_where_it_fits() -> None:
     with pytest.raises(ConfigError) as refused:
-        check(NARROW - 1)
+        check(NARROW + STEP - 1)
     assert "int8" not in str(refused.value)
+
+
+def test_a_step_s_activations_take_what_is_reckoned() -> None:
+    """Of a mixture, in bf16, whose rounded rows are kept beside those that are not."""
+    spec = dataclasses.replace(
+        with_mixture(num_experts=16, experts_per_token=8, intermediate_size=256),
+        hidden_size=512,
+    )
+    executor = CpuExecutor(
+        spec,
+        random_weights(spec, Format.BF16),
+        num_pages=NUM_PAGES,
+        page_tokens=16,
+        rounds_activations=True,
+        threads=1,
+    )
+    tokens = batch([(sequence, 0, 256) for sequence in range(4)])
+    step = dataclasses.replace(tokens, logit_rows=tokens.logit_rows[:1])
+    before = psutil.Process().memory_info().rss
+    executor.forward(step)
+    taken = psutil.Process().memory_info().rss - before
+    reckoned = step_bytes(spec, len(step.token_ids))
+    assert 0.5 * reckoned < taken < 1.2 * reckoned
 
 
 def test_a_default_kv_cache_that_cannot_fill_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        check(WIDE + CPU_KV_BYTES)
+        check(WIDE + STEP + CPU_KV_BYTES)
         assert not caplog.records
-        check(WIDE + CPU_KV_BYTES - 1)
+        check(WIDE + STEP + CPU_KV_BYTES - 1)
     assert "lower --kv-cache-memory-bytes" in caplog.text
 
 

@@ -13,6 +13,7 @@ from engine_configs import execution_config
 from safetensors.torch import load_file, save_file
 from tiny_vision import make_vision_folder
 
+from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.hf import model as model_module
 from headrace.engine_proc.worker.hf.check import check
@@ -165,6 +166,17 @@ def test_bfloat16_is_kept_unless_float32_is_asked_for(tmp_path: Path) -> None:
         assert isinstance(model, TransformersModel)
         dtypes[dtype] = model.module.dtype
     assert dtypes == {"auto": torch.bfloat16, "float32": torch.float32}
+
+
+def test_dummy_weights_of_modules_need_no_files(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    config = execution_config(tmp_path, load_format="dummy", max_model_len=NUM_POSITIONS)
+    assert foresee(config).executor == TRANSFORMERS
+    first, second = open_for(config), open_for(config)
+    assert isinstance(first, TransformersModel) and isinstance(second, TransformersModel)
+    assert first.module.dtype == torch.float32  # as the config says
+    assert greedy(first, chunk=4) == greedy(second, chunk=100)
 
 
 def test_keys_and_values_may_be_rounded(tmp_path: Path) -> None:

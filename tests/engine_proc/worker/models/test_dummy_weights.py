@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from engine_configs import execution_config
 from random_decoders import NUM_PAGES, SPECS, batch, cpu
+from tiny_vision import make_vision_folder
 
 from headrace.engine_proc.worker.backend_selection import foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format
@@ -83,12 +84,16 @@ def test_what_has_no_dummy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--load-format dummy takes a folder"):
         open_model("model.gguf", "dummy")
     ours = execution_config(tmp_path, load_format="dummy")
-    theirs = execution_config(tmp_path, load_format="dummy", model_impl="transformers")
     assert isinstance(open_for(ours), DecoderModel)
-    with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):
-        open_for(theirs)
-    with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):
-        foresee(theirs)
     assert foresee(ours).why
     with pytest.raises(ConfigError, match="--quantization fp8 is for GPUs"):
         foresee(dataclasses.replace(ours, quantization="fp8"))
+    make_vision_folder(tmp_path, "smolvlm")
+    with pytest.raises(ModelError, match=r"--load-format dummy takes no .* models with images"):
+        open_for(ours)
+    scores = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
+    sizes = {"max_position_embeddings": 64, "id2label": {"0": "relevant"}}
+    (tmp_path / "config.json").write_text(json.dumps(scores | sizes))
+    for refuse in (open_for, foresee):
+        with pytest.raises(ModelError, match="--load-format dummy takes no cross-encoders"):
+            refuse(ours)

@@ -95,6 +95,9 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 5,
     },
     "seed_oss": {"head_dim": 32},
+    "hunyuan_v1_dense": {"head_dim": 32, "rope_parameters": UNSCALED},
+    "stablelm": {"head_dim": None, "use_qkv_bias": True},
+    "stablelm with one norm": {"head_dim": None, "use_parallel_residual": True},
 }
 
 

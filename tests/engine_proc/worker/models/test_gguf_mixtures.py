@@ -1,5 +1,6 @@
 """Each architecture of GGUF files with experts executes as its family does in transformers."""
 
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from gguf_mixtures import ARCHITECTURES
 from gguf_twins import write_gguf
-from mixture_models import check, reference, tiny_mixture
+from mixture_models import LONGROPE, check, reference, tiny_mixture
 
 from headrace.engine_proc.worker.models.gguf_config import MIXTURES
 from headrace.engine_proc.worker.models.model import open_model
@@ -25,6 +26,10 @@ CASES: dict[str, dict[str, Any]] = {  # what llama.cpp has built in
     "glm4_moe": {},
     "glm4_moe without groups": {},
     "dots1": {},
+    "hunyuan_v1_moe": {},
+    "phimoe": {},
+    "phimoe with LongRoPE": {"router_jitter_noise": 0.01, "sliding_window": None}
+    | {"rope_parameters": LONGROPE | {"short_mscale": (1 + log(8) / log(32)) ** 0.5}},
 }
 
 
@@ -106,6 +111,6 @@ def test_stacks_of_experts_that_do_not_fit_are_named(
 
 def test_experts_of_other_architectures_are_refused(tmp_path: Path) -> None:
     model = tiny_mixture("mixtral")
-    path = write_gguf(tmp_path / "tiny.gguf", model, architecture="phimoe")
-    with pytest.raises(ModelError, match="architecture 'phimoe' with experts is not supported in"):
+    path = write_gguf(tmp_path / "tiny.gguf", model, architecture="arctic")
+    with pytest.raises(ModelError, match="architecture 'arctic' with experts is not supported in"):
         open_model(path)

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mixture_models import MIXTURES, all_ways, check, reference, tiny_mixture
+from mixture_models import (
+    EXECUTORS,
+    LONGROPE,
+    MIXTURES,
+    all_ways,
+    check,
+    greedy_texts,
+    greedy_together,
+    reference,
+    tiny_mixture,
+)
 from quantized_folders import Int4, awq, compressed, gptq, random_int4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,6 +41,30 @@ def test_logits_of_mixtures_are_those_of_transformers(case: str, tmp_path: Path)
     model = tiny_mixture(case)
     model.save_pretrained(tmp_path)
     check(tmp_path, reference(model))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "qwen3_moe",
+        "gpt_oss",
+        "olmoe with clipped queries",
+        "ernie4_5_moe with biases",
+        "flex_olmo",
+        "granitemoe_swa",
+        "hunyuan_v1_moe",
+        "phimoe",
+    ],
+)
+def test_greedy_text_of_mixtures_is_that_of_transformers(case: str, tmp_path: Path) -> None:
+    """Whole, in chunks, and computed again in the middle of a text."""
+    model = tiny_mixture(case)
+    model.save_pretrained(tmp_path)
+    expected = greedy_texts(model)
+    ours = open_model(tmp_path)
+    for chunk, preempted_at in ((100, -1), (7, 12)):
+        executor = EXECUTORS["core"](ours.spec, ours.weights, num_pages=12)
+        assert greedy_together(executor, chunk, preempted_at) == expected
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "granitemoe", "ernie4_5_moe"])
@@ -154,8 +188,13 @@ def config_of(case: str, **differences: Any) -> dict[str, Any]:
         ("mixtral", {"num_experts_per_tok": 6}, "'num_experts_per_tok': 6, not at most"),
         ("qwen3_moe", {"mlp_only_layers": 1}, "'mlp_only_layers': 1, not a list of layers"),
         ("qwen3_moe", {"moe_intermediate_size": -1}, "'moe_intermediate_size': -1, not a positive"),
-        ("olmoe", {"clip_qkv": 8.0}, "'clip_qkv': 8.0, which is not supported"),
-        ("ernie4_5_moe", {"use_bias": True}, "'use_bias': True, which is not supported"),
+        ("olmoe", {"clip_qkv": -8.0}, "'clip_qkv': -8.0, not a positive number"),
+        ("ernie4_5_moe", {"use_bias": 1}, "'use_bias': 1, not true or false"),
+        ("phimoe", {"num_experts_per_tok": 3}, "'num_experts_per_tok': 3, not 2"),
+        ("phimoe", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "not a list of 8 num"),
+        ("phimoe", {"rope_parameters": LONGROPE | {"short_factor": [0] * 8}}, "'0': 0, not a posi"),
+        ("hunyuan_v1_moe", {"moe_topk": [2, 3, 3]}, "'moe_topk': [2, 3, 3], not the same for all"),
+        ("hunyuan_v1_moe", {"moe_topk": [7, 7, 7]}, "'moe_topk': 7, not at most the number"),
         ("ernie4_5_moe", {"moe_layer_end_index": "x"}, "'moe_layer_end_index': 'x', not the index"),
         ("glm4_moe", {"n_group": 3}, "'n_group': 3, not groups of 2 or more that 8 experts make"),
         ("glm4_moe", {"topk_group": 1}, "'topk_group': 1, not as many of 4 groups as hold 3"),
@@ -176,12 +215,18 @@ def test_published_fields_of_mixtures_change_nothing() -> None:
         "ernie4_5_moe": {"moe_capacity": [64, 64, 64], "moe_gate": "topk"},
         "qwen3_moe": {"max_window_layers": 48, "router_aux_loss_coef": 0.5},
         "dots1": {"scoring_func": "noaux_tc", "moe_layer_freq": 1},
+        "hunyuan_v1_moe": {"moe_topk": [3, 3, 3], "num_shared_expert": [1, 1, 1]},
     }
     for case, fields in published.items():
         assert lower_config(config_of(case, **fields)) == lower_config(config_of(case))
 
 
 def test_what_mixtures_in_modules_need_is_said() -> None:
-    for model_type, lack in (("phimoe", "norms with biases"), ("deepseek_v3", "latent attention")):
-        with pytest.raises(ModelError, match=f"'{model_type}' is not supported .* lack {lack}"):
-            lower_config({"model_type": model_type})
+    with pytest.raises(
+        ModelError, match=r"'deepseek_v3' is not supported .* lack latent attention"
+    ):
+        lower_config({"model_type": "deepseek_v3"})
+
+
+def test_longrope_ends_at_the_trained_length() -> None:
+    assert lower_config(config_of("phimoe with LongRoPE")).max_position == 32

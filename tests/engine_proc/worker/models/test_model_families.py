@@ -58,6 +58,12 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONGROPE = {  # PROMPT is within the trained length
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [4.0] * 8,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
 SLIDING_FIRST = ["sliding_attention", "full_attention"]
 GEMMA = {
@@ -95,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "phi3 with LongRoPE": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
     "smollm3": {"no_rope_layers": [1, 0]},
     "olmo2": {},
     "glm4": {"attention_bias": True, "head_dim": 24},
@@ -128,6 +135,9 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "seed_oss": {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True},
+    "hunyuan_v1_dense": {"head_dim": 24, "attention_bias": True},
+    "stablelm": {"use_qkv_bias": True},
+    "stablelm with one norm": {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
 }
 
 
@@ -243,8 +253,20 @@ def test_what_cohere2_says_of_itself_changes_nothing() -> None:
             "'rope_theta': 1e+300, not a number",
         ),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, "'longrope'"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "'short_factor'"),
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}},
+            "'original_max_position_embeddings': 1, not 2 or more",
+        ),
+        ("hunyuan_v1_dense", {"rope_scaling": {"rope_theta": "x"}}, "'rope_theta': 'x', not a"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_scaling": {"type": "dynamic", "alpha": 2.0}, "head_dim": 2},
+            "'head_dim': 2, not 4 or more",
+        ),
+        ("stablelm", {"qk_layernorm": True}, "'qk_layernorm'"),
         ("llama", {"rope_parameters": YARN | {"mystery": 1.0}}, "'mystery'"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "'quantization_config'"),
         ("gemma", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),

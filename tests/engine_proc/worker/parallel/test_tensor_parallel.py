@@ -20,6 +20,7 @@ from random_decoders import (
     batch,
     cpu,
     random_weights,
+    stored,
     with_images,
     with_mixture,
 )
@@ -132,6 +133,19 @@ def test_workers_share_the_experts_of_a_mixture(name: str, num_ranks: int, team_
     np.testing.assert_allclose(one, whole[60:], atol=5e-5)
     again = team.forward(batch([(1, 0, 40), (0, 0, 33), (2, 0, 1)]))
     np.testing.assert_array_equal(again[40:73], prompt[:33])
+
+
+@pytest.mark.parametrize("expert", [0, 11])
+def test_one_worker_may_have_the_only_expert(expert: int, team_of: TeamOf) -> None:
+    """All tokens choose it, so the other workers have no rows; of any number of tokens."""
+    spec = with_mixture(experts_per_token=1, router_bias=True, expert_bias=True)
+    weights = dict(random_weights(spec))
+    bias = np.where(np.arange(12) == expert, 1000, 0).astype(np.float32)
+    weights |= {f"layers.{layer}.router.bias": stored(bias) for layer in range(len(spec.layers))}
+    team, alone = team_of(spec, weights, 3), cpu(spec, weights)
+    for parts in ([(0, 0, 1)], [(0, 1, 3), (1, 0, 1)], [(1, 1, 250)]):
+        logits = alone.forward(batch(parts))
+        np.testing.assert_allclose(team.forward(batch(parts)), logits, atol=5e-5)
 
 
 @pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0, Format.MXFP4, Format.Q4_K])

@@ -1,0 +1,80 @@
+"""A mixture of experts, served by two workers: its texts outlive one of them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import torch
+import transformers
+from servers import RunningServer
+from tiny_models import make_folder
+
+TIMEOUT_S = 300
+PROMPTS = [[504, 3575, 282, 4649, 314], [504, 3575, 282, 4649, 314, 260, 1038, 18, 905], [19, 20]]
+NUM_TOKENS = 24
+FLAGS = (
+    *("--dtype", "float32", "--kv-cache-dtype", "float32", "--tp", "2"),
+    *("--max-num-batched-tokens", "6", "--max-num-seqs", "4"),
+)
+FIELDS: dict[str, Any] = {"head_dim": 24, "num_experts": 6, "moe_topk": 3, "initializer_range": 0.2}
+
+
+def texts_of(model: Any, folder: Path) -> list[str]:
+    """Return what transformers says."""
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    model.generation_config.eos_token_id = None  # texts go on
+    outputs = [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            pad_token_id=2,
+        )
+        for prompt in PROMPTS
+    ]
+    new = [output[0, len(prompt) :] for output, prompt in zip(outputs, PROMPTS, strict=True)]
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in new]
+
+
+def read(server: RunningServer, prompt: list[int], kills: bool) -> str:
+    """Return the text of a stream; `kills` a worker once half of it has come."""
+    body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
+    body |= {"temperature": 0}
+    text, num_events = "", 0
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            text += msgspec.json.decode(line[6:])["choices"][0]["text"]
+            num_events += 1
+            if kills and num_events == NUM_TOKENS // 2:
+                server.ring["headrace: worker 1"].kill()
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tiny-mixture"
+
+
+def test_a_worker_s_death_changes_no_text_of_a_mixture(folder: Path) -> None:
+    model = make_folder(folder, "hunyuan_v1_moe", **FIELDS)
+    expected = texts_of(model, folder)
+    server = RunningServer(str(folder), *FLAGS)
+    try:
+        for kills in (False, True):
+            with ThreadPoolExecutor(len(PROMPTS)) as pool:
+                streams = [
+                    pool.submit(read, server, prompt, kills and i == 0)
+                    for i, prompt in enumerate(PROMPTS)
+                ]
+                assert [stream.result() for stream in streams] == expected
+        assert server.stop() == 0
+    finally:
+        server.close()
+    assert "worker 1" in server.log and "killed" in server.log.lower()
