@@ -3,11 +3,12 @@
 Method: a decoder of a known model's shape with random weights. A quarter of its layers and of its
         vocabulary, so that the head keeps its share of a step. All numbers of sequences, a prompt
         of 512 tokens and one reading of memory take turns in every round; the first is thrown away.
-        A step of B sequences reads all weights once and B sequences' keys and values, and computes
-        B tokens. So it takes at least the longer of two times: that of one sequence's step, in
-        which the bytes of B sequences are read; and B times that of a prompt's token. The roof of B
-        is the rate of such a step. "share" is the rate measured over the roof. "bandwidth" is what
-        the step of one sequence reads in a second; its share is of what plain reading reaches.
+        A step of B sequences takes at least the longer of two times. One is that of a step of one
+        sequence that reads the keys and values of B. The other is B times a prompt token's. The
+        roof is the rate of such a step, the share is the rate measured over it. The bandwidth is
+        what plain reading reaches, beside what the step of one sequence reads in a second.
+        A step's parts are times of the calling thread: "waiting" for the other threads, "rows" for
+        norms and rounding, token by token.
 Run:    python bench/core_roofline.py --shape qwen2.5-1.5b --formats Q4_K BF16
 """
 
@@ -38,6 +39,7 @@ PREFILL_TOKENS = 512
 CUT = 4
 KV_BYTES = 2  # of a number: bf16
 STEPS = 3  # of a round, of which the median counts
+DIVIDED = (1, 8, 32)  # sequences whose step is divided into its parts
 
 
 def spec_of(shape: str) -> DecoderSpec:
@@ -84,6 +86,13 @@ class Core:
             isa=args.isa,
         )
 
+    def parts(self, sequences: int, context: int) -> dict[str, float]:
+        """Return the share of each part in the time of a step."""
+        self.executor.step_seconds()
+        self.executor.logits(decode_batch(sequences, context))
+        seconds = self.executor.step_seconds()
+        return {part: own / sum(seconds.values()) for part, own in seconds.items() if own}
+
     def seconds(self, sequences: int, context: int) -> float:
         """Return what a step of decoding takes; of none, a prompt."""
         batch = decode_batch(sequences, context) if sequences else prefill_batch(PREFILL_TOKENS)
@@ -118,6 +127,9 @@ def measure(core: Core, name: str, args: Any, memory: Bandwidth) -> list[Quantit
             if b > 1:
                 roof_s = core.roof_s(b, args.context, seconds[1], prompt_s)
                 row[f"B={b} of the roof", "share"] = roof_s / taken
+        for b in set(DIVIDED) & set(args.sequences):
+            for part, share in core.parts(b, args.context).items():
+                row[f"B={b} {part}", "of a step"] = share
         for key, value in row.items():
             rows.setdefault(key, []).append(value)
     return [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,19 @@ def test_logits_take_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPat
 def test_rows_of_logits_begin_with_a_cache_line(num_rows: int) -> None:
     rows = cpu(SPEC).forward(batch([(0, 0, num_rows)]))
     assert (rows.ctypes.data % 64, rows.strides[0] % 64) == (0, 0)
+
+
+def test_step_seconds_are_those_since_the_last_call() -> None:
+    executor, nine = cpu(SPEC), batch([(0, 0, 9)])
+    executor.forward(nine)
+    assert not any(executor.step_seconds().values())  # the first call begins
+    start = time.perf_counter()
+    executor.forward(nine)
+    elapsed = time.perf_counter() - start
+    parts = executor.step_seconds()
+    assert 0 < sum(parts.values()) < elapsed
+    assert {name for name, seconds in parts.items() if seconds == 0} <= {"experts", "waiting"}
+    assert not any(executor.step_seconds().values())
 
 
 def test_a_step_may_want_no_logits() -> None:
