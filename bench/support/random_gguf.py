@@ -200,7 +200,8 @@ def write_mixture(
     writer.add_context_length(4096)
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.expert_mlp)
-    writer.add_expert_feed_forward_length(shape.expert_mlp)
+    if shape.architecture != "llama":  # converters write it of no Mixtral
+        writer.add_expert_feed_forward_length(shape.expert_mlp)
     writer.add_expert_count(shape.experts)
     writer.add_expert_used_count(shape.experts_per_token)
     writer.add_block_count(shape.layers)
