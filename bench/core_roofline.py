@@ -114,7 +114,7 @@ def measure(core: Core, name: str, args: Any, memory: Bandwidth) -> list[Quantit
     """Return the rates and shares of one format."""
     rows: dict[tuple[str, str], list[float]] = {}  # by what and unit
     for number in range(args.rounds + 1):
-        plain = memory.measure()
+        plain = memory.bytes_per_s()
         prompt_s = core.seconds(0, 0)
         seconds = {b: core.seconds(b, args.context) for b in dict.fromkeys([1, *args.sequences])}
         if number == 0:

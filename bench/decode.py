@@ -9,7 +9,9 @@ Method: the demo model's weights in each format, the same file for both; a real 
         in every round, neither runs while the other does, and the first round is thrown away.
         Decoding is greedy, with the choice of the token on the clock. B sequences begin at
         different tokens of a text, so that experts are chosen as in a batch of real ones. Prefill
-        is one prompt of 512 tokens.
+        is one prompt of 512 tokens. In every round memory is also read as fast as can be, before
+        and after the engines. The limit of one sequence is this rate over what a token reads.
+        That is all weights as stored, of experts those that it chooses, and keys and values.
 Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/python
         python bench/decode.py qwen2.5-coder-1.5b random-Q4_K --sequences 1
 """
@@ -29,6 +31,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.model import open_model
 from support import models
+from support.bandwidth import Bandwidth, active_bytes
 from support.random_gguf import MIXTURES, TYPES, random_file, types_of
 from support.real_models import REAL_MODELS, fetch
 from support.report import Quantity, Report, parser, peer_version
@@ -39,6 +42,7 @@ DECODES = ((1, 64, 64), (8, 64, 32), (32, 64, 16), (1, 2000, 32))  # sequences, 
 PREFILL_TOKENS = 512
 LIMITS = {"decode B=1": 1.0, "prefill": 1.5}  # of the ratio to llama.cpp
 PAGE_TOKENS = 32
+GB = 1e9
 OURS, THEIRS = "headrace", "llama.cpp"
 RANDOM = "random-"
 
@@ -180,9 +184,10 @@ class LlamaCpp:
 
 
 def measure(
-    engines: dict[str, Engine], format: str, decodes: Decodes, rounds: int
+    engines: dict[str, Engine], bandwidth: Bandwidth, format: str, decodes: Decodes, rounds: int
 ) -> list[Quantity]:
-    """Let the engines take turns; return tokens per second."""
+    """Let the engines take turns; return tokens per second, and shares of what memory allows."""
+    path = file_of("Q8_0" if format == ROUNDED else format)
     text = prompt_of(format, max(PREFILL_TOKENS, *(context for _, context, _ in decodes)))
     format = Path(format).stem if format.endswith(".gguf") else format
     quantities = [
@@ -194,7 +199,9 @@ def measure(
     prefill = Quantity(
         f"{format} prefill {PREFILL_TOKENS}", "tok/s", {e: [] for e in engines}, True
     )
+    reading = Quantity(f"{format} reading memory", "GB/s", {OURS: []}, True)
     for number in range(rounds + 1):
+        limit = bandwidth.bytes_per_s()
         for name, engine in engines.items():
             rates = []
             for sequences, context, steps in decodes:
@@ -205,7 +212,26 @@ def measure(
             for quantity, rate in zip([*quantities, prefill], rates, strict=True):
                 if number:  # the first round is thrown away
                     quantity.samples[name].append(rate)
-    return [*quantities, prefill]
+        if number:
+            reading.samples[OURS].append((limit + bandwidth.bytes_per_s()) / 2 / GB)
+    shares = [
+        share_of_limit(quantity, active_bytes(path, context + steps // 2), reading)
+        for quantity, (sequences, context, steps) in zip(quantities, decodes, strict=True)
+        if sequences == 1
+    ]
+    return [*quantities, prefill, *shares, reading]
+
+
+def share_of_limit(decode: Quantity, needed: float, reading: Quantity) -> Quantity:
+    """Return how near one sequence's rate is to that of reading the bytes that a token needs."""
+    shares = {
+        engine: [
+            100 * rate * needed / (read * GB)
+            for rate, read in zip(rates, reading.samples[OURS], strict=True)
+        ]
+        for engine, rates in decode.samples.items()
+    }
+    return Quantity(f"{decode.name}, share of the limit", "%", shares, True)
 
 
 def agreement(engines: dict[str, Engine], format: str, decodes: Decodes) -> int:
@@ -223,7 +249,10 @@ def below_limits(quantities: list[Quantity]) -> list[str]:
         quantity.name
         for quantity in quantities
         for what, limit in LIMITS.items()
-        if f" {what} " in quantity.name and quantity.ratios and quantity.ratios[0] < limit
+        if f" {what} " in quantity.name
+        and quantity.unit == "tok/s"
+        and quantity.ratios
+        and quantity.ratios[0] < limit
     ]
 
 
@@ -265,6 +294,7 @@ def main() -> None:
     else:
         report.versions["llama-cpp-python"] = version
     decodes = [decode for decode in DECODES if decode[0] in args.sequences]
+    bandwidth = Bandwidth(args.threads)
     for format in args.models:
         ours = Headrace(format, decodes, args)
         report.versions["isa"] = ours.isa
@@ -272,7 +302,7 @@ def main() -> None:
         if version is not None:
             theirs = LlamaCpp(args.llama_python, format, args.threads)
             engines[THEIRS] = theirs
-        for quantity in measure(engines, format, decodes, args.rounds):
+        for quantity in measure(engines, bandwidth, format, decodes, args.rounds):
             report.add(quantity)
         if len(engines) == 2:
             same = agreement(engines, format, decodes)

@@ -1,13 +1,14 @@
 """GGUF files of random weights: a model of 420 million numbers, all its matrices of one type.
 
-Mixtures of experts have some layers of a model that people run, as many as fit into 3 GB of Q8_0.
+Mixtures of experts have some layers of a model that people run, as many as fit into 3 GB of Q8_0. A
+large file has as many as make it large: each is the same layer again.
 
 The `gguf` package quantizes to few types, and real files mix them. A kernel's speed depends on the
 type alone, so blocks are random bytes with scales that make numbers of about a trained size.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from support.models import CACHE
+from support.models import CACHE, demo_model
 
 HIDDEN, MLP, HEADS, KV_HEADS, LAYERS, VOCAB = 1536, 8960, 12, 2, 8, 49152
 HEAD_DIM = HIDDEN // HEADS
@@ -90,6 +91,7 @@ MIXTURES = {
     "gpt-oss-20b": MixtureShape("gpt-oss", 2880, 64, 8, 64, 3, 32, 4, 2880),
     "mixtral-8x7b": MixtureShape("llama", 4096, 32, 8, 128, 2, 8, 2, 14336),
 }
+LARGE = "qwen3-30b-a3b"  # of large files
 RMS = 0.02  # of weights
 # Where a block has its scales in fp16; ggml's layout. MXFP4 has an exponent of 8 bits instead.
 SCALES = {
@@ -114,6 +116,22 @@ def random_file(name: str) -> Path:
             write_mixture(unfinished, GGMLQuantizationType[type], MIXTURES[shape])
         else:
             write(unfinished, GGMLQuantizationType[type])
+        unfinished.rename(path)
+    return path
+
+
+def large_file(gib: float, type: str) -> Path:
+    """Return a file of this size, made where it is not there: with the demo model's tokenizer."""
+    path = CACHE / f"random.{LARGE}-{gib:g}-GiB-{type}.gguf"
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        shape, quantization = MIXTURES[LARGE], GGMLQuantizationType[type]
+        numbers, size = GGML_QUANT_SIZES[quantization]
+        layer = sum(math.prod(matrix) for matrix in shape.matrices().values()) // numbers * size
+        outside = 2 * VOCAB * shape.hidden // numbers * size
+        layers = round((gib * 2**30 - outside) / layer)
+        write_mixture(unfinished, quantization, replace(shape, layers=layers), demo_model())
         unfinished.rename(path)
     return path
 
@@ -174,13 +192,16 @@ def write(path: Path, type: GGMLQuantizationType) -> None:
     writer.close()
 
 
-def write_mixture(path: Path, type: GGMLQuantizationType, shape: MixtureShape) -> None:
-    """Write a mixture of experts without a tokenizer."""
+def write_mixture(
+    path: Path, type: GGMLQuantizationType, shape: MixtureShape, tokenizer: Path | None = None
+) -> None:
+    """Write a mixture of experts, with the tokenizer of another file, or without one."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_context_length(4096)
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.expert_mlp)
-    writer.add_expert_feed_forward_length(shape.expert_mlp)
+    if shape.architecture != "llama":  # converters write it of no Mixtral
+        writer.add_expert_feed_forward_length(shape.expert_mlp)
     writer.add_expert_count(shape.experts)
     writer.add_expert_used_count(shape.experts_per_token)
     writer.add_block_count(shape.layers)
@@ -194,7 +215,10 @@ def write_mixture(path: Path, type: GGMLQuantizationType, shape: MixtureShape) -
     if shape.architecture == "gpt-oss":
         writer.add_sliding_window(128)
     writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("none")
+    if tokenizer is None:
+        writer.add_tokenizer_model("none")
+    else:
+        copy_tokenizer(tokenizer, writer)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     rng = np.random.default_rng(1)
     for name in ("token_embd", "output"):
@@ -214,3 +238,12 @@ def write_mixture(path: Path, type: GGMLQuantizationType, shape: MixtureShape) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def copy_tokenizer(source: Path, writer: gguf.GGUFWriter) -> None:
+    """Copy the tokenizer of a .gguf file."""
+    for field in gguf.GGUFReader(source).fields.values():
+        if field.name.startswith("tokenizer."):
+            kind, *items = field.types
+            last = items[-1] if items else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type=last)

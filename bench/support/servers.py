@@ -75,11 +75,14 @@ class Server:
             time.sleep(POLL_INTERVAL_S)
         raise StartFailed(f"not healthy after {START_S} s; its log ends:\n{self.log_end()}")
 
+    def log(self) -> str:
+        """Return all that it printed."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
     def log_end(self) -> str:
         """Return the last lines it printed."""
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_LINES:])
+        return "\n".join(self.log().splitlines()[-LOG_LINES:])
 
     @property
     def processes(self) -> list[psutil.Process]:

@@ -35,8 +35,8 @@ struct Piece {
     int end_task; // the tasks of this piece and those before it
 };
 
-// Threads come last to the blocks in the middle of all. Where there are few rows, these are cut
-// into the smallest parts: threads end at nearly the same time.
+// Threads come to the blocks in the middle last. Where there are few rows, these are cut into the
+// smallest parts, so that threads end at nearly the same time.
 std::vector<Piece> cut(const std::vector<Extent> &extents, int num_threads, int most_rows,
                        int unit) {
     int num_blocks = 0, rows = 0;

@@ -22,7 +22,7 @@ from headrace.config.config import ModelCard, ServerConfig
 from headrace.config.model_card import read_card
 from headrace.errors import EngineDied, HeadraceError
 from headrace.exit_status import ending
-from headrace.launch.serve import LoadingBar
+from headrace.launch.serve import LoadingProgress
 from headrace.supervision.listeners import listen
 from headrace.supervision.supervisor import STOP_S, Supervisor, seats_of
 from headrace.system import standard_streams
@@ -73,7 +73,7 @@ def serve(order: Order, control: socket.socket) -> None:
     supervisor.stop_with(owner)
     started = msgspec.msgpack.encode(Started(supervisor.run_dir))
     socket.send_fds(control, [started], [supervisor.board.fd])
-    progress = LoadingBar()
+    progress = LoadingProgress()
 
     def on_ready() -> None:
         progress.clear()

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from setproctitle import setproctitle
 
@@ -24,20 +24,28 @@ from headrace.system import standard_streams
 from headrace.system.machine import has_gpus
 
 BAR_WIDTH = 30
+LOG_INTERVAL_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
-class LoadingBar:
-    """A start-up bar on standard error, for terminals only."""
+class LoadingProgress:
+    """A start-up bar on a terminal; elsewhere a line in the log, at most every 5 seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged_at = clock()
         self._shown = -1
 
     def show(self, share: float) -> None:
-        """Draw the bar at `share`, 0 to 1."""
+        """Draw the bar at `share`, 0 to 1, or log it when it is time."""
+        if not sys.stderr.isatty():
+            if self._clock() - self._logged_at >= LOG_INTERVAL_S:
+                self._logged_at = self._clock()
+                log.info("loading weights: %d %%", 100 * share)
+            return
         filled = int(share * BAR_WIDTH)
-        if filled == self._shown or not sys.stderr.isatty():
+        if filled == self._shown:
             return
         self._shown = filled
         bar = "#" * filled + "." * (BAR_WIDTH - filled)
@@ -70,7 +78,7 @@ def serve(config: ServerConfig) -> None:
     api_keys = read_api_keys(config, os.environ)
     admin_key = read_admin_key(config, os.environ, api_keys)
     listeners = listen(config)
-    progress = LoadingBar()
+    progress = LoadingProgress()
 
     def on_ready() -> None:
         progress.clear()

@@ -6,7 +6,8 @@ have the same bits with any batch mates, chunking and number of threads.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
@@ -17,8 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.checkpoints.mapped_file import release
-from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
+from headrace.engine_proc.worker.checkpoints.mapped_file import (
+    Extent,
+    ReadAhead,
+    extent_of,
+    release,
+)
+from headrace.engine_proc.worker.checkpoints.weights import (
+    Format,
+    StoredTensor,
+    Weight,
+    Weights,
+)
 from headrace.engine_proc.worker.execution.cpu_mixture import (
     MixtureConfig,
     mixture_config,
@@ -42,12 +53,13 @@ from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import load_core
-from headrace.system.machine import usable_cores
+from headrace.system.machine import memory_limit, usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 Q8_0_GROUP = 32  # numbers under one scale
 UNLIMITED = 2**31 - 1
+WAITING_WEIGHTS = 64  # that are being packed, or will be next
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
 KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilities take more
 
@@ -267,16 +279,29 @@ class CpuExecutor:
             self.spec,
             lambda name: held_format(name, weights[name], self.weight_dtype, is_rounded),
         )
-        names = list(weight_shapes(self.spec))
+        names = file_order(weights, weight_shapes(self.spec))
+        extents = [extent_of_weight(weights[name]) for name in names]
+        ahead = ReadAhead(extents, keeps_cache=self.peers is not None or fits_twice(extents))
+        waiting: deque[tuple[int, list[Future[None]]]] = deque()
+
+        def finish_first() -> None:
+            index, parts = waiting.popleft()
+            for packed in parts:
+                packed.result()
+            ahead.end_use(index)
+            progress(index + 1, len(names))
+
+        progress(0, len(names))
         with ThreadPoolExecutor(threads) as pool:
             for matrix in self.matrices.values():
                 self.allocate(matrix, weights)
-            parts = [self.load(name, weights[name], pool) for name in names]
-            for done, slices in enumerate(parts):
-                progress(done, len(names))
-                for packed in slices:
-                    packed.result()
-        progress(len(names), len(names))
+            for index, name in enumerate(names):
+                ahead.use(index)
+                waiting.append((index, self.load(name, weights[name], pool)))
+                if len(waiting) > WAITING_WEIGHTS:
+                    finish_first()
+            while waiting:
+                finish_first()
 
     def allocate(self, matrix: HeldMatrix, weights: Weights) -> None:
         """Find memory for a matrix."""
@@ -427,6 +452,26 @@ class CpuExecutor:
         if status == 3:
             assert self.peers is not None
             self.peers.group.check()
+
+
+def extent_of_weight(weight: Weight) -> Extent | None:
+    """Return where a file has a weight; None is one that is made of several tensors, or of none."""
+    return extent_of(weight.data) if isinstance(weight, StoredTensor) else None
+
+
+def file_order(weights: Weights, names: Iterable[str]) -> list[str]:
+    """Sort weights as files have them: disks read what is adjacent faster."""
+
+    def place(name: str) -> tuple[str, int]:
+        extent = extent_of_weight(weights[name])
+        return ("", 0) if extent is None else (str(extent.file.path), extent.begin)
+
+    return sorted(names, key=place)
+
+
+def fits_twice(extents: Iterable[Extent | None]) -> bool:
+    """Return whether memory has room for files and for what is made of them."""
+    return 2 * sum(extent.end - extent.begin for extent in extents if extent) <= memory_limit()
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
