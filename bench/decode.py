@@ -283,6 +283,9 @@ def main() -> None:
     options.add_argument(
         "--sequences", nargs="+", type=int, default=[1, 8, 32], help="of B, those to measure"
     )
+    options.add_argument(
+        "--contexts", nargs="+", type=int, default=[64, 2000], help="of those to measure"
+    )
     options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args: argparse.Namespace = options.parse_args()
     of_shapes = [f"{RANDOM}{shape}-{type}" for shape in args.shape for type in types_of(shape)]
@@ -293,7 +296,7 @@ def main() -> None:
         report.miss("llama.cpp: --llama-python or LLAMA_PYTHON names no Python that has it")
     else:
         report.versions["llama-cpp-python"] = version
-    decodes = [decode for decode in DECODES if decode[0] in args.sequences]
+    decodes = [d for d in DECODES if d[0] in args.sequences and d[1] in args.contexts]
     bandwidth = Bandwidth(args.threads)
     for format in args.models:
         ours = Headrace(format, decodes, args)

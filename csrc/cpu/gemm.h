@@ -223,6 +223,9 @@ template <class V, class W> void decode_block(const uint8_t *block, int cols, fl
     for (int u = 0; u * W::unit < cols; ++u, block += unit_bytes<W>) {
         const uint8_t *chunk = block + W::header_bytes;
         for (int c = 0; c < W::unit; c += W::chunk, chunk += W::chunk_bytes) {
+            for (int b = 0; b < W::chunk_bytes; b += 64) {
+                __builtin_prefetch(chunk + prefetch_bytes + b);
+            }
 #pragma GCC unroll 2
             for (int first = 0; first < W::chunk; first += columns) {
                 const typename W::Scales scales(block, (c + first) / W::group);
@@ -235,6 +238,22 @@ template <class V, class W> void decode_block(const uint8_t *block, int cols, fl
     }
 }
 
+// Columns [k, k + decoded_columns) of few blocks, for all rows.
+template <class V, class W>
+void gemm_decoded(const Operands &o, int k, int rows, int num_blocks, float *decoded) {
+    Operands part = o;
+    part.cols = o.cols - k < decoded_columns ? o.cols - k : decoded_columns;
+    part.blocks = reinterpret_cast<const uint8_t *>(decoded);
+    part.block_bytes = block_bytes(Format::f32, part.cols);
+    part.x += k;
+    part.accumulate = o.accumulate || k > 0;
+    for (int n = 0; n < num_blocks; ++n) {
+        decode_block<V, W>(o.blocks + n * o.block_bytes + k / W::unit * unit_bytes<W>, part.cols,
+                           decoded + size_t(n) * part.cols * lanes);
+    }
+    gemm_blocks<V, F32Block<V>>(part, rows, num_blocks);
+}
+
 template <class V, class W>
 void gemm_encoded(const Operands &o, int rows, int num_blocks, float *decoded) {
     if constexpr (W::max_rows > 0) {
@@ -245,14 +264,9 @@ void gemm_encoded(const Operands &o, int rows, int num_blocks, float *decoded) {
     }
     for (int n = 0; n < num_blocks; n += decoded_blocks) {
         const int count = num_blocks - n < decoded_blocks ? num_blocks - n : decoded_blocks;
-        Operands some = o.at_block(n);
-        for (int i = 0; i < count; ++i) {
-            decode_block<V, W>(some.blocks + i * o.block_bytes, o.cols,
-                               decoded + size_t(i) * o.cols * lanes);
+        for (int k = 0; k < o.cols; k += decoded_columns) {
+            gemm_decoded<V, W>(o.at_block(n), k, rows, count, decoded);
         }
-        some.blocks = reinterpret_cast<const uint8_t *>(decoded);
-        some.block_bytes = block_bytes(Format::f32, o.cols);
-        gemm_blocks<V, F32Block<V>>(some, rows, count);
     }
 }
 

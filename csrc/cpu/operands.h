@@ -73,7 +73,9 @@ struct Int16Operands {
     }
 };
 
-constexpr int decoded_blocks = 2;  // at a time, as wide as the widest tile of many rows
+// Of what is decoded at a time: as wide as the widest tile of many rows, and short enough for the
+// nearest cache. Units are whole.
+constexpr int decoded_blocks = 2, decoded_columns = super_block;
 constexpr int unpacked_blocks = 2; // of bf12, likewise
 
 constexpr int block_tokens = 64; // of logits that have their largest noted

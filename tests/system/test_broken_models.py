@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -155,6 +156,8 @@ def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"general.architecture": "clip"}, "model.gguf: an mmproj file with projector ''"),
+        ({"general.architecture": "mamba"}, "mamba"),
+        ({"tokenizer.ggml.pre": "aardvark"}, "aardvark"),
         ({"llama.context_length": 1 << 40}, "llama.context_length is 1099511627776"),
         ({"llama.attention.head_count": 1}, "tensor 'blk.0.attn_k.weight' has shape [16, 32]"),
         ({"tokenizer.ggml.merges": ["x y"]}, "model.gguf: its tokenizer cannot be loaded"),
@@ -167,16 +170,47 @@ def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path: Path) -> None:
 def test_a_gguf_that_contradicts_itself_ends_the_server(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    write_decoder(tmp_path / "right.gguf")
-    right = read_metadata(tmp_path / "right.gguf")
+    line = complaint_of(tmp_path, changes)
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (9, "tensor 'token_embd.weight' is stored as Q8_1"),
+        (99, "tensor 'token_embd.weight' is stored as"),
+    ],
+)
+def test_a_gguf_of_an_unread_type_ends_the_server(kind: int, says: str, tmp_path: Path) -> None:
+    assert says in complaint_of(tmp_path, {}, {"token_embd.weight": kind})
+
+
+def test_swapped_parts_of_a_gguf_end_the_server(tmp_path: Path) -> None:
+    write_decoder(tmp_path / "big.gguf", split_max_tensors=8)
+    first, second, *_ = sorted(tmp_path.glob("big-*.gguf"))
+    aside = first.rename(tmp_path / "aside")
+    second.rename(first)
+    aside.rename(second)
+    result = launch(first)
+    assert result.returncode == ExitStatus.BAD_MODEL, result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert first.name in result.stderr
+
+
+def complaint_of(
+    folder: Path, changes: dict[str, Any], kinds: Mapping[str, int] = MappingProxyType({})
+) -> str:
+    """Launch a small model with other metadata and types of tensors; return the error's line."""
+    write_decoder(folder / "right.gguf")
+    right = read_metadata(folder / "right.gguf")
     start = min(tensor.offset for tensor in right.tensors)
-    table = [(t.name, t.type, t.shape, t.offset - start) for t in right.tensors]
-    weights = (tmp_path / "right.gguf").read_bytes()[start:]
-    path = tmp_path / "model.gguf"
+    table = [(t.name, kinds.get(t.name, t.type), t.shape, t.offset - start) for t in right.tensors]
+    weights = (folder / "right.gguf").read_bytes()[start:]
+    path = folder / "model.gguf"
     path.write_bytes(serialized(right.metadata | changes, table, weights))
     result = launch(path)
     assert result.returncode == ExitStatus.BAD_MODEL, result.stderr
     *before, line = result.stderr.splitlines()
     assert line.startswith("launch_server: error: ")
-    assert says in line
     assert not any("Traceback" in each for each in before)
+    return line

@@ -260,7 +260,9 @@ def test_a_page_takes_the_bytes_of_its_keys_and_values() -> None:
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
 @pytest.mark.parametrize("format", [Format.BF16, *BLOCKS])
 def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) -> None:
-    spec = WHOLE_BLOCKS if BLOCKS.get(format, (0,))[0] == 256 else SPEC
+    spec = WHOLE_BLOCKS  # columns are decoded in two parts; elsewhere the second is short
+    if BLOCKS.get(format, (0,))[0] != 256:
+        spec = dataclasses.replace(SPEC, intermediate_size=289 if format == Format.BF16 else 288)
     weights = random_weights(spec, format)
     try:
         packed = cpu(spec, weights, isa=isa)

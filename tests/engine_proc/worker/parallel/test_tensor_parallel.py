@@ -248,7 +248,13 @@ def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf
     assert np.linalg.norm(logits - alone) < 0.5 * rounding < 0.05 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "glm4", "olmo2", "gemma2"])
+GGUF_FAMILIES = (
+    *("llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"),
+    *("olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2", "seed_oss"),
+)
+
+
+@pytest.mark.parametrize("model_type", GGUF_FAMILIES)
 def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: TeamOf) -> None:
     model = tiny_model(model_type, head_dim=None)
     file = open_model(write_gguf(tmp_path / "tiny.gguf", model, fuse_qkv=model_type == "llama"))
