@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.detokenizer_proc.renderers.event_template import EventTemplate
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.model.token_table import TokenTable
 from headrace.native_core import load_core
@@ -16,8 +15,8 @@ FIRST = 2
 STOPPED_ROOM = 64
 ROWS = 256  # of a step for which there is room from the beginning
 # As `Opening` in the core.
-LENGTH = struct.Struct("<I")
 OPENING = struct.Struct("<Q3I6B2xI")
+LENGTH = struct.Struct("<I")
 
 
 class FramesView(ctypes.Structure):
@@ -122,23 +121,18 @@ class CoreTexts:
         count: int = self._core.headrace_texts_count(self._texts)
         return count
 
-    def open(self, id: int, plan: ReplyPlan, template: EventTemplate) -> bool:
-        """Begin a sequence; return whether it is the first of its request."""
-        parts = [
-            *(template.opening, template.prefix, template.tail),
-            *(template.stop, template.length, template.closing),
-            *(stop.encode() for stop in plan.stop),
-        ]
+    def open(self, id: int, plan: ReplyPlan, template: bytes) -> bool:
+        """Begin a sequence, with its `event_template`; return whether it is its request's first."""
         opening = OPENING.pack(
             *(id, plan.num_sequences, plan.min_tokens, self._interval),
             *(plan.stream, plan.include_stop, plan.skip_special_tokens),
             *(plan.chat, plan.stream and not plan.include_usage),
             *(plan.num_delivered is not None, plan.num_delivered or 0),
         )
-        pieces = [opening]
-        for part in parts:
-            pieces += (LENGTH.pack(len(part)), part)
-        data = b"".join(pieces)
+        data = opening + LENGTH.pack(len(template)) + template
+        for stop in plan.stop:
+            encoded = stop.encode()
+            data += LENGTH.pack(len(encoded)) + encoded
         result: int = self._core.headrace_texts_open(self._texts, data, ctypes.c_uint64(len(data)))
         assert result, "the core reads an opening otherwise than it is written"
         return result == FIRST

@@ -20,9 +20,9 @@ namespace {
 constexpr int FRONTEND_SHIFT = 56; // messages.py
 constexpr uint32_t ENDED = uint32_t(1) << 31;
 
-// The header of a sequence. Parts follow it, each a length (u32) and so many bytes. They are the
-// opening, a text event's prefix and tail, the ends for stop and length, the closing; then the stop
-// strings.
+// The header of a sequence. Its event template follows, then its stop strings: each a length (u32)
+// and so many bytes. NUL separates the parts of the template: the opening, a text event's prefix
+// and tail, the ends for stop and length, the closing.
 struct Opening {
     uint64_t id;
     uint32_t num_sequences; // of the request
@@ -38,6 +38,22 @@ struct Opening {
 struct Parts {
     std::string opening, prefix, tail, ends[2], closing;
 };
+
+// Split an event template; return whether it has as many parts.
+bool split(const std::string &text, Parts &parts) {
+    std::string *all[] = {&parts.opening, &parts.prefix,  &parts.tail,
+                          &parts.ends[0], &parts.ends[1], &parts.closing};
+    size_t start = 0;
+    for (std::string *part : all) {
+        const size_t end = std::min(text.find('\0', start), text.size());
+        if (start > text.size()) {
+            return false;
+        }
+        part->assign(text, start, end - start);
+        start = end + 1;
+    }
+    return start == text.size() + 1;
+}
 
 struct Stream {
     Stream(const Vocabulary &vocabulary, const Opening &o, Parts p, SequenceOptions options)
@@ -152,7 +168,7 @@ public:
             return 0;
         }
         std::memcpy(&opening, data, sizeof(opening));
-        std::vector<std::string> parts;
+        std::vector<std::string> texts;
         size_t at = sizeof(opening);
         while (at + 4 <= size) {
             uint32_t length;
@@ -161,29 +177,24 @@ public:
             if (length > size - at) {
                 return 0;
             }
-            parts.emplace_back(reinterpret_cast<const char *>(data + at), length);
+            texts.emplace_back(reinterpret_cast<const char *>(data + at), length);
             at += length;
         }
-        constexpr size_t NUM_PARTS = 6;
-        if (at != size || parts.size() < NUM_PARTS ||
+        Parts parts;
+        if (at != size || texts.empty() || !split(texts[0], parts) ||
             opening.id >> FRONTEND_SHIFT >= frames_.size()) {
             return 0;
         }
         SequenceOptions options{opening.min_tokens,
                                 bool(opening.include_stop),
                                 bool(opening.skips_special),
-                                {parts.begin() + NUM_PARTS, parts.end()}};
+                                {texts.begin() + 1, texts.end()}};
         Request &request = requests_[opening.id & ~INDEX_MASK];
         request.num_sequences = opening.num_sequences;
-        request.closing = std::move(parts[5]);
+        request.closing = std::move(parts.closing);
         request.closes = opening.closes;
-        Parts own{std::move(parts[0]),
-                  std::move(parts[1]),
-                  std::move(parts[2]),
-                  {std::move(parts[3]), std::move(parts[4])},
-                  {}};
         request.streams.push_back(
-            std::make_unique<Stream>(vocabulary_, opening, std::move(own), std::move(options)));
+            std::make_unique<Stream>(vocabulary_, opening, std::move(parts), std::move(options)));
         Stream *stream = request.streams.back().get();
         streams_[opening.id] = stream;
         stream->announces = request.streams.size() == 1;

@@ -1,10 +1,13 @@
 """A sequence's events but for their text, so that the core can write them.
 
+A template has six parts: the opening, what precedes and follows a text in its event, the ends for
+stop and length, and the closing. An end is an event of its own in chats, else it follows the last
+text. `SEPARATOR` is between the parts.
+
 What differs from request to request is an id and a time: the rest is rendered once.
 """
 
 import functools
-from typing import NamedTuple
 
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
@@ -16,28 +19,12 @@ ID = "\x02"
 CREATED = 9_007_199_254_740_991
 SEPARATOR = b"\0"  # in no JSON
 TEXT_JSON, ID_JSON, CREATED_JSON = b'"\\u0001"', b"\\u0002", str(CREATED).encode()
-
-
-class EventTemplate(NamedTuple):
-    """The parts of a stream's events: `prefix`, the text as JSON, then `tail` or an end."""
-
-    opening: bytes
-    prefix: bytes
-    tail: bytes
-    stop: bytes  # in a chat, an event of its own; else the tail of the last one
-    length: bytes
-    closing: bytes
-
-
-NOTHING = EventTemplate(b"", b"", b"", b"", b"", b"")
+NOTHING = SEPARATOR * 5  # six empty parts
 
 
 @functools.lru_cache(maxsize=1024)
 def pattern(model: str, api: Api, include_usage: bool, index: int) -> bytes:
-    """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs.
-
-    `SEPARATOR` is between its parts, so that one call replaces what is in several.
-    """
+    """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs."""
     plan = ReplyPlan(
         response_id=ID,
         model=model,
@@ -63,15 +50,14 @@ def pattern(model: str, api: Api, include_usage: bool, index: int) -> bytes:
     return SEPARATOR.join((renderer.opening(index), prefix, tail, *ends, DONE))
 
 
-def template_of(plan: ReplyPlan) -> EventTemplate:
+def template_of(plan: ReplyPlan) -> bytes:
     """Return the template of a sequence; one that does not stream has no events."""
     if not plan.stream:
         return NOTHING
     response_id, created = plan.response_id.encode(), str(plan.created).encode()
     kind = pattern(plan.model, plan.api, plan.include_usage, plan.index)
-    text = kind.replace(ID_JSON, response_id).replace(CREATED_JSON, created)
-    found = EventTemplate(*text.split(SEPARATOR))
+    template = kind.replace(ID_JSON, response_id).replace(CREATED_JSON, created)
     if not plan.echo:
-        return found
+        return template
     echo = OpenAIRenderer(plan).delta(plan.index, [Content(plan.echo)], None)
-    return found._replace(opening=found.opening + echo)
+    return template.replace(SEPARATOR, echo + SEPARATOR, 1)

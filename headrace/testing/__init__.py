@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.testing.recorded_request import RecordedRequest
     from headrace.testing.script import (
         Delay,
         Malformed,
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
         ScriptRule,
         Words,
     )
-    from headrace.testing.scripted_server import RecordedRequest, ScriptedServer
+    from headrace.testing.scripted_server import ScriptedServer
 
 __all__ = [
     "Delay",
@@ -30,12 +31,13 @@ __all__ = [
     "Words",
 ]
 
-SERVER = ("RecordedRequest", "ScriptedServer")
+# Of names that are not in `script`.
+MODULES = {"RecordedRequest": "recorded_request", "ScriptedServer": "scripted_server"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name from its module."""
     if name not in __all__:
         raise AttributeError(f"module 'headrace.testing' has no attribute '{name}'")
-    module = "scripted_server" if name in SERVER else "script"
-    return getattr(importlib.import_module(f"headrace.testing.{module}"), name)
+    module = importlib.import_module(f"headrace.testing.{MODULES.get(name, 'script')}")
+    return getattr(module, name)

@@ -13,35 +13,12 @@ from headrace.config.flags import parse
 from headrace.errors import ConfigError
 from headrace.launch.local_server import LocalServer
 from headrace.routes import MOCK_REQUESTS, MOCK_SCRIPT, TOKENIZE
+from headrace.testing.recorded_request import RecordedRequest
 from headrace.testing.script import ScriptedAnswer, ScriptRule, script_of
 
 TIMEOUT_S = 60.0
 MOCK = "mock"
 MAX_LOG_BYTES = 64 << 10  # reported of a log
-
-
-class RecordedRequest(msgspec.Struct, frozen=True):
-    """A request for a text, as the client sent it."""
-
-    path: str
-    received_at: float  # seconds since the epoch
-    body: dict[str, Any]
-
-    @property
-    def model(self) -> str | None:
-        """The model that it names."""
-        return self.body.get("model")
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages of a chat, in the client's own form; empty where there is another prompt."""
-        messages: list[dict[str, Any]] = self.body.get("messages", [])
-        return messages
-
-    @property
-    def tools(self) -> list[dict[str, Any]]:
-        """The tools that it offers."""
-        return self.body.get("tools") or []
 
 
 class ScriptedServer:

@@ -1,7 +1,7 @@
 // texts_fuzz: any calls of the detokenizer's core, in any order, with any columns.
-//   Run:  texts_fuzz SEED ROUNDS, built with csrc/text/detokenizer.cpp and -fsanitize=address,undefined,
-//   which end it where memory is touched that is not its own. Each round is a vocabulary and 400
-//   calls. What it renders is read to the last byte.
+//   Run:  texts_fuzz SEED ROUNDS, built with csrc/text/detokenizer.cpp and
+//   -fsanitize=address,undefined, which end it where memory is touched that is not its own. Each
+//   round is a vocabulary and 400 calls. What it renders is read to the last byte.
 
 #include <cstdint>
 #include <cstdio>
@@ -116,6 +116,11 @@ private:
         data.append(reinterpret_cast<const char *>(&value), sizeof(value));
     }
 
+    void append_sized(std::string &data, const std::string &piece) {
+        append(data, uint32_t(piece.size()) + (below(64) == 0 ? below(9) : 0));
+        data += piece;
+    }
+
     void open() {
         std::string data;
         append(data, id());
@@ -126,10 +131,13 @@ private:
             data.push_back(char(below(16) ? below(2) : below(256)));
         }
         append(data, below(4) ? below(6) : uint32_t(random_())); // told
-        for (uint32_t part = below(16) ? 6 + below(3) : below(6); part > 0; --part) {
-            const std::string piece = text(6);
-            append(data, uint32_t(piece.size()) + (below(64) == 0 ? below(9) : 0));
-            data += piece;
+        std::string events = text(6);
+        for (uint32_t part = below(16) ? 5 : below(9); part > 0; --part) {
+            events += '\0' + text(6);
+        }
+        append_sized(data, events);
+        for (uint32_t stop = below(3); stop > 0; --stop) {
+            append_sized(data, text(6));
         }
         data.resize(data.size() - (below(32) == 0 ? below(uint32_t(data.size())) : 0));
         // Of its own size, so that a byte too far is seen.

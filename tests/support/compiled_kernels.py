@@ -127,4 +127,6 @@ if __name__ == "__main__":
     report(logits, starts, starts, 1)
     square_sums(torch.zeros(3, 32, dtype=torch.bfloat16))
     whole, real = torch.zeros(3, dtype=torch.int64), torch.ones(3)
-    draw(logits, Draws(whole, whole, real, torch.from_numpy(np.int32([3, 0, 1])), real, real))
+    columns = dict.fromkeys((field.name for field in dataclasses.fields(Draws)), real)
+    columns |= {"seed": whole, "position": whole, "top_k": torch.from_numpy(np.int32([3, 0, 1]))}
+    draw(logits, Draws(**columns))

@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import HttpRequest, share_key
+from headrace.testing.recorded_request import RecordedRequest
 from headrace.testing.script import Script, ScriptedAnswer, ScriptRule
 
 MAX_TAKEN = 1024  # answers of requests that may be sent again
@@ -124,18 +125,17 @@ class ScriptStore:
 
     def record(self, http: HttpRequest, body: dict[str, Any]) -> None:
         """Remember a request, unless it is sent again or there are too many."""
-        line = msgspec.json.encode(
-            {"path": http.path, "received_at": http.received_at, "body": body}
-        )
+        line = msgspec.json.encode(RecordedRequest(http.path, http.received_at, body))
         with self._locked(), self._requests.open("ab") as file:
             if not http.origin and file.tell() < MAX_RECORDED_BYTES:
                 file.write(line + b"\n")
 
     def recorded(self) -> bytes:
         """Return all requests in their order, as a JSON list."""
+        lines: list[bytes] = []
         with contextlib.suppress(FileNotFoundError):
-            return b"[" + b",".join(self._requests.read_bytes().splitlines()) + b"]"
-        return b"[]"
+            lines = self._requests.read_bytes().splitlines()
+        return msgspec.json.encode([msgspec.Raw(line) for line in lines])
 
     def forget(self) -> None:
         """Forget all requests."""

@@ -1,5 +1,6 @@
 """The tokens drawn are those of the C++ sampler."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,14 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 def draws_of(rows: Rows, device: torch.device) -> Draws:
-    def column(name: str, dtype: str) -> torch.Tensor:
-        return torch.from_numpy(rows[name].view(dtype).copy()).to(device)
+    def column(name: str) -> torch.Tensor:
+        numbers = rows[name]
+        wide = (
+            numbers.view("i8") if numbers.dtype == "u8" else numbers
+        )  # torch has no unsigned ones
+        return torch.from_numpy(wide.copy()).to(device)
 
-    return Draws(
-        seed=column("seed", "i8"),
-        position=column("position", "i8"),
-        temperature=column("temperature", "f4"),
-        top_k=column("top_k", "i4"),
-        top_p=column("top_p", "f4"),
-        min_p=column("min_p", "f4"),
-    )
+    return Draws(**{one.name: column(one.name) for one in dataclasses.fields(Draws)})
 
 
 def assert_same(logits: Floats, rows: Rows, device: torch.device) -> None:
