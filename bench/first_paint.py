@@ -1,8 +1,8 @@
 """How long is it until a browser paints the page at `/`?
 
-Method: headless Chromium opens the page of a server with the mock engine. Each time it begins as a
-        browser that has never been there, then opens the page once more with what it has kept. The
-        first contentful paint is Chromium's own figure, from the start of the navigation.
+Method: headless Chromium opens the page of a server with the mock engine. In each round it has
+        never been there before, then it opens the page once more with what it has kept. The first
+        contentful paint is Chromium's own figure, from the start of the navigation.
 Run:    make ui-test; PYTHONPATH=bench:.venv/ui python bench/first_paint.py --rounds 10
 """
 

@@ -1,10 +1,11 @@
 """Compiles the grammars of new sequences in a thread, beside the steps.
 
-llguidance and its table of the vocabulary take half a second of processor time, most of it with the
-GIL held. They are loaded when the engine is first idle, so no start and no stream waits for them. A
-grammar that comes before loads them at once. Compilation does not hold the GIL. A sequence is
-scheduled once its grammar is compiled, so it delays no other. Sequences with equal grammars share
-the compiled one.
+llguidance and its table of the vocabulary take half a second of processor time. They are loaded
+when the engine is first idle, so no start and no stream waits for them. A grammar that comes before
+loads them at once, and running streams pause once. `LLTokenizer` holds the GIL for 145 ms with
+49,000 tokens. Its trie alone takes half of that, so no smaller part of it would be below 50 ms.
+Compilation does not hold the GIL. A sequence is scheduled once its grammar is compiled, so it
+delays no other. Sequences with equal grammars share the compiled one.
 """
 
 import logging
