@@ -6,6 +6,7 @@ from headrace.exit_status import ExitStatus
 
 # What msgspec raises where a file or a body is not the JSON it should be.
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MAX_END = 1000  # characters at each end of a long message
 # By status. https://docs.anthropic.com/en/api/errors
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -30,6 +31,14 @@ def in_a_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines()]
     num_lines = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:num_lines]) or type(error).__name__
+
+
+def without_middle(message: str) -> str:
+    """Return a message, without what is between its ends if it is long: it may repeat a value of
+    megabytes."""
+    if len(message) <= 2 * MAX_END:
+        return message
+    return f"{message[:MAX_END]} … {message[-MAX_END:]}"
 
 
 class HeadraceError(Exception):
@@ -65,7 +74,7 @@ class RequestError(HeadraceError):
     code: str | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(without_middle(message))
         self.param = param
         self.headers: list[tuple[str, str]] = []  # of the response, names in lower case
 

@@ -94,6 +94,9 @@ from headrace.tokenizer_proc.prompts import (
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
+MAX_BAD_WORD_TOKENS = (
+    1 << 19
+)  # of a request's sequences; 256 word forms of 16 tokens in each of 128
 HOTTEST = 1e6  # a temperature at which all tokens are as likely; rows of steps hold it as f32
 ID_PREFIXES = {
     Api.CHAT: "chatcmpl-",
@@ -224,9 +227,9 @@ class GenerationPlanner:
     def generate(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/generate` request: each of its prompts may be continued in another way."""
         request = decode_generate(body)
-        parts = continuations_of(request)
         num_prompts, num_each = len(request.prompts), request.params[0].n
         check_number(num_prompts, num_each, request.prompt_name)
+        parts = continuations_of(request)
         form = Form(
             Api.GENERATE,
             request.prompt_name,
@@ -328,6 +331,7 @@ class GenerationPlanner:
         num_reported = form.num_sequences or num_sequences
         first = self._reply_plan(http, request, form, num_reported, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
+        check_bad_words(bad_words, num_sequences)
         sampling = self._sampling(http, request, bad_words)
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
@@ -523,6 +527,17 @@ def check_number(num_prompts: int, num_each: int, param: str) -> None:
         raise InvalidValue(
             f"{param}: {what} is more than {MAX_SEQUENCES_PER_REQUEST} sequences in one request",
             param,
+        )
+
+
+def check_bad_words(words: list[list[int]], num_sequences: int) -> None:
+    """Refuse bad words of too many tokens: each sequence carries them."""
+    total = num_sequences * sum(map(len, words))
+    if total > MAX_BAD_WORD_TOKENS:
+        raise InvalidValue(
+            f"bad_words: {total} tokens of all sequences are more than {MAX_BAD_WORD_TOKENS} in "
+            "one request; ask for fewer sequences, or for fewer or shorter words",
+            "bad_words",
         )
 
 

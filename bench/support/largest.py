@@ -176,6 +176,29 @@ def responses(rng: random.Random, share: float) -> Body:
     return body("/v1/responses", input=items, max_output_tokens=1)
 
 
+def calls(rng: random.Random, share: float) -> Body:
+    """Bring calls without an answer in between to /v1/responses."""
+    call = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+    return body("/v1/responses", input=[call] * of(share, 200_000), max_output_tokens=1)
+
+
+def metadata(rng: random.Random, share: float) -> Body:
+    """Have each event of a response repeat what the request brings."""
+    kept = {"key": words(rng, of(share, 160_000))}
+    return body("/v1/responses", input="x", max_output_tokens=64, stream=True, metadata=kept)
+
+
+def references(rng: random.Random, share: float) -> Body:
+    """Demand a call whose schema refers to one object again and again."""
+    names = [f"{number:x}" for number in range(of(share, 2500))]
+    found = {"type": "object", "properties": {n: {"const": "x"} for n in names}, "required": names}
+    refs = {"oneOf": [{"$ref": "#/$defs/a"}] * of(share, 2500)}
+    schema = {"type": "object", "properties": {"a": refs}, "$defs": {"a": found}}
+    offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    message = {"role": "user", "content": "call it"}
+    return body(CHAT, messages=[message], tools=offered, tool_choice="required", max_tokens=4)
+
+
 def messages(rng: random.Random, share: float) -> Body:
     """Bring many blocks to /v1/messages."""
     blocks = [{"type": "text", "text": words(rng, 3)} for _ in range(of(share, 100_000))]
@@ -218,6 +241,6 @@ KINDS: dict[str, Kind] = {
     for kind in (
         *(prompt_logprobs, logprobs, detokenize, generate, one_long_text, tokenize, echo),
         *(many_streams, conditions, many_messages, tools, schema, choices, regex, responses),
-        *(messages, wide_json, deep_json, one_character),
+        *(calls, metadata, references, messages, wide_json, deep_json, one_character),
     )
 }

@@ -1,8 +1,8 @@
-"""Errors of others are told in a line."""
+"""Errors of others are told in a line, and no error is as long as what a client sends."""
 
 import pytest
 
-from headrace.errors import in_a_line
+from headrace.errors import ModelNotFound, in_a_line
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,10 @@ from headrace.errors import in_a_line
 )
 def test_first_error_line_is_reported_with_what_follows(error: Exception, line: str) -> None:
     assert in_a_line(error) == line
+
+
+def test_message_repeats_no_long_value_whole() -> None:
+    message = str(ModelNotFound("x" * 10_000_000, "demo"))
+    assert len(message) < 3000
+    assert message.startswith("the model 'xxx")
+    assert message.endswith("xxx' does not exist; this server has 'demo'")

@@ -225,6 +225,14 @@ def test_too_many_sequences_in_one_request_are_refused() -> None:
     assert refused.value.param == "n"
 
 
+def test_bad_words_of_all_sequences_are_bounded() -> None:
+    words = [chr(97 + number % 26) * 900 + str(number) for number in range(64)]
+    assert len(completion(prompt="a", n=4, bad_words=words).requests) == 4
+    with pytest.raises(InvalidValue, match="tokens of all sequences are more than") as refused:
+        completion(prompt="a", n=128, bad_words=words)
+    assert refused.value.param == "bad_words"
+
+
 def test_echo_of_token_ids_is_their_text() -> None:
     assert plan_of(only(completion(prompt=[72, 105], echo=True))).echo == "Hi"
     assert plan_of(only(completion(prompt=[72, 105]))).echo == ""

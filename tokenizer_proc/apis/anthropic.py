@@ -14,9 +14,9 @@ from headrace.tokenizer_proc.apis.mixed_content import (
     Content,
     image_names,
     image_part,
-    joined,
     plain,
     text_part,
+    with_runs_joined,
 )
 from headrace.tokenizer_proc.apis.openai import (
     BodyDecoder,
@@ -205,8 +205,8 @@ def chat_body(request: CountRequest) -> Object:
     if request.system is not None:
         messages.append({"role": "system", "content": text_of(request.system, "system")})
     for index, message in enumerate(request.messages):
-        for one in as_chat(message, f"messages[{index}].content"):
-            add(messages, one)
+        messages += as_chat(message, f"messages[{index}].content")
+    messages = with_runs_joined(messages, plain_role)
     body: Object = {"messages": messages, "model": request.model}
     if request.messages and request.messages[-1].role == "assistant":
         body["continue_final_message"] = True
@@ -265,13 +265,9 @@ def chosen(choice: WantedTool) -> Object:
     }
 
 
-def add(messages: list[Object], message: Object) -> None:
-    """Add a message; what follows one of the same role is a part of that, as with Anthropic."""
-    last = messages[-1] if messages else {}
-    if last.keys() == message.keys() == {"role", "content"} and last["role"] == message["role"]:
-        last["content"] = joined(last["content"], message["content"])
-    else:
-        messages.append(message)
+def plain_role(message: Object) -> str:
+    """Return the role of a message that is content alone: those in a row are one to Anthropic."""
+    return str(message["role"]) if message.keys() == {"role", "content"} else ""
 
 
 def as_chat(message: InputMessage, where: str) -> list[Object]:

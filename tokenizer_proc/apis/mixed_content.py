@@ -3,7 +3,8 @@
 Errors name an image as a chat does; `image_names` says what its client calls it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, takewhile
 from typing import Any
 
 from headrace.tokenizer_proc.apis.openai import IMAGE_PART
@@ -30,9 +31,28 @@ def plain(parts: list[Object]) -> Content:
     return "\n".join(part["text"] for part in parts)
 
 
-def joined(first: Content, second: Content) -> Content:
-    """Return the content of two messages as one's."""
-    return plain([*parts_of(first), *parts_of(second)])
+def with_runs_joined(messages: Iterable[Object], role_of: Callable[[Object], str]) -> list[Object]:
+    """Return messages with each run of one role as one message.
+
+    Args:
+        role_of: the role of a message that may be joined; "" for one that stands alone.
+    """
+    found = []
+    for role, run in groupby(messages, role_of):
+        first, *others = run
+        if role and others:
+            found.append(first | {"content": joined([one["content"] for one in (first, *others)])})
+        else:
+            found += [first, *others]
+    return found
+
+
+def joined(contents: Sequence[Content]) -> Content:
+    """Return the content of several messages as one's. Texts before the first parts are one."""
+    texts = list(takewhile(lambda one: isinstance(one, str), contents))
+    parts = [part for one in contents[len(texts) :] for part in parts_of(one)]
+    text = "\n".join(map(str, texts))
+    return [*([text_part(text)] if texts else []), *parts] if parts else text
 
 
 def parts_of(content: Content) -> list[Object]:

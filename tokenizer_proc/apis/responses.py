@@ -25,9 +25,9 @@ from headrace.tokenizer_proc.apis.mixed_content import (
     Content,
     image_names,
     image_part,
-    joined,
     plain,
     text_part,
+    with_runs_joined,
 )
 from headrace.tokenizer_proc.apis.openai import (
     BodyDecoder,
@@ -45,6 +45,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are in clear text
 IMAGE, FILE = "input_image", "input_file"
 TOOL_TYPES = ("function", "custom")
+MAX_ECHO_BYTES = 1 << 20  # of fields that a response repeats, in each event that has all of it
 TEXT_PARTS = ("input_text", "output_text", "text")
 THOUGHT_PARTS = ("reasoning_text", "summary_text")
 UNSUPPORTED = (
@@ -245,6 +246,7 @@ def messages_of(request: ResponsesRequest) -> list[Object]:
         raise InvalidValue("input: must not be empty", "input")
     for index, item in enumerate(request.input):
         add(messages, as_chat(item, f"input[{index}]"))
+    messages = with_runs_joined(messages, system_role)
     for message in messages:
         if "content" not in message and "tool_calls" not in message:
             message["content"] = ""  # thoughts that nothing has followed
@@ -302,23 +304,27 @@ def content_of(content: str | list[InputPart], where: str, field: str) -> Conten
 
 def add(messages: list[Object], message: Object) -> None:
     """Add a message. Consecutive reasoning, text and calls of the assistant become one chat
-    message. So do consecutive system messages, as templates require."""
+    message."""
     last: Object = messages[-1] if messages else {"role": None}
-    if message["role"] == last["role"] == "system":
-        last["content"] = joined(last["content"], message["content"])
-    elif message["role"] == last["role"] == "assistant" and not (
+    if message["role"] == last["role"] == "assistant" and not (
         "content" in last and "content" in message
     ):
-        calls = last.get("tool_calls", []) + message.get("tool_calls", [])
+        calls = last.get("tool_calls", [])
+        calls += message.pop("tool_calls", [])
         last |= message | ({"tool_calls": calls} if calls else {})
     else:
         messages.append(message)
 
 
+def system_role(message: Object) -> str:
+    """Return the role of a system message: those in a row are one, as templates require."""
+    return "system" if message["role"] == "system" else ""
+
+
 def echo_of(request: ResponsesRequest, defaults: SamplingDefaults) -> bytes:
     """Return the fields that a response repeats, JSON, with their defaults."""
     text, reasoning = request.text or TextOptions(), request.reasoning or Reasoning()
-    return msgspec.json.encode(
+    return echoed(
         {
             "background": False,
             "instructions": request.instructions,
@@ -341,3 +347,22 @@ def echo_of(request: ResponsesRequest, defaults: SamplingDefaults) -> bytes:
             "user": request.user,
         }
     )
+
+
+def echoed(fields: Object) -> bytes:
+    """Return fields as JSON. Each event with a response has all; the context bounds instructions.
+
+    Raises:
+        InvalidValue: the others are too long.
+    """
+    parts = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    sizes = {name: len(bytes(part)) for name, part in parts.items() if name != "instructions"}
+    total = sum(sizes.values())
+    if total > MAX_ECHO_BYTES:
+        longest = max(sizes, key=lambda name: sizes[name])
+        raise InvalidValue(
+            f"{longest}: the fields that responses repeat have {total} bytes as JSON, more than "
+            f"{MAX_ECHO_BYTES}; make this one shorter",
+            longest,
+        )
+    return msgspec.json.encode(parts)

@@ -62,6 +62,8 @@ class Rewriting:
         self._closed = closed
         self._refused = CONTENT if str(root.get("$schema")).startswith(DRAFT_7) else ()
         self._has_inner_ids = json.dumps(root).count('"$id":') > ("$id" in root)
+        # By the identities of schemas, which are kept: many nodes may refer to the same.
+        self._told_apart: dict[tuple[int, ...], tuple[bool, list[Any]]] = {}
 
     def of(self, node: Any) -> Any:
         """Rewrite a schema or several; values that are no schemas are left as they are."""
@@ -123,24 +125,13 @@ class Rewriting:
     def _put_choice(self, node: Schema) -> Iterator[Schema]:
         """Rewrite `oneOf` as `anyOf` where a property selects one of its schemas."""
         branches = as_list(node.get("oneOf"))
-        kinds = [self._kinds(branch) for branch in branches]
-        for name in kinds[0] if kinds else ():
-            texts = [kind.get(name, set()) for kind in kinds]
-            if all(texts) and len(set[str]().union(*texts)) == sum(map(len, texts)):
-                del node["oneOf"]
-                yield {"anyOf": branches}
-                return
-
-    def _kinds(self, branch: Any) -> dict[str, set[str]]:
-        """Return the texts that each property may be, of those that an object has to have."""
-        branch = self._referred(branch)
-        if not isinstance(branch, dict) or branch.get("type") != "object":
-            return {}
-        listed = branch.get("properties")
-        if not isinstance(listed, dict):
-            return {}
-        required = [name for name in as_list(branch.get("required")) if isinstance(name, str)]
-        return {name: texts_of(listed.get(name)) for name in required}
+        schemas = [self._referred(branch) for branch in branches]
+        identities = tuple(map(id, schemas))
+        if identities not in self._told_apart:
+            self._told_apart[identities] = are_told_apart(schemas), schemas
+        if self._told_apart[identities][0]:
+            del node["oneOf"]
+            yield {"anyOf": branches}
 
     def _referred(self, schema: Any) -> Any:
         """Return what a schema refers to, if it is within the root; else the schema."""
@@ -164,6 +155,38 @@ def put_string(node: Schema) -> Iterator[Schema]:
         yield {"pattern": PATTERNS[name]}
     if isinstance(name, str) and name in LENGTHS:
         yield {"maxLength": LENGTHS[name]}
+
+
+def are_told_apart(schemas: list[Any]) -> bool:
+    """Whether a property that each of the objects must have tells which of `schemas` it follows.
+
+    References may name one schema many times. Without those the work is linear in their JSON.
+    """
+    if not schemas or len(set(map(id, schemas))) < len(schemas):
+        return False
+    listed = [required_properties(schema) for schema in schemas]
+    return any(are_disjoint(name, listed) for name in listed[0])
+
+
+def are_disjoint(name: str, listed: list[Schema]) -> bool:
+    """Whether a property has other texts in each of the listed ones; it ends at the first that has
+    not."""
+    seen = set[str]()
+    for properties in listed:
+        texts = texts_of(properties.get(name))
+        if not texts or not seen.isdisjoint(texts):
+            return False
+        seen |= texts
+    return True
+
+
+def required_properties(schema: Any) -> Schema:
+    """Return the schemas of the properties that an object must have."""
+    listed = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(listed, dict) or schema.get("type") != "object":
+        return {}
+    required = [name for name in as_list(schema.get("required")) if isinstance(name, str)]
+    return {name: listed.get(name) for name in required}
 
 
 def texts_of(schema: Any) -> set[str]:

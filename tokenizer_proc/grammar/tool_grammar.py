@@ -33,6 +33,7 @@ NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalPropertie
 # As `json.dumps` writes, and models were taught; free spaces would go on for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DEFINITIONS = ("$defs", "definitions")
+BY_PARAMETER = (ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER)  # a grammar each, not one of all
 
 
 class Writing(NamedTuple):
@@ -117,18 +118,32 @@ def grammar_of_calls(
     assert parsing.tools is not None
     marks = TOOL_MARKS[parsing.tools]
     special = {mark: special_tokens[mark] for mark in marks if mark in special_tokens}
+    if parsing.tools in BY_PARAMETER:
+        check_size(sum(map(size_of_definitions, tools)))
     try:
         source = ToolGrammar(parsing.tools, special, space).of(tools, not parsing.has_one_call)
     except (ValueError, RecursionError) as error:
         why = reworded(error, Constraint("json_schema", ""))
         raise InvalidValue(f"tools: {why}", "tools") from error
-    if len(source) > MAX_GRAMMAR_CHARACTERS:
+    check_size(len(source))
+    return source
+
+
+def check_size(size: int) -> None:
+    """Refuse tools whose grammar has so many characters."""
+    if size > MAX_GRAMMAR_CHARACTERS:
         raise InvalidValue(
             f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where a grammar holds "
-            f"calls, not {len(source)}",
+            f"calls, not {size}",
             "tools",
         )
-    return source
+
+
+def size_of_definitions(tool: Tool) -> int:
+    """Return how many characters the definitions take that each parameter of a tool repeats."""
+    schema = tool.function.parameters or {}
+    shared = {name: schema[name] for name in DEFINITIONS if name in schema}
+    return len(json.dumps(shared)) * len(properties_of(schema)) if shared else 0
 
 
 def loosened(tool: Tool) -> Tool:

@@ -10,12 +10,17 @@ from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateRequest, ReplyPlan, ResponsesForm
+from headrace.model.sampling_defaults import SamplingDefaults
+from headrace.system.cpu_limit import CpuLimit
 from headrace.tokenizer_proc.apis.responses import (
+    MAX_ECHO_BYTES,
     NOT_READ,
     ResponsesRequest,
     chat_body,
     chat_of_responses,
     decode_responses,
+    echo_of,
+    messages_of,
 )
 
 HI = {"type": "input_text", "text": "Hi"}
@@ -223,3 +228,30 @@ def test_a_format_and_an_effort_are_a_chats() -> None:
     assert body["response_format"] == {"type": "json_schema", "json_schema": wanted}
     kwargs = {"reasoning_effort": "none", "enable_thinking": False}
     assert body["chat_template_kwargs"] == kwargs
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "system", "content": "x"},
+        {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+    ],
+)
+def test_items_in_a_row_take_linear_time(item: dict[str, str]) -> None:
+    request = msgspec.convert({"input": [item] * 150_000}, ResponsesRequest)
+    with CpuLimit(20):
+        (message,) = messages_of(request)
+    assert len(message.get("tool_calls") or message["content"]) >= 150_000
+
+
+@pytest.mark.parametrize("name", ["metadata", "user", "prompt_cache_key"])
+def test_repeated_fields_are_bounded(name: str) -> None:
+    value = "x" * MAX_ECHO_BYTES
+    with pytest.raises(RequestError, match=f"^{name}: the fields that responses repeat") as caught:
+        planned(**{name: {"a": value} if name == "metadata" else value})
+    assert caught.value.param == name
+
+
+def test_instructions_are_bounded_by_the_context_alone() -> None:
+    request = ResponsesRequest(input="x", instructions="x" * MAX_ECHO_BYTES)
+    assert len(echo_of(request, SamplingDefaults())) > MAX_ECHO_BYTES

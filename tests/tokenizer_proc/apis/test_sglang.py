@@ -9,6 +9,7 @@ from planners import HTTP, ID, make_planner
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateForm, ReplyPlan
+from headrace.tokenizer_proc.apis import sglang
 from headrace.tokenizer_proc.jobs.stages import Sequences
 
 
@@ -190,3 +191,9 @@ def test_a_parameter_is_refused_by_the_name_it_was_given(params: dict[str, Any],
 def test_each_prompt_may_have_a_form_of_its_own(name: str) -> None:
     sequences = planned(text=["x", "y"], sampling_params=[{name: "a"}, {}])
     assert [r.grammar for r in sequences.requests] == [f"{name}: a".encode(), b""]
+
+
+def test_too_many_prompts_are_refused_unmade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sglang, "continuations")  # a million took gigabytes
+    with pytest.raises(RequestError, match="200 prompts is more than 128 sequences"):
+        planned(text=["x"] * 200, return_logprob=[False] * 200)

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from schemas import Schema, open_schemas
 
 from headrace.tokenizer_proc.apis.constraints import of_schema
-from headrace.tokenizer_proc.grammar.exact_schemas import DRAFT_7, MAX_EXACT, exact, exact_source
+from headrace.tokenizer_proc.grammar import exact_schemas
+from headrace.tokenizer_proc.grammar.exact_schemas import (
+    DRAFT_7,
+    MAX_EXACT,
+    exact,
+    exact_source,
+    texts_of,
+)
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
 
 TEXT = {"type": "string"}
@@ -143,6 +150,25 @@ def test_one_of_that_a_property_discriminates_is_followed() -> None:
 def test_one_of_that_may_overlap_stays(other: Any) -> None:
     schema = {**PET, "$defs": {"Cat": CAT, "Dog": other}}
     assert exact(schema)["oneOf"] == PET["oneOf"]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 100])
+def test_one_of_takes_linear_work(num_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def counted(schema: Any) -> set[str]:
+        looks.append(schema)
+        return texts_of(schema)
+
+    monkeypatch.setattr(exact_schemas, "texts_of", counted)
+    names = [f"p{number}" for number in range(200)]
+    listed = {name: {"const": "x"} for name in names}
+    pets = {name: {"type": "object", "properties": listed, "required": names} for name in "ab"}
+    refs = [{"$ref": f"#/$defs/{name}"} for name in "ab"]
+    same = {"oneOf": refs * 100} if num_nodes == 1 else {"oneOf": refs}
+    schema = {"properties": {str(n): same for n in range(num_nodes)}, "$defs": pets}
+    assert exact(schema)["properties"]["0"] == same, "it stays"
+    assert len(looks) <= 2 * len(names)
 
 
 def test_references_that_may_lead_elsewhere_are_not_followed() -> None:

@@ -13,6 +13,7 @@ from tool_calls import CALLS, FORECAST, NOW, tools
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ToolFormat
+from headrace.tokenizer_proc.grammar import tool_grammar
 from headrace.tokenizer_proc.grammar.tool_grammar import ToolGrammar, demanded_calls
 
 
@@ -140,3 +141,20 @@ def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], say
     with pytest.raises(InvalidValue) as refused:
         demanded_calls(offered, Parsing(tools=ToolFormat.HERMES), {})
     assert (str(refused.value)[: len(says)], refused.value.param) == (says, "tools")
+
+
+@pytest.mark.parametrize("format", [ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER])
+def test_definitions_that_parameters_repeat_are_bounded(
+    format: ToolFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused before they are repeated: 50 kB would become 50 MB."""
+    parameters = {
+        "type": "object",
+        "properties": {f"p{number}": {} for number in range(1000)},
+        "$defs": {f"d{number}": {"type": "string"} for number in range(1000)},
+    }
+    monkeypatch.delattr(tool_grammar, "exact")
+    with pytest.raises(InvalidValue, match="tools: must have at most 131072 characters"):
+        demanded_calls(
+            tools({"name": "f", "parameters": parameters}), Parsing(tools=format), mark_ids()
+        )
