@@ -7,7 +7,7 @@ have the same bits with any batch mates, chunking and number of threads.
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
@@ -18,18 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.checkpoints.mapped_file import (
-    Extent,
-    ReadAhead,
-    extent_of,
-    release,
+from headrace.engine_proc.worker.checkpoints.file_order import (
+    extent_of_weight,
+    file_order,
+    fits_twice,
 )
-from headrace.engine_proc.worker.checkpoints.weights import (
-    Format,
-    StoredTensor,
-    Weight,
-    Weights,
-)
+from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
+from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.execution.cpu_mixture import (
     MixtureConfig,
     mixture_config,
@@ -53,7 +48,7 @@ from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import load_core
-from headrace.system.machine import memory_limit, usable_cores
+from headrace.system.machine import usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
@@ -452,26 +447,6 @@ class CpuExecutor:
         if status == 3:
             assert self.peers is not None
             self.peers.group.check()
-
-
-def extent_of_weight(weight: Weight) -> Extent | None:
-    """Return where a file has a weight; None is one that is made of several tensors, or of none."""
-    return extent_of(weight.data) if isinstance(weight, StoredTensor) else None
-
-
-def file_order(weights: Weights, names: Iterable[str]) -> list[str]:
-    """Sort weights as files have them: disks read what is adjacent faster."""
-
-    def place(name: str) -> tuple[str, int]:
-        extent = extent_of_weight(weights[name])
-        return ("", 0) if extent is None else (str(extent.file.path), extent.begin)
-
-    return sorted(names, key=place)
-
-
-def fits_twice(extents: Iterable[Extent | None]) -> bool:
-    """Return whether memory has room for files and for what is made of them."""
-    return 2 * sum(extent.end - extent.begin for extent in extents if extent) <= memory_limit()
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:

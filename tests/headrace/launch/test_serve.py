@@ -14,6 +14,7 @@ def test_loading_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> Non
         for share in (0.0, 0.1, 0.2):
             progress.show(share)  # in no time
         now += LOG_INTERVAL_S
+        progress.show(0.0)  # no weight is read yet
         progress.show(0.4)
         progress.show(0.5)
         now += LOG_INTERVAL_S
