@@ -247,7 +247,9 @@ void each_slab(const Int16Operands &o, int rows, const Body &multiply) {
         slab.x += g;
         slab.num_groups = o.num_groups - g < slab_groups ? o.num_groups - g : slab_groups;
         slab.accumulate = g > 0;
-        slab.next = slab.blocks + slab_groups * quantized_group / W::unit * unit_bytes<W>;
+        if (g + slab_groups < o.num_groups) {
+            slab.next = slab.blocks + slab_groups * quantized_group / W::unit * unit_bytes<W>;
+        }
         for (int m = 0; m < rows; m += max_tall_rows) {
             multiply(slab.at_row(m), rows - m < max_tall_rows ? rows - m : max_tall_rows);
         }

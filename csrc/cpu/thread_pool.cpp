@@ -78,14 +78,14 @@ void ThreadPool::publish(int num_tasks, Invoke invoke, const void *body) {
 }
 
 bool ThreadPool::claim_and_run(int thread) {
-    const bool is_last = descends(thread);
+    const bool from_last = descends(thread);
     Ticket ticket{ticket_.load(std::memory_order_acquire)};
     while (ticket.first() != ticket.end()) {
         const Invoke invoke = invoke_.load(std::memory_order_relaxed);
         const void *body = body_.load(std::memory_order_relaxed);
-        const Ticket rest = is_last ? ticket.without_last() : ticket.without_first();
+        const Ticket rest = from_last ? ticket.without_last() : ticket.without_first();
         if (ticket_.compare_exchange_weak(ticket.bits, rest.bits, std::memory_order_acq_rel)) {
-            invoke(body, is_last ? rest.end() : ticket.first(), thread);
+            invoke(body, from_last ? rest.end() : ticket.first(), thread);
             num_finished_.fetch_add(1, std::memory_order_acq_rel);
             return true;
         }
