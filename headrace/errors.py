@@ -34,8 +34,7 @@ def in_a_line(error: Exception) -> str:
 
 
 def without_middle(message: str) -> str:
-    """Return a message, without what is between its ends if it is long: it may repeat a value of
-    megabytes."""
+    """Return a message, of a long one only its ends: it may repeat a value of megabytes."""
     if len(message) <= 2 * MAX_END:
         return message
     return f"{message[:MAX_END]} … {message[-MAX_END:]}"

@@ -94,9 +94,8 @@ from headrace.tokenizer_proc.prompts import (
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
-MAX_BAD_WORD_TOKENS = (
-    1 << 19
-)  # of a request's sequences; 256 word forms of 16 tokens in each of 128
+# Of all sequences of a request: 128, each with 256 forms of words of 16 tokens.
+MAX_BAD_WORD_TOKENS = 1 << 19
 HOTTEST = 1e6  # a temperature at which all tokens are as likely; rows of steps hold it as f32
 ID_PREFIXES = {
     Api.CHAT: "chatcmpl-",

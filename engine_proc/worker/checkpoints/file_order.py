@@ -7,19 +7,22 @@ from headrace.engine_proc.worker.checkpoints.weights import StoredTensor, Weight
 from headrace.system.machine import memory_limit
 
 
+def in_file_order(weights: Weights, names: Iterable[str]) -> dict[str, Extent | None]:
+    """Return where files have weights, in the order of the files.
+
+    Disks read what is adjacent faster. What is not one piece of a file comes first.
+    """
+
+    def place(found: tuple[str, Extent | None]) -> tuple[str, int]:
+        extent = found[1]
+        return ("", 0) if extent is None else (str(extent.file.path), extent.begin)
+
+    return dict(sorted(((name, extent_of_weight(weights[name])) for name in names), key=place))
+
+
 def extent_of_weight(weight: Weight) -> Extent | None:
     """Return where a file has a weight; None is one that is made of several tensors, or of none."""
     return extent_of(weight.data) if isinstance(weight, StoredTensor) else None
-
-
-def file_order(weights: Weights, names: Iterable[str]) -> list[str]:
-    """Sort weights as files have them: disks read what is adjacent faster."""
-
-    def place(name: str) -> tuple[str, int]:
-        extent = extent_of_weight(weights[name])
-        return ("", 0) if extent is None else (str(extent.file.path), extent.begin)
-
-    return sorted(names, key=place)
 
 
 def fits_twice(extents: Iterable[Extent | None]) -> bool:

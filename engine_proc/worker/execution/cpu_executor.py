@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.checkpoints.file_order import (
-    extent_of_weight,
-    file_order,
-    fits_twice,
-)
+from headrace.engine_proc.worker.checkpoints.file_order import fits_twice, in_file_order
 from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.execution.cpu_mixture import (
@@ -274,8 +270,8 @@ class CpuExecutor:
             self.spec,
             lambda name: held_format(name, weights[name], self.weight_dtype, is_rounded),
         )
-        names = file_order(weights, weight_shapes(self.spec))
-        extents = [extent_of_weight(weights[name]) for name in names]
+        places = in_file_order(weights, weight_shapes(self.spec))
+        extents = list(places.values())
         ahead = ReadAhead(extents, keeps_cache=self.peers is not None or fits_twice(extents))
         waiting: deque[tuple[int, list[Future[None]]]] = deque()
 
@@ -284,13 +280,13 @@ class CpuExecutor:
             for packed in parts:
                 packed.result()
             ahead.end_use(index)
-            progress(index + 1, len(names))
+            progress(index + 1, len(places))
 
-        progress(0, len(names))
+        progress(0, len(places))
         with ThreadPoolExecutor(threads) as pool:
             for matrix in self.matrices.values():
                 self.allocate(matrix, weights)
-            for index, name in enumerate(names):
+            for index, name in enumerate(places):
                 ahead.use(index)
                 waiting.append((index, self.load(name, weights[name], pool)))
                 if len(waiting) > WAITING_WEIGHTS:
