@@ -21,8 +21,10 @@ from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
+    KVDtype,
     WeightDtype,
     held_format,
+    page_bytes,
 )
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, least_bytes
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
@@ -37,7 +39,6 @@ FORMATS = ("BF16", "Q4_K", "Q6_K", "Q4_0", "Q8_0", "MXFP4", "INT8")
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_TOKENS = 512
 CUT = 4
-KV_BYTES = 2  # of a number: bf16
 STEPS = 3  # of a round, of which the median counts
 DIVIDED = (1, 8, 32)  # sequences whose step is divided into its parts
 
@@ -50,12 +51,7 @@ def spec_of(shape: str) -> DecoderSpec:
     return lower_config(config)
 
 
-def context_of(spec: DecoderSpec, context: int) -> int:
-    """Return the bytes of one sequence's keys and values."""
-    return 2 * len(spec.layers) * spec.num_kv_heads * spec.head_dim * KV_BYTES * context
-
-
-def read_bytes(spec: DecoderSpec, weights: Weights, dtype: WeightDtype) -> int:
+def weight_bytes(spec: DecoderSpec, weights: Weights, dtype: WeightDtype) -> int:
     """Return the bytes of weights that each step reads: all but an embedding that is no head."""
     held = core_bytes(spec, weights, dtype, rounds_activations=True)
     if spec.tied_head:
@@ -70,9 +66,9 @@ class Core:
     def __init__(self, format: str, spec: DecoderSpec, args: Any) -> None:
         stored = Format.BF16 if format == "INT8" else Format(format)
         weights = random_weights(stored, spec)
-        self.spec = spec
         dtype = WeightDtype.INT8 if format == "INT8" else WeightDtype.PACKED
-        self.bytes = read_bytes(spec, weights, dtype)
+        self._weight_bytes = weight_bytes(spec, weights, dtype)
+        self._token_bytes = page_bytes(spec, 1, KVDtype.BFLOAT16)
         pages = max(args.sequences) * (args.context // PAGE_TOKENS + 1)
         self.executor = CpuExecutor(
             spec,
@@ -80,11 +76,15 @@ class Core:
             num_pages=max(pages, PREFILL_TOKENS // PAGE_TOKENS),
             page_tokens=PAGE_TOKENS,
             weight_dtype=dtype,
-            kv_dtype="bfloat16",
+            kv_dtype=KVDtype.BFLOAT16,
             rounds_activations=True,
             threads=args.threads,
             isa=args.isa,
         )
+
+    def read_bytes(self, sequences: int, context: int) -> int:
+        """Return the bytes that a step of decoding reads."""
+        return self._weight_bytes + sequences * context * self._token_bytes
 
     def parts(self, sequences: int, context: int) -> dict[str, float]:
         """Return the share of each part in the time of a step."""
@@ -105,8 +105,7 @@ class Core:
 
     def roof_s(self, sequences: int, context: int, alone_s: float, prompt_s: float) -> float:
         """Return the least that a step of so many sequences can take."""
-        keys = context_of(self.spec, context)
-        read_s = alone_s * (self.bytes + sequences * keys) / (self.bytes + keys)
+        read_s = alone_s * self.read_bytes(sequences, context) / self.read_bytes(1, context)
         return max(read_s, prompt_s / PREFILL_TOKENS * sequences)
 
 
@@ -119,7 +118,7 @@ def measure(core: Core, name: str, args: Any, memory: Bandwidth) -> list[Quantit
         seconds = {b: core.seconds(b, args.context) for b in dict.fromkeys([1, *args.sequences])}
         if number == 0:
             continue
-        read = (core.bytes + context_of(core.spec, args.context)) / seconds[1]
+        read = core.read_bytes(1, args.context) / seconds[1]
         row = {("prefill", "tok/s"): PREFILL_TOKENS / prompt_s}
         row |= {("reads", "GB/s"): read / 1e9, ("of the bandwidth", "share"): read / plain}
         for b, taken in seconds.items():
@@ -127,7 +126,7 @@ def measure(core: Core, name: str, args: Any, memory: Bandwidth) -> list[Quantit
             if b > 1:
                 roof_s = core.roof_s(b, args.context, seconds[1], prompt_s)
                 row[f"B={b} of the roof", "share"] = roof_s / taken
-        for b in set(DIVIDED) & set(args.sequences):
+        for b in (b for b in DIVIDED if b in args.sequences):
             for part, share in core.parts(b, args.context).items():
                 row[f"B={b} {part}", "of a step"] = share
         for key, value in row.items():

@@ -6,9 +6,8 @@ import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_names import Shape, weight_shapes
 
-Shape = tuple[int, ...]
 # Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place, or bytes.
 BLOCKS: dict[Format, tuple[int, int, dict[int, float | bytes]]] = {
     Format.Q8_0: (32, 34, {0: 0.0005}),
