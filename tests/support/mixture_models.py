@@ -182,22 +182,6 @@ GREEDY_PROMPTS = [PROMPT[:5], PROMPT, PROMPT[7:16]]
 NUM_TOKENS = 24
 
 
-def greedy_texts(model: Any) -> list[list[int]]:
-    """Return what transformers says after each of `GREEDY_PROMPTS`."""
-    texts = []
-    model.generation_config.eos_token_id = None  # texts go on
-    for prompt in GREEDY_PROMPTS:
-        ids = torch.tensor([prompt])
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=NUM_TOKENS,
-        )
-        texts.append(output[0, len(prompt) :].tolist())
-    return texts
-
-
 def greedy_together(executor: Executor, chunk: int, preempted_at: int) -> list[list[int]]:
     """Return what follows `GREEDY_PROMPTS` in one batch, at most `chunk` tokens of each in a step.
 

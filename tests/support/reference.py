@@ -134,11 +134,18 @@ def generate_all(model: Any, prompts: list[list[int]], end: int) -> list[list[in
     return answers
 
 
+def endless_answers(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Return the greedy answer to each prompt alone, of so many tokens: none ends it."""
+    model.generation_config.eos_token_id = None
+    outputs = [generate(model, torch.tensor([ids]), num_tokens, end=None) for ids in prompts]
+    return [output[0, len(ids) :].tolist() for output, ids in zip(outputs, prompts, strict=True)]
+
+
 def generate(
     model: Any,
     ids: torch.Tensor,
     num_tokens: int,
-    end: int,
+    end: int | None,
     repetition_penalty: float = 1.0,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:

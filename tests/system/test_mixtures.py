@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import torch
 import transformers
+from reference import endless_answers
 from servers import RunningServer
 from tiny_models import make_folder
 
@@ -25,18 +25,7 @@ FIELDS: dict[str, Any] = {"head_dim": 24, "num_experts": 6, "moe_topk": 3, "init
 def texts_of(model: Any, folder: Path) -> list[str]:
     """Return what transformers says."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    model.generation_config.eos_token_id = None  # texts go on
-    outputs = [
-        model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            pad_token_id=2,
-        )
-        for prompt in PROMPTS
-    ]
-    new = [output[0, len(prompt) :] for output, prompt in zip(outputs, PROMPTS, strict=True)]
+    new = endless_answers(model, PROMPTS, NUM_TOKENS)
     return [tokenizer.decode(ids, skip_special_tokens=True) for ids in new]
 
 

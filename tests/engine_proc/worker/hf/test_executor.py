@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from engine_configs import execution_config
+from reference import endless_answers
 from safetensors.torch import load_file, save_file
 from tiny_vision import make_vision_folder
 
@@ -133,26 +134,12 @@ def greedy(model: TransformersModel, chunk: int) -> list[list[int]]:
     return [text[-NUM_TOKENS:] for text in texts]
 
 
-def expected(model: Any) -> list[list[int]]:
-    outputs = [
-        model.generate(
-            torch.tensor([text]),
-            attention_mask=torch.ones(1, len(text), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=NUM_TOKENS,
-            pad_token_id=0,
-        )
-        for text in TEXTS
-    ]
-    return [output[0, -NUM_TOKENS:].tolist() for output in outputs]
-
-
 @pytest.mark.parametrize("model_type", CASES)
 def test_greedy_text_is_that_of_transformers(model_type: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, model_type, **CASES[model_type])
     model = open_it(tmp_path, "transformers")
     assert isinstance(model, TransformersModel)
-    texts = expected(reference)
+    texts = endless_answers(reference, TEXTS, NUM_TOKENS)
     assert len({token for text in texts for token in text}) > 3
     assert greedy(model, chunk=100) == texts
     assert greedy(model, chunk=4) == texts

@@ -13,16 +13,18 @@ import pytest
 import torch
 from mixture_models import (
     EXECUTORS,
+    GREEDY_PROMPTS,
     LONGROPE,
     MIXTURES,
+    NUM_TOKENS,
     all_ways,
     check,
-    greedy_texts,
     greedy_together,
     reference,
     tiny_mixture,
 )
 from quantized_folders import Int4, awq, compressed, gptq, random_int4
+from reference import endless_answers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -60,7 +62,7 @@ def test_greedy_text_of_mixtures_is_that_of_transformers(case: str, tmp_path: Pa
     """Whole, in chunks, and computed again in the middle of a text."""
     model = tiny_mixture(case)
     model.save_pretrained(tmp_path)
-    expected = greedy_texts(model)
+    expected = endless_answers(model, GREEDY_PROMPTS, NUM_TOKENS)
     ours = open_model(tmp_path)
     for chunk, preempted_at in ((100, -1), (7, 12)):
         executor = EXECUTORS["core"](ours.spec, ours.weights, num_pages=12)

@@ -32,10 +32,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 def draws_of(rows: Rows, device: torch.device) -> Draws:
     def column(name: str) -> torch.Tensor:
         numbers = rows[name]
-        wide = (
-            numbers.view("i8") if numbers.dtype == "u8" else numbers
-        )  # torch has no unsigned ones
-        return torch.from_numpy(wide.copy()).to(device)
+        if numbers.dtype == "u8":  # which torch does not sample with
+            numbers = numbers.view("i8")
+        return torch.from_numpy(numbers.copy()).to(device)
 
     return Draws(**{one.name: column(one.name) for one in dataclasses.fields(Draws)})
 
