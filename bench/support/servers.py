@@ -140,7 +140,7 @@ def headrace(*args: str) -> Server:
         return Server(command, port)
 
 
-def vllm(python: str, model: Path) -> Server:
+def vllm(python: str, model: Path, *args: str) -> Server:
     """Start vLLM on all our cores, with the OpenMP its docs advise where that came with it."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     env = {
@@ -154,6 +154,6 @@ def vllm(python: str, model: Path) -> Server:
         env["LD_PRELOAD"] = str(openmp)
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-seqs", "64"]
-    command += ["--served-model-name", model.name, "--max-model-len", "4096"]
+    command += ["--served-model-name", model.name, "--max-model-len", "4096", *args]
     with reserved_port() as port:
         return Server([*command, "--port", str(port)], port, env)

@@ -73,6 +73,29 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+MIXTURE = {
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "vocab_size": 49152,  # the demo model's: with few layers the head would weigh too much
+}
+# Some layers of mixtures, as many as two servers can have in bf16 beside each other.
+SHAPES["qwen3-30b-a3b"] = MIXTURE | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "rope_theta": 1_000_000.0,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
 SHAPES["micro"] = SHAPES["tiny"] | {"vocab_size": 512}  # for kernels alone: texts have more tokens
 
 
@@ -81,14 +104,16 @@ def full_config(name: str) -> dict[str, Any]:
     return {"rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 2} | SHAPES[name]
 
 
-def shape_folder(name: str) -> Path:
-    """Return the folder of a shape."""
-    folder = CACHE / f"shape-{name}"
+def shape_folder(name: str, layers: int = 0) -> Path:
+    """Return the folder of a shape, with so many layers; 0 is all of them."""
+    config = full_config(name)
+    config["num_hidden_layers"] = layers or config["num_hidden_layers"]
+    folder = CACHE / f"shape-{name}-{config['num_hidden_layers']}-layers"
     if not folder.exists():
-        unfinished = CACHE / f"shape-{name}.unfinished"
+        unfinished = folder.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        (unfinished / "config.json").write_bytes(msgspec.json.encode(full_config(name)))
+        (unfinished / "config.json").write_bytes(msgspec.json.encode(config))
         write_tokenizer(demo_model(), unfinished)
         unfinished.rename(folder)
     return folder
