@@ -349,8 +349,7 @@ def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]
         if not all(isinstance(count, int) and 0 <= count < 1 << 16 for count in sections):
             raise fields.wrong("rope.dimension_sections", "a list of counts of pairs")
         scaling["mrope_section"] = sections
-    if scaling:
-        config["rope_scaling"] = scaling
+    config["rope_scaling"] = scaling or {"rope_type": "default"}  # gpt-oss's own default is YaRN
     if (theta := fields.get("rope.freq_base_swa", None)) is not None:
         config["rope_parameters"] = {SLIDING: {"rope_theta": theta}}
     if fields.get("attention.temperature_scale", None):  # it is 1 within `trained_length`
