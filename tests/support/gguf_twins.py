@@ -74,9 +74,10 @@ FIELDS = {
 
 
 def tiny_model(model_type: str, **differences: Any) -> Any:
-    """Make a random model. A difference of None leaves the field to the family."""
+    """Make a random model. None for a field of `TINY` leaves it to the family."""
     torch.manual_seed(0)
-    fields = {name: value for name, value in (TINY | differences).items() if value is not None}
+    left = {name for name in TINY if differences.get(name, TINY[name]) is None}
+    fields = {name: value for name, value in (TINY | differences).items() if name not in left}
     config = transformers.AutoConfig.for_model(model_type, **fields)
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
