@@ -42,61 +42,70 @@ constexpr int stored_bytes(Format format) {
     }
 }
 
-// Codes of a block as stored are read in runs of 16 columns, so that loops over a run are vectors.
-constexpr int run_columns = 16;
+// Codes of a block as stored are read eight columns at a time, from the k-th eight on. Each is a
+// byte, that of the first column the lowest.
+constexpr int eight_columns = 8;
+constexpr uint64_t every_byte = 0x0101010101010101;
 
-int bit_of(const uint8_t *bits, int j) {
-    return bits[j / 8] >> (j % 8) & 1;
+uint64_t eight_of(const uint8_t *bytes, int shift, uint64_t mask) {
+    uint64_t eight;
+    std::memcpy(&eight, bytes, sizeof eight);
+    return eight >> shift & mask * every_byte;
 }
 
-// Of 32 nibbles; the second run has the high halves of the first one's bytes.
-int flat_nibble(const uint8_t *bytes, int run, int i) {
-    return bytes[i] >> (run * 4) & 15;
+// Of 32 bits.
+uint64_t flat_bits(const uint8_t *bytes, int k) {
+    const uint64_t own = bytes[k] * every_byte & 0x8040201008040201;
+    return ((own + 0x7f * every_byte) | own) >> 7 & every_byte;
 }
 
-// Of 256 nibbles; groups 2g and 2g + 1, of two runs each, share 32 bytes.
-int paired_nibble(const uint8_t *bytes, int run, int i) {
-    return bytes[run / 4 * 32 + run % 2 * 16 + i] >> (run / 2 % 2 * 4) & 15;
+// Of 32 nibbles; the second half has the high ones of the first one's bytes.
+uint64_t flat_nibbles(const uint8_t *bytes, int k) {
+    return eight_of(bytes + k % 2 * 8, k / 2 * 4, 15);
 }
 
-// Of 256 codes of two bits; in either half, four pairs of runs share bytes.
-int two_bits(const uint8_t *bytes, int run, int i) {
-    return bytes[run / 8 * 32 + run % 2 * 16 + i] >> (run / 2 % 4 * 2) & 3;
+// Of 256 nibbles; groups 2g and 2g + 1, of 32 columns each, share 32 bytes.
+uint64_t paired_nibbles(const uint8_t *bytes, int k) {
+    return eight_of(bytes + k / 8 * 32 + k % 4 * 8, k / 4 % 2 * 4, 15);
 }
 
-// Of 256 bits; each of eight pairs of runs has one bit of every byte.
-int crossed_bit(const uint8_t *bytes, int run, int i) {
-    return bytes[run % 2 * 16 + i] >> (run / 2) & 1;
+// Of 256 codes of two bits; in either half, four groups of 32 columns share bytes.
+uint64_t two_bits(const uint8_t *bytes, int k) {
+    return eight_of(bytes + k / 16 * 32 + k % 4 * 8, k / 4 % 4 * 2, 3);
 }
 
-// The code of a column of a block as stored.
-template <Format format> int stored_code(const uint8_t *source, int run, int i) {
+// Of 256 bits; each of eight groups of 32 columns has one bit of every byte.
+uint64_t crossed_bits(const uint8_t *bytes, int k) {
+    return eight_of(bytes + k % 4 * 8, k / 4, 1);
+}
+
+// The codes of eight columns of a block as stored.
+template <Format format> uint64_t stored_codes(const uint8_t *source, int k) {
     switch (format) {
     case Format::q4_0:
     case Format::iq4_nl:
-        return flat_nibble(source + 2, run, i);
+        return flat_nibbles(source + 2, k);
     case Format::mxfp4:
-        return flat_nibble(source + 1, run, i);
+        return flat_nibbles(source + 1, k);
     case Format::iq4_xs:
-        return flat_nibble(source + 8 + run / 2 * 16, run % 2, i);
+        return flat_nibbles(source + 8 + k / 4 * 16, k % 4);
     case Format::q4_1:
-        return flat_nibble(source + 4, run, i);
+        return flat_nibbles(source + 4, k);
     case Format::q5_0:
-        return flat_nibble(source + 6, run, i) | bit_of(source + 2, run * run_columns + i) << 4;
+        return flat_nibbles(source + 6, k) | flat_bits(source + 2, k) << 4;
     case Format::q5_1:
-        return flat_nibble(source + 8, run, i) | bit_of(source + 4, run * run_columns + i) << 4;
+        return flat_nibbles(source + 8, k) | flat_bits(source + 4, k) << 4;
     case Format::q2_k:
-        return two_bits(source + 16, run, i);
+        return two_bits(source + 16, k);
     case Format::q3_k:
-        return two_bits(source + 32, run, i) | crossed_bit(source, run, i) << 2;
+        return two_bits(source + 32, k) | crossed_bits(source, k) << 2;
     case Format::q4_k:
-        return paired_nibble(source + 16, run, i);
+        return paired_nibbles(source + 16, k);
     case Format::q5_k:
-        return paired_nibble(source + 48, run, i) | crossed_bit(source + 16, run, i) << 4;
-    case Format::q6_k: { // in either half, the low halves of 64 bytes come first
-        const uint8_t byte = source[run / 8 * 64 + run % 4 * 16 + i];
-        return (byte >> (run / 4 % 2 * 4) & 15) | two_bits(source + 128, run, i) << 4;
-    }
+        return paired_nibbles(source + 48, k) | crossed_bits(source + 16, k) << 4;
+    case Format::q6_k: // in either half, the low halves of 64 bytes come first
+        return eight_of(source + k / 16 * 64 + k % 8 * 8, k / 8 % 2 * 4, 15) |
+               two_bits(source + 128, k) << 4;
     default:
         return 0;
     }
@@ -234,14 +243,14 @@ template <class Body> void each_plane(const Packing &packing, int lane, int j, c
 
 // One lane of a plane, whose words have `width` bits of a column: see bits_at.
 template <int width, int from, int columns>
-void pack_plane(const uint8_t *codes, uint8_t *plane, int lane) {
-    constexpr uint32_t kept = ((1 << width) - 1) * 0x01010101u;
-    for (int word = 0; word < columns * width / 32; ++word, codes += 32 / width) {
+void pack_plane(const uint64_t *codes, uint8_t *plane, int lane) {
+    constexpr int eights = 4 / width; // of a word
+    constexpr uint64_t kept = ((1 << width) - 1) * every_byte;
+    for (int word = 0; word < columns / eight_columns / eights; ++word, codes += eights) {
         uint32_t bits = 0;
-        for (int four = 0; four < 8 / width; ++four) {
-            uint32_t next;
-            std::memcpy(&next, codes + 4 * four, 4);
-            bits |= (next >> from & kept) << (four * width);
+        for (int n = 0; n < eights; ++n) {
+            const uint64_t own = codes[n] >> from & kept;
+            bits |= uint32_t(own | own >> (32 - width)) << (2 * n * width);
         }
         std::memcpy(plane + (word * lanes + lane) * 4, &bits, 4);
     }
@@ -254,18 +263,17 @@ const uint8_t *pack_coded_row(int cols, const uint8_t *source, uint8_t *block, i
     constexpr int chunk = high ? 32 / high : packing.unit;
     for (int col = 0; col < cols; col += packing.unit) {
         put_header<format>(source, block, lane);
-        uint8_t codes[packing.unit];
-        for (int run = 0; run < packing.unit / run_columns; ++run) {
-            for (int i = 0; i < run_columns; ++i) {
-                codes[run * run_columns + i] = uint8_t(stored_code<format>(source, run, i));
-            }
+        constexpr int num_eights = packing.unit / eight_columns;
+        uint64_t codes[num_eights];
+        for (int k = 0; k < num_eights; ++k) {
+            codes[k] = stored_codes<format>(source, k);
         }
         uint8_t *planes = block + packing.header_bytes;
         for (int j = 0; j < packing.unit; j += chunk) {
-            pack_plane<low, 0, chunk>(codes + j, planes, lane);
+            pack_plane<low, 0, chunk>(codes + j / eight_columns, planes, lane);
             planes += chunk * low / 8 * lanes;
             if constexpr (high != 0) {
-                pack_plane<high, low, chunk>(codes + j, planes, lane);
+                pack_plane<high, low, chunk>(codes + j / eight_columns, planes, lane);
                 planes += chunk * high / 8 * lanes;
             }
         }
