@@ -314,6 +314,12 @@ def test_nothing_the_frontend_imports_has_a_json_codec() -> None:
         assert not {name.split(".")[0] for name in imports(path)} & (HEAVY | {"numpy"}), path
 
 
+def test_processes_write_no_json_object_by_hand() -> None:
+    written = re.compile(r"""\bb(["'])\{(?!\1)\\?["']""")  # a literal of bytes that begins with one
+    for folder in PROCESSES:
+        assert not [path for path in python_files(folder) if written.search(path.read_text())]
+
+
 def test_environment_holds_only_keys_and_locations() -> None:
     read = set()
     for path in tracked("*.py"):
