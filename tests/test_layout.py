@@ -93,13 +93,13 @@ WITHIN = {
 MAX_MODULES = 20
 MAX_TEST_NAME = 60
 MAX_COLUMNS = 100
-# Words for people, where the component is to be named; `"who"` in quotes names the word itself.
+# Words for people, where the component is to be named. Spelled so that this file has none.
 PERSONS = re.compile(
-    r"(?<![a-z\"])(who|whoever|whom|(?:no|some|any|every)body|(?:some|any|every)one"
-    r"|she|her|hers|he|him|his)(?![a-z])",
+    r"(?<![a-z])(wh(?:o|oever|om)|(?:no|some|any|every)body|(?:some|any|every)one"
+    r"|(?:s|)h(?:e)|h(?:er|ers|im|is))(?![a-z])",
     re.IGNORECASE,
 )
-EXEMPT = {Path(__file__), ROOT / "CHANGELOG.md"}  # the words themselves; history is not reworded
+HISTORY = ROOT / "CHANGELOG.md"  # is not reworded
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
 HEAVY = {"torch", "transformers", "tokenizers", "fastokens", "llguidance"}
@@ -364,7 +364,7 @@ def wide_lines_in(path: Path) -> int:
 def test_prose_keeps_its_rules(
     kind: str, patterns: tuple[str, ...], count: Callable[[Path], int]
 ) -> None:
-    paths = {path for pattern in patterns for path in tracked(pattern)} - EXEMPT
+    paths = {path for pattern in patterns for path in tracked(pattern)} - {HISTORY}
     found = {str(path.relative_to(ROOT)): count(path) for path in paths}
     wrong = {name: number for name, number in found.items() if number}
     assert not wrong, f"{kind}: reword these lines, by file"
