@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
-from unit_tests import is_left_out
+from unit_tests import is_left_out, refuse_slow
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -31,6 +32,7 @@ vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
 
 SYSTEM = "tests/system/"
 RECOVERY = "tests/system/test_recovery.py"
+RULES = ("tests/test_layout.py", "tests/test_prose.py")  # which parse the same files
 
 # How fast examples are made says how busy the machine is, and nothing about us. They are the same
 # each time, but where it is wanted that they are not: `make fuzz` is for finding more.
@@ -45,6 +47,8 @@ FAST = "FAST" in os.environ
 FAST_EXAMPLES = 10
 settings.register_profile("fast", settings.get_profile("headrace"), max_examples=FAST_EXAMPLES)
 settings.load_profile("fast" if FAST else "headrace")
+if FAST:
+    sys.addaudithook(refuse_slow)
 
 
 def give_up(_signal: int, _frame: FrameType | None) -> None:
@@ -117,10 +121,13 @@ class Schedule(LoadScopeScheduling):
     """With `-n 2`, a process runs a file at a time, and those of tests/system one after the other.
 
     They share a server; but recovery has its own, and takes as long as many others together.
+    Rules of the tree are checked in one process, which parses each file once.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
+        if file in RULES:
+            return RULES[0]
         return SYSTEM if file.startswith(SYSTEM) and file != RECOVERY else file
 
 

@@ -1,5 +1,6 @@
 """Whatever bytes come, nothing dies of them: a short run, the same each time."""
 
+import os
 import random
 import zlib
 
@@ -7,7 +8,7 @@ import pytest
 from fuzz_targets import TARGETS
 from mutations import mutated
 
-# Of each target, so that it takes some tenths of a second.
+# Of each target, so that it takes some tenths of a second; `make test-fast` does a tenth.
 TRIES = {
     "decoders": 6000,
     "step_output": 2000,
@@ -31,7 +32,7 @@ def test_mutated_input_is_borne(name: str) -> None:
     corpus = [*seeds]
     for seed in seeds:
         target.run(seed)
-    for _ in range(TRIES[name]):
+    for _ in range(TRIES[name] // (10 if "FAST" in os.environ else 1)):
         data = mutated(rng.choice(corpus), seeds, rng)
         if rng.random() < 0.2:  # others begin there
             corpus.append(data)

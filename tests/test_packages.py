@@ -45,10 +45,17 @@ def wrong(client: Client, engine: Engine) -> None:
 """
 
 
-def checked(python: Path, folder: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy knows of the dependencies, for several checks."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def checked(python: Path, folder: Path, cache: Path) -> list[str]:
     """Return what mypy says of a user's script that has two wrong lines at its end."""
     (folder / "script.py").write_text(SCRIPT + WRONG)
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python)]
+    command += ["--cache-dir", str(cache)]
     result = subprocess.run([*command, "script.py"], cwd=folder, capture_output=True, text=True)
     return result.stdout.splitlines()
 
@@ -70,16 +77,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "lib"
 
 
-def test_editable_install_is_typed(tmp_path: Path) -> None:
-    assert_only_wrong_lines_are_told(checked(Path(sys.executable), tmp_path))
+def test_editable_install_is_typed(tmp_path: Path, cache: Path) -> None:
+    assert_only_wrong_lines_are_told(checked(Path(sys.executable), tmp_path, cache))
 
 
-def test_wheel_is_typed(built: Path, tmp_path: Path) -> None:
+def test_wheel_is_typed(built: Path, tmp_path: Path, cache: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "headrace").symlink_to(built / "headrace")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    assert_only_wrong_lines_are_told(checked(tmp_path / "venv/bin/python", tmp_path))
+    assert_only_wrong_lines_are_told(checked(tmp_path / "venv/bin/python", tmp_path, cache))
 
 
 def test_wheel_holds_every_module_and_its_data(built: Path) -> None:

@@ -1,14 +1,13 @@
 """The rules of prose that a machine can read: short sentences, and names that exist."""
 
-import ast
+import functools
 import re
 import statistics
-import subprocess
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from source_tree import ROOT, comments, python_file, text_of, tracked
+
 MAX_WORDS = 25
 MAX_MEDIAN_WORDS = 20  # of docstrings
 # A paragraph ends at a blank line, a list item, an entry of `Args:` or an example.
@@ -36,24 +35,6 @@ CODE_BLOCK = re.compile(
 DRAWN = re.compile(r"\S {3,}\S")  # columns of a diagram or table
 
 
-def tracked(*patterns: str) -> list[Path]:
-    """Return the files of the repository that match a pattern, links aside."""
-    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run([*command, *patterns], capture_output=True, text=True, check=True)
-    paths = [ROOT / line for line in listed.stdout.splitlines()]
-    return [path for path in paths if path.is_file() and not path.is_symlink()]
-
-
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield all docstrings of a file, those of fields included, each with its first line."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else []:
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield value.lineno, value.value
-
-
 def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a docstring without its diagrams."""
     for paragraph in PARAGRAPH.split(text):
@@ -61,52 +42,42 @@ def sentences(text: str) -> Iterator[str]:
             yield from re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
 
 
+@functools.cache
+def docstring_sentences() -> list[tuple[str, str]]:
+    """Return each sentence of a docstring, after its place."""
+    return [
+        (f"{path.relative_to(ROOT)}:{line}", sentence)
+        for path in tracked("*.py")
+        for line, text in python_file(path).docstrings
+        for sentence in sentences(text)
+    ]
+
+
 def test_sentences_of_docstrings_are_short() -> None:
     long = [
-        f"{path.relative_to(ROOT)}:{line}: {len(sentence.split())} words: {sentence}"
-        for path in tracked("*.py")
-        for line, text in docstrings(path)
-        for sentence in sentences(text)
+        f"{place}: {len(sentence.split())} words: {sentence}"
+        for place, sentence in docstring_sentences()
         if len(sentence.split()) > MAX_WORDS
     ]
     assert not long, "\n".join([f"a sentence has at most {MAX_WORDS} words", *long])
 
 
 def test_median_sentence_of_docstrings_is_short() -> None:
-    lengths = [
-        len(sentence.split())
-        for path in tracked("*.py")
-        for _, text in docstrings(path)
-        for sentence in sentences(text)
-    ]
+    lengths = [len(sentence.split()) for _, sentence in docstring_sentences()]
     assert statistics.median(lengths) <= MAX_MEDIAN_WORDS
 
 
 def comment_blocks(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the comments of a source, each with its first line. Lines below each other are one."""
     first, place, block = 0, -1, list[str]()
-    for number, column, text in comment_lines(path):
-        if (number, column) != (first + len(block), place):
+    for comment in comments(path):
+        # One after code has a column of its own.
+        column = comment.column if comment.is_alone else -comment.line
+        if (comment.line, column) != (first + len(block), place):
             yield first, "\n".join(block)
-            first, place, block = number, column, []
-        block.append(text)
+            first, place, block = comment.line, column, []
+        block.append(comment.text)
     yield first, "\n".join(block)
-
-
-def comment_lines(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield line, column and text of each comment. One after code has a column of its own."""
-    if path.suffix == ".py":
-        with path.open("rb") as file:
-            for token in tokenize.tokenize(file.readline):
-                if token.type == tokenize.COMMENT:
-                    number, column = token.start
-                    is_alone = not token.line[:column].strip()
-                    yield number, column if is_alone else -number, token.string[1:]
-        return
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        code, mark, text = line.partition("//")
-        if mark and not code.endswith(":"):  # of a URL in a string
-            yield number, -number if code.strip() else len(code), text
 
 
 def test_sentences_of_comments_are_short() -> None:
@@ -136,41 +107,45 @@ def test_sentences_of_pages_are_short() -> None:
         f"{path.relative_to(ROOT)}:{line}: {len(sentence.split())} words: {sentence}"
         for path in tracked("*.md")
         if path.name != "CHANGELOG.md"  # history
-        for line, text in page_paragraphs(path.read_text())
+        for line, text in page_paragraphs(text_of(path))
         for sentence in re.split(r"(?<=[.!?])[)*_\"]*\s+", " ".join(text.split()))
         if len(sentence.split()) > MAX_WORDS
     ]
     assert not long, "\n".join([f"a sentence has at most {MAX_WORDS} words", *long])
 
 
-def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the comments and docstrings of a source, or the lines of a page."""
-    if path.suffix == ".py":
-        yield from docstrings(path)
-        with path.open("rb") as file:
-            for token in tokenize.tokenize(file.readline):
-                if token.type == tokenize.COMMENT:
-                    yield token.start[0], token.string
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments and docstrings of a source, or the lines of a page, by line."""
+    if path.suffix == ".md":
+        yield from enumerate(text_of(path).splitlines(), 1)
         return
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        yield number, line if path.suffix == ".md" else line.partition("//")[2]
+    if path.suffix == ".py":
+        yield from python_file(path).docstrings
+    yield from ((comment.line, comment.text) for comment in comments(path))
 
 
-def exists(name: str, place: Path, files: list[str]) -> bool:
-    """Whether a source exists. Without a folder, only bench and tests name files of their own."""
+def exists(name: str, place: Path, files: dict[str, list[str]]) -> bool:
+    """Whether a source exists. Without a folder, only bench and tests name files of their own.
+
+    Args:
+        files: all paths of the repository, by the name of the file.
+    """
+    found = files.get(name.rpartition("/")[2], [])
     if "/" not in name and place.parts[0] not in ASIDE:
-        files = [file for file in files if file.split("/")[1] not in ASIDE]
-    return any(file.endswith(f"/{name}") for file in files)
+        found = [file for file in found if file.split("/")[1] not in ASIDE]
+    return any(file.endswith(f"/{name}") for file in found)
 
 
 def test_sources_named_in_prose_exist() -> None:
-    files = [f"/{path.relative_to(ROOT)}" for path in tracked()]
+    files: dict[str, list[str]] = {}
+    for path in tracked():
+        files.setdefault(path.name, []).append(f"/{path.relative_to(ROOT)}")
     missing = [
         f"{place}:{line}: {name}"
         for path in tracked("*.py", "*.cpp", "*.h", "*.cuh", "*.md")
         for place in [path.relative_to(ROOT)]
         if place.name != "CHANGELOG.md"  # history
-        for line, text in comments(path)
+        for line, text in prose(path)
         for name in SOURCE.findall(text)
         if name not in ELSEWHERE and not exists(name, place, files)
     ]

@@ -1,7 +1,7 @@
 """`/tokenize` and `/detokenize`, as vLLM has them."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.protocol.tokens import TokenizeResponse
+from headrace.protocol.tokens import DetokenizeResponse, TokenizeResponse
 from headrace.tokenizer_proc.apis.openai import (
     TokenizeRequest,
     decode_detokenize,
@@ -102,15 +102,8 @@ class TokenRoutes:
         ids, model = decode_detokenize(body)
         self._check_model(model)
         check_token_ids("tokens", ids, self._card.vocab_size)
-        data = bytearray(b'{"prompt":"')
-        for text in self._texts(ids):
-            data += msgspec.json.encode(text)[1:-1]
-            if len(data) > MAX_TEXT_BYTES:
-                raise InvalidValue(
-                    f"tokens: their text has more than {MAX_TEXT_BYTES} bytes of JSON; send fewer",
-                    "tokens",
-                )
-        return Answer(200, bytes(data + b'"}'))
+        prompt: Any = msgspec.Raw(json_text(self._texts(ids)))
+        return json_answer(DetokenizeResponse(prompt=prompt))
 
     def _texts(self, ids: "array[int]") -> Iterator[str]:
         """Yield the text of `ids`, in parts where a token's text does not depend on others'."""
@@ -137,3 +130,20 @@ def json_numbers(ids: Ids) -> bytes:
     """Return token ids as a JSON list. A list of Python's numbers would take ten times as much."""
     chunks = (ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK))
     return b"[" + b",".join(msgspec.json.encode(c.tolist())[1:-1] for c in chunks) + b"]"
+
+
+def json_text(parts: Iterable[str]) -> bytearray:
+    """Return the parts of a text as one JSON string.
+
+    Raises:
+        InvalidValue: it is longer than `MAX_TEXT_BYTES`.
+    """
+    data = bytearray(b'"')
+    for part in parts:
+        data += msgspec.json.encode(part)[1:-1]
+        if len(data) > MAX_TEXT_BYTES:
+            raise InvalidValue(
+                f"tokens: their text has more than {MAX_TEXT_BYTES} bytes of JSON; send fewer",
+                "tokens",
+            )
+    return data + b'"'

@@ -14,7 +14,7 @@ from headrace.ipc.messages import Message
 from headrace.runtime.process import Context, spawn
 from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.crash_reports import CrashReports
-from headrace.supervision.hang_watchdog import HangWatchdog
+from headrace.supervision.watchdog import HangWatchdog
 
 Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)

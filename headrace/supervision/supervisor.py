@@ -49,12 +49,9 @@ from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.crash_reports import CrashReports, crash_directory
-from headrace.supervision.hang_watchdog import HangWatchdog
 from headrace.supervision.listeners import Listeners
-from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.supervision.restart_backoff import RestartBackoff
-from headrace.supervision.spin_watchdog import SpinWatchdog
-from headrace.supervision.watchdog_protocol import Watchdog
+from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import busy_seconds, own_bytes

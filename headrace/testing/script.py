@@ -123,6 +123,12 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: list[ScriptRule]
 
 
+class ScriptState(msgspec.Struct, frozen=True):
+    """What is left of a script: unused answers per rule."""
+
+    num_left: list[int]
+
+
 def script_of(items: Sequence[ScriptedAnswer | ScriptRule], repeat: bool = False) -> Script:
     """Return a script of rules; answers among them are a last rule, which matches any request.
 

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 from headrace.launch.local_server import LocalServer
 from headrace.routes import MOCK_REQUESTS, MOCK_SCRIPT, TOKENIZE
 from headrace.testing.recorded_request import RecordedRequest
-from headrace.testing.script import ScriptedAnswer, ScriptRule, script_of
+from headrace.testing.script import ScriptedAnswer, ScriptRule, ScriptState, script_of
 
 TIMEOUT_S = 60.0
 MOCK = "mock"
@@ -86,7 +86,7 @@ class ScriptedServer:
     @property
     def num_left(self) -> int:
         """How many answers of the script have not been used."""
-        return sum(msgspec.json.decode(self._mock("GET", MOCK_SCRIPT))["num_left"])
+        return sum(msgspec.json.decode(self._mock("GET", MOCK_SCRIPT), type=ScriptState).num_left)
 
     def num_tokens(self, text: str) -> int:
         """Return how many tokens a text is. The usage of a reply counts its end token, too."""

@@ -1,9 +1,11 @@
 """The choice of files for `make test-fast`."""
 
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
-from unit_tests import is_left_out
+from unit_tests import is_left_out, refuse_slow
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,36 @@ def test_folder_is_left_out_by_name(tmp_path: Path, name: str, expected: bool) -
     folder = tmp_path / name
     folder.mkdir()
     assert is_left_out(folder) == expected
+
+
+def code_of(package: str) -> CodeType:
+    """Return what is executed when a package is imported."""
+    return compile("", f"/site-packages/{package}/__init__.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("event", "args", "why"),
+    [
+        ("exec", (code_of("torch"),), "imports torch"),
+        ("exec", (code_of("transformers"),), "imports transformers"),
+        ("subprocess.Popen", ("x", ["/venv/bin/launch_server", "--port", "0"]), "starts a server"),
+        ("subprocess.Popen", ("x", ["python", "-m", "headrace.launch_server"]), "starts a server"),
+        ("subprocess.Popen", ("x", ["g++", Path("x.cpp")]), "compiles"),
+    ],
+)
+def test_unit_test_that_does_more_fails(event: str, args: tuple[Any, ...], why: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match=f"a unit test {why}; give it the marker"):
+        refuse_slow(event, args)
+
+
+@pytest.mark.parametrize(
+    ("event", "args"),
+    [
+        ("exec", (code_of("numpy"),)),
+        ("exec", (code_of("headrace/frontend"),)),
+        ("subprocess.Popen", ("x", ["git", b"ls-files"])),
+        ("open", ("torch", "r", 0)),
+    ],
+)
+def test_other_deeds_of_a_unit_test_are_let_be(event: str, args: tuple[Any, ...]) -> None:
+    refuse_slow(event, args)

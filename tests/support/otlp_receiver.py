@@ -11,6 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from servers import wait_until
 
+POLL_INTERVAL_S = 0.02  # of the thread that is told to end; 0.5 s is the default
+
 
 class OtlpReceiver:
     """A collector at a free port.
@@ -44,7 +46,7 @@ class OtlpReceiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_INTERVAL_S,))
         self._thread.start()
 
     def take(self, path: str, headers: dict[str, str], body: bytes) -> None:

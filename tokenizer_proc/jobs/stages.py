@@ -74,6 +74,6 @@ def error_answer(error: RequestError, path: str) -> Answer:
     return Answer(error.status, msgspec.json.encode(body), headers=error.headers)
 
 
-def json_answer(value: Any) -> Answer:
-    """Return `value` as a JSON response."""
-    return Answer(200, msgspec.json.encode(value))
+def json_answer(body: msgspec.Struct) -> Answer:
+    """Return a struct of `headrace.protocol` or another as a JSON response."""
+    return Answer(200, msgspec.json.encode(body))

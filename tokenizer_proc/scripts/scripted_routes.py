@@ -31,6 +31,7 @@ from headrace.testing.script import (
     MockReply,
     MockToolCall,
     Script,
+    ScriptState,
     Undelayed,
     Words,
 )
@@ -98,7 +99,7 @@ class ScriptedRoutes:
 
     def _tell_script(self, _http: HttpRequest, _body: Body) -> Answer:
         self._store.open()
-        return json_answer({"num_left": self._store.num_left()})
+        return json_answer(ScriptState(num_left=self._store.num_left()))
 
     def _tell_requests(self, _http: HttpRequest, _body: Body) -> Answer:
         return Answer(200, self._store.recorded())
@@ -106,7 +107,7 @@ class ScriptedRoutes:
     def _forget(self, _http: HttpRequest, _body: Body) -> Answer:
         self._store.open()
         self._store.forget()
-        return json_answer({"num_left": self._store.num_left()})
+        return json_answer(ScriptState(num_left=self._store.num_left()))
 
     def _handle(self, handler: Handler, http: HttpRequest, body: Body) -> Stages | Answer:
         """Answer as `handler` does, or as the script has it."""

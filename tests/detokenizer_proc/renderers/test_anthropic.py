@@ -1,11 +1,11 @@
 """A message is Anthropic's, whole and streamed, as its own client reads them."""
 
+import functools
 import json
 from typing import Any
 
 import msgspec
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from byte_replies import END, NOTHING, ByteVocabulary, make_plan, take
 from named_events import PIECES, named_events
 from pydantic import TypeAdapter
@@ -21,7 +21,14 @@ from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@functools.cache
+def event_type() -> TypeAdapter[Any]:
+    """Return the type of Anthropic's events. Its import takes seconds."""
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
 
 
 def make_message_plan(**fields: Any) -> ReplyPlan:
@@ -30,7 +37,7 @@ def make_message_plan(**fields: Any) -> ReplyPlan:
 
 def events(data: bytes) -> list[Any]:
     """Return the events in `data`, checked by the client's types, and by ours."""
-    found = named_events(data, EVENT)
+    found = named_events(data, event_type())
     msgspec.convert(found, list[MessageEvent])
     return found
 
@@ -63,6 +70,8 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
     answer = Choice(text, STOP, thought=thought, calls=calls, stopped_by=END)
     body = b"".join(MessagesRenderer(make_message_plan()).whole([answer], USAGE))
     whole = json.loads(body)
+    from anthropic.types import Message
+
     Message.model_validate(whole)
     msgspec.json.decode(body, type=AnsweredMessage)
     assert content_of(found) == whole["content"]

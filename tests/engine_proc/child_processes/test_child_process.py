@@ -10,7 +10,7 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.exit_status import ExitStatus
-from headrace.supervision.hang_watchdog import HangWatchdog
+from headrace.supervision.watchdog import HangWatchdog
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
 from headrace.runtime.process import Context
-from headrace.supervision.hang_watchdog import HangWatchdog
+from headrace.supervision.watchdog import HangWatchdog
 
 CONFIG = engine_config(
     model_path=str(find_demo_model()),

@@ -181,6 +181,7 @@ def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert find_gpus("auto", 1) == "CUDA_VISIBLE_DEVICES hides all GPUs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -100,6 +100,7 @@ def test_launch_server_is_headrace_serve(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [["--port", "1"]]
 
 
+@pytest.mark.slow
 def test_servers_start_as_sglangs_do() -> None:
     command = [sys.executable, "-m", "headrace.launch_server", "--model-path", "/no/such"]
     ended = subprocess.run(command, capture_output=True, text=True)

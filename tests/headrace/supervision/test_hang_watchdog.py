@@ -5,7 +5,7 @@ import pytest
 from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField
 from headrace.runtime.wake_clock import GAP_S
-from headrace.supervision.hang_watchdog import STARTING_S, HangWatchdog
+from headrace.supervision.watchdog import STARTING_S, HangWatchdog
 
 SECOND = 10**9
 STUCK_S = 8.0

@@ -9,7 +9,7 @@ import pytest
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
 from headrace.runtime.roles import ROLES
-from headrace.supervision.memory_watchdog import SHARES, MemoryWatchdog
+from headrace.supervision.watchdog import MEMORY_SHARES, MemoryWatchdog
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import own_bytes
 
@@ -17,7 +17,7 @@ MB = 1 << 20
 
 
 def test_there_is_a_share_for_every_role() -> None:
-    assert SHARES.keys() == ROLES.keys()
+    assert MEMORY_SHARES.keys() == ROLES.keys()
 
 
 def test_process_above_its_memory_share_is_reported() -> None:

@@ -9,7 +9,7 @@ from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import FIELDS, CommonField, FrontendField
 from headrace.runtime.heartbeat import MAX_WORK_S
 from headrace.runtime.roles import ROLES
-from headrace.supervision.spin_watchdog import CEILINGS_S, IDLE_SHARE, SpinWatchdog
+from headrace.supervision.watchdog import CEILINGS_S, IDLE_SHARE, SpinWatchdog
 from headrace.system.procfs import busy_seconds
 
 POLL_INTERVAL_S = 0.5

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
-from headrace.supervision.memory_watchdog import MemoryWatchdog
+from headrace.supervision.watchdog import MemoryWatchdog
 from headrace.system.cgroups import cpu_quota, memory_limits
 from headrace.system.machine import memory_limit, usable_cores
 

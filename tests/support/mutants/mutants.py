@@ -21,7 +21,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Logits
 from headrace.ipc.messages import HttpRequest
 from headrace.runtime.process import Context
-from headrace.supervision import hang_watchdog
+from headrace.supervision import watchdog
 from headrace.tokenizer_proc.jobs.stages import Body, Stages
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def mutants(which: str) -> dict[str, str]:
 
 def impatient(config: EngineConfig, context: Context) -> None:
     """Run an engine that waits for the first process in a seat only until `SEEN` exists."""
-    patience_s, seen = hang_watchdog.patience_s, Path(os.environ["SEEN"])
-    hang_watchdog.patience_s = lambda slot, stuck_s: (
+    patience_s, seen = watchdog.patience_s, Path(os.environ["SEEN"])
+    watchdog.patience_s = lambda slot, stuck_s: (
         IMPATIENCE_S if is_first(slot) and seen.exists() else patience_s(slot, stuck_s)
     )
     pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)

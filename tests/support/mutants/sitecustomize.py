@@ -9,8 +9,7 @@ import os
 
 from headrace.runtime.roles import ROLES
 from headrace.supervision import restart_backoff
-from headrace.supervision.memory_watchdog import SHARES
-from headrace.supervision.spin_watchdog import CEILINGS_S
+from headrace.supervision.watchdog import CEILINGS_S, MEMORY_SHARES
 from headrace.system.machine import memory_limit
 
 rules = dict(rule.split("=") for rule in os.environ["MUTANTS"].split(","))
@@ -19,5 +18,5 @@ if rules.pop("supervisor", None) == "tireless":
 for role, main in rules.items():
     ROLES[role] = dataclasses.replace(ROLES[role], main=f"mutants:{main}")
 if "detokenizer" in rules:
-    SHARES["detokenizer"] = (400 << 20) / memory_limit()
+    MEMORY_SHARES["detokenizer"] = (400 << 20) / memory_limit()
     CEILINGS_S["detokenizer"] = 1.0

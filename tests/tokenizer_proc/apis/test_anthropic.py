@@ -5,7 +5,6 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
-from anthropic.types import message_create_params
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
@@ -111,6 +110,8 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
 
 
 def test_every_field_of_anthropic_s_is_known_or_changes_nothing() -> None:
+    from anthropic.types import message_create_params  # takes seconds
+
     theirs = get_type_hints(message_create_params.MessageCreateParamsBase)
     assert theirs.keys() - {*MessagesRequest.__struct_fields__} == {*NOT_READ}
     assert planned(**dict.fromkeys(NOT_READ, "x"))[0] == b"Hi:"
