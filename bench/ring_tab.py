@@ -6,22 +6,29 @@ Method: a server with the mock engine, whose steps take no time. Turns without a
         nothing else happens. Then 64 clients ask for chats of 64 streamed tokens. The order changes
         with each round. At the end nothing happens for a while, and the processor time of the
         server is taken. The load generator shares the cores.
-Run:    python bench/ring_tab.py --rounds 20
+        Pairs of turns, closed and open in an order that changes, have the same load and count the
+        server's processor time per token. The interval is Student's, of the pairs' differences.
+        They also count that of the process for GETs, which does the work for the tab: a share of
+        the cores that the ring lacks, without the noise of a load.
+Run:    python bench/ring_tab.py --rounds 20; python bench/ring_tab.py --rounds 0 --pairs 24
 """
 
 import asyncio
 import http.client
+import math
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from support.chats import chat, generator
+from psutil import Process
+
+from support.chats import NUM_TOKENS, chat, generator
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
@@ -31,6 +38,8 @@ NUM_REQUESTS = 2000
 CLOSED, OPEN, AGAIN = "closed", "open", "closed again"
 TURNS = (CLOSED, OPEN, AGAIN)
 IDLE_S, NUM_IDLE = 4, 3
+PAIR_S = 2  # of a load
+STUDENT_95 = 2.07  # of 24 pairs; of 20 it is 2.09
 PIECE_BYTES = 1 << 16
 REQUEST = b"GET /ring/events HTTP/1.1\r\nHost: bench\r\n\r\n"
 
@@ -74,25 +83,63 @@ def ask_health(server: Server) -> list[float]:
     return took
 
 
-def cpu_s(server: Server) -> float:
+def cpu_s(processes: Iterable[Process]) -> float:
     """Return the processor time of all threads so far, as the scheduler has counted it."""
-    threads = (
-        Path(f"/proc/{process.pid}/task").glob("*/schedstat") for process in server.processes
-    )
+    threads = (Path(f"/proc/{process.pid}/task").glob("*/schedstat") for process in processes)
     return sum(int(path.read_text().split()[0]) for path in chain.from_iterable(threads)) / 1e9
+
+
+def get_process(server: Server) -> Process:
+    """Return the process that answers GETs, and looks at the ring for the tab."""
+    return max(
+        (each for each in server.processes if "tokenizer" in each.cmdline()[0]),
+        key=lambda each: each.cmdline()[0],
+    )
+
+
+def loaded(server: Server, turn: str) -> tuple[float, float]:
+    """Return processor time under a load: us per token of all, ms per s of the GETs' process."""
+    gets = [get_process(server)]
+    with page(server) if turn == OPEN else nullcontext():
+        before, before_gets, began = cpu_s(server.processes), cpu_s(gets), time.perf_counter()
+        result = asyncio.run(chat(server.url, STREAMS, PAIR_S))
+        assert not result.num_failures, f"{result.num_failures} requests failed"
+        seconds = time.perf_counter() - began
+        tokens_us = 1e6 * (cpu_s(server.processes) - before) / (result.num_requests * NUM_TOKENS)
+        return tokens_us, 1e3 * (cpu_s(gets) - before_gets) / seconds
+
+
+def add_pairs(report: Report, server: Server, num_pairs: int) -> None:
+    """Measure turns in pairs, and add what a token takes, and the interval of the difference."""
+    took: dict[str, list[float]] = {CLOSED: [], OPEN: []}
+    gets: dict[str, list[float]] = {CLOSED: [], OPEN: []}
+    for number in range(num_pairs):
+        for turn in (CLOSED, OPEN) if number % 2 else (OPEN, CLOSED):
+            token_us, gets_ms = loaded(server, turn)
+            took[turn].append(token_us)
+            gets[turn].append(gets_ms)
+    report.add(Quantity("processor time under load of the process for GETs", "ms per s", gets))
+    report.add(Quantity("processor time per token", "us", took))
+    more = [100 * (b / a - 1) for a, b in zip(took[CLOSED], took[OPEN], strict=True)]
+    mean, error = statistics.mean(more), statistics.stdev(more) / math.sqrt(num_pairs)
+    width = STUDENT_95 * error
+    name = "processor time per token, more when open"
+    for which, value in (("mean", mean), ("95 % from", mean - width), ("95 % to", mean + width)):
+        report.add(Quantity(f"{name}, {which}", "%", {OPEN: [value]}))
 
 
 def idle_ms(server: Server) -> float:
     """Return the processor time of a second in which nothing happens, ms."""
-    before = cpu_s(server)
+    before = cpu_s(server.processes)
     time.sleep(IDLE_S)
-    return 1e3 * (cpu_s(server) - before) / IDLE_S
+    return 1e3 * (cpu_s(server.processes) - before) / IDLE_S
 
 
 def main() -> None:
     """Run and print the report."""
     options = parser(__doc__, rounds=20)
     options.add_argument("--seconds", type=float, default=1.5, help="of each load")
+    options.add_argument("--pairs", type=int, default=0, help="of turns that count processor time")
     args = options.parse_args()
     report = Report("ring_tab", args)
     report.versions["load"] = generator()
@@ -108,15 +155,18 @@ def main() -> None:
                     result = asyncio.run(chat(server.url, STREAMS, args.seconds))
                     assert not result.num_failures, f"{result.num_failures} requests failed"
                     speed[turn].append(result.tokens_per_s)
-        for _ in range(NUM_IDLE):
+        if args.pairs:
+            add_pairs(report, server, args.pairs)
+        for _ in range(NUM_IDLE if args.rounds else 0):
             idle[CLOSED].append(idle_ms(server))
             with page(server):
                 idle[OPEN].append(idle_ms(server))
-    for name, other in (("", OPEN), (", noise", AGAIN)):
+    for name, other in (("", OPEN), (", noise", AGAIN)) if args.rounds else ():
         report.add(Quantity(f"/health, p99{name}", "ms", pair(health, other)))
         streams = f"no step time, {STREAMS} streams{name}"
         report.add(Quantity(streams, "tok/s", pair(speed, other), higher_is_better=True))
-    report.add(Quantity("processor time when idle", "ms per s", idle))
+    if args.rounds:
+        report.add(Quantity("processor time when idle", "ms per s", idle))
     report.finish()
 
 

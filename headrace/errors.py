@@ -1,5 +1,8 @@
 """The error tree. Texts are fit for clients; internals go to the log."""
 
+import sys
+from typing import NoReturn
+
 import msgspec
 
 from headrace.exit_status import ExitStatus
@@ -59,6 +62,13 @@ class ModelError(HeadraceError):
     """The model's files cannot be used; the text names the file and what would be right."""
 
     exit_status = ExitStatus.BAD_MODEL
+
+
+def end_command(prog: str, error: HeadraceError) -> NoReturn:
+    """End a command in one line, with a server's status where a flag or the model is at fault."""
+    is_input = isinstance(error, ConfigError | ModelError)
+    print(f"{prog}: error: {error}", file=sys.stderr)
+    sys.exit(error.exit_status if is_input else ExitStatus.FAILED)
 
 
 class EngineDied(HeadraceError):

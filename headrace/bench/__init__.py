@@ -1,7 +1,8 @@
 """`headrace bench`: load on a server with an OpenAI-compatible API, or on an engine."""
 
 import pkgutil
-import sys
+
+from headrace.errors import ConfigError, end_command
 
 COMMANDS = {
     "serve": "headrace.bench.serve:main",
@@ -20,4 +21,5 @@ def main(argv: list[str]) -> None:
     elif name in ("-h", "--help"):
         print(USAGE)
     else:
-        sys.exit(f"headrace bench: no benchmark '{name}'\n{USAGE}")
+        why = f"no benchmark '{name}': {', '.join(COMMANDS)}"
+        end_command("headrace bench", ConfigError(why))

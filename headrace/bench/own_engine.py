@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from headrace.bench.serve import check_folder
-from headrace.config.flags import parse
+from headrace.config.flags import Parser, parse
 from headrace.config.model_card import read_card
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, end_command
 from headrace.offline.engine import Engine, embedded_config
 from headrace.offline.sampling_params import SamplingParams
 
@@ -24,9 +24,9 @@ MAX_ID = 10_000  # random prompts have ids below it, as vLLM's
 Bench = Callable[[argparse.Namespace, dict[str, Any]], None]
 
 
-def parser_of(name: str, doc: str | None) -> argparse.ArgumentParser:
+def parser_of(name: str, doc: str | None) -> Parser:
     """Return the parser of a benchmark, with the flags that both have."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"headrace bench {name}",
         usage="%(prog)s [MODEL] [flags], and those of launch_server",
         description=doc,
@@ -41,8 +41,8 @@ def parser_of(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 def run_command(parser: argparse.ArgumentParser, bench: Bench, argv: Sequence[str]) -> None:
     """Run a benchmark; end with one line where a flag or the model cannot work."""
-    args, rest = parser.parse_known_args(argv)
     try:
+        args, rest = parser.parse_known_args(argv)
         for name, value in vars(args).items():
             least = 0 if name == "num_iters_warmup" else 1
             if type(value) is int and value < least:
@@ -51,7 +51,7 @@ def run_command(parser: argparse.ArgumentParser, bench: Bench, argv: Sequence[st
             check_folder("--output-json", args.output_json.parent)
         bench(args, parse(rest))
     except HeadraceError as error:
-        sys.exit(f"{parser.prog}: error: {error}")
+        end_command(parser.prog, error)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,8 @@ from headrace.bench.workload import (
     random_prompts,
     sharegpt_prompts,
 )
-from headrace.errors import ConfigError, HeadraceError
+from headrace.config.flags import Parser
+from headrace.errors import ConfigError, HeadraceError, end_command
 
 BACKENDS = {
     "openai": "completions",
@@ -406,9 +407,9 @@ def run_command(
     bench: Callable[[argparse.Namespace], dict[str, Any]],
     argv: Sequence[str],
 ) -> None:
-    """Run `headrace bench NAME`; exit with 1 where nothing succeeded or a flag cannot work."""
+    """Run `headrace bench NAME`; exit with 1 where nothing succeeded, 2 if a flag cannot work."""
     prog = f"headrace bench {name}"
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog, description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     for add in flags:
@@ -416,7 +417,7 @@ def run_command(
     try:
         result = bench(parser.parse_args(argv))
     except HeadraceError as error:
-        sys.exit(f"{prog}: error: {error}")
+        end_command(prog, error)
     if not result["completed"]:
         sys.exit(1)
 

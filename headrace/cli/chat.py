@@ -4,7 +4,6 @@ With a URL it talks to the server there; else it starts one, which takes the fla
 serve` and ends with it. An empty line says nothing; Ctrl-C stops an answer, Ctrl-D all.
 """
 
-import argparse
 import contextlib
 import importlib
 import os
@@ -14,8 +13,8 @@ from typing import Any
 
 from headrace.client.client import Client
 from headrace.config.api_keys import VARIABLE
-from headrace.config.flags import parse
-from headrace.errors import HeadraceError
+from headrace.config.flags import Parser, parse
+from headrace.errors import HeadraceError, end_command
 
 PROMPT = "> "
 NEW = "/new"  # begins another conversation
@@ -92,9 +91,9 @@ def typed() -> Iterator[str]:
             print()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the flags that do not concern a server."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="headrace chat",
         usage="%(prog)s [URL | MODEL] [flags]",
         description="Talk to a model: at a URL, or on a server of its own, which takes the flags "
@@ -129,12 +128,12 @@ def connect(argv: list[str]) -> Client:
 
 def main(argv: list[str]) -> None:
     """Converse until the input ends."""
-    arguments, rest = parser().parse_known_args(argv)
-    names = ("temperature", "max_tokens")
-    options = {n: v for n in names if (v := getattr(arguments, n)) is not None}
     try:
+        arguments, rest = parser().parse_known_args(argv)
+        names = ("temperature", "max_tokens")
+        options = {n: v for n in names if (v := getattr(arguments, n)) is not None}
         with connect(rest) as client:
             conversation = ChatSession(client, arguments.system, options)
             converse(conversation, typed(), lambda text: print(text, end="", flush=True))
     except HeadraceError as error:
-        sys.exit(f"headrace chat: error: {error}")
+        end_command("headrace chat", error)

@@ -17,7 +17,7 @@ from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, ServerConfig
 from headrace.config.flags import from_flags, server_parser
 from headrace.config.model_card import read_card
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, end_command
 from headrace.model.gguf import GgufFile, read_metadata, split_paths
 from headrace.model.mmproj import projector_of
 from headrace.native_core import load_core
@@ -351,7 +351,7 @@ def main(argv: list[str]) -> None:
         parser = server_parser("headrace doctor", DESCRIPTION)
         findings = examine(from_flags(argv, has_gpus(), parser), Machine.look())
     except HeadraceError as error:
-        sys.exit(f"headrace doctor: error: {error}")
+        end_command("headrace doctor", error)
     print("what is wrong:" if findings else "nothing is wrong")
     for finding in findings:
         print(f"  {'!' if finding.fatal else '-'} {finding.text}")

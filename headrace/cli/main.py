@@ -4,13 +4,16 @@ import os
 import pkgutil
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from headrace import __version__
+from headrace.errors import ConfigError, end_command
 from headrace.system import standard_streams
 
 # What each does, and where its code is: only that of the one that is asked for is loaded.
 COMMANDS = {
-    "serve": ("serve a model", "headrace.launch.serve:main"),
+    "serve": ("serve a model", "headrace.launch.serve:headrace_serve"),
     "chat": ("talk to a model in the terminal", "headrace.cli.chat:main"),
     "bench": ("put load on a server", "headrace.bench:main"),
     "replay": ("play what --record has recorded to one process", "headrace.cli.replay:main"),
@@ -23,20 +26,20 @@ USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a comm
 
 def main() -> None:
     """Run the command named first."""
-    run_safely(*(sys.argv[1:] or ["--help"]))
+    run_safely(partial(run, *(sys.argv[1:] or ["--help"])))
 
 
 def launch_server() -> None:
     """Run the command `launch_server`, which is `headrace serve`."""
-    run_safely("serve", *sys.argv[1:])
+    run_safely(lambda: pkgutil.resolve_name("headrace.launch.serve:main")(sys.argv[1:]))
 
 
-def run_safely(*argv: str) -> None:
+def run_safely(command: Callable[[], None]) -> None:
     """Run a command; end without a traceback on Ctrl-C and on a closed pipe."""
     standard_streams.open_closed()
     try:
         try:
-            run(*argv)
+            command()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as `head` has
@@ -55,4 +58,4 @@ def run(name: str, *rest: str) -> None:
     elif name in COMMANDS:
         pkgutil.resolve_name(COMMANDS[name][1])([*rest])
     else:
-        sys.exit(f"headrace: no command '{name}'\n{USAGE}")
+        end_command("headrace", ConfigError(f"no command '{name}': {', '.join(COMMANDS)}"))

@@ -4,7 +4,6 @@ The files are those of `--record DIR`. The process gets the messages of one file
 around it are played. Its output is counted, timed and compared with the recorded output.
 """
 
-import argparse
 import contextlib
 import sys
 import threading
@@ -29,7 +28,8 @@ from headrace.cli.replay_compare import (
     ids_of,
     outcomes,
 )
-from headrace.errors import HeadraceError
+from headrace.config.flags import Parser
+from headrace.errors import ConfigError, HeadraceError, end_command
 from headrace.ipc.messages import (
     Abort,
     HttpRequest,
@@ -343,7 +343,7 @@ def seat_named(name: str) -> Seat:
     """Return the seat that a file is named after."""
     role, _, index = name.removesuffix(SUFFIX).partition("-")
     if role not in RECEIVERS or not (index or "0").isdecimal():
-        raise HeadraceError(
+        raise ConfigError(
             f"--process {name}: it must be one of tokenizer-0, engine, mock, detokenizer-0"
         )
     return Seat(role, int(index or 0))
@@ -351,7 +351,7 @@ def seat_named(name: str) -> Seat:
 
 def main(argv: list[str]) -> None:
     """Replay; exit with 1 where an answer differs, or in one line where that cannot be."""
-    parser = argparse.ArgumentParser(prog="headrace replay", description=__doc__)
+    parser = Parser(prog="headrace replay", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of --record")
     parser.add_argument(
         "--process",
@@ -361,13 +361,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--pace", choices=("recorded", "max"), default="recorded", help="speed; %(default)s"
     )
-    args = parser.parse_args(argv)
-    logs.setup("replay", "info")
     with contextlib.suppress(KeyboardInterrupt):
         try:
+            args = parser.parse_args(argv)
+            logs.setup("replay", "info")
             is_mock = args.process == MOCK
             seat = seat_named("engine" if is_mock else args.process)
             sys.exit(replay(args.folder, seat, args.pace == "recorded", is_mock))
-        except (HeadraceError, OSError) as error:
+        except HeadraceError as error:
+            end_command("headrace replay", error)
+        except OSError as error:
             print(f"headrace replay: error: {error}", file=sys.stderr)
     sys.exit(1)

@@ -13,7 +13,7 @@ from setproctitle import setproctitle
 from headrace import logs
 from headrace.config.api_keys import read_admin_key, read_api_keys
 from headrace.config.config import ServerConfig
-from headrace.config.flags import from_flags
+from headrace.config.flags import from_flags, server_parser
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
@@ -93,7 +93,12 @@ def serve(config: ServerConfig) -> None:
     Supervisor(config, card, listeners, api_keys, admin_key).run(on_ready, progress.show)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def headrace_serve(argv: Sequence[str]) -> None:
+    """Run `headrace serve`."""
+    main(argv, "headrace serve")
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "launch_server") -> None:
     """Serve; exit with an `ExitStatus`, and one line where that cannot be."""
     standard_streams.open_closed()
     signal.signal(signal.SIGTERM, leave)  # PID 1 of a container would not even get it
@@ -101,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logs.setup("supervisor", "info")
     log_format = "text"
     try:
-        config = from_flags(sys.argv[1:] if argv is None else argv, has_gpus())
+        argv = sys.argv[1:] if argv is None else argv
+        config = from_flags(argv, has_gpus(), server_parser(prog))
         if config.log_format != log_format:
             log_format = config.log_format
             logs.setup("supervisor", "info", log_format)
@@ -111,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if log_format == "json":
             log.error("%s", why)
         else:
-            print(f"launch_server: error: {why}", file=sys.stderr)
+            print(f"{prog}: error: {why}", file=sys.stderr)
         short_of = ExitStatus.SHORT_OF
         sys.exit(error.exit_status if isinstance(error, HeadraceError) else short_of)
     except KeyboardInterrupt:  # before the supervisor takes signals

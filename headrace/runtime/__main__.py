@@ -13,4 +13,4 @@ del sys.modules["typing_extensions"]  # for libraries that need it
 
 from headrace.runtime.process import main  # noqa: E402
 
-main()
+main(int(sys.argv[1]))

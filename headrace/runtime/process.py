@@ -1,7 +1,9 @@
 """Start of a process of the ring, and its end with its parent.
 
-A child is this package run by a fresh interpreter: nothing is forked or pickled. It inherits the
-board and a note, a memfd with its role, config and log level.
+A child is a copy of the supervisor where both start together, which saves it the common imports.
+Otherwise it is this package run by a fresh interpreter: what replaces a process takes nothing along
+that the supervisor has gathered. Either inherits the board and a note, a memfd with its role,
+config and log level.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -31,6 +34,7 @@ from headrace.ipc.recorder import Tee
 from headrace.ipc.recorder import begin as begin_record
 from headrace.ipc.schema_fingerprint import fingerprint
 from headrace.logs import LineWriter
+from headrace.runtime.forked import go_on, signals_held
 from headrace.runtime.heartbeat import Heartbeat
 from headrace.runtime.roles import ROLES, title
 from headrace.runtime.stack_dumps import StackFile, write_to
@@ -133,8 +137,12 @@ def spawn(
     pass_fds: tuple[int, ...] = (),
     record: str | None = None,
     log_format: str = "text",
+    is_copy: bool = False,
 ) -> Process:
     """Start the process of `seat`. It dies with the calling process, at the latest.
+
+    Args:
+        is_copy: it goes on as a copy of the calling process, not as a fresh interpreter.
 
     Raises:
         OSError: the system is short of processes, files or memory.
@@ -157,13 +165,19 @@ def spawn(
             stacks_fd=stacks.fd,
             log_format=log_format,
         )
-        with written(note) as fd:
+        env = {} if "OMP_WAIT_POLICY" in os.environ else SPIN_COUNT
+        held = signals_held() if is_copy else contextlib.nullcontext()  # an `exec` keeps the mask
+        with written(note) as fd, held:
+            fds = (fd, board.fd, stacks.fd, *pass_fds)
             process = Process(
                 [sys.executable, "-m", "headrace.runtime", str(fd)],
-                pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env=os.environ if "OMP_WAIT_POLICY" in os.environ else SPIN_COUNT | os.environ,
+                env=env | os.environ,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
+                restore_signals=not is_copy,
+                # It never returns. The call ends as at an `exec`: its pipe is closed.
+                preexec_fn=partial(go_on, partial(main, fd), fds, env) if is_copy else None,
             )
         process.stacks = stacks
         undo.pop_all()
@@ -259,9 +273,9 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
         sys.exit(ExitStatus.FAILED)
 
 
-def main() -> None:
-    """Run the process whose note is the descriptor in argv[1]."""
-    note = read_note(int(sys.argv[1]))
+def main(fd: int) -> None:
+    """Run the process whose note is the descriptor `fd`."""
+    note = read_note(fd)
     name = title(note.role, note.index)
     setproctitle.setproctitle(name)
     writer = logs.setup(name.removeprefix("headrace: "), note.log_level, note.log_format)

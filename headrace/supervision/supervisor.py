@@ -9,6 +9,7 @@ the engine, one by one, without a failed request.
 """
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -231,6 +232,7 @@ class Supervisor:
             self._stop()
 
     def _start(self) -> None:
+        gc.freeze()  # what its copies share with it stays shared while they collect
         # The engine first: its workers take longest, and start once it has imported its modules.
         for slot in sorted(self.board.slots, key=lambda slot: slot.seat.role != "engine"):
             role = slot.seat.role
@@ -238,11 +240,11 @@ class Supervisor:
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
-            child = SeatedProcess(slot.seat, *self._spawn(slot.seat))
+            child = SeatedProcess(slot.seat, *self._spawn(slot.seat, is_copy=True))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
-    def _spawn(self, seat: Seat) -> tuple[Process, int]:
+    def _spawn(self, seat: Seat, is_copy: bool = False) -> tuple[Process, int]:
         """Start the process of a seat; return it and its pidfd.
 
         Raises:
@@ -257,6 +259,7 @@ class Supervisor:
         process = spawn(
             *(seat, config, self.board, self._config.log_level, tuple(fds), self._record),
             log_format=self._config.log_format,
+            is_copy=is_copy,
         )
         try:
             return process, os.pidfd_open(process.pid)
