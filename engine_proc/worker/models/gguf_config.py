@@ -165,6 +165,7 @@ MIXTURES = {
     "phimoe": Architecture(family="phimoe", keys=COUNTS),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
+LACKING = {"deepseek2": "latent attention"}  # what transformers' modules run, and ours do not
 KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -252,6 +253,11 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
     known = MIXTURES if num_experts else ARCHITECTURES
     if name in known:
         return name, known[name]
+    if name in LACKING:
+        raise ModelError(
+            f"architecture {name!r} is not supported in GGUF: Headrace's own modules lack "
+            f"{LACKING[name]}; the model's Hugging Face folder works instead"
+        )
     experts = " with experts" if num_experts else ""
     raise ModelError(
         f"architecture {name!r}{experts} is not supported in GGUF; "

@@ -121,6 +121,12 @@ def test_stacks_of_experts_that_do_not_fit_are_named(
         open_model(path)
 
 
+def test_latent_attention_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_mixture("mixtral"), architecture="deepseek2")
+    with pytest.raises(ModelError, match="own modules lack latent attention; the model's Hugging"):
+        open_model(path)
+
+
 def test_experts_of_other_architectures_are_refused(tmp_path: Path) -> None:
     model = tiny_mixture("mixtral")
     path = write_gguf(tmp_path / "tiny.gguf", model, architecture="arctic")
