@@ -75,12 +75,22 @@ LLAMA4 = {  # PROMPT has several chunks, and queries of several temperatures
     "floor_scale": 4,
     "attn_scale": 0.5,
 }
+SCOUT_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
+}
 
 MIXTURES: dict[str, dict[str, Any]] = {
     "llama4_text": LLAMA4,
-    "llama4_text of Maverick's kind": LLAMA4,
-    "llama4_text with dense layers": LLAMA4
-    | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "use_qk_norm": False},
+    "llama4_text with Scout's rope and two experts": LLAMA4
+    | {"num_experts_per_tok": 2, "rope_parameters": SCOUT_ROPE},
+    "llama4_text of Maverick's kind": LLAMA4
+    | {"interleave_moe_layer_step": 2, "num_local_experts": 128, "intermediate_size": 16}
+    | {"use_qk_norm": False},
     "mixtral": {"num_local_experts": 5, "head_dim": 24},
     "mixtral with a window": {"sliding_window": 5, "num_experts_per_tok": 1},
     "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 48, "norm_topk_prob": True},
