@@ -58,15 +58,25 @@ void norm_token(const StepState &state, const Layer &layer, int token, float *q,
     norm_all(k, k_norm, config.num_kv_heads, squares[1], peers.num_kv_heads);
 }
 
+// What the queries of later tokens are multiplied by, as in transformers' Llama4TextAttention.
+float temperature(const LayerConfig &layer, int position) {
+    if (layer.temperature_scale == 0.0f) {
+        return 1.0f;
+    }
+    const int step = (position + 1) / layer.temperature_tokens;
+    return std::log1p(float(step)) * layer.temperature_scale + 1.0f;
+}
+
 // Queries of one token as attention takes them: scaled, rounded where it multiplies bf16, and the
 // rows of a tile adjacent.
-void place_queries(const StepState &state, int token, const float *q) {
+void place_queries(const StepState &state, const LayerConfig &layer, int token, const float *q) {
     const Config &config = state.config;
+    const float scale = config.attention_scale * temperature(layer, state.step.positions[token]);
     const Kernels &kernels = *state.model.kernels;
     const int dim = config.head_dim, group_width = state.group * dim;
     for (int g = 0; g < config.num_kv_heads; ++g, q += group_width) {
         float *out = state.queries + (size_t(g) * state.num_tokens + token) * group_width;
-        kernels.scale(q, config.attention_scale, group_width, out);
+        kernels.scale(q, scale, group_width, out);
         for (int i = 0; i < group_width && state.rounds_attention; i += dim) {
             kernels.round_row(out + i, dim, out + i);
         }
@@ -119,10 +129,12 @@ void store_token(const StepState &state, int index, int token) {
         rotate(q, config.num_heads);
         rotate(k, config.num_kv_heads);
     }
-    if (config.qk_norm == QKNorm::per_head_after_rope) {
+    const bool is_after_rope = config.qk_norm == QKNorm::per_head_after_rope ||
+                               config.qk_norm == QKNorm::unweighted_after_rope;
+    if (is_after_rope && !layer.vectors[slot_q_norm].empty()) {
         norm_token(state, layer, token, q, k);
     }
-    place_queries(state, token, q);
+    place_queries(state, layer.config, token, q);
     place_keys_and_values(state, index, token, k, v);
 }
 

@@ -91,7 +91,8 @@ private:
     const MixtureConfig &config_;
     const MixtureRoom room_;
     std::vector<ExpertRows> chosen_;
-    std::vector<int> tokens_; // of the pairs, by expert
+    std::vector<int> tokens_;      // of the pairs, by expert
+    std::vector<float> x_weights_; // likewise; empty: outputs are weighted
 };
 
 void Mixture::route() {
@@ -129,11 +130,15 @@ void Mixture::sort() {
         }
     }
     tokens_.resize(next.back());
+    x_weights_.resize(config_.weighs_inputs ? next.back() : 0);
     for (int pair = 0; pair < num_pairs; ++pair) {
         const int expert = room_.experts[pair] - config_.first_expert;
         room_.places[pair] = is_here(expert) ? next[expert]++ : -1;
         if (is_here(expert)) {
             tokens_[room_.places[pair]] = pair / config_.experts_per_token;
+        }
+        if (is_here(expert) && config_.weighs_inputs) {
+            x_weights_[room_.places[pair]] = room_.weights[pair];
         }
     }
 }
@@ -176,6 +181,7 @@ void Mixture::multiply_gates() {
                               room_.shared_gated,
                               matrix(slot_shared_down)};
     const int width = config_.intermediate_size;
+    const float *x_weights = config_.weighs_inputs ? x_weights_.data() : nullptr;
     multiply_each(s_, extents(width, config_.shared_intermediate_size), gate,
                   [&](int index, const ProductPart &part) {
                       if (index == int(chosen_.size())) {
@@ -193,7 +199,8 @@ void Mixture::multiply_gates() {
                                                  chosen.expert * blocks_of(width),
                                                  is_gathered ? chosen.first_row
                                                              : chosen.first_token,
-                                                 chosen.first_row};
+                                                 chosen.first_row,
+                                                 x_weights};
                       multiply_gated_part(s_, product, part);
                   });
 }
@@ -232,7 +239,7 @@ void Mixture::combine(int token) const {
     for (size_t pair = first; pair < first + config_.experts_per_token; ++pair) {
         if (room_.places[pair] >= 0) {
             kernels.add(room_.outputs + size_t(room_.places[pair]) * room_.hidden_stride,
-                        room_.weights[pair], hidden, sum);
+                        config_.weighs_inputs ? 1.0f : room_.weights[pair], hidden, sum);
         }
     }
     if (layer_.has_shared_mlp()) {

@@ -6,6 +6,11 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     : config(c), kernels(find_kernels(c.isa)), layers(c.num_layers), pool(c.num_threads) {
     for (int i = 0; i < c.num_layers; ++i) {
         layers[i].config = layer_configs[i];
+        if (c.qk_norm == QKNorm::unweighted_after_rope && layer_configs[i].rope >= 0) {
+            for (const int slot : {slot_q_norm, slot_k_norm}) {
+                layers[i].vectors[slot].assign(c.head_dim, 1.0f);
+            }
+        }
     }
     for (int i = 0; i < c.num_ropes; ++i) {
         const RopeConfig &rope = rope_configs[i];

@@ -13,7 +13,7 @@
 namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
-enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope };
+enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -48,12 +48,15 @@ struct MixtureConfig {
     int32_t normalized, num_groups, groups_per_token, group_score_experts;
     int32_t shared_intermediate_size, shared_gate;
     float weight_sum_min, weight_scale, sparsemixer_eps, swish_beta;
-    float clamp; // 0: the decoder's activation
+    float clamp;           // 0: the decoder's activation
+    int32_t weighs_inputs; // experts' inputs are weighted, not their outputs
 };
 
 struct LayerConfig {
-    int32_t rope;   // -1: none
-    int32_t window; // INT32_MAX: all
+    int32_t rope; // -1: none
+    Window window;
+    float temperature_scale;    // of queries; 0: none
+    int32_t temperature_tokens; // positions from step to step
     MixtureConfig mixture;
 };
 

@@ -96,6 +96,19 @@ struct HeadPlace {
 constexpr int segment_tokens = 256; // a multiple of every page size
 constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2
 
+// The keys that a token sees: the newest so many, or those of its own chunk of so many.
+struct Window {
+    int32_t tokens; // INT32_MAX: all
+    int32_t is_chunked;
+
+    int first_key(int position) const {
+        if (is_chunked) {
+            return position / tokens * tokens;
+        }
+        return position < tokens ? 0 : position - tokens + 1;
+    }
+};
+
 struct AttentionTile {
     const float *queries; // [tokens, group, head_dim], rotated and scaled
     bool is_rounded;      // queries are, and numerators get, rounded to bf16, as keys and values
@@ -105,7 +118,7 @@ struct AttentionTile {
     int first_position;       // of the first token
     int last_key;             // that any token sees
     const int32_t *last_seen; // [tokens], by each; null: its own position
-    int window;               // tokens seen, the newest included
+    Window window;
     float softcap;            // 0: none
     Format format;            // of keys and values
     const uint8_t *keys;      // of this layer and KV head, in page 0
@@ -119,7 +132,7 @@ struct AttentionTile {
     int position(int row) const { return first_position + row / group; }
     int last_key_of(int row) const { return last_seen ? last_seen[row / group] : position(row); }
     size_t page_offset(int token) const { return pages[token / page_tokens] * page_stride; }
-    int first_key(int row) const { return position(row) < window ? 0 : position(row) - window + 1; }
+    int first_key(int row) const { return window.first_key(position(row)); }
 };
 
 // Softmax numerators and their sum over some keys, for each row of a tile.

@@ -311,12 +311,16 @@ void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductP
     multiply_part(state, p.up, weights, next_gate, ups, stride);
     const int n = std::min(width, next.cols - first);
     for (int i = 0; i < part.rows; ++i, gates += stride, ups += stride) {
+        const int row = p.first_row + part.row + i;
+        if (p.x_weights) { // the products are multiplied in its place: they have no bias
+            kernels.scale(gates, p.x_weights[row], width, gates);
+            kernels.scale(ups, p.x_weights[row], width, ups);
+        }
         if (p.clamped) {
             kernels.clamped_gate(p.clamped->clamp, p.clamped->swish_beta, gates, ups, width);
         } else {
             kernels.gate(state.config.activation, gates, ups, width);
         }
-        const int row = p.first_row + part.row + i;
         if (is_rounded) {
             round_columns(state, gates, p.gated, {&next}, row, first, n);
         } else {

@@ -29,6 +29,7 @@ struct GatedProduct {
     const MixtureConfig *clamped = nullptr; // null: the decoder's activation
     int first_block = 0;                    // of gate and up
     int first_x = 0, first_row = 0;         // of what they multiply; of `gated`
+    const float *x_weights = nullptr;       // [rows of `gated`]: what x is multiplied by, or null
 };
 
 // A piece of a product: rows of the activations times blocks of the weights.

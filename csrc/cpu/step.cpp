@@ -281,7 +281,7 @@ bool is_valid(const Model &model, const Step &step) {
     const Config &config = model.config;
     int window = 0; // the longest
     for (const Layer &layer : model.layers) {
-        window = std::max(window, layer.config.window);
+        window = std::max(window, layer.config.window.tokens);
     }
     for (int i = 0; i < step.num_tokens; ++i) {
         const int token = step.token_ids[i], sequence = step.sequences[i];

@@ -10,8 +10,8 @@ struct Tile { // consecutive tokens of one sequence
     int first_token, num_tokens, sequence, first_position;
     int last_key; // that any of them sees
 
-    int first_segment(int window) const {
-        return first_position < window ? 0 : (first_position - window + 1) / segment_tokens;
+    int first_segment(Window window) const {
+        return window.first_key(first_position) / segment_tokens;
     }
     int end_segment() const { return last_key / segment_tokens + 1; }
 };

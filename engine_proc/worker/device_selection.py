@@ -74,8 +74,12 @@ def lacking_kernel(spec: DecoderSpec) -> str:
         return "experts"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
-    if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
+    if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):
         return "a norm of queries and keys after RoPE"
+    if any(layer.is_chunked for layer in spec.layers):
+        return "attention in chunks"
+    if any(layer.temperature is not None for layer in spec.layers):
+        return "temperatures of queries"
     return "" if spec.qkv_clip is None else "limits of queries, keys and values"
 
 

@@ -81,6 +81,8 @@ def find_model(model: str | None, load_format: str = "auto") -> Path:
     if not model:
         raise ConfigError("MODEL is empty; name a Hugging Face folder, a .gguf file or a hub id")
     path = Path(model).expanduser()
+    if load_format == "dummy" and path.is_file():
+        raise ConfigError(f"--load-format dummy takes a folder with config.json; {model} is a file")
     if path.exists():
         return path
     if path.suffix == ".gguf" or HUB_ID.fullmatch(model) is None:

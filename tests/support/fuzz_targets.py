@@ -40,7 +40,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDt
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
-from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
+from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES, MIXTURES
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.ipc.messages import (
@@ -334,13 +334,16 @@ def run_gguf_values(data: bytes) -> None:
     file, weights = gguf_parts()[pieces.number(3)]
     name = file.metadata["general.architecture"]
     if pieces.number(2):  # nearly a file of another architecture
-        name = [*ARCHITECTURES][pieces.number(len(ARCHITECTURES))]
+        names = [*ARCHITECTURES, *MIXTURES]
+        name = names[pieces.number(len(names))]
     own = f"{file.metadata['general.architecture']}."
     metadata = {
         f"{name}.{key.removeprefix(own)}" if key.startswith(own) else key: value
         for key, value in file.metadata.items()
     }
     metadata["general.architecture"] = name
+    if name not in ARCHITECTURES:
+        metadata |= {f"{name}.expert_count": 4, f"{name}.expert_used_count": 2}
     start = min(tensor.offset for tensor in file.tensors)
     tensors = [(t.name, t.type, t.shape, t.offset - start) for t in file.tensors]
     while not pieces.is_empty:

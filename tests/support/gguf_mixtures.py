@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 NAMES = {  # the first that occurs in a name is replaced; the others follow
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.": "mlp.",
     "mlp.router": "ffn_gate_inp",
     "mlp.gate.wg": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
@@ -31,6 +33,18 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
     "hunyuan_v1_moe": "hunyuan-moe",
+    "llama4_text": "llama4",
+}
+BUILT_IN: dict[str, dict[str, Any]] = {  # in llama.cpp, so that files do not say it
+    "qwen2_moe": {"norm_topk_prob": False},
+    "gpt_oss": {"swiglu_limit": 7.0},
+    "llama4_text": {
+        "num_hidden_layers": 4,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
 }
 POST_NORMS = {"gpt-oss", "glm4moe"}  # the MLP's norm is called after attention
 KEYS = {  # in the order of which a family's own one wins
@@ -65,8 +79,11 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
             yield key, config.intermediate_size
         yield "expert_shared_count", 1
-    if architecture == "gpt-oss":
+    if architecture in ("gpt-oss", "llama4"):
         yield "expert_feed_forward_length", config.intermediate_size
+    if architecture == "llama4":
+        yield "feed_forward_length", config.intermediate_size_mlp
+        yield "interleave_moe_layer_step", config.interleave_moe_layer_step
     if architecture == "ernie4_5-moe":
         length = config.intermediate_size // config.num_key_value_heads  # of no meaning
         yield "expert_shared_feed_forward_length", length
@@ -77,6 +94,8 @@ def tensors(name: str, numbers: Floats, architecture: str) -> Iterator[tuple[str
     module, _, part = name.partition(".experts.")
     layer = module.rpartition(".")[0]
     bias = ".bias" if part.endswith("_bias") else ".weight"
+    if part and architecture == "llama4":
+        numbers = numbers.transpose(0, 2, 1)
     if part and architecture == "gpt-oss":
         numbers = numbers if bias == ".bias" else numbers.transpose(0, 2, 1)
     if part.startswith("gate_up_proj") and architecture == "gpt-oss":

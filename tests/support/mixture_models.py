@@ -64,7 +64,33 @@ LONGROPE = {  # PROMPT is within the trained length
 }
 SLIDING_FIRST = ["sliding_attention", "full_attention", "full_attention"]
 
+LLAMA4 = {  # PROMPT has several chunks, and queries of several temperatures
+    "num_local_experts": 5,
+    "num_experts_per_tok": 1,
+    "head_dim": 24,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 80,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 6,
+    "floor_scale": 4,
+    "attn_scale": 0.5,
+}
+SCOUT_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
+}
+
 MIXTURES: dict[str, dict[str, Any]] = {
+    "llama4_text": LLAMA4,
+    "llama4_text with Scout's rope and two experts": LLAMA4
+    | {"num_experts_per_tok": 2, "rope_parameters": SCOUT_ROPE},
+    "llama4_text of Maverick's kind": LLAMA4
+    | {"interleave_moe_layer_step": 2, "num_local_experts": 128, "intermediate_size": 16}
+    | {"use_qk_norm": False},
     "mixtral": {"num_local_experts": 5, "head_dim": 24},
     "mixtral with a window": {"sliding_window": 5, "num_experts_per_tok": 1},
     "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 48, "norm_topk_prob": True},
@@ -161,9 +187,10 @@ def batch(parts: list[tuple[list[int], int, list[int]]]) -> Batch:
 
 
 def all_ways(executor: Executor) -> dict[str, Floats]:
-    """Return the prompt's logits, computed alone, in chunks beside a stranger, and after a cache.
+    """Return the prompt's logits: alone, in chunks beside a stranger, after a cache, preempted.
 
-    Pages have 16 tokens; the executor has 8 of them.
+    The preempted one is computed token by token, then again as a whole, after a stranger has had
+    its pages. Pages have 16 tokens; the executor has 8 of them.
     """
     alone = executor.forward(batch([(PROMPT, 0, [3, 0])]))
     chunks = []
@@ -171,10 +198,16 @@ def all_ways(executor: Executor) -> dict[str, Floats]:
         step = batch([(STRANGER, 0, [5, 5]), (PROMPT[start:stop], start, [6, 1])])
         chunks.append(executor.forward(step)[len(STRANGER) :])
     cached = executor.forward(batch([(PROMPT[16:], 16, [3, 7])]))  # its first page is another's
+    begun = [executor.forward(batch([(PROMPT[i : i + 1], i, [2, 4])])) for i in range(6)]
+    beside = [(STRANGER, 0, [2, 2]), (PROMPT[:18], 0, [4, 7])]
+    resumed = [executor.forward(batch(beside))[len(STRANGER) :]]
+    resumed += [executor.forward(batch([(PROMPT[i : i + 1], i, [4, 7])])) for i in (18, 19)]
     return {
         "alone": alone,
         "chunked": np.concatenate(chunks),
         "cached": np.concatenate([alone[:16], cached]),
+        "begun": np.concatenate([*begun, alone[6:]]),
+        "preempted": np.concatenate(resumed),
     }
 
 
@@ -218,5 +251,5 @@ def check(path: Path, expected: Floats, atol: float = 3e-5) -> None:
             np.testing.assert_allclose(logits, expected, atol=atol, rtol=0, err_msg=text)
             np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1), text)
         if by == "core":  # batch mates and chunks change no bit
-            np.testing.assert_array_equal(ways["chunked"], ways["alone"])
-            np.testing.assert_array_equal(ways["cached"], ways["alone"])
+            for way, logits in ways.items():
+                np.testing.assert_array_equal(logits, ways["alone"], way)

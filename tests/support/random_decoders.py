@@ -17,6 +17,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Norm,
     NormPlacement,
     QKNorm,
+    QueryTemperature,
     RopeTable,
     RouterScore,
 )
@@ -117,6 +118,14 @@ SPECS = {
         qkv_clip=0.7,
         head_bias=True,
     ),
+    "chunks": dataclasses.replace(
+        SPEC,
+        qk_norm=QKNorm.UNWEIGHTED_AFTER_ROPE,
+        layers=(
+            LayerSpec(window=90, is_chunked=True),
+            LayerSpec(rope=None, temperature=QueryTemperature(scale=0.3, tokens=70)),
+        ),
+    ),
     "many heads per KV head": dataclasses.replace(SPEC, num_heads=53, num_kv_heads=1),
     "biases, odd sizes": dataclasses.replace(
         SPEC,
@@ -178,6 +187,13 @@ MIXTURES = {
         experts_per_token=2,
         normalized=False,
         sparsemixer_eps=0.2,
+    ),
+    "llama4": with_mixture(
+        SPECS["chunks"],
+        score=RouterScore.SIGMOID,
+        normalized=False,
+        weighs_inputs=True,
+        shared_intermediate_size=48,
     ),
     "parallel, one expert": with_mixture(
         SPECS["cohere"], experts_per_token=1, num_experts=5, expert_bias=True

@@ -17,6 +17,7 @@ from headrace.errors import ModelError
 NUMBER_TYPES = {Format.F32: "<u4", Format.F16: "<u2", Format.BF16: "<u2"}
 STACKED_BIASES = ("_exps.bias", "experts.down_proj_bias", "experts.gate_up_proj_bias")
 GATE_UP = "experts.gate_up_proj"
+LLAMA4 = "feed_forward.experts."  # its stacks are transposed, as gpt-oss's are
 BLOCKS, SCALES = "_blocks", "_scales"
 MXFP4_NUMBERS = 32
 # Of one row or column, which files and formats write in several ways.
@@ -102,7 +103,8 @@ def unstacked(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
             if name.endswith(BLOCKS):
                 apart |= mxfp4_parts(name.removesuffix(BLOCKS), tensor, tensors)
         elif is_stack(name, tensor):
-            apart |= parts(name, tensor, is_gpt_oss(name, tensors))
+            is_llama4 = LLAMA4 in name
+            apart |= parts(name, tensor, is_llama4 or is_gpt_oss(name, tensors), not is_llama4)
         else:
             apart[name] = reshaped(name, tensor)
     return apart
@@ -121,16 +123,22 @@ def is_gpt_oss(name: str, tensors: Mapping[str, Weight]) -> bool:
     return f"{module}.gate_up_proj_bias" in tensors
 
 
-def parts(name: str, stack: StoredTensor, is_gpt_oss: bool) -> Iterator[tuple[str, Weight]]:
-    """Yield the part of each expert."""
+def parts(
+    name: str, stack: StoredTensor, is_transposed: bool, alternates: bool
+) -> Iterator[tuple[str, Weight]]:
+    """Yield the part of each expert.
+
+    Args:
+        alternates: rows of gate and up do, in what is transposed.
+    """
     for expert, line in enumerate(stack.lines):
         whole = StoredTensor(stack.format, stack.shape[1:], line)
         part = f"{name}[{expert}]"
-        if not is_gpt_oss or stack.format not in NUMBER_TYPES:
+        if not is_transposed or stack.format not in NUMBER_TYPES:
             yield part, whole
             continue
         numbers = line.view(NUMBER_TYPES[stack.format]).reshape(whole.shape).T
-        if GATE_UP in name:
+        if GATE_UP in name and alternates:
             yield f"{part}[0::2]", StridedWeight(stack.format, numbers[0::2])
             yield f"{part}[1::2]", StridedWeight(stack.format, numbers[1::2])
         else:

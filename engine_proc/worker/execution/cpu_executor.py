@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import astuple
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -122,7 +123,11 @@ class Config(Structure):
 class LayerConfig(Structure):
     """`LayerConfig` of csrc/cpu/model.h."""
 
-    _fields_ = (("rope", c_int32), ("window", c_int32), ("mixture", MixtureConfig))
+    _fields_ = (
+        *((name, c_int32) for name in ("rope", "window", "is_chunked")),
+        *(("temperature_scale", c_float), ("temperature_tokens", c_int32)),
+        ("mixture", MixtureConfig),
+    )
 
 
 class RopeConfig(Structure):
@@ -539,6 +544,8 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
         layers[i] = LayerConfig(
             -1 if layer.rope is None else layer.rope,
             UNLIMITED if layer.window is None else layer.window,
+            layer.is_chunked,
+            *((0.0, 1) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()

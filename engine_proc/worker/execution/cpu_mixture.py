@@ -19,6 +19,7 @@ class MixtureConfig(Structure):
         ("shared_gate", c_int32),
         *((name, c_float) for name in ("weight_sum_min", "weight_scale", "sparsemixer_eps")),
         *((name, c_float) for name in ("swish_beta", "clamp")),
+        ("weighs_inputs", c_int32),
     )
 
 
@@ -42,11 +43,14 @@ def mixture_config(mixture: MixtureSpec) -> MixtureConfig:
         sparsemixer_eps=mixture.sparsemixer_eps,
         swish_beta=mixture.swish_beta,
         clamp=mixture.clamp or 0.0,
+        weighs_inputs=mixture.weighs_inputs,
     )
 
 
 def why_not(mixture: MixtureSpec) -> str:
     """Return why the core cannot choose experts so; "" if it can."""
+    if mixture.weighs_inputs and mixture.expert_bias:
+        return "experts with biases, whose inputs are weighted"
     size, rest = divmod(mixture.num_experts, mixture.num_groups)
     if rest or mixture.num_groups > MAX_GROUPS:
         return (

@@ -32,6 +32,7 @@ class QKNorm(StrEnum):
     PER_HEAD = "per_head"  # Qwen 3, Gemma 3: over head_dim
     FULL = "full"  # OLMo 2: over all heads at once
     PER_HEAD_AFTER_ROPE = "per_head_after_rope"  # Hunyuan
+    UNWEIGHTED_AFTER_ROPE = "unweighted_after_rope"  # Llama 4: in layers with RoPE
 
 
 class Activation(StrEnum):
@@ -80,6 +81,7 @@ class MixtureSpec:
     normalized: bool = True  # weights of the chosen experts are divided by their sum
     weight_sum_min: float = 0.0  # the least divisor of weights, where they are normalized
     weight_scale: float = 1.0  # multiplies weights, after they are normalized
+    weighs_inputs: bool = False  # Llama 4: weights multiply what experts see, not what they give
     selection_bias: bool = False  # a learned term per expert that only the choice sees
     num_groups: int = 1  # of experts, of which the best `groups_per_token` are chosen from
     groups_per_token: int = 1
@@ -101,11 +103,21 @@ class MixtureSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryTemperature:
+    """Llama 4's: queries at position p are multiplied by 1 + scale * log(1 + (p + 1) // tokens)."""
+
+    scale: float
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """The part of a spec that may differ from layer to layer."""
 
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all
+    is_chunked: bool = False  # Llama 4: only tokens of the same chunk of `window` are attended to
+    temperature: QueryTemperature | None = None
     mixture: MixtureSpec | None = None  # None is the dense MLP of `DecoderSpec.intermediate_size`
 
 

@@ -152,9 +152,20 @@ MIXTURES = {
         family="hunyuan_v1_moe",
         keys={"expert_count": "num_experts", "expert_used_count": "moe_topk", **HUNYUAN},
     ),
+    "llama4": Architecture(
+        family="llama4_text",
+        keys=COUNTS
+        | {
+            "expert_feed_forward_length": "intermediate_size",
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        gating=SIGMOID,
+    ),
     "phimoe": Architecture(family="phimoe", keys=COUNTS),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
+LACKING = {"deepseek2": "latent attention"}  # what transformers' modules run, and ours do not
 KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -194,6 +205,7 @@ YARN = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
 }
+EXPERTS_OF_MAVERICK = 128  # which does not normalize queries and keys; all else of Llama 4 does
 # Layers of those Gemmas whose scores are scaled by hidden_size / heads rather than by head_dim.
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
@@ -241,6 +253,11 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
     known = MIXTURES if num_experts else ARCHITECTURES
     if name in known:
         return name, known[name]
+    if name in LACKING:
+        raise ModelError(
+            f"architecture {name!r} is not supported in GGUF: Headrace's own modules lack "
+            f"{LACKING[name]}; the model's Hugging Face folder works instead"
+        )
     experts = " with experts" if num_experts else ""
     raise ModelError(
         f"architecture {name!r}{experts} is not supported in GGUF; "
@@ -267,6 +284,10 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
         raise fields.wrong("expert_gating_func", f"{architecture.gating}")
     if architecture.family == "glm4_moe":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    if architecture.family == "llama4_text":
+        config["use_qk_norm"] = fields.get("expert_count") != EXPERTS_OF_MAVERICK
+        if fields.get("attention.sliding_window", None) is not None:
+            raise fields.wrong("attention.sliding_window", "absent: chunks have 8192 tokens")
     if architecture.slides and "sliding_window" in config:
         config["layer_types"] = layer_types(fields, num_layers)
     elif architecture.slides:

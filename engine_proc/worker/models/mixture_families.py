@@ -15,9 +15,11 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Norm,
     NormPlacement,
     QKNorm,
+    QueryTemperature,
     RouterScore,
 )
 from headrace.engine_proc.worker.models.model_families import (
+    FULL,
     biases,
     decoder,
     granite,
@@ -349,7 +351,67 @@ def phimoe(fields: ConfigFields) -> DecoderSpec:
     return with_mixture(spec, own)
 
 
+CHUNKED = "chunked_attention"
+
+
+def llama4(fields: ConfigFields) -> DecoderSpec:
+    """Most layers rotate, and see their chunk of the text; the others see all of it."""
+    fields.get("router_jitter_noise", None)  # of training
+    spec = decoder(
+        fields,
+        head_dim=128,
+        layers=llama4_layers(fields),
+        ropes=(rope(fields, fields.integer("head_dim", 128), 500_000.0, interleaved=True),),
+        intermediate_size=fields.integer("intermediate_size_mlp"),
+        qk_norm=(QKNorm.UNWEIGHTED_AFTER_ROPE if fields.flag("use_qk_norm", True) else QKNorm.NONE),
+        **biases(fields),
+    )
+    step = fields.integer("interleave_moe_layer_step", 1)
+    sparse = fields.get("moe_layers", None)
+    if not isinstance(sparse, list | None):
+        raise fields.wrong("moe_layers", "a list of layers")
+    own = mixture(
+        fields,
+        experts=ALIAS,
+        size="intermediate_size",
+        score=RouterScore.SIGMOID,
+        normalized=False,
+        weighs_inputs=True,
+        shared_intermediate_size=fields.integer("intermediate_size"),
+    )
+    return with_mixture(spec, own, lambda i: (i + 1) % step == 0 if sparse is None else i in sparse)
+
+
+def llama4_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    """`no_rope_layers` marks those without RoPE by 0; `layer_types` may say which see chunks."""
+    num_layers = fields.integer("num_hidden_layers")
+    interval = fields.integer("no_rope_layer_interval", 4)
+    rotated = fields.one_per_layer("no_rope_layers", num_layers)
+    if not rotated:
+        rotated = [(i + 1) % interval != 0 for i in range(num_layers)]
+    types = fields.one_per_layer("layer_types", num_layers)
+    if types is None:
+        types = [CHUNKED if has_rope else FULL for has_rope in rotated]
+    if not set(types) <= {CHUNKED, FULL}:
+        raise fields.wrong("layer_types", f"a list of {CHUNKED!r} and {FULL!r}")
+    size = fields.integer("attention_chunk_size", 8192) if CHUNKED in types else None
+    tuned = QueryTemperature(
+        scale=fields.number("attn_scale", 0.1), tokens=fields.integer("floor_scale", 8192)
+    )
+    is_tuned = fields.flag("attn_temperature_tuning", True)
+    return tuple(
+        LayerSpec(
+            rope=0 if has_rope else None,
+            window=size if kind == CHUNKED else None,
+            is_chunked=kind == CHUNKED,
+            temperature=tuned if is_tuned and not has_rope else None,
+        )
+        for has_rope, kind in zip(rotated, types, strict=True)
+    )
+
+
 MIXTURES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+    "llama4_text": llama4,
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,

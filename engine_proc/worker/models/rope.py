@@ -99,13 +99,16 @@ def linear(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
 
 
 def llama3(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
-    """Long wavelengths are stretched by a factor, short ones kept, those between blended."""
+    """Long wavelengths are stretched by a factor, short ones kept, those between blended.
+
+    Llama 4 Scout blends none: its two factors are equal.
+    """
     factor = fields.positive("factor")
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     trained = fields.number("original_max_position_embeddings", base.max_position)
     inv_freq = base.inv_freq().astype(np.float64)
-    kept = (trained * inv_freq / (2 * math.pi) - low) / (high - low)
-    kept = np.clip(kept, 0, 1)
+    turns = trained * inv_freq / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1) if high != low else turns > low
     return ((1 - kept) * inv_freq / factor + kept * inv_freq).astype(np.float32), 1.0
 
 

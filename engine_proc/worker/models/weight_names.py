@@ -244,6 +244,11 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= {
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
+        if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4
+            sources |= {
+                f"layers.{i}.{name}": WeightSource(f"{layer}feed_forward.{name}_proj.weight")
+                for name in ("gate", "up", "down")
+            }
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
             sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
         if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
@@ -257,7 +262,7 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
     "router": (
         *("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight"),
         *("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight"),
-        "mlp.gate.wg.weight",
+        *("mlp.gate.wg.weight", "feed_forward.router.weight"),
     ),
     "router.bias": ("mlp.router.bias",),
     "router.selection_bias": (
@@ -267,12 +272,16 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
     ),
     "shared.router": ("mlp.shared_expert_gate.weight",),
 }
-HF_SHARED = ("mlp.shared_experts", "mlp.shared_expert", "mlp.shared_mlp")  # Hunyuan's is the last
+HF_SHARED = (
+    *("mlp.shared_experts", "mlp.shared_expert"),
+    *("mlp.shared_mlp", "feed_forward.shared_expert"),  # Hunyuan, Llama 4
+)
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
 HF_STACKS = (  # of gate and up, and of down
     ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
     ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
+    ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),  # Llama 4
 )
 
 

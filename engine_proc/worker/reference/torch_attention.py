@@ -36,6 +36,7 @@ class Reach:
 
     before: int | None = None  # positions before its own
     after: int | None = 0
+    chunk: int | None = None  # positions before its own chunk of so many are not seen
 
 
 def place(batch: Batch, page_tokens: int, device: torch.device) -> Places:
@@ -110,6 +111,8 @@ def attend(
         hidden |= behind < -reach.after
     if reach.before is not None:
         hidden |= behind > reach.before
+    if reach.chunk is not None:
+        hidden |= behind > positions[:, None] % reach.chunk
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         column = sinks.float().view(num_kv_heads, -1, 1, 1).expand(-1, -1, len(q), 1)

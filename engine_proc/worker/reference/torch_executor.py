@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Norm,
     NormPlacement,
     QKNorm,
+    QueryTemperature,
     RopeTable,
 )
 from headrace.engine_proc.worker.reference.torch_attention import (
@@ -146,11 +147,15 @@ class TorchExecutor:
             k = rotate(k, *rotations[layer.rope], interleaved)
         if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
             q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
+        if spec.qk_norm == QKNorm.UNWEIGHTED_AFTER_ROPE and layer.rope is not None:
+            q, k = (F.rms_norm(x, (spec.head_dim,), eps=spec.norm_eps) for x in (q, k))
+        if layer.temperature is not None:
+            q = q * temperatures(layer.temperature, places.positions)[:, None, None].to(self.dtype)
         keys, values = self.kv[index]
         keys[places.pages, places.slots] = k
         values[places.pages, places.slots] = v
         out = torch.empty_like(q)
-        reach = Reach(before=None if layer.window is None else layer.window - 1)
+        reach = reach_of(layer)
         for stretch in places.stretches:
             out[stretch.rows] = attend(
                 q[stretch.rows],
@@ -200,11 +205,14 @@ class TorchExecutor:
                 if not rows.any():
                     continue
                 expert_name = f"{name}.experts.{expert}"
+                own, weight = x[rows], weights[rows, slot, None].to(self.dtype)
+                if mixture.weighs_inputs:
+                    own, weight = own * weight, torch.ones_like(weight)
                 if mixture.clamp is None:
-                    y = self.mlp(expert_name, x[rows])
+                    y = self.mlp(expert_name, own)
                 else:
-                    y = self.clamped_mlp(expert_name, mixture.clamp, mixture.swish_beta, x[rows])
-                out[rows] += y * weights[rows, slot, None].to(self.dtype)
+                    y = self.clamped_mlp(expert_name, mixture.clamp, mixture.swish_beta, own)
+                out[rows] += y * weight
         if mixture.shared_intermediate_size:
             shared = self.mlp(f"{name}.shared", x)
             if mixture.shared_gate:
@@ -228,6 +236,19 @@ class TorchExecutor:
         if (bias := self.weights.get(f"{name}.bias")) is not None:
             y = y + bias.float()
         return y.to(self.dtype)
+
+
+def reach_of(layer: LayerSpec) -> Reach:
+    """Return what a layer's tokens attend to."""
+    if layer.window is None:
+        return Reach()
+    return Reach(chunk=layer.window) if layer.is_chunked else Reach(before=layer.window - 1)
+
+
+def temperatures(temperature: QueryTemperature, positions: Tensor) -> Tensor:
+    """Return what queries are multiplied by, fp32."""
+    steps = torch.floor((positions.float() + 1) / temperature.tokens)
+    return torch.log1p(steps) * temperature.scale + 1
 
 
 def rotation(rope: RopeTable, inv_freq: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

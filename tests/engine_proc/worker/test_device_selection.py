@@ -131,6 +131,7 @@ def test_mixtures_of_experts_run_on_the_cpu() -> None:
         ({"norm_bias": True}, "biases of norms or of its head"),
         ({"head_bias": True}, "biases of norms or of its head"),
         ({"qk_norm": QKNorm.PER_HEAD_AFTER_ROPE}, "a norm of queries and keys after RoPE"),
+        ({"layers": (LayerSpec(window=8, is_chunked=True),)}, "attention in chunks"),
         ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
     ],
 )

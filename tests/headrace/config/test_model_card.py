@@ -159,6 +159,12 @@ def test_a_path_that_does_not_exist_is_no_hub_id(
         find_model(model)
 
 
+def test_dummy_weights_are_refused_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="--load-format dummy takes a folder"):
+        find_model(str(tmp_path / "model.gguf"), "dummy")
+
+
 def test_without_a_model_the_demo_is_served() -> None:
     demo = find_demo_model()
     assert demo is not None

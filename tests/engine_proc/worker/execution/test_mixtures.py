@@ -222,6 +222,7 @@ def test_router_that_is_not_a_number_harms_no_other_token(name: str) -> None:
     ("fields", "message"),
     [
         ({"num_groups": 5}, "12 experts in 5 groups"),
+        ({"weighs_inputs": True, "expert_bias": True}, "experts with biases, whose inputs are"),
         ({"experts_per_token": 13}, "13 experts for each token, of 1 groups of 12"),
         ({"num_groups": 6, "groups_per_token": 1}, "3 experts for each token, of 1 groups of 2"),
         ({"num_groups": 2, "groups_per_token": 3}, "3 of 2 groups for each token"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_mixtures import ARCHITECTURES
+from gguf_mixtures import ARCHITECTURES, BUILT_IN
 from gguf_twins import write_gguf
 from mixture_models import LONGROPE, check, reference, tiny_mixture
 
@@ -14,19 +14,21 @@ from headrace.engine_proc.worker.models.gguf_config import MIXTURES
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.errors import ModelError
 
-CASES: dict[str, dict[str, Any]] = {  # what llama.cpp has built in
+CASES: dict[str, dict[str, Any]] = {  # beside what llama.cpp has built in
     "mixtral": {},
-    "qwen2_moe": {"norm_topk_prob": False},
+    "qwen2_moe": {},
     "qwen3_moe": {},
     "olmoe": {},
     "granitemoe": {},
     "granitemoeshared": {},
-    "gpt_oss": {"swiglu_limit": 7.0},
+    "gpt_oss": {},
     "ernie4_5_moe": {},
     "glm4_moe": {},
     "glm4_moe without groups": {},
     "dots1": {},
     "hunyuan_v1_moe": {},
+    "llama4_text": {},
+    "llama4_text of Maverick's kind": {},
     "phimoe": {},
     "phimoe with LongRoPE": {"router_jitter_noise": 0.01, "sliding_window": None}
     | {"rope_parameters": LONGROPE | {"short_mscale": (1 + log(8) / log(32)) ** 0.5}},
@@ -35,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {  # what llama.cpp has built in
 
 @pytest.mark.parametrize("case", CASES)
 def test_files_with_experts_execute_as_in_transformers(case: str, tmp_path: Path) -> None:
-    model = tiny_mixture(case, **CASES[case])
+    model = tiny_mixture(case, **BUILT_IN.get(case.split()[0], {}) | CASES[case])
     check(write_gguf(tmp_path / "tiny.gguf", model), reference(model))
 
 
@@ -84,6 +86,11 @@ STACK = "blk.1.ffn_up_exps.weight"
         ("glm4_moe", {"expert_group_count": 3}, "'expert_group_count': 3, not groups of 2 or more"),
         ("glm4_moe", {"expert_group_used_count": 9}, "'expert_group_used_count': 9, not as many"),
         ("glm4_moe", {"nextn_predict_layers": 3}, "'nextn_predict_layers': 3, not a number of the"),
+        (
+            "llama4_text",
+            {"attention.sliding_window": 0},
+            "'attention.sliding_window': 0, not absen",
+        ),
         ("glm4_moe", {"leading_dense_block_count": 2}, "'blk.1.ffn_up.weight' is missing"),
     ],
 )
@@ -111,6 +118,12 @@ def test_stacks_of_experts_that_do_not_fit_are_named(
     extra = {STACK: np.ones(shape, np.float32)}
     path = write_gguf(tmp_path / "tiny.gguf", tiny_mixture("mixtral"), extra=extra)
     with pytest.raises(ModelError, match=complaint):
+        open_model(path)
+
+
+def test_latent_attention_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_mixture("mixtral"), architecture="deepseek2")
+    with pytest.raises(ModelError, match="own modules lack latent attention; the model's Hugging"):
         open_model(path)
 
 

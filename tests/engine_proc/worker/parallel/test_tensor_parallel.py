@@ -2,15 +2,18 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import gguf_twins
 import numpy as np
 import pytest
 import torch
+from gguf_mixtures import BUILT_IN
 from gguf_twins import tiny_model, write_gguf
+from mixture_models import tiny_mixture
 from random_decoders import (
     BLOCKS,
     MIXTURES,
@@ -30,6 +33,7 @@ from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models import gguf_config
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.peers import Peers
@@ -250,13 +254,33 @@ def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf
 
 GGUF_FAMILIES = (
     *("llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"),
-    *("olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2", "seed_oss"),
+    *("granite_swa", "olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2"),
+    *("seed_oss", "hunyuan_v1_dense", "stablelm"),
+)
+GGUF_MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe"),
+    *("glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text"),
 )
 
 
-@pytest.mark.parametrize("model_type", GGUF_FAMILIES)
+def test_every_architecture_of_ggufs_is_shared() -> None:
+    dense = of_files(GGUF_FAMILIES)
+    assert dense | {"qwen2vl"} == set(gguf_config.ARCHITECTURES)  # it has the tensors of qwen2
+    assert of_files(GGUF_MIXTURES) == set(gguf_config.MIXTURES)
+
+
+def of_files(families: Iterable[str]) -> set[str]:
+    """Return what files call some families."""
+    return {gguf_twins.ARCHITECTURES.get(family, family) for family in families}
+
+
+@pytest.mark.parametrize("model_type", [*GGUF_FAMILIES, *GGUF_MIXTURES])
 def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: TeamOf) -> None:
-    model = tiny_model(model_type, head_dim=None)
+    if model_type in GGUF_MIXTURES:
+        model = tiny_mixture(model_type, **BUILT_IN.get(model_type, {}))
+    else:
+        head_dim = 16 if model_type == "hunyuan_v1_dense" else None  # it needs one
+        model = tiny_model(model_type, head_dim=head_dim)
     file = open_model(write_gguf(tmp_path / "tiny.gguf", model, fuse_qkv=model_type == "llama"))
     step = batch([(0, 0, 20)])
     step = dataclasses.replace(step, token_ids=step.token_ids % 96)
