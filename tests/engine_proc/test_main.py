@@ -13,7 +13,6 @@ from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
 from headrace.board.board import Timing
 from headrace.board.fields import EngineField
-from headrace.engine_proc.engine_core import MAX_TURN_BYTES, MESSAGE_BYTES
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
 from headrace.engine_proc.request_io.intake import LAPSE_S
@@ -518,21 +517,6 @@ def receive_compiled(rig: Rig) -> None:
 
 def with_grammar(id: int, grammar: bytes = b"grammar") -> GenerateRequest:
     return msgspec.structs.replace(generate(id), grammar=grammar)
-
-
-def test_engine_steps_between_the_sequences_of_a_request(rig: Rig) -> None:
-    num, per_turn = 12, 3
-    size = MAX_TURN_BYTES // per_turn - MESSAGE_BYTES
-    prompt = bytes(array("I", [1] * (size // 4)))
-    requests = [generate(FIRST + index) for index in range(num)]
-    rig.outbox.send_all([(request, prompt) for request in requests])
-    assert rig.inbox.wait(WAIT_MS)
-    taken = []
-    for _ in range(num // per_turn):
-        rig.engine.receive(rig.inbox)
-        taken.append(len(rig.scheduler.waiting))
-    assert taken[0] <= per_turn + 1
-    assert taken[-1] == num
 
 
 def test_grammar_compilation_delays_no_other_request(rig: Rig, compiler: Slow) -> None:
