@@ -8,6 +8,7 @@ Method: 60 clients post at once, each two prompts of 300,000 words (one to /toke
         is one number from the same process as /metrics. No model runs: the mock engine takes no
         time. Last, a model of one layer answers requests with the most log probabilities, one after
         the other, under one API key. Meanwhile a stream and small requests run under another key.
+        Beside a huge body of each kind prompts of 75 KB are posted, one after the other.
         All clients share the processor with the server. Words are those of this repository's
         license, at random.
 Run:    python bench/burst.py --rounds 2
@@ -30,6 +31,7 @@ from tokenizers import Tokenizer
 from headrace.model.tokenizer_json import read_tokenizer_json
 from support.blocking import Client
 from support.health import PAUSE_S, HealthProbe
+from support.largest import KINDS
 from support.longest_wait import LongestWait
 from support.models import ROOT, demo_model
 from support.report import Quantity, Report, parser
@@ -52,6 +54,13 @@ LARGEST: dict[str, dict[str, Any]] = {  # the first is refused: it reports ten m
     "20 x 8,000, prompt_logprobs": {"prompt": (20, 8000), "max_tokens": 1, "prompt_logprobs": 20},
     "n=60, 3,000 tokens, logprobs": {"prompt": (1, 5), "n": 60, "max_tokens": 3000, "logprobs": 20},
 }
+HUGE = {  # kinds of `support/largest.py`, each at a share of the largest size
+    "15 MB of tool calls": ("calls", 1.0),
+    "11 MB of messages": ("many messages", 1.0),
+    "30 MB of brackets": ("deep json", 0.9),
+    "30 MB of text": ("one text", 1.0),
+}
+LONG_TEXT = {"prompt": "word " * 15_000, "truncate_prompt_tokens": 100, "max_tokens": 1}
 KEYS = ("watched", "large")
 ALONE, BESIDE = "alone", "beside long prompts"
 MOCK = ("--engine", "mock", "--mock-profile", "zero")
@@ -241,6 +250,40 @@ def measure_largest(stream: Quantity, small: Quantity, seconds: Quantity) -> Non
             small.samples[system].append(others.small_ms)
 
 
+def huge_body(kind: str, share: float) -> tuple[str, bytes]:
+    """Return the path and the body of a huge request."""
+    if kind == "one text":
+        return ROUTES["completions"], json.dumps({"prompt": "word " * 6_000_000}).encode()
+    return KINDS[kind](random.Random(0), share)
+
+
+def measure_huge(long: Quantity, seconds: Quantity) -> None:
+    """Post prompts of 75 KB beside huge bodies."""
+    with headrace(str(tiny_folder()), *MOCK, "--max-model-len", "8192") as server:
+        client, body = Client(server.url), json.dumps(LONG_TEXT).encode()
+        client.send("POST", ROUTES["completions"], body)  # loads the tokenizer of long bodies
+        assert client.response() == 200
+        for system, (kind, share) in HUGE.items():
+            poster = threading.Thread(target=refused, args=(server.url, *huge_body(kind, share)))
+            begun, waits = time.perf_counter(), []
+            poster.start()
+            while poster.is_alive():
+                sent = time.perf_counter()
+                client.send("POST", ROUTES["completions"], body)
+                assert client.response() == 200
+                waits.append((time.perf_counter() - sent) * 1e3)
+                time.sleep(PAUSE_S)
+            seconds.samples[system].append(time.perf_counter() - begun)
+            long.samples[system].append(max(waits))
+
+
+def refused(url: str, path: str, body: bytes) -> None:
+    """Post a body that is too long for the context."""
+    client = Client(url)
+    client.send("POST", path, body)
+    assert client.response() == 400
+
+
 def main() -> None:
     """Run."""
     args = parser(__doc__, rounds=2).parse_args()
@@ -254,6 +297,10 @@ def main() -> None:
         Quantity(f"beside the largest: {name}", unit, {system: [] for system in LARGEST})
         for name, unit in (("a stream's pause", "ms"), ("a small request", "ms"), ("it", "s"))
     ]
+    huge = [
+        Quantity(f"beside a huge body: {name}", unit, {system: [] for system in HUGE})
+        for name, unit in (("a prompt of 75 KB", "ms"), ("it", "s"))
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_bodies(folder)
@@ -262,8 +309,9 @@ def main() -> None:
             measure_about(folder, about)
             measure_chats(folder, ttft)
             measure_largest(*largest)
+            measure_huge(*huge)
     quantities = (*health.quantities, *about.quantities, seconds, memory, *ttft.quantities)
-    for quantity in (*quantities, *largest):
+    for quantity in (*quantities, *largest, *huge):
         report.add(quantity)
     report.finish()
 

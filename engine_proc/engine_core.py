@@ -56,6 +56,8 @@ STUCK = (  # the text of an error
     "simpler one may work"
 )
 NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
+MAX_TURN_BYTES = 1 << 20  # of messages taken between two steps: 260,000 tokens, hashed in 20 ms
+MESSAGE_BYTES = 1 << 10  # that a message counts as beside its frame
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 
 log = logging.getLogger(__name__)
@@ -102,8 +104,11 @@ class EngineCore:
         self._can_step = True
         self._update_board()
 
-    def receive_all(self, inbox: Inbox[ToEngine]) -> None:
-        """Handle all messages that have arrived. Wait for one only if there is no other work."""
+    def receive(self, inbox: Inbox[ToEngine]) -> None:
+        """Handle messages that have arrived, up to a limit; others wait for the next turn.
+
+        Wait for one only if there is no other work.
+        """
         wait_ms = 0
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
@@ -118,9 +123,11 @@ class EngineCore:
             if wait_ms == IDLE_MS and self._generates:
                 self._grammars.begin()
             return
+        num_bytes = 0
         while received is not None:
             self._take(*received)
-            received = inbox.receive(0)
+            num_bytes += len(received[1]) + MESSAGE_BYTES
+            received = inbox.receive(0) if num_bytes < MAX_TURN_BYTES else None
         self._update_board()
 
     @property

@@ -72,7 +72,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         context.ready()
         while True:
             context.slot.beat()
-            engine.receive_all(inbox)
+            engine.receive(inbox)
             engine.abort_expired()
             engine.poll_images()
             engine.run_once(workers)

@@ -156,7 +156,7 @@ class Forwarder:
         """Wait for a body that is on its way; a long one waits for its turn."""
         try:
             if length >= LONG_BODY_BYTES:
-                async with self._long_bodies.turn(request.receive) as receive:
+                async with self._long_bodies.turn(request.receive, length) as receive:
                     body = await self._body_of(receive)
             else:
                 body = await self._body_of(request.receive)

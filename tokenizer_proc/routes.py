@@ -6,9 +6,14 @@ from headrace.board.board import Board
 from headrace.config.config import TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound
 from headrace.ipc.messages import HttpRequest
+from headrace.model.output_formats import ToolFormat
 from headrace.routes import GET, HEAD, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.grammar.grammars import Grammars
+from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.info_routes import InfoRoutes
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
@@ -59,3 +64,45 @@ class Routes:
         if method not in methods:
             raise MethodNotAllowed(request.method, request.path, ", ".join(methods))
         return methods[method]
+
+
+def load_scripted(config: TokenizerConfig) -> "ScriptedRoutes | None":
+    """Return the routes of a mock engine's scripts; other servers do not load the code."""
+    if not config.takes_scripts:
+        return None
+    from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
+
+    return ScriptedRoutes(config.run_dir, config.card.eos_token_ids)
+
+
+def load_template(config: TokenizerConfig, patience_s: float | None = None) -> ChatTemplate:
+    """Return the model's chat template; `patience_s` is as `ChatTemplate` has it."""
+    card = config.card
+    return ChatTemplate(
+        card.chat_template,
+        card.special_tokens,
+        trusts_requests=config.trust_request_chat_template,
+        takes_images=card.takes_images,
+        image_text=card.image_text,
+        describes_tools=card.tool_format is ToolFormat.HERMES,
+        patience_s=patience_s,
+    )
+
+
+def load_routes(
+    config: TokenizerConfig,
+    board: Board,
+    template: ChatTemplate,
+    encoder: Encoder,
+    grammars: Grammars,
+    images: Images | None = None,
+    scripted: "ScriptedRoutes | None" = None,
+) -> Routes:
+    """Return the routes of one model, and all that plans their requests."""
+    card, num = config.card, config.num_detokenizers
+    generation = GenerationPlanner(
+        *(card, template, encoder, num, config.seed, grammars, images, config.traces)
+    )
+    embedding = EmbeddingPlanner(card, encoder, num)
+    tokens = TokenRoutes(card, template, encoder, images)
+    return Routes(config, board, generation, embedding, tokens, scripted)

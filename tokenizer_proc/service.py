@@ -6,6 +6,7 @@ laid aside, and looked at again with the next batch. One that was here when a pr
 handled alone, so that it is known what kills. One whose client has left goes no further.
 """
 
+import contextlib
 import itertools
 import logging
 import time
@@ -26,21 +27,20 @@ from headrace.ipc.messages import (
     ToTokenizer,
     frontend_of,
 )
+from headrace.ipc.router import HUGE_BODY_BYTES
 from headrace.ipc.sockets import Inbox, Outbox, address
-from headrace.model.output_formats import ToolFormat
 from headrace.runtime.process import Context
-from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
-from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.encoding.encoder import Encoder
-from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Dropped, Job
-from headrace.tokenizer_proc.jobs.stages import Answer, Body, Ids, Sequences
-from headrace.tokenizer_proc.routes import Routes
-from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
+from headrace.tokenizer_proc.jobs.stages import Answer, Body, Ids, Sequences, Stages
+from headrace.tokenizer_proc.offload_pool import OffloadPool
+from headrace.tokenizer_proc.routes import load_routes, load_scripted, load_template
 
+TEMPLATE_CPU_S = 0.1  # of one that others wait for; a child process has more
 POLL_INTERVAL_MS = 1  # between looks at what is laid aside
 LoadImages = Callable[[TokenizerConfig, Context, Encoder, Aborts], Images]
 
@@ -69,38 +69,26 @@ class Service:
         self._aside: list[Job] = []
         self._suspects: list[tuple[HttpRequest, Body]] = []
         self._backlog = tokenizer_backlog(context.board, context.index)
-        card, encoder = config.card, Encoder(config.card.path)
-        template = ChatTemplate(
-            card.chat_template,
-            card.special_tokens,
-            trusts_requests=config.trust_request_chat_template,
-            takes_images=card.takes_images,
-            image_text=card.image_text,
-            describes_tools=card.tool_format is ToolFormat.HERMES,
-        )
+        card, scripted = config.card, load_scripted(config)
+        self._encoder = Encoder(card.path)
+        has_script = None if scripted is None else scripted.has_script
+        self.grammars = Grammars(card, config.follows_grammars, has_script)
+        self._images = self._offload = None
+        if load_images is not None:
+            self._images = load_images(config, context, self._encoder, aborts)
+        else:
+            self._offload = OffloadPool(config, context.log_level, context.log_format)
+        template = load_template(config, None if self._offload is None else TEMPLATE_CPU_S)
         if template.lacks_tools and context.index == 0:
             log.info(
                 "the chat template has no place for tools: a message describes them, and calls are "
                 "read as --tool-call-parser hermes"
             )
-        scripted = None
-        if config.takes_scripts:  # other servers do not load the code
-            from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
-
-            scripted = ScriptedRoutes(config.run_dir, card.eos_token_ids)
-        is_scripted = None if scripted is None else scripted.has_script
-        self.grammars = Grammars(card, config.follows_grammars, is_scripted)
-        num, seed = config.num_detokenizers, config.seed
-        self._images = images = None
-        if load_images is not None:
-            self._images = images = load_images(config, context, encoder, aborts)
-        generation = GenerationPlanner(
-            *(card, template, encoder, num, seed, self.grammars, images, config.traces)
+        self._routes = load_routes(
+            *(config, context.board, template, self._encoder, self.grammars),
+            images=self._images,
+            scripted=scripted,
         )
-        embedding = EmbeddingPlanner(card, encoder, num)
-        tokens = TokenRoutes(card, template, encoder, images)
-        self._encoder = encoder
-        self._routes = Routes(config, context.board, generation, embedding, tokens, scripted)
         self._engine = Outbox(address(config.run_dir, "engine"), on_wait=context.slot.beat)
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot
@@ -183,12 +171,25 @@ class Service:
         return jobs
 
     def _job(self, request: HttpRequest, body: Body) -> Job:
-        job = Job(request, len(body), self._routes.handle(request, body))
+        job = Job(request, len(body), self._stages(request, body))
         if request.id in self._aborts:
             job.drop()
         else:
             job.begin()
         return job
+
+    def _stages(self, request: HttpRequest, body: Body) -> Stages:
+        """Handle a request; one that takes long is handled by a child process.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        if self._offload is None:
+            return (yield from self._routes.handle(request, body))
+        if len(body) < HUGE_BODY_BYTES:
+            with contextlib.suppress(TemplateTooSlow):
+                return (yield from self._routes.handle(request, body))
+        return (yield from self._offload.handle(request, body))
 
     def _encode(self, jobs: list[Job]) -> None:
         """Run jobs one stage further. A stage that fails for several is repeated for each."""

@@ -2,7 +2,8 @@
 
 A local client's body arrives at 256 KiB per turn of the event loop. With sixty bodies at once, each
 request would wait for sixty pieces. A request that waits here has sent its head; the rest stays in
-the kernel. A slow client blocks no other: its body is read beside the others.
+the kernel. A slow client blocks no other: its body is read beside the others. Huge bodies wait for
+huge ones only, and other long bodies not for them.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Message, Receive
 
-from headrace.ipc.router import Router
+from headrace.ipc.router import HUGE_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
 
 READERS = 2
 CHECK_S = 0.01
 FAST_BYTES = 256 << 10  # in that time: 25 MB/s; what comes more slowly is read beside the others
-MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to the tokenizer process
+MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to a tokenizer; more huge ones wait,
+MAX_LONG_BYTES = MAX_LONG_BACKLOG_BYTES // 2  # and from here on all long ones
 POLL_INTERVAL_S = 0.002  # between looks at that
 
 
@@ -60,19 +62,23 @@ class BodyThrottle:
 
     def __init__(self, links: Router) -> None:
         self._links = links
-        self._readers = asyncio.Semaphore(READERS)
+        self._long = asyncio.Semaphore(READERS)
+        self._huge = asyncio.Semaphore(READERS)
 
     @asynccontextmanager
-    async def turn(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Wait for the turn of a body to be read."""
-        await self._readers.acquire()
+    async def turn(self, receive: Receive, length: int) -> AsyncIterator[Receive]:
+        """Wait for the turn of a body of `length` bytes to be read."""
+        is_huge = length >= HUGE_BODY_BYTES
+        readers = self._huge if is_huge else self._long
+        max_bytes = MAX_BACKLOG_BYTES if is_huge else MAX_LONG_BYTES
+        await readers.acquire()
         try:
-            while self._links.long_backlog() > MAX_BACKLOG_BYTES:
+            while self._links.long_backlog() > max_bytes:
                 await asyncio.sleep(POLL_INTERVAL_S)
         except BaseException:
-            self._readers.release()
+            readers.release()
             raise
-        turn = BodyTurn(receive, self._readers)
+        turn = BodyTurn(receive, readers)
         try:
             yield turn.receive
         finally:

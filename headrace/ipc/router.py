@@ -24,6 +24,7 @@ from headrace.routes import ANTHROPIC_PATHS, READS
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
+HUGE_BODY_BYTES = 512 << 10  # some may take 0.2 s to parse: a process of their own does
 MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
 IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others;
 ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way

@@ -7,6 +7,7 @@ Timers count the CPU time of the process, so a busy machine shortens no limit.
 
 import faulthandler
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import ClassVar
 
@@ -18,16 +19,24 @@ class CpuLimitExceeded(BaseException):
 class CpuLimit:
     """A context in which the main thread may use `seconds` of CPU time."""
 
-    seconds_now: ClassVar[float]  # of the one that is entered
+    now: ClassVar["CpuLimit"]  # the one that is entered
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, deadly_s: float | None = None) -> None:
+        """Limit a piece of code; its process ends after `deadly_s`, by default twice the limit.
+
+        With `deadly_s`, `seconds` are those of the main thread alone.
+        """
         self._seconds = seconds
+        self._deadly_s = 2 * seconds if deadly_s is None else deadly_s
+        self._is_of_thread = deadly_s is not None
+        self._until = 0.0  # of the main thread's CPU time
         faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)
         signal.signal(signal.SIGVTALRM, interrupt)
 
     def __enter__(self) -> None:
-        CpuLimit.seconds_now = self._seconds
-        signal.setitimer(signal.ITIMER_PROF, 2 * self._seconds)
+        CpuLimit.now = self
+        self._until = time.thread_time() + self._seconds if self._is_of_thread else 0.0
+        signal.setitimer(signal.ITIMER_PROF, self._deadly_s)
         signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
 
     def __exit__(
@@ -36,12 +45,25 @@ class CpuLimit:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        self._until = 0.0  # a signal that is handled within sets no timer again
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
+    def interrupt(self) -> None:
+        """Raise the exception, or wait on where other threads have used the time.
+
+        Raises:
+            CpuLimitExceeded: the time is over.
+        """
+        left_s = self._until - time.thread_time()
+        if left_s > 0:
+            signal.setitimer(signal.ITIMER_VIRTUAL, left_s)
+            return
+        # It may be raised within __exit__: from here on no timer must be left.
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        raise CpuLimitExceeded(f"more than {self._seconds:g} s of CPU time")
+
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Raise the exception of the limit that has been entered."""
-    # It may be raised within __exit__: from here on no timer must be left.
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    raise CpuLimitExceeded(f"more than {CpuLimit.seconds_now:g} s of CPU time")
+    """Interrupt what runs within the limit that has been entered."""
+    CpuLimit.now.interrupt()

@@ -24,9 +24,9 @@ def test_the_compiler_is_loaded_when_the_engine_is_idle(tmp_path: Path) -> None:
     while rig.scheduler.has_work:
         assert loaded.empty(), "a sequence is running"
         rig.step()
-    rig.engine.receive_all(rig.inbox)
+    rig.engine.receive(rig.inbox)
     loaded.get(timeout=WAIT_MS / 1000)
-    rig.engine.receive_all(rig.inbox)
+    rig.engine.receive(rig.inbox)
     assert loaded.empty(), "it is loaded once"
     rig.close()
 

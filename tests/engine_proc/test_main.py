@@ -512,7 +512,7 @@ def receive_compiled(rig: Rig) -> None:
     deadline = time.monotonic() + WAIT_MS / 1000
     while rig.engine._grammars.is_busy:
         assert time.monotonic() < deadline
-        rig.engine.receive_all(rig.inbox)
+        rig.engine.receive(rig.inbox)
 
 
 def with_grammar(id: int, grammar: bytes = b"grammar") -> GenerateRequest:

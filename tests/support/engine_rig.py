@@ -211,7 +211,7 @@ class Rig:
             bulk = array("I", prompt) if isinstance(message, GenerateRequest) else array("Q", ids)
             self.outbox.send(message, bulk.tobytes())
             assert self.inbox._socket.poll(WAIT_MS)
-            self.engine.receive_all(self.inbox)
+            self.engine.receive(self.inbox)
         self.links.flush()
 
     def step(self) -> list[str]:

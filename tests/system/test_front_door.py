@@ -17,6 +17,8 @@ import pytest
 import trustme
 from servers import RunningServer, wait_until
 
+from headrace.ipc.router import HUGE_BODY_BYTES
+
 TIMEOUT_S = 300
 MOCK = ("--engine", "mock")
 BODY = {"prompt": "x", "max_tokens": 3}
@@ -193,6 +195,31 @@ def test_get_overtakes_long_bodies_that_wait(server: RunningServer) -> None:
         for client in waiting:
             client.settimeout(TIMEOUT_S)
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_long_body_overtakes_a_huge_one_at_work(server: RunningServer) -> None:
+    huge = json.dumps({"prompt": "word " * (HUGE_BODY_BYTES // 5)}).encode()
+    long = json.dumps({"prompt": "word " * 15_000}).encode()
+    headers = {"Content-Type": "application/json"}
+    head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(huge)}\r\n\r\n"
+
+    def post(body: bytes) -> int:
+        url = server.url + "/tokenize"
+        return httpx.post(url, content=body, headers=headers, timeout=TIMEOUT_S).status_code
+
+    assert post(huge) == 200
+    tokenizer = server.ring["headrace: tokenizer 1"]
+    child = server.ring[f"headrace: offload of {tokenizer.pid}"]
+    with ExitStack() as clients:
+        child.suspend()
+        clients.callback(child.resume)
+        waiting = clients.enter_context(socket.create_connection(address(server), TIMEOUT_S))
+        waiting.sendall(head.encode() + huge)
+        wait_until(lambda: server.metric("tokenizer_queue_bytes") > len(huge), "it waits")
+        assert post(long) == 200
+        assert not select.select([waiting], [], [], 0)[0], "the huge one has no answer"
+        child.resume()
+        assert waiting.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_models_are_listed_as_anthropic_does(server: RunningServer) -> None:

@@ -12,6 +12,7 @@ from byte_encoder import ByteEncoder
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import FrontendField, TokenizerField
 from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.errors import RequestError
 from headrace.ipc.messages import (
     Abort,
     HttpRequest,
@@ -21,12 +22,25 @@ from headrace.ipc.messages import (
     ToTokenizer,
     request_id,
 )
+from headrace.ipc.router import HUGE_BODY_BYTES
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc import service as service_module
 from headrace.tokenizer_proc.apis.constraints import Constraint
+from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.jobs.aborts import Aborts
-from headrace.tokenizer_proc.jobs.stages import Check, Encoding, Ids, Text
+from headrace.tokenizer_proc.jobs.stages import (
+    Answer,
+    Body,
+    Check,
+    Encoding,
+    Ids,
+    Outcome,
+    Stages,
+    Text,
+)
+from headrace.tokenizer_proc.offload_pool import OffloadPool
+from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.service import Service
 
 DEADLINE_MS = 120_000
@@ -60,6 +74,24 @@ class Undecided:
         yield self.check
         assert self.check.found is not None
         self.on_found()
+        return self.check.found
+
+
+class Offloaded(OffloadPool):
+    """Requests that are handled elsewhere until a test says what came of them."""
+
+    def __init__(self, *_: object) -> None:
+        self.check: Check[Outcome | RequestError] = Check()
+        self.lengths: list[int] = []  # of the bodies
+        self.num_left = 0
+
+    def handle(self, _request: HttpRequest, body: Body) -> Stages:
+        self.lengths.append(len(body))
+        try:
+            yield self.check
+        finally:
+            self.num_left += self.check.found is None
+        assert isinstance(self.check.found, Answer)
         return self.check.found
 
 
@@ -129,6 +161,12 @@ class Bench:
         self.aborts.send_all([(Abort(request_id(0, number)), b"") for number in numbers])
         assert self.told._inbox.wait(DEADLINE_MS)
 
+    @property
+    def offloaded(self) -> Offloaded:
+        pool = self.service._offload
+        assert isinstance(pool, Offloaded)
+        return pool
+
     def prompts(self, number: int) -> list[bytes]:
         """Return the next prompts that reach the engine, as text."""
         found = [self.engine.receive(DEADLINE_MS) for _ in range(number)]
@@ -147,6 +185,7 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(service_module, "Encoder", Recorder)
     monkeypatch.setattr(service_module, "Grammars", Undecided)
+    monkeypatch.setattr(service_module, "OffloadPool", Offloaded)
     made = Bench(str(tmp_path))
     yield made
     made.close()
@@ -248,6 +287,44 @@ def test_request_waiting_for_its_grammar_delays_no_other(bench: Bench) -> None:
     assert received is not None
     assert received[0].grammar == b"grammar"  # type: ignore[union-attr]
     assert bench.slot[TokenizerField.HANDLED] == 2
+
+
+def test_long_body_overtakes_a_huge_one(bench: Bench) -> None:
+    huge, long = "x" * HUGE_BODY_BYTES, "y" * 75_000
+    bench.send(huge, long, truncate_prompt_tokens=5)
+    while bench.slot[TokenizerField.HANDLED] < 1:
+        bench.service.handle(DEADLINE_MS)
+    assert bench.prompts(1) == [b"yyyy"]
+    assert [length >= HUGE_BODY_BYTES for length in bench.offloaded.lengths] == [True]
+    bench.offloaded.check.found = Answer(413, b"{}")
+    bench.service.handle(DEADLINE_MS)
+    received = bench.frontend.receive(DEADLINE_MS)
+    assert received is not None
+    assert [head.status for head in received[0].heads.values()] == [413]
+    assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes
+
+
+def test_huge_body_whose_client_leaves_is_let_go(bench: Bench) -> None:
+    bench.send("x" * HUGE_BODY_BYTES)
+    bench.service.handle(DEADLINE_MS)
+    bench.abort(1)
+    bench.service.handle(0)
+    assert bench.offloaded.num_left == 1
+    assert bench.slot[TokenizerField.ABANDONED] == 1
+
+
+def test_slow_template_delays_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_slow(_routes: Routes, request: HttpRequest, _body: Body) -> Stages:
+        if request.id == request_id(0, 1):
+            raise TemplateTooSlow("messages: the template takes too long", "messages")
+        yield [Text("other", add_special_tokens=False)]
+        return Answer(200, b"{}")
+
+    monkeypatch.setattr(Routes, "handle", is_slow)
+    bench.send("slow", "other")
+    while bench.slot[TokenizerField.HANDLED] < 1:
+        bench.service.handle(DEADLINE_MS)
+    assert (len(bench.offloaded.lengths), bench.batches) == (1, [["other"]])
 
 
 def test_a_batch_has_gone_on_before_another_begins(

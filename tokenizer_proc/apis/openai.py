@@ -294,12 +294,12 @@ def wrong_type(error: msgspec.ValidationError, kind: Any) -> InvalidBody:
 
 def why_not_json(body: bytes | memoryview, error: Exception) -> str:
     """Return the error of a body that is not JSON."""
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply; use fewer levels"
     if LONE_SURROGATE.search(body):
         return "the body has half of a surrogate pair in a string; send whole characters"
     if isinstance(error, UnicodeDecodeError):
         return "the body is not valid UTF-8"
-    if isinstance(error, RecursionError):
-        return "the body is nested too deeply; use fewer levels"
     fault = syntax_fault(str(error))
     if not fault:
         log.warning("no message is known for what msgspec says: %s", str(error)[:MAX_LOGGED])

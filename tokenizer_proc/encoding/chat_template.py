@@ -64,6 +64,10 @@ class TemplateRefusal(jinja2.TemplateError):
     """The template itself refuses the conversation, through `raise_exception`."""
 
 
+class TemplateTooSlow(InvalidValue):
+    """The template has used its CPU time. A process with a higher limit may be asked."""
+
+
 class GenerationBlocks(jinja2.ext.Extension):
     """`{% generation %}` and its end, around the assistant's text in training; the content is
     rendered."""
@@ -142,18 +146,20 @@ class ChatTemplate:
         takes_images: bool = False,
         image_text: str = "",
         describes_tools: bool = False,
+        patience_s: float | None = None,
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
         With `trusts_requests`, a request may bring a template of its own. With `takes_images`,
         messages may have image parts. With `image_text`, a template without a place for images gets
         that text for each. With `describes_tools`, a message describes tools that the template has
-        no place for.
+        no place for. With `patience_s`, a conversation has so much CPU time in place of `cpu_s`.
 
         Raises:
             ModelError: the template is not valid Jinja.
         """
-        self._limit = CpuLimit(cpu_s)
+        own_limit = CpuLimit(cpu_s)  # to compile the model's template
+        self._limit = own_limit if patience_s is None else CpuLimit(patience_s, 2 * cpu_s)
         self._memory = MemoryLimit(TEMPLATE_BYTES)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -170,7 +176,7 @@ class ChatTemplate:
         self._image_text = ""  # of an image in content that is a text
         self._special_tokens = special_tokens
         try:
-            self._template = None if source is None else self._compiled(source)
+            self._template = None if source is None else self._compiled(source, own_limit)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
         except CpuLimitExceeded as error:
@@ -201,6 +207,7 @@ class ChatTemplate:
 
         Raises:
             InvalidValue: the template does not take these messages, or is not valid itself.
+            TemplateTooSlow: it takes too much CPU time for them, or to be compiled.
             Unsupported: the request brings a template, and is not trusted with it.
         """
         template = self._template_for(request)
@@ -254,7 +261,7 @@ class ChatTemplate:
         variables = OPTIONAL | self._special_tokens | {"messages": said}
         try:
             return PROBE in self._filled(template, {"add_generation_prompt": True} | variables)
-        except (*TEMPLATE_FAILURES, CpuLimitExceeded, MemoryError):
+        except (*TEMPLATE_FAILURES, MemoryError):
             return False
 
     def to_encode(self, text: str, special: bool | None = None) -> Text:
@@ -279,8 +286,8 @@ class ChatTemplate:
             return as_template_message(message, index, parts_of(message, where))
         return as_template_message(message, index, plain_text(message, where))
 
-    def _compiled(self, source: str) -> "Compiled":
-        with self._limit:  # constants are computed here
+    def _compiled(self, source: str, limit: CpuLimit) -> "Compiled":
+        with limit:  # constants are computed here
             names = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
             template = self._environment.from_string(source)
         # Every rendering copies them, and a ChainMap is slow to copy.
@@ -303,9 +310,10 @@ class ChatTemplate:
             )
         try:
             with self._memory:
-                return self._compiled(source)
+                return self._compiled(source, self._limit)
         except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
-            raise InvalidValue(
+            kind = TemplateTooSlow if isinstance(error, CpuLimitExceeded) else InvalidValue
+            raise kind(
                 f"chat_template: cannot be compiled: {why_not_compiled(error)}", "chat_template"
             ) from error
         except MemoryError as error:
@@ -314,10 +322,6 @@ class ChatTemplate:
     def _rendered(self, template: "Compiled", variables: dict[str, Any]) -> str:
         try:
             return self._filled(template, variables)
-        except CpuLimitExceeded as error:
-            raise InvalidValue(
-                f"messages: the chat template takes {error} for them", "messages"
-            ) from error
         except MemoryError as error:
             raise too_much_memory() from error
         except TemplateRefusal as error:
@@ -333,6 +337,14 @@ class ChatTemplate:
 
     def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
         """Render; some templates take arguments of calls in one form only, see `other_forms`."""
+        try:
+            return self._filled_in_time(template, variables)
+        except CpuLimitExceeded as error:
+            raise TemplateTooSlow(
+                f"messages: the chat template takes {error} for them", "messages"
+            ) from error
+
+    def _filled_in_time(self, template: "Compiled", variables: dict[str, Any]) -> str:
         with self._limit, contextlib.nullcontext() if template is self._template else self._memory:
             try:
                 return template.code.render(variables)

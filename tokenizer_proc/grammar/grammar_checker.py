@@ -2,18 +2,16 @@
 
 A grammar's compilation is bounded: in CPU time, at which the kernel ends this process, and memory.
 The parent sees it end, and starts another for the next grammar. It reads `Constraint`s
-from standard input and writes `Verdict`s to standard output, each after its length, u32; the first
-message is a `Task`.
+from standard input and writes `Verdict`s to standard output; the first message is a `Task`.
 """
 
 import contextlib
 import os
 import resource
 import signal
-import struct
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import setproctitle
@@ -24,15 +22,13 @@ from headrace.tokenizer_proc.grammar.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar.grammar_errors import for_the_log, reworded
 from headrace.tokenizer_proc.grammar.structural_grammar import tag_grammar
 from headrace.tokenizer_proc.grammar.thought_grammar import after_thoughts, or_calls
+from headrace.tokenizer_proc.jobs.child_pipe import read, write
 
 if TYPE_CHECKING:
     from headrace.model.grammar_compiler import GrammarCompiler
 
-T = TypeVar("T")
-
 CPU_S = 1.0  # of a grammar; the largest that people write take 0.1 s
 MEMORY_BYTES = 1 << 30  # beyond what is needed to begin
-LENGTH = struct.Struct("<I")
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
@@ -145,23 +141,6 @@ def grammar_of(constraint: Constraint) -> str:
             return tag_grammar(constraint.source, constraint.special_tokens)
         case "grammar":
             return grammar_from("grammar", constraint.source)
-
-
-def write(sink: IO[bytes], message: msgspec.Struct) -> None:
-    """Write a message."""
-    data = msgspec.msgpack.encode(message)
-    sink.write(LENGTH.pack(len(data)) + data)
-    sink.flush()
-
-
-def read(source: IO[bytes], kind: type[T]) -> T | None:
-    """Read a message; return None at the end, be it in the middle of one."""
-    head = source.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    data = source.read(length)
-    return msgspec.msgpack.decode(data, type=kind) if len(data) == length else None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from headrace.frontend.admission.body_throttle import (
     BodyThrottle,
     BodyTurn,
 )
-from headrace.ipc.router import Router
+from headrace.ipc.router import HUGE_BODY_BYTES, LONG_BODY_BYTES, Router
 
 DEADLINE_S = 120
 FAST = bytes(FAST_BYTES)
@@ -35,7 +35,8 @@ class FakeLinks(Router):
 class Client:
     """Sends pieces when told to, and notes when it is read."""
 
-    def __init__(self, bodies: BodyThrottle) -> None:
+    def __init__(self, bodies: BodyThrottle, length: int = HUGE_BODY_BYTES) -> None:
+        self._length = length
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
         self.has_turn = asyncio.Event()
         self.task = asyncio.create_task(self._be_read(bodies))
@@ -45,7 +46,7 @@ class Client:
 
     async def _be_read(self, bodies: BodyThrottle) -> bytes:
         last = b""
-        async with bodies.turn(self._receive) as receive:
+        async with bodies.turn(self._receive, self._length) as receive:
             self.has_turn.set()
             while piece := (await receive())["body"]:
                 last = piece
@@ -123,6 +124,20 @@ async def test_a_turn_begins_when_the_tokenizer_has_caught_up(links: FakeLinks) 
     links.num_bytes = 0
     await has_turn(client)
     await client.finish()
+
+
+async def test_long_body_waits_for_no_huge_one(links: FakeLinks) -> None:
+    bodies = BodyThrottle(links)
+    links.num_bytes = MAX_BACKLOG_BYTES + 1
+    huge = [Client(bodies) for _ in range(READERS + 1)]
+    long = Client(bodies, LONG_BODY_BYTES)
+    await has_turn(long)
+    assert not any(client.has_turn.is_set() for client in huge)
+    await long.finish()
+    links.num_bytes = 0
+    for client in huge:
+        await has_turn(client)
+        await client.finish()
 
 
 async def test_disconnected_waiter_takes_no_turn(links: FakeLinks) -> None:

@@ -1,15 +1,17 @@
 """Code that takes too long is interrupted, or ends its process; other code is left alone."""
 
+import hashlib
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from headrace.errors import InvalidValue, ModelError
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
-from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate, TemplateTooSlow
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 # One call, quadratic, that nothing interrupts.
@@ -54,6 +56,27 @@ def test_uninterruptible_code_ends_the_process_with_traceback() -> None:
 def test_slow_template_compilation_is_a_model_error() -> None:
     with pytest.raises(ModelError, match=r"chat template takes more than 0\.5 s of CPU time"):
         ChatTemplate("{{ 9 ** (9 ** 8) }}", {}, cpu_s=0.5)
+
+
+def test_limit_with_a_deadline_counts_the_main_thread() -> None:
+    work = ("sha256", b"x", b"y", 1_000_000)  # takes more than the limit, and no interpreter lock
+    with CpuLimit(0.05, deadly_s=120):
+        thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=work)
+        thread.start()
+        thread.join()
+    with pytest.raises(CpuLimitExceeded, match=r"more than 0\.05 s"), CpuLimit(0.05, 120):
+        while True:
+            pass
+    assert timers() == (0, 0)
+
+
+def test_patience_with_a_conversation_is_not_that_with_the_model() -> None:
+    source = "{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}fine"
+    template = ChatTemplate(source, {}, patience_s=0.05)
+    with pytest.raises(TemplateTooSlow, match=r"takes more than 0\.05 s of CPU time"):
+        template.render(conversation("x"))
+    with pytest.raises(ModelError, match="more than 2 s"):
+        ChatTemplate("{{ 9 ** (9 ** 8) }}", {}, patience_s=0.05)
 
 
 def test_an_error_leaves_no_timer_behind() -> None:

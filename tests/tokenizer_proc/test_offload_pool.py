@@ -1,0 +1,146 @@
+"""Children handle requests as their tokenizer would; a death or a hang costs one request."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from servers import wait_until
+
+from headrace.config.config import ServerConfig, TokenizerConfig
+from headrace.config.model_card import read_card
+from headrace.errors import DeadlyRequest, InvalidValue, RequestError
+from headrace.ipc.messages import HttpRequest, request_id
+from headrace.tokenizer_proc.jobs.stages import Answer, Check, Outcome, Sequences
+from headrace.tokenizer_proc.offload_pool import OffloadPool
+
+pytestmark = pytest.mark.slow  # each test starts a process that loads a tokenizer
+
+CONFIG = TokenizerConfig(
+    run_dir="",
+    card=read_card(ServerConfig()),
+    num_frontends=1,
+    num_detokenizers=1,
+    seed=0,
+    started_at=0,
+    num_tokenizers=1,
+    max_batch_size=1,
+    batch_wait_ms=0,
+    trust_request_chat_template=True,
+)
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def pool() -> Iterator[OffloadPool]:
+    yield OffloadPool(CONFIG)
+    for child in children():
+        child.kill()
+        child.wait()
+
+
+def children() -> list[psutil.Process]:
+    title = f"headrace: offload of {os.getpid()}"
+    return [
+        one
+        for one in psutil.Process().children()
+        if one.status() != psutil.STATUS_ZOMBIE
+        and (
+            one.cmdline()[:1] == [title]
+            or "headrace.tokenizer_proc.offload_process" in one.cmdline()
+        )
+    ]
+
+
+class Asked:
+    """A request that is being handled."""
+
+    def __init__(self, pool: OffloadPool, path: str = "/v1/completions", **fields: object) -> None:
+        request = HttpRequest(request_id(0, 1), "POST", path, 0.0)
+        self.stages = pool.handle(request, memoryview(json.dumps(fields).encode()))
+        check = next(self.stages)
+        assert isinstance(check, Check)
+        self._check = check
+
+    def outcome(self) -> Outcome:
+        """Return the outcome as soon as it is known."""
+        wait_until(lambda: self._check.found is not None, "no outcome")
+        try:
+            self.stages.send([])
+        except StopIteration as end:
+            found: Outcome = end.value
+            return found
+        raise AssertionError("it waits twice")
+
+
+def error_of(asked: Asked) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        asked.outcome()
+    return refused.value
+
+
+def test_child_returns_sequences_and_answers(pool: OffloadPool) -> None:
+    planned = Asked(pool, prompt=["one two", "three"], n=2, max_tokens=3).outcome()
+    assert isinstance(planned, Sequences)
+    assert [bytes(prompt) for prompt in planned.prompts[::2]] == [
+        bytes(prompt) for prompt in planned.prompts[1::2]
+    ]
+    assert bytes(planned.prompts[2]) != bytes(planned.prompts[0])
+    assert [request.max_tokens for request in planned.requests] == [3] * 4
+    answer = Asked(pool, "/tokenize", prompt="one two", return_token_strs=True).outcome()
+    assert isinstance(answer, Answer)
+    assert json.loads(answer.body)["tokens"] == planned.prompts[0].tolist()
+    refused = Asked(pool, prompt=5).outcome()
+    assert isinstance(refused, Answer)
+    assert refused.status == 400
+    assert len(children()) == 1
+
+
+def test_slow_template_is_refused_by_the_child_alone(pool: OffloadPool) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    path = "/v1/chat/completions"
+    slow = Asked(pool, path, messages=messages, chat_template=ENDLESS)
+    answer = Asked(pool, path, messages=messages).outcome()
+    assert isinstance(answer, Sequences)
+    refused = slow.outcome()
+    assert isinstance(refused, Answer)
+    assert b"takes more than 2 s of CPU time" in refused.body
+
+
+def test_request_at_which_two_children_die_fails(pool: OffloadPool) -> None:
+    asked = Asked(pool, prompt="one")
+    pids = []
+    for _ in range(2):
+        wait_until(lambda: any(child.pid not in pids for child in children()), "a child")
+        (child,) = (one for one in children() if one.pid not in pids)
+        pids.append(child.pid)
+        child.send_signal(signal.SIGKILL)
+    assert isinstance(error_of(asked), DeadlyRequest)
+    assert isinstance(Asked(pool, prompt="two").outcome(), Sequences)
+
+
+def test_child_out_of_cpu_time_refuses_its_request(pool: OffloadPool) -> None:
+    asked = Asked(pool, prompt="one")
+    wait_until(lambda: bool(children()), "a child")
+    children()[0].send_signal(signal.SIGXCPU)  # as the kernel sends it
+    refused = error_of(asked)
+    assert isinstance(refused, InvalidValue)
+    assert "s of CPU time to handle" in str(refused)
+
+
+def test_child_whose_client_leaves_is_ended(pool: OffloadPool) -> None:
+    asked = Asked(pool, prompt="one")
+    wait_until(lambda: bool(children()), "a child")
+    (child,) = children()
+    asked.stages.close()
+    child.wait(120)
+    assert isinstance(Asked(pool, prompt="two").outcome(), Sequences)
+
+
+def test_idle_child_is_ended(pool: OffloadPool) -> None:
+    pool._idle_s = 0.0
+    assert isinstance(Asked(pool, prompt="one").outcome(), Sequences)
+    wait_until(lambda: not children(), "it is still there")
+    assert isinstance(Asked(pool, prompt="two").outcome(), Sequences)
