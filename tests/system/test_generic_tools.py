@@ -80,3 +80,7 @@ def test_messages_set_the_format_aside_for_a_call(server: RunningServer) -> None
     (block,) = message.content
     assert (block.type, message.stop_reason) == ("tool_use", "tool_use")
     check_weather(json.dumps(block.input))
+
+
+def test_the_generic_format_is_logged_once(server: RunningServer) -> None:
+    assert server.log.count("the chat template has no place for tools") == 1
