@@ -8,8 +8,8 @@ Method: a server with the mock engine, whose steps take no time. Turns without a
         server is taken. The load generator shares the cores.
         Pairs of turns, closed and open in an order that changes, have the same load and count the
         server's processor time per token. The interval is Student's, of the pairs' differences.
-        They also count that of the process for GETs, which does the work for the tab: a share of
-        the cores that the ring lacks, without the noise of a load.
+        They also count that of the process for GETs, which does the work for the tab. What it takes
+        more is the share of the cores that the ring lacks.
 Run:    python bench/ring_tab.py --rounds 20; python bench/ring_tab.py --rounds 0 --pairs 24
 """
 
