@@ -1,10 +1,10 @@
 """Measure the start of a server whose model's file nearly fills the memory.
 
 Method: a file of random weights, the same layer of Qwen3-30B-A3B as often as makes it so large. In
-        each round the file is read once by a process that keeps nothing of it, once into new memory,
-        then served. Each begins with none of it in the system's cache; a disk's own cache, or a
-        host's, is not ours to drop. New memory may cost more than reading, in a virtual machine.
-        Memory is read after one answer, and counts a page that processes share once.
+        each round the file is read once by a process that keeps nothing of it, once into new
+        memory, then served. Each begins with none of it in the system's cache; a disk's own cache,
+        or a host's, is not ours to drop. New memory may cost more than reading, in a virtual
+        machine. Memory is read after one answer, and counts a page that processes share once.
 Run:    python bench/large_file.py --gib 17 --rounds 2
 """
 
