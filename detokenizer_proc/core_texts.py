@@ -124,10 +124,17 @@ class CoreTexts:
     def open(self, id: int, plan: ReplyPlan, template: bytes) -> bool:
         """Begin a sequence, with its `event_template`; return whether it is its request's first."""
         opening = OPENING.pack(
-            *(id, plan.num_sequences, plan.min_tokens, self._interval),
-            *(plan.stream, plan.include_stop, plan.skip_special_tokens),
-            *(plan.chat, plan.stream and not plan.include_usage),
-            *(plan.num_delivered is not None, plan.num_delivered or 0),
+            id,
+            plan.num_sequences,
+            plan.min_tokens,
+            self._interval,
+            plan.stream,
+            plan.include_stop,
+            plan.skip_special_tokens,
+            plan.chat,
+            plan.stream and not plan.include_usage,
+            plan.num_delivered is not None,
+            plan.num_delivered or 0,
         )
         data = opening + LENGTH.pack(len(template)) + template
         for stop in plan.stop:

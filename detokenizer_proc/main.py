@@ -126,7 +126,10 @@ class Detokenizer:
     def _no_replies(self) -> Replies:
         config = self._config
         return Replies(
-            *(self._vocabulary, config.num_frontends, config.stream_interval, self._limit),
+            self._vocabulary,
+            config.num_frontends,
+            config.stream_interval,
+            self._limit,
             in_progress=self._in_progress,
         )
 

@@ -65,7 +65,14 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         )
         frontends = list(context.board.of("frontend"))
         engine = EngineCore(
-            *(config, scheduler, pool, detokenizers, context.slot, grammars, images, vision),
+            config,
+            scheduler,
+            pool,
+            detokenizers,
+            context.slot,
+            grammars,
+            images,
+            vision,
             frontends,
             ahead_s=ahead_s(config, ready),
         )

@@ -94,8 +94,14 @@ class Frontend:
         if config.reports:
             self._reports = RequestReports(config.run_dir, context.slot, config.traces)
         self._forwarder = Forwarder(
-            *(self._open_requests, self._links, context.slot, self._gate, config.max_body_bytes),
-            *(config.pages, config.anthropic_pages, self._reports),
+            self._open_requests,
+            self._links,
+            context.slot,
+            self._gate,
+            config.max_body_bytes,
+            config.pages,
+            config.anthropic_pages,
+            self._reports,
             metrics=PublishedPage(config.run_dir, METRICS),
         )
         admins = ApiKeyAuth(config.admin_key_digests)
@@ -104,8 +110,14 @@ class Frontend:
         self._awake = WakeClock()
         files = StaticFiles.read(has_ui=config.ui)
         app = App(
-            *(context.board, self._awake, self._forwarder, self._gate, admin, cors),
-            *(files, self._reports),
+            context.board,
+            self._awake,
+            self._forwarder,
+            self._gate,
+            admin,
+            cors,
+            files,
+            self._reports,
         )
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)

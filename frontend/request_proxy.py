@@ -62,7 +62,11 @@ class RequestProxy:
         request, open_request, slot = self._request, self._open_request, self._slot
         slot.add(FrontendField.BYTES_IN, len(body))
         message = HttpRequest(
-            *(open_request.id, request.method, request.path, time.time(), key),
+            open_request.id,
+            request.method,
+            request.path,
+            time.time(),
+            key,
             request_id=request.head.id.decode(),
         )
         sent = InflightRequest(message, body)

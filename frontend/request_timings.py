@@ -6,7 +6,12 @@ from headrace.board.board import Slot, Timing
 from headrace.ipc.messages import Times
 
 SPANS = (
-    *(Timing.ACCEPT, Timing.PARSE, Timing.TOKENIZE, Timing.SUBMIT, Timing.QUEUE, Timing.PREFILL),
+    Timing.ACCEPT,
+    Timing.PARSE,
+    Timing.TOKENIZE,
+    Timing.SUBMIT,
+    Timing.QUEUE,
+    Timing.PREFILL,
     Timing.RENDER,
 )
 
@@ -17,8 +22,14 @@ class RequestTimings:
     def __init__(self, received_at: int, times: Times) -> None:
         """`received_at` is when the head was read, CLOCK_MONOTONIC, ns."""
         marks = (
-            *(received_at, times.begun, times.parsed, times.tokenized, times.queued),
-            *(times.scheduled, times.first_token, times.rendered),
+            received_at,
+            times.begun,
+            times.parsed,
+            times.tokenized,
+            times.queued,
+            times.scheduled,
+            times.first_token,
+            times.rendered,
         )
         self._durations = [end - start for start, end in pairwise(marks)]  # in the order of SPANS
         self._first_token_ns = times.rendered - received_at

@@ -326,6 +326,11 @@ def test_files_and_functions_stay_short() -> None:
             assert length <= MAX_FUNCTION_LINES, f"{path}: {name} has {length} lines"
 
 
+def test_no_literal_is_unpacked_where_it_stands() -> None:
+    for path in sources():
+        assert not python_file(path).unpacked_literals, path  # write its elements
+
+
 def test_class_names_are_unique() -> None:
     names = Counter(name for path in sources() for name in python_file(path).classes)
     assert not {name for name, count in names.items() if count > 1}

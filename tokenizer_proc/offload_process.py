@@ -90,7 +90,7 @@ class RequestHandler:
         template = load_template(config)
         board = Board.create([Seat("tokenizer", 0)])  # GETs, which need the server's, do not come
         self._routes: Routes = load_routes(
-            *(config, board, template, self._encoder, grammars), scripted=scripted
+            config, board, template, self._encoder, grammars, scripted=scripted
         )
 
     def handle(self, offloaded: Offloaded) -> Outcome:

@@ -101,7 +101,7 @@ def load_routes(
     """Return the routes of one model, and all that plans their requests."""
     card, num = config.card, config.num_detokenizers
     generation = GenerationPlanner(
-        *(card, template, encoder, num, config.seed, grammars, images, config.traces)
+        card, template, encoder, num, config.seed, grammars, images, config.traces
     )
     embedding = EmbeddingPlanner(card, encoder, num)
     tokens = TokenRoutes(card, template, encoder, images)

@@ -85,7 +85,11 @@ class Service:
                 "read as --tool-call-parser hermes"
             )
         self._routes = load_routes(
-            *(config, context.board, template, self._encoder, self.grammars),
+            config,
+            context.board,
+            template,
+            self._encoder,
+            self.grammars,
             images=self._images,
             scripted=scripted,
         )

@@ -33,9 +33,7 @@ def reader() -> ctypes.CDLL:
     library = CACHE / "bandwidth.so"
     subprocess.run(["cc", *FLAGS, "-o", str(library), str(SOURCE)], check=True)
     loaded = ctypes.CDLL(str(library))
-    loaded.read_blocks.argtypes = (
-        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_ssize_t),
-    )
+    loaded.read_blocks.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_ssize_t)
     return loaded
 
 

@@ -239,8 +239,8 @@ def one_character(rng: random.Random, share: float) -> Body:
 KINDS: dict[str, Kind] = {
     kind.__name__.replace("_", " "): kind
     for kind in (
-        *(prompt_logprobs, logprobs, detokenize, generate, one_long_text, tokenize, echo),
-        *(many_streams, conditions, many_messages, tools, schema, choices, regex, responses),
-        *(calls, metadata, references, messages, wide_json, deep_json, one_character),
+        prompt_logprobs, logprobs, detokenize, generate, one_long_text, tokenize, echo,
+        many_streams, conditions, many_messages, tools, schema, choices, regex, responses,
+        calls, metadata, references, messages, wide_json, deep_json, one_character,
     )
-}
+}  # fmt: skip

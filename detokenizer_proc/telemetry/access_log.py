@@ -30,8 +30,12 @@ class AccessLog:
         )
         log.info(
             "%s %s %d %.1f ms, %d bytes in, %d out%s",
-            *(request.method, path, request.status, duration_ms),
-            *(request.num_received, request.num_sent),
+            request.method,
+            path,
+            request.status,
+            duration_ms,
+            request.num_received,
+            request.num_sent,
             "" if request.is_complete else ", cut off",
             extra=extra,
         )

@@ -56,7 +56,11 @@ class ChildProcess(Generic[Ask, Answer]):
         slot.exit_reason = ""
         pass_fds = (self._asks.fd, self._answers.fd, *fds)
         self._process = spawn(
-            *(slot.seat, config, context.board, context.log_level, pass_fds),
+            slot.seat,
+            config,
+            context.board,
+            context.log_level,
+            pass_fds,
             log_format=context.log_format,
         )
         os.close(self._asks.fd)  # the child has its own, and we have the memory

@@ -137,8 +137,14 @@ class WorkerGroup:
             control_fd = self._page.fd
         self._all = [
             start_worker(
-                *(self._config, self._context, rank, self.masks, self._embeddings),
-                *(group_fd, control_fd, self._tower_bytes),
+                self._config,
+                self._context,
+                rank,
+                self.masks,
+                self._embeddings,
+                group_fd,
+                control_fd,
+                self._tower_bytes,
             )
             for rank in range(num_ranks)
         ]

@@ -16,8 +16,15 @@ SECOND_NS = 10**9
 RAN = (FinishReason.STOP, FinishReason.LENGTH)
 # Of each sequence, in the order of `close`.
 OBSERVED = (
-    *(Timing.WAITED, Timing.PREFILLED, Timing.DECODED, Timing.RAN),
-    *(Timing.PROMPT, Timing.COMPUTED, Timing.GENERATED, Timing.MAX_TOKENS, Timing.PREEMPTED),
+    Timing.WAITED,
+    Timing.PREFILLED,
+    Timing.DECODED,
+    Timing.RAN,
+    Timing.PROMPT,
+    Timing.COMPUTED,
+    Timing.GENERATED,
+    Timing.MAX_TOKENS,
+    Timing.PREEMPTED,
 )
 
 
@@ -116,8 +123,15 @@ def close(
     num_prompt, num_cached, num_generated, max_tokens = counts
     slot.add(EngineField.ENDED + why)
     amounts = (
-        *(scheduled - queued, first - scheduled, last - first, last - scheduled),
-        *(num_prompt, num_prompt - num_cached, num_generated, max_tokens, num_preemptions),
+        scheduled - queued,
+        first - scheduled,
+        last - first,
+        last - scheduled,
+        num_prompt,
+        num_prompt - num_cached,
+        num_generated,
+        max_tokens,
+        num_preemptions,
     )
     histograms = slot.histograms
     for span, amount in zip(OBSERVED, amounts, strict=True):

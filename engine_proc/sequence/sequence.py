@@ -12,8 +12,14 @@ from headrace.ipc.messages import GenerateRequest, Sampling
 PLAIN = Sampling()
 # The fields of `Sampling` that need or report more than the last token.
 MORE = (
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logit_bias", "bad_words", "min_tokens", "logprobs", "prompt_logprobs"),
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
 )
 # That for which the last token has to be known before the row is made that draws the next.
 BACK = ("bad_words",)

@@ -46,9 +46,22 @@ class HttpExchange:
     """
 
     __slots__ = (
-        *("_cycle", "_head", "_is_chunked", "_num_announced", "_num_zeros"),
-        *("begun_at", "common", "head", "headers", "method", "num_sent", "on_lost", "on_writable"),
-        *("path", "received_at", "status"),
+        "_cycle",
+        "_head",
+        "_is_chunked",
+        "_num_announced",
+        "_num_zeros",
+        "begun_at",
+        "common",
+        "head",
+        "headers",
+        "method",
+        "num_sent",
+        "on_lost",
+        "on_writable",
+        "path",
+        "received_at",
+        "status",
     )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:

@@ -209,7 +209,9 @@ class LoadProcess:
     async def start(cls, share: Share) -> "LoadProcess":
         """Start one and wait until it is ready."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace.bench.load"),
+            sys.executable,
+            "-m",
+            "headrace.bench.load",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

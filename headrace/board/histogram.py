@@ -37,28 +37,22 @@ class Scale:
 
 SECONDS = Scale(
     histogram_bounds.union(
-        *(
-            histogram_bounds.HEADRACE,
-            histogram_bounds.VLLM_FIRST_TOKEN,
-            histogram_bounds.VLLM_TOKEN,
-            histogram_bounds.VLLM_REQUEST,
-        ),
-        *(
-            histogram_bounds.SGLANG_REQUEST,
-            histogram_bounds.SGLANG_TOKEN,
-            histogram_bounds.SGLANG_QUEUE,
-        ),
+        histogram_bounds.HEADRACE,
+        histogram_bounds.VLLM_FIRST_TOKEN,
+        histogram_bounds.VLLM_TOKEN,
+        histogram_bounds.VLLM_REQUEST,
+        histogram_bounds.SGLANG_REQUEST,
+        histogram_bounds.SGLANG_TOKEN,
+        histogram_bounds.SGLANG_QUEUE,
     ),
     units=10**9,  # ns
 )
 COUNTS = Scale(
     histogram_bounds.union(
-        *(
-            histogram_bounds.VLLM_TOKENS,
-            histogram_bounds.VLLM_STEP,
-            histogram_bounds.VLLM_PREEMPTIONS,
-            histogram_bounds.VLLM_N,
-        ),
+        histogram_bounds.VLLM_TOKENS,
+        histogram_bounds.VLLM_STEP,
+        histogram_bounds.VLLM_PREEMPTIONS,
+        histogram_bounds.VLLM_N,
         histogram_bounds.SGLANG_TOKENS,
     ),
     units=1,

@@ -31,8 +31,16 @@ def fingerprint() -> str:
     """Return a hash of all message definitions: processes that disagree must not talk."""
     lines = []
     for union in (
-        *(ToTokenizer, ToEngine, ToDetokenizer, ToFrontend),
-        *(ToFetcher, FromFetcher, ToWorker, FromWorker, ToVision, FromVision),
+        ToTokenizer,
+        ToEngine,
+        ToDetokenizer,
+        ToFrontend,
+        ToFetcher,
+        FromFetcher,
+        ToWorker,
+        FromWorker,
+        ToVision,
+        FromVision,
     ):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")

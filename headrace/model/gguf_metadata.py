@@ -6,9 +6,20 @@ LONG_ROPE = "rope_factors_long.weight"
 # Texts that end an answer, where a file has them as control tokens. Files name one end, or two;
 # models' generation configs name more (Phi-3: <|end|>, Gemma 3: <end_of_turn>).
 END_TEXTS = {
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]", "<｜end▁of▁sentence｜>"),
-    *("<|return|>", "<|call|>"),
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<|return|>",
+    "<|call|>",
 }
 CONTROL = 3  # in tokenizer.ggml.token_type
 

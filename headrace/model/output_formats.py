@@ -51,10 +51,7 @@ REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
 
 # Marks of formats that are not read here, whose templates have marks of others, too. They are those
 # of GLM-4.5, Seed-OSS, Hunyuan and MiroThinker, and functions with JSON in Llama 3.1's own prompts.
-FOREIGN_MARKS = (
-    *("<arg_key>", "<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>"),
-    "}</function>",
-)
+FOREIGN_MARKS = ("<arg_key>", "<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>", "}</function>")
 # What the template of a model that writes so has in it, all of it; the first that fits decides.
 TOOL_SIGNS = (
     (("<function=", "<parameter="), ToolFormat.QWEN3_CODER),
@@ -77,8 +74,11 @@ THOUGHT_MARKS = {
     ThoughtFormat.MISTRAL: ("[THINK]", "[/THINK]"),
 }
 DEEPSEEK_MARKS = (
-    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
-    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
 )
 TOOL_MARKS = {
     ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),

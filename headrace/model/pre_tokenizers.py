@@ -143,17 +143,19 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "jais-2": PreTokenizer(
         (
             any_of(
-                *(CONTRACTIONS, LETTERS, r"\p{N}{1,3}", MARKS, NEWLINES),
-                *(POWERS_OF_SPACES, r"\s{1,2}(?!\S)", r"\s{1}"),
+                CONTRACTIONS,
+                LETTERS,
+                r"\p{N}{1,3}",
+                MARKS,
+                NEWLINES,
+                POWERS_OF_SPACES,
+                r"\s{1,2}(?!\S)",
+                r"\s{1}",
             ),
         )
     ),
     "seed-coder": PreTokenizer(
-        (
-            any_of(
-                *(CONTRACTIONS, LETTERS, r"\p{N}{1}", r" ?[^\s\p{L}\p{N}\r\n]+", NEWLINES, SPACES),
-            ),
-        )
+        (any_of(CONTRACTIONS, LETTERS, r"\p{N}{1}", r" ?[^\s\p{L}\p{N}\r\n]+", NEWLINES, SPACES),)
     ),
     **named(
         PreTokenizer(

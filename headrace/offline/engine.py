@@ -52,8 +52,13 @@ from headrace.routes import CHAT
 from headrace.system.machine import has_gpus
 
 HTTP_FLAGS = (
-    *("host", "port", "frontend_procs", "max_body_bytes", "max_num_queued"),
-    *("access_log", "otlp_traces_endpoint"),
+    "host",
+    "port",
+    "frontend_procs",
+    "max_body_bytes",
+    "max_num_queued",
+    "access_log",
+    "otlp_traces_endpoint",
 )
 UNBOUNDED = 1 << 30  # the engine refuses no request: the ring keeps its queue short
 

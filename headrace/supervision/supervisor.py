@@ -257,7 +257,12 @@ class Supervisor:
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(
-            *(seat, config, self.board, self._config.log_level, tuple(fds), self._record),
+            seat,
+            config,
+            self.board,
+            self._config.log_level,
+            tuple(fds),
+            self._record,
             log_format=self._config.log_format,
             is_copy=is_copy,
         )

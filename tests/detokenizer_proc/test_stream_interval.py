@@ -121,7 +121,11 @@ def test_only_pieces_that_go_on_are_joined() -> None:
     other: list[Piece] = [Arguments(1, "["), Arguments(1, "]")]
     words: list[Piece] = [Content("a"), Content("b"), Thought("c"), Thought("d"), Content("e")]
     assert joined([*words, *call, *other]) == [
-        *(Content("ab"), Thought("cd"), Content("e")),
-        *(ToolCallStart(0, "c", "f"), Arguments(0, "{}"), Arguments(1, "[]")),
+        Content("ab"),
+        Thought("cd"),
+        Content("e"),
+        ToolCallStart(0, "c", "f"),
+        Arguments(0, "{}"),
+        Arguments(1, "[]"),
     ]
     assert joined([]) == []

@@ -32,7 +32,8 @@ def test_no_package_of_an_extra_is_a_dependency() -> None:
         ("modules", "transformers", "package transformers is missing; `pip install 'headrace[mod"),
         ("images", "PIL", "package pillow is missing; `pip install 'headrace[images]'`"),
         (
-            *("otel", "opentelemetry.sdk"),
+            "otel",
+            "opentelemetry.sdk",
             "package opentelemetry-sdk is missing; `pip install 'headrace[otel]'`",
         ),
         ("gpu", "triton", "package triton is missing; `pip install 'headrace[gpu]'`"),

@@ -112,7 +112,7 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None
 
 def record_of(message: str, *args: object, **extra: Any) -> logging.LogRecord:
     return logging.getLogger("x").makeRecord(
-        *("x", logging.INFO, "x.py", 1, message, args, extra.pop("exc_info", None)), extra=extra
+        "x", logging.INFO, "x.py", 1, message, args, extra.pop("exc_info", None), extra=extra
     )
 
 

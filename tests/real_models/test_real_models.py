@@ -56,7 +56,8 @@ def test_prompts_are_those_of_the_files_template(
 ) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
-        *({"role": "user", "content": "Grüße"}, {"role": "assistant", "content": "你好"}),
+        {"role": "user", "content": "Grüße"},
+        {"role": "assistant", "content": "你好"},
         {"role": "user", "content": "What is the weather in Köln?"},
     ]
     (completion,) = exact.chat(

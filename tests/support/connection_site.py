@@ -95,7 +95,11 @@ class Site:
                 site.num_heard += len(data)
 
         http: Any = partial(
-            *(Counted, self.deadlines, self.readers, StartQueue(), max_connections),
+            Counted,
+            self.deadlines,
+            self.readers,
+            StartQueue(),
+            max_connections,
             is_leaving=lambda: self.is_leaving,
         )
         self._server = PromptServer(

@@ -188,7 +188,12 @@ class Rig:
         self.compiler = Slow()
         grammars = MatcherQueue(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
         self.engine = EngineCore(
-            *(self.config, self.scheduler, pool, self.links, self.slot, grammars),
+            self.config,
+            self.scheduler,
+            pool,
+            self.links,
+            self.slot,
+            grammars,
             images=self.images,
             vision=sight or self.eyes,  # type: ignore[arg-type]
             clock=lambda: self.now,

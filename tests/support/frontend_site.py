@@ -158,7 +158,7 @@ class Site:
         key_auth = ApiKeyAuth(map(digest, keys))
         gate = Gate(key_auth, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(
-            *(self.open_requests, self.links, self.slot, gate, LIMIT), metrics=metrics
+            self.open_requests, self.links, self.slot, gate, LIMIT, metrics=metrics
         )
         self.gate = gate
         admin = Admin(ApiKeyAuth([digest(b"admin")]), self.board, self.slot, os.getpid(), False)

@@ -102,11 +102,11 @@ TEMPLATE_CPU_S = 0.2
 FLOATS = [name for name, code in SAMPLING_CODES.items() if code == "f"]  # of a sampling row
 MAX_PIXELS = 100_000
 RARE_KEYS = (  # of an architecture
-    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
-    *("rope.dimension_count", "rope.dimension_sections", "rope.freq_base_swa", "expert_count"),
-    *("attention.key_length", "attention.value_length", "attention.layer_norm_epsilon"),
-    *("attention.sliding_window", "attention.sliding_window_pattern", "logit_scale"),
-)
+    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+    "rope.dimension_count", "rope.dimension_sections", "rope.freq_base_swa", "expert_count",
+    "attention.key_length", "attention.value_length", "attention.layer_norm_epsilon",
+    "attention.sliding_window", "attention.sliding_window_pattern", "logit_scale",
+)  # fmt: skip
 TEXTS = ("none", "linear", "yarn", "longrope", "gpt2", "llama", "", "é")
 PART_MARK, MAX_PARTS = b"\0--part--\0", 5  # between the parts of a split file
 
@@ -136,13 +136,13 @@ def decoder_seeds() -> list[bytes]:
     messages: list[Message] = [
         HttpRequest(1, "POST", "/v1/x", 1.5, num_delivered={0: 3}),
         GenerateRequest(1, 0, 9, Sampling(logit_bias={3: 1.0}), [2], b"plan"),
-        *(Abort(1), StopSequence(2), RenewLeases(), GeneratedTokens(bytes(8), bytes(4))),
-        *(Fetch(1, 0, ["https://x/y"]), Encode([{"x": Tensor(0, 1, "f4", [2])}], [b""])),
+        Abort(1), StopSequence(2), RenewLeases(), GeneratedTokens(bytes(8), bytes(4)),
+        Fetch(1, 0, ["https://x/y"]), Encode([{"x": Tensor(0, 1, "f4", [2])}], [b""]),
         StepOutput.of({1: msgspec.msgpack.encode(plan)}, [1], [2], [None], cached={1: 2}),
         ResponseFrames.of({}, [1], [4], [True]),
         Step(**{name: b"\0" * 4 for name in Step.__struct_fields__[:6]}),
         StepResult(bytes(8)),
-    ]
+    ]  # fmt: skip
     return [msgspec.msgpack.encode(message) for message in messages]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+LITERALS = ast.Tuple | ast.List | ast.Set
 
 
 class Comment(NamedTuple):
@@ -30,6 +31,7 @@ class PythonFile:
     functions: list[tuple[str, int]] = field(default_factory=list)  # with their numbers of lines
     classes: list[str] = field(default_factory=list)  # of the module itself
     docstrings: list[tuple[int, str]] = field(default_factory=list)  # by first line; fields' too
+    unpacked_literals: list[int] = field(default_factory=list)  # the lines of `*(a, b)` in place
 
 
 @functools.cache
@@ -61,6 +63,8 @@ def python_file(path: Path) -> PythonFile:
             found.imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+        elif isinstance(node, ast.Starred) and isinstance(node.value, LITERALS):
+            found.unpacked_literals.append(node.lineno)
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None

@@ -34,13 +34,20 @@ TOWER: dict[str, Any] = {
 BEGINNING = ("<s>", "</s>")  # tokens 256 and 257, after those of single bytes
 SPECIAL = {  # by family, after these; the first is the image token
     "smolvlm": (
-        *("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
+        "<image>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<end_of_utterance>",
         *(f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)),
     ),
     "llava": ("<image>",),
     "qwen2_5_vl": (
-        *("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
-        *("<|im_start|>", "<|im_end|>"),
+        "<|image_pad|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|video_pad|>",
+        "<|im_start|>",
+        "<|im_end|>",
     ),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
 }

@@ -17,8 +17,12 @@ import pytest
 SUPPORT = Path(__file__).parent
 FOLDERS = {"system", "adversary", "ecosystem", "real_models", "cuda"}
 SLOW_IMPORTS = {
-    *("torch", "transformers", "sentence_transformers", "torch_executor"),
-    *("sanitized", "gpu_threads"),  # which compile
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "torch_executor",
+    "sanitized",  # compiles
+    "gpu_threads",  # compiles
 }
 HEAVY = {"torch", "transformers", "sentence_transformers"}
 DEEDS = {  # of programs and modules in the command of a process

@@ -18,13 +18,24 @@ from servers import HELD, RunningServer
 
 EMBEDDINGS = "docs/api/embeddings.md"  # in `test_embeddings.py`
 FAMILIES = [
-    *("docs/api.md", "docs/api/completions.md", "docs/api/responses.md", "docs/api/messages.md"),
-    *("docs/api/generate.md", "docs/api/tokenize.md"),
+    "docs/api.md",
+    "docs/api/completions.md",
+    "docs/api/responses.md",
+    "docs/api/messages.md",
+    "docs/api/generate.md",
+    "docs/api/tokenize.md",
 ]
 PAGES = {
-    *("README.md", *FAMILIES, EMBEDDINGS, "docs/operations.md"),
-    *("docs/structured_output.md", "docs/testing.md", "docs/tools.md", "docs/getting_started.md"),
-    *("docs/how_to/python_client.md", "docs/how_to/embedded.md"),
+    "README.md",
+    *FAMILIES,
+    EMBEDDINGS,
+    "docs/operations.md",
+    "docs/structured_output.md",
+    "docs/testing.md",
+    "docs/tools.md",
+    "docs/getting_started.md",
+    "docs/how_to/python_client.md",
+    "docs/how_to/embedded.md",
 }
 
 

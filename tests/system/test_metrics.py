@@ -17,9 +17,14 @@ from support.ports import reserved_port
 
 PROMETHEUS = shutil.which("prometheus")  # Debian's package
 COUNTS = (
-    *("request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds"),
-    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_params_n"),
-    *("time_to_first_token_seconds", "e2e_request_latency_seconds"),
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_params_n",
+    "time_to_first_token_seconds",
+    "e2e_request_latency_seconds",
 )
 
 

@@ -16,7 +16,12 @@ from headrace.exit_status import ExitStatus
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HOPS = {
-    *("frontend receive", "tokenizer", "engine queue", "prefill", "decode", "detokenizer"),
+    "frontend receive",
+    "tokenizer",
+    "engine queue",
+    "prefill",
+    "decode",
+    "detokenizer",
     "frontend write",
 }
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100"}  # ms between batches of spans

@@ -38,8 +38,13 @@ def ring(real: RunningServer, open_page: Callable[..., Any]) -> Any:
 def test_every_process_is_drawn_and_in_the_table(ring: Any, real: RunningServer) -> None:
     processes = ring.locator(RING).evaluate_all("all => all.map((one) => one.dataset.process)")
     assert processes == [
-        *("frontend 0", "tokenizer 0", "tokenizer 1", "tokenizer 2"),
-        *("engine 0", "worker 0", "detokenizer 0"),
+        "frontend 0",
+        "tokenizer 0",
+        "tokenizer 1",
+        "tokenizer 2",
+        "engine 0",
+        "worker 0",
+        "detokenizer 0",
     ]
     ring.get_by_text("All processes as a table").click()
     state = httpx.get(f"{real.url}/ring", headers=HEADERS).json()

@@ -42,8 +42,13 @@ CHAT_NAMES = {
 }
 # Taken unread: they change no answer.
 NOT_READ = (
-    *("cache_control", "diagnostics", "inference_geo", "service_tier", "speed"),
-    *("user_profile_id", "workspace_id"),
+    "cache_control",
+    "diagnostics",
+    "inference_geo",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
 )
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -47,8 +47,14 @@ IMAGE_PART, FILE_PART = "image_url", "file"
 UNSUPPORTED = ("audio", "echo", "moderation", "web_search_options")  # of chats
 # Of chats, taken unread: they change no answer.
 NOT_READ = (
-    *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    "metadata",
+    "prediction",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
 )
 # Half of a pair such as \ud83d\ude00 without the other, or written in UTF-8.
 LONE_SURROGATE = re.compile(

@@ -49,13 +49,23 @@ MAX_ECHO_BYTES = 1 << 20  # of fields that a response repeats, in each event tha
 TEXT_PARTS = ("input_text", "output_text", "text")
 THOUGHT_PARTS = ("reasoning_text", "summary_text")
 UNSUPPORTED = (
-    *("previous_response_id", "conversation", "background", "prompt", "context_management"),
+    "previous_response_id",
+    "conversation",
+    "background",
+    "prompt",
+    "context_management",
     "moderation",
 )
 # Taken unread: they change no answer, or are about tools that OpenAI's servers run.
 NOT_READ = (
-    *("access_programs", "background_options", "image", "max_tool_calls", "prompt_cache_options"),
-    *("prompt_cache_retention", "service_tier", "stream_options"),
+    "access_programs",
+    "background_options",
+    "image",
+    "max_tool_calls",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "service_tier",
+    "stream_options",
 )
 
 # A chat's fields that are called otherwise here.
@@ -137,9 +147,16 @@ class ResponsesRequest(SamplingParameters, kw_only=True):
 
 # The fields of a chat that are the same here.
 SHARED = (
-    *("model", "stream", "parallel_tool_calls", "top_logprobs"),
+    "model",
+    "stream",
+    "parallel_tool_calls",
+    "top_logprobs",
     *SamplingParameters.__struct_fields__,
-    *("seed", "stop", "ignore_eos", "priority", "cache_salt"),
+    "seed",
+    "stop",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
 )
 RESPONSES = BodyDecoder(ResponsesRequest)
 

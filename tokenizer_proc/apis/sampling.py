@@ -28,10 +28,18 @@ MAX_LOGIT_BIASES = 1024  # these three fit messages.MAX_BIASES together
 MAX_DIGITS = 19  # of a token id, written in text
 # Of vLLM's and SGLang's, what would change an answer and is not done.
 UNSUPPORTED = (
-    *("kv_transfer_params", "logprob_token_ids", "prompt_embeds"),
-    *("repetition_detection", "thinking_token_budget"),
-    *("use_beam_search", "watermarking", "custom_logit_processor", "custom_params", "lora_path"),
-    *("return_hidden_states", "stop_regex"),
+    "kv_transfer_params",
+    "logprob_token_ids",
+    "prompt_embeds",
+    "repetition_detection",
+    "thinking_token_budget",
+    "use_beam_search",
+    "watermarking",
+    "custom_logit_processor",
+    "custom_params",
+    "lora_path",
+    "return_hidden_states",
+    "stop_regex",
 )
 PARAMETER_VALUES = attrgetter(*PARAMETERS)
 # Parameters above their lowest number, which they do not take.

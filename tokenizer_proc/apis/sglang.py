@@ -23,8 +23,13 @@ from headrace.tokenizer_proc.apis.sampling import StreamOptions, check_length, c
 GENERATE_MAX_TOKENS = 128  # SGLang's default
 MAX_ID_LENGTH = 128  # characters of a `rid`: each sequence carries those of all
 UNSUPPORTED = (
-    *("image_data", "audio_data", "input_embeds", "token_ids_logprob", "lora_path"),
-    *("custom_logit_processor", "return_hidden_states"),
+    "image_data",
+    "audio_data",
+    "input_embeds",
+    "token_ids_logprob",
+    "lora_path",
+    "custom_logit_processor",
+    "return_hidden_states",
 )
 # Fields that are one for all prompts, or a list with one for each.
 BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")

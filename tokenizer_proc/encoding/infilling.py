@@ -23,11 +23,11 @@ SPELLINGS = (
 )
 # What a model writes after the middle, beside EOS: that the file, or the repository, goes on.
 ENDS = (
-    *("<|endoftext|>", "<|end_of_text|>", "<EOT>", "▁<EOT>"),
-    *("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>"),
-    *("<|repo_name|>", "<repo_name>", "<reponame>", "<fim-repo>", "<REPO>"),
-    *("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<filename>"),
-)
+    "<|endoftext|>", "<|end_of_text|>", "<EOT>", "▁<EOT>",
+    "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>",
+    "<|repo_name|>", "<repo_name>", "<reponame>", "<fim-repo>", "<REPO>",
+    "<|file_sep|>", "<file_sep>", "<|file_separator|>", "<filename>",
+)  # fmt: skip
 ROLES = ("pre", "suf", "mid")  # of the tokens as GGUF names them, in the order above
 END_ROLES = ("pad", "rep", "sep")
 # Before a text that SentencePiece would put a space before, and cut off: no token goes across it.

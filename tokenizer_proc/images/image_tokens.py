@@ -120,8 +120,11 @@ def block(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
 
 
 PROCESSORS = (
-    *("Idefics3Processor", "SmolVLMProcessor", "LlavaProcessor"),  # and not Pixtral's, of a LLaVA
-    *("Qwen2_5_VLProcessor", "Gemma3Processor"),
+    "Idefics3Processor",
+    "SmolVLMProcessor",
+    "LlavaProcessor",  # and not Pixtral's, of a LLaVA
+    "Qwen2_5_VLProcessor",
+    "Gemma3Processor",
 )
 LOW_PIXELS = 512 * 512  # OpenAI's "low"
 FAMILIES = {

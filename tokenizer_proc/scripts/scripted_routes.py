@@ -52,9 +52,7 @@ from headrace.tokenizer_proc.jobs.stages import (
 from headrace.tokenizer_proc.scripts.answer_text import error_of, reply_text, words_of
 from headrace.tokenizer_proc.scripts.script_store import ScriptStore
 
-GENERATION = {
-    *(routes.CHAT, routes.COMPLETIONS, routes.RESPONSES, routes.MESSAGES, routes.GENERATE),
-}
+GENERATION = {routes.CHAT, routes.COMPLETIONS, routes.RESPONSES, routes.MESSAGES, routes.GENERATE}
 LAST = ("messages", "input", "prompt", "text")  # fields whose last entry a rule matches
 
 

@@ -31,9 +31,18 @@ ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}  # by `checkpoint_format`
 # What is read with a matrix, or not needed.
 OTHER_PARTS = frozenset(
     {
-        *("qzeros", "scales", "g_idx"),
-        *("weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx", "weight_shape"),
-        *("input_scale", "k_scale", "v_scale", "output_scale"),
+        "qzeros",
+        "scales",
+        "g_idx",
+        "weight_scale",
+        "weight_scale_inv",
+        "weight_zero_point",
+        "weight_g_idx",
+        "weight_shape",
+        "input_scale",
+        "k_scale",
+        "v_scale",
+        "output_scale",
     }
 )
 

@@ -244,7 +244,11 @@ class CudaExecutor:
             positions = images.rope_positions
         rotations = self.rotations(positions)
         return DeviceStep(
-            *(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations),
+            inputs.token_ids,
+            inputs.kv_rows,
+            stretches,
+            inputs.logit_rows,
+            rotations,
             images=images,
             prompts=prompts,
         )

@@ -93,11 +93,11 @@ QK_NORMS = tuple(QKNorm)
 STEP_PARTS = ("rows", "products", "attention", "experts", "head", "waiting")
 ACTIVATIONS = tuple(Activation)
 FORMATS: tuple[Format | None, ...] = (
-    *(Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1),
-    *(Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K),
-    *(Format.Q3_K, Format.IQ4_NL, Format.IQ4_XS, Format.MXFP4),
+    Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1,
+    Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K,
+    Format.Q3_K, Format.IQ4_NL, Format.IQ4_XS, Format.MXFP4,
     None,  # int8, which no file has
-)
+)  # fmt: skip
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 
@@ -125,7 +125,8 @@ class LayerConfig(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("rope", "window", "is_chunked")),
-        *(("temperature_scale", c_float), ("temperature_tokens", c_int32)),
+        ("temperature_scale", c_float),
+        ("temperature_tokens", c_int32),
         ("mixture", MixtureConfig),
     )
 

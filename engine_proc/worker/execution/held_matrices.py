@@ -10,9 +10,9 @@ from headrace.engine_proc.worker.models.weight_names import weight_shapes
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 # The order of these is the numbering of csrc/cpu/model.h.
 MATRICES = (
-    *("q", "k", "v", "o", "gate", "up", "down"),
-    *("router", "shared.gate", "shared.up", "shared.down"),
-)
+    "q", "k", "v", "o", "gate", "up", "down",
+    "router", "shared.gate", "shared.up", "shared.down",
+)  # fmt: skip
 VECTORS = (
     "attn_norm",
     "attn_post_norm",
@@ -23,7 +23,9 @@ VECTORS = (
     "sinks",
     *(f"{name}.bias" for name in MATRICES[:8]),
     "router.selection_bias",
-    *("shared.gate.bias", "shared.up.bias", "shared.down.bias"),
+    "shared.gate.bias",
+    "shared.up.bias",
+    "shared.down.bias",
     *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")

@@ -49,7 +49,10 @@ def check_weights(
             log.warning(
                 "weights of %.1f GiB, a step of %d tokens (%.1f GiB) and a full KV cache of "
                 "%.1f GiB are more than the %.1f GiB of memory; lower --kv-cache-memory-bytes",
-                *(taken / GIB, num_tokens, step / GIB, config.cpu_kv_bytes / GIB),
+                taken / GIB,
+                num_tokens,
+                step / GIB,
+                config.cpu_kv_bytes / GIB,
                 memory_bytes / GIB,
             )
         return

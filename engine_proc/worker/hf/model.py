@@ -168,7 +168,10 @@ def load_module(
     for name in sorted(report["unexpected_keys"]):
         log.warning(
             "%s: tensor %r and %d others are not part of %s and are ignored",
-            *(folder, name, len(report["unexpected_keys"]) - 1, type(module).__name__),
+            folder,
+            name,
+            len(report["unexpected_keys"]) - 1,
+            type(module).__name__,
         )
         break
     if module.dtype == torch.float16:  # slow on processors, where they can at all

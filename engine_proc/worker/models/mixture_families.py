@@ -288,7 +288,12 @@ def glm4_moe(fields: ConfigFields) -> DecoderSpec:
 
 # Published fields of DeepSeek's routing that transformers does not read in its relatives.
 DEEPSEEK_FIELDS = (
-    *("aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux", "topk_method"),
+    "aux_loss_alpha",
+    "ep_size",
+    "moe_layer_freq",
+    "scoring_func",
+    "seq_aux",
+    "topk_method",
     "use_sliding_window",
 )
 

@@ -515,17 +515,26 @@ def stablelm(fields: ConfigFields) -> DecoderSpec:
 
 # Published fields of Hunyuan that transformers does not read, as far as they are not off.
 HUNYUAN_FIELDS = (
-    *("attention_head_dim", "cla_share_factor", "dense_list", "eod_token_id", "expert_hidden_dim"),
-    *("mask_init_id", "moe_intermediate_size", "norm_type", "num_media_embeds"),
-    *(
-        "num_shared_expert",
-        "org_vocab_size",
-        "pad_id",
-        "pool_type",
-        "routed_scaling_factor",
-        "sep_token_id",
-    ),
-    *("text_end_id", "text_start_id", "use_mixed_mlp_moe", "use_qk_norm", "use_rotary_pos_emb"),
+    "attention_head_dim",
+    "cla_share_factor",
+    "dense_list",
+    "eod_token_id",
+    "expert_hidden_dim",
+    "mask_init_id",
+    "moe_intermediate_size",
+    "norm_type",
+    "num_media_embeds",
+    "num_shared_expert",
+    "org_vocab_size",
+    "pad_id",
+    "pool_type",
+    "routed_scaling_factor",
+    "sep_token_id",
+    "text_end_id",
+    "text_start_id",
+    "use_mixed_mlp_moe",
+    "use_qk_norm",
+    "use_rotary_pos_emb",
 )
 
 

@@ -169,9 +169,14 @@ def layer_end(prefix: str) -> str:
 
 # Of a model that takes images: what is not its decoder's, and where that is.
 TOWERS = (
-    *("visual.", "vision_tower.", "multi_modal_projector."),
-    *("model.visual.", "model.vision_tower.", "model.multi_modal_projector."),
-    *("model.vision_model.", "model.connector."),
+    "visual.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.visual.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+    "model.vision_model.",
+    "model.connector.",
 )
 DECODERS = {
     "language_model.lm_head.": "lm_head.",
@@ -260,9 +265,13 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
 
 HF_MIXTURE = {  # of each weight, the names that families have for it
     "router": (
-        *("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight"),
-        *("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight"),
-        *("mlp.gate.wg.weight", "feed_forward.router.weight"),
+        "mlp.gate.weight",
+        "mlp.router.weight",
+        "block_sparse_moe.gate.weight",
+        "block_sparse_moe.router.layer.weight",
+        "block_sparse_moe.router.weight",
+        "mlp.gate.wg.weight",
+        "feed_forward.router.weight",
     ),
     "router.bias": ("mlp.router.bias",),
     "router.selection_bias": (
@@ -273,8 +282,10 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
     "shared.router": ("mlp.shared_expert_gate.weight",),
 }
 HF_SHARED = (
-    *("mlp.shared_experts", "mlp.shared_expert"),
-    *("mlp.shared_mlp", "feed_forward.shared_expert"),  # Hunyuan, Llama 4
+    "mlp.shared_experts",
+    "mlp.shared_expert",
+    "mlp.shared_mlp",  # Hunyuan
+    "feed_forward.shared_expert",  # Llama 4
 )
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
 HF_STACKS = (  # of gate and up, and of down

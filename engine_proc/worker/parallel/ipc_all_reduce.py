@@ -153,7 +153,7 @@ class IpcAllReduce(Collectives[Any]):
         out = x.new_empty(x.shape)
         row = self._row(stream, x, choice.algorithm.value)
         self._group.sum(
-            *(choice.algorithm, dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), stream, row)
+            choice.algorithm, dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), stream, row
         )
         return out
 
@@ -185,7 +185,7 @@ class IpcAllReduce(Collectives[Any]):
         norm = FusedNorm(*addresses, weight.nbytes, eps, one_plus)
         row = self._row(stream, x, "fused")
         self._group.sum_add_norm(
-            *(dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), norm, stream, row)
+            dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), norm, stream, row
         )
         return out, after
 

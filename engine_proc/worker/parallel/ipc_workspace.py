@@ -56,9 +56,12 @@ def group_words(
     """
     padding = [0] * (MAX_RANKS - layout.world)
     return GROUP.pack(
-        *(*bases, *padding),
-        *(*(base + STAGING_AT for base in bases), *padding),
-        *(*(base + layout.sums_at for base in bases), *padding),
+        *bases,
+        *padding,
+        *(base + STAGING_AT for base in bases),
+        *padding,
+        *(base + layout.sums_at for base in bases),
+        *padding,
         bases[rank] + COUNTERS_AT,
         page_address,
         page_address + ControlPage.status_at(rank),

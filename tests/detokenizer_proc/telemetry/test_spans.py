@@ -20,7 +20,15 @@ STATS = ReplyStats(
     response_id="chatcmpl-1",
 )
 ENDED = RequestEnded(
-    *("abc", "POST", "/v1/chat/completions", 200, S // 2, 14 * S, 78, 0, True),
+    "abc",
+    "POST",
+    "/v1/chat/completions",
+    200,
+    S // 2,
+    14 * S,
+    78,
+    0,
+    True,
     sent_at=S,
     begun_at=13 * S,
     times=TIMES,

@@ -9,7 +9,15 @@ from headrace.ipc.messages import RequestEnded, Times
 
 S = 10**9
 ENDED = RequestEnded(
-    *("abc", "POST", "/v1/completions", 200, S, 9 * S, 78, 0, True),
+    "abc",
+    "POST",
+    "/v1/completions",
+    200,
+    S,
+    9 * S,
+    78,
+    0,
+    True,
     sent_at=2 * S,
     begun_at=8 * S,
     times=Times(*range(2 * S, 9 * S, S)),

@@ -298,8 +298,12 @@ class Story:
 
 @settings(deadline=None)
 @given(
-    *(SCRIPTS, st.integers(20, 40), st.integers(9, 12), st.integers(8, 32)),
-    *(st.booleans(), st.integers(1, 2)),
+    SCRIPTS,
+    st.integers(20, 40),
+    st.integers(9, 12),
+    st.integers(8, 32),
+    st.booleans(),
+    st.integers(1, 2),
 )
 def test_batched_texts_equal_single_texts_and_nothing_leaks(
     script: Script, num_rows: int, num_pages: int, budget: int, whole: bool, depth: int

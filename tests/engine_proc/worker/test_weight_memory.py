@@ -26,8 +26,12 @@ def write_model(path: Path) -> Path:
     writer.add_head_count_kv(4)
     writer.add_layer_norm_rms_eps(1e-5)
     for name, kind in (
-        *(("token_embd", "F32"), ("output", "F16"), ("blk.0.attn_q", "BF16")),
-        *(("blk.0.attn_k", "BF16"), ("blk.0.attn_v", "Q4_0"), ("blk.0.attn_output", "Q8_0")),
+        ("token_embd", "F32"),
+        ("output", "F16"),
+        ("blk.0.attn_q", "BF16"),
+        ("blk.0.attn_k", "BF16"),
+        ("blk.0.attn_v", "Q4_0"),
+        ("blk.0.attn_output", "Q8_0"),
         *((f"blk.0.ffn_{part}", "Q4_0") for part in ("gate", "up", "down")),
     ):
         data = gguf.quantize(np.ones((64, 64), np.float32), TYPES[kind])
@@ -57,12 +61,12 @@ def write_model(path: Path) -> Path:
         (
             {"quantization": "int8"},
             [
-                *(("Q4_0", "rounded to int8", 4, 64 * 144, 64 * 272),),
-                *(("BF16", "rounded to int8", 2, 64 * 256, 64 * 136),),
-                *(("F32", "rounded to int8", 1, 64 * 256, 64 * 68),),
-                *(("F16", "rounded to int8", 1, 64 * 128, 64 * 68),),
-                *(("Q8_0", "as stored, as int8", 1, 64 * 68, 64 * 68),),
-                *(("F32", "as stored", 3, 64 * 12, 64 * 12),),
+                ("Q4_0", "rounded to int8", 4, 64 * 144, 64 * 272),
+                ("BF16", "rounded to int8", 2, 64 * 256, 64 * 136),
+                ("F32", "rounded to int8", 1, 64 * 256, 64 * 68),
+                ("F16", "rounded to int8", 1, 64 * 128, 64 * 68),
+                ("Q8_0", "as stored, as int8", 1, 64 * 68, 64 * 68),
+                ("F32", "as stored", 3, 64 * 12, 64 * 12),
             ],
         ),
     ],

@@ -72,15 +72,18 @@ async def test_upgrade_and_close_is_answered_once(site: Site) -> None:
         (b"POST /echo HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n", 501, "transfer_encoding"),
         (
             b"POST /echo HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-            *(501, "transfer_encoding"),
+            501,
+            "transfer_encoding",
         ),
         (
             b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n",
-            *(400, "invalid_http"),
+            400,
+            "invalid_http",
         ),
         (
             b"POST /echo HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-            *(400, "invalid_http"),
+            400,
+            "invalid_http",
         ),
         (b"POST /echo HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400, "invalid_http"),
         (b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", 405, "method_not_allowed"),

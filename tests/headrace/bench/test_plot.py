@@ -11,8 +11,12 @@ from headrace.bench.load import LoadResult
 from headrace.bench.plot import CURVE, HEIGHT, SCALE, SUFFIXES, TOP, WIDTH, write_plot
 
 RECORDS = [
-    Record(
-        *(i, 0.0, 0.0, i, i + 0.3),  # sent at once, each a second later than the one before
+    Record(  # sent at once, each a second later than the one before
+        i,
+        0.0,
+        0.0,
+        i,
+        i + 0.3,
         gaps=array("f", [0.1, 0.2]).tobytes(),
         output_tokens=3,
     )

@@ -171,7 +171,9 @@ def no_driver(num_gpus: int) -> Topology:
         (4, {}, lambda n: Topology.PCIE, "NCCL: 4 GPUs without NVLink between all of them"),
         (2, {}, no_driver, "NCCL: NVML: no such file"),
         (
-            *(2, {"disable_custom_all_reduce": True}, lambda n: Topology.NVLINK),
+            2,
+            {"disable_custom_all_reduce": True},
+            lambda n: Topology.NVLINK,
             "NCCL: --disable-custom-all-reduce",
         ),
         (0, {"tp": 2}, no_driver, ON_CPU),
@@ -217,7 +219,8 @@ def test_gpus_are_reported_with_what_others_have_of_them(
         False,
     )
     assert capsys.readouterr().out.splitlines()[1].split(None, 2) == [
-        *("GPU", "0"),
+        "GPU",
+        "0",
         "NVIDIA H200, 139.0 GiB free of 140.0 GiB, compute capability 9.0, 132 processors, "
         "0000:08:00.0",
     ]

@@ -15,9 +15,16 @@ from headrace.errors import ConfigError
 
 DEADLINE_S = 120
 TRANSPORT = [
-    *(httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.CloseError),
-    *(httpx.LocalProtocolError, httpx.RemoteProtocolError, httpx.ProxyError),
-    *(httpx.UnsupportedProtocol, httpx.DecodingError, httpx.TooManyRedirects),
+    httpx.ConnectError,
+    httpx.ReadError,
+    httpx.WriteError,
+    httpx.CloseError,
+    httpx.LocalProtocolError,
+    httpx.RemoteProtocolError,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+    httpx.DecodingError,
+    httpx.TooManyRedirects,
 ]
 TIMEOUTS = [httpx.ConnectTimeout, httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout]
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\n'

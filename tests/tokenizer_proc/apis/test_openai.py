@@ -165,7 +165,8 @@ OUT_OF_RANGE: list[tuple[str, object, str]] = [
     ("bad_words", [""], f"at most {MAX_BAD_WORDS} {WORDS} one of 0"),
     ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), f"{WORDS} {MAX_BAD_WORDS + 1}"),
     (
-        *("logit_bias", {str(id): 1 for id in range(MAX_LOGIT_BIASES + 1)}),
+        "logit_bias",
+        {str(id): 1 for id in range(MAX_LOGIT_BIASES + 1)},
         "at most 1024 entries, not 1025",
     ),
     ("presence_penalty", 2.1, "between -2 and 2, not 2.1"),

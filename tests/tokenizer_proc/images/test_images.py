@@ -50,7 +50,10 @@ class Lane:
         self.num_looks = 0
         self.gone_at = -1  # how many images have been looked for when a client leaves
         images = Images(
-            *(processor, self.store, IMAGE_TOKEN, 4),
+            processor,
+            self.store,
+            IMAGE_TOKEN,
+            4,
             look=self._look,
             wait=self._wait,
             check=self._check,

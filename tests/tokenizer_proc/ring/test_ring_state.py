@@ -20,8 +20,12 @@ from headrace.tokenizer_proc.ring.ring_state import RingReader, RingState
 SEATS = [
     *(Seat("frontend", i) for i in range(2)),
     *(Seat("tokenizer", i) for i in range(4)),
-    *(Seat("engine", 0), Seat("worker", 0), Seat("worker", 1), Seat("vision", 0)),
-    *(Seat("detokenizer", 0), Seat("fetcher", 0)),
+    Seat("engine", 0),
+    Seat("worker", 0),
+    Seat("worker", 1),
+    Seat("vision", 0),
+    Seat("detokenizer", 0),
+    Seat("fetcher", 0),
 ]
 
 
@@ -61,8 +65,13 @@ def test_every_process_is_in_its_seat() -> None:
     _, reader = make_ring()
     state = reader.read()
     groups = (
-        *(state.frontends, state.tokenizers, state.engines, state.workers),
-        *(state.visions, state.detokenizers, state.fetchers),
+        state.frontends,
+        state.tokenizers,
+        state.engines,
+        state.workers,
+        state.visions,
+        state.detokenizers,
+        state.fetchers,
     )
     assert [len(group) for group in groups] == [2, 4, 1, 2, 1, 1, 1]
     for group in groups:

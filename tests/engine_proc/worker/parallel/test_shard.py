@@ -169,17 +169,20 @@ def test_quantized_blocks_stay_whole() -> None:
         (SMOL, Format.F32, 10, "--tp 10: the model has 9 heads; it can be 1, 2, 3, 4, 5, 6, 7,"),
         (
             dataclasses.replace(SMOL, hidden_size=768, num_heads=12, num_kv_heads=12),
-            *(Format.Q4_K, 2),
+            Format.Q4_K,
+            2,
             "heads of 64 would be cut from 256 numbers that are quantized as one; it can be 1, 3$",
         ),
         (
             dataclasses.replace(SMOL, hidden_size=512, num_heads=8, num_kv_heads=8, head_dim=256),
-            *(Format.Q4_K, 8),
+            Format.Q4_K,
+            8,
             "an MLP of 1536, in parts of 256, or in 49152 tokens; it can be 1, 2, 3, 4, 5, 6$",
         ),
         (
             dataclasses.replace(SMOL, norm=Norm.LAYER, qk_norm=QKNorm.FULL),
-            *(Format.F32, 2),
+            Format.F32,
+            2,
             "a LayerNorm over all heads has a mean, which is not summed over workers",
         ),
     ],

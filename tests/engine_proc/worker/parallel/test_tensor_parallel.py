@@ -253,14 +253,14 @@ def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf
 
 
 GGUF_FAMILIES = (
-    *("llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"),
-    *("granite_swa", "olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2"),
-    *("seed_oss", "hunyuan_v1_dense", "stablelm"),
-)
+    "llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite",
+    "granite_swa", "olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2",
+    "seed_oss", "hunyuan_v1_dense", "stablelm",
+)  # fmt: skip
 GGUF_MIXTURES = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe"),
-    *("glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text"),
-)
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
+    "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
+)  # fmt: skip
 
 
 def test_every_architecture_of_ggufs_is_shared() -> None:

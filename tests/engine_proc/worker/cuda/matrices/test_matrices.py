@@ -32,7 +32,8 @@ COMPRESSED = {"quant_method": "compressed-tensors"}
 CHECKPOINTS: dict[str, tuple[Any, Callable[[], Any], type]] = {
     "awq": (AWQ, lambda: int4_tensors(awq, 32, sym=False), Int4Matrix),
     "gptq in order of activations": (
-        *(GPTQ, lambda: int4_tensors(gptq, 32, sym=False, act=True)),
+        GPTQ,
+        lambda: int4_tensors(gptq, 32, sym=False, act=True),
         DenseMatrix,  # q, k and v have orders of their own here
     ),
     "pack-quantized": (
