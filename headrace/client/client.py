@@ -214,8 +214,8 @@ class Client:
         """Return an iterator of the answer's text as it comes; it can be canceled.
 
         >>> texts = client.stream_chat("What is the capital of France?", temperature=0)
-        >>> next(texts), next(texts)
-        ('The', ' capital')
+        >>> next(texts).startswith("The")
+        True
         >>> texts.cancel()
         >>> list(texts)
         []

@@ -129,7 +129,7 @@ def test_stream_refuses_what_cannot_work(flags: list[str], why: str) -> None:
     done = subprocess.run(
         [str(HEADRACE), "bench", "stream", *flags], capture_output=True, text=True
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert why in line
 
@@ -188,7 +188,7 @@ def test_throughput_has_the_figures_and_keys_of_vllm(tmp_path: Path) -> None:
 )
 def test_engine_benchmark_refuses_what_cannot_work(flags: list[str], why: str) -> None:
     done = subprocess.run([str(HEADRACE), "bench", *flags], capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert why in line
 
@@ -208,6 +208,6 @@ def test_what_cannot_work_is_one_line(mock: RunningServer) -> None:
     ):
         command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, *args]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 1
+        assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert why in line

@@ -75,6 +75,12 @@ class Asked:
         raise AssertionError("it waits twice")
 
 
+def endless(pool: OffloadPool) -> Asked:
+    """Ask for what takes a child as long as it may."""
+    messages = [{"role": "user", "content": "x"}]
+    return Asked(pool, "/v1/chat/completions", messages=messages, chat_template=ENDLESS)
+
+
 def error_of(asked: Asked) -> RequestError:
     with pytest.raises(RequestError) as refused:
         asked.outcome()
@@ -99,10 +105,9 @@ def test_child_returns_sequences_and_answers(pool: OffloadPool) -> None:
 
 
 def test_slow_template_is_refused_by_the_child_alone(pool: OffloadPool) -> None:
+    slow = endless(pool)
     messages = [{"role": "user", "content": "x"}]
-    path = "/v1/chat/completions"
-    slow = Asked(pool, path, messages=messages, chat_template=ENDLESS)
-    answer = Asked(pool, path, messages=messages).outcome()
+    answer = Asked(pool, "/v1/chat/completions", messages=messages).outcome()
     assert isinstance(answer, Sequences)
     refused = slow.outcome()
     assert isinstance(refused, Answer)
@@ -110,7 +115,7 @@ def test_slow_template_is_refused_by_the_child_alone(pool: OffloadPool) -> None:
 
 
 def test_request_at_which_two_children_die_fails(pool: OffloadPool) -> None:
-    asked = Asked(pool, prompt="one")
+    asked = endless(pool)
     pids = []
     for _ in range(2):
         wait_until(lambda: any(child.pid not in pids for child in children()), "a child")
@@ -122,7 +127,7 @@ def test_request_at_which_two_children_die_fails(pool: OffloadPool) -> None:
 
 
 def test_child_out_of_cpu_time_refuses_its_request(pool: OffloadPool) -> None:
-    asked = Asked(pool, prompt="one")
+    asked = endless(pool)
     wait_until(lambda: bool(children()), "a child")
     children()[0].send_signal(signal.SIGXCPU)  # as the kernel sends it
     refused = error_of(asked)
@@ -131,7 +136,7 @@ def test_child_out_of_cpu_time_refuses_its_request(pool: OffloadPool) -> None:
 
 
 def test_child_whose_client_leaves_is_ended(pool: OffloadPool) -> None:
-    asked = Asked(pool, prompt="one")
+    asked = endless(pool)
     wait_until(lambda: bool(children()), "a child")
     (child,) = children()
     asked.stages.close()

@@ -64,7 +64,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
 
 
 def test_gpt_oss_without_scaling_has_no_yarn(tmp_path: Path) -> None:
-    model = tiny_mixture("gpt_oss", **CASES["gpt_oss"], rope_parameters={"rope_type": "default"})
+    model = tiny_mixture("gpt_oss", **BUILT_IN["gpt_oss"], rope_parameters={"rope_type": "default"})
     check(write_gguf(tmp_path / "tiny.gguf", model), reference(model))
 
 
