@@ -27,7 +27,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.messages import FinishReason, ResponsePlan
 from headrace.protocol.anthropic_messages import (
     AnsweredMessage,
     BegunMessage,
@@ -127,7 +127,7 @@ def typed(body: MessageEvent) -> bytes:
 class MessagesRenderer:
     """A `Renderer`. There is one sequence."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         self._plan = plan
         self._num_blocks = 0
         self._open: type[Piece] | None = None  # of what the block is that is not complete

@@ -28,7 +28,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.messages import FinishReason, ResponsePlan
 from headrace.protocol.errors import openai_error
 from headrace.protocol.openai_completions import (
     ChatCompletionMessage,
@@ -156,7 +156,7 @@ def text_choice(
 class OpenAIRenderer:
     """A `Renderer`."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         self._plan = plan
         self._calling: set[int] = set()  # sequences that have called tools
 

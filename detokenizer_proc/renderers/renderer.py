@@ -50,7 +50,7 @@ class Answers(Protocol):
 
 
 class Renderer(Protocol):
-    """Renders one reply, whose sequences share a plan but for their index."""
+    """Renders one response, whose sequences share a plan but for their index."""
 
     @property
     def content_type(self) -> str:

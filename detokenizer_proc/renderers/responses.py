@@ -27,7 +27,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, ReplyPlan, ResponsesForm
+from headrace.ipc.messages import FinishReason, ResponsePlan, ResponsesForm
 from headrace.protocol.logprobs import ChatCompletionLogProbs
 from headrace.protocol.openai_responses import (
     ArgumentsDelta,
@@ -200,7 +200,7 @@ class Item:
 class ResponsesRenderer:
     """A `Renderer`. There is one sequence."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         assert isinstance(plan.form, ResponsesForm)
         self._plan = plan
         self._echo: Object = dict(msgspec.json.decode(plan.form.echo, type=dict[str, msgspec.Raw]))

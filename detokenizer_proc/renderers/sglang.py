@@ -23,7 +23,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, GenerateForm, ReplyPlan
+from headrace.ipc.messages import FinishReason, GenerateForm, ResponsePlan
 from headrace.protocol.errors import openai_error
 from headrace.protocol.sglang_generate import (
     Cut,
@@ -72,7 +72,7 @@ class SentText:
 class GenerateRenderer:
     """A `Renderer`."""
 
-    def __init__(self, plan: ReplyPlan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: ResponsePlan, clock: Callable[[], float]) -> None:
         """`clock` returns seconds since the epoch."""
         assert isinstance(plan.form, GenerateForm)
         self._plan = plan

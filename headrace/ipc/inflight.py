@@ -93,7 +93,7 @@ class InflightRequest:
         self.num_blamed += in_progress == self.request.id
         return self.num_blamed < MAX_BLAMED
 
-    def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:
+    def renew(self, id: int, is_suspect: bool = False, is_response_suspect: bool = False) -> None:
         """Prepare to be sent again under a new id. A suspect stays one."""
         before = self.request
         self.request = msgspec.structs.replace(
@@ -103,7 +103,7 @@ class InflightRequest:
             resumes=before.id,
             num_delivered=dict(self.num_delivered),
             is_suspect=is_suspect or before.is_suspect,
-            is_reply_suspect=is_reply_suspect or before.is_reply_suspect,
+            is_response_suspect=is_response_suspect or before.is_response_suspect,
         )
         self.tokenizer, self.is_answered = -1, False
         self.held.clear()
@@ -221,7 +221,7 @@ class InflightRequests(Generic[R]):
             sent.renew(
                 receiver.id,
                 is_suspect=seat.role == "tokenizer",
-                is_reply_suspect=seat.role == "detokenizer" and not in_progress,
+                is_response_suspect=seat.role == "detokenizer" and not in_progress,
             )
         return withdrawals
 

@@ -144,7 +144,7 @@ class Router:
             case "tokenizer":
                 return self._tokenizer_slots[seat.index][TokenizerField.AT_HAND]
             case "detokenizer":
-                return self._detokenizer_slots[seat.index][DetokenizerField.LAST_REPLY_AT_HAND]
+                return self._detokenizer_slots[seat.index][DetokenizerField.LAST_RESPONSE_AT_HAND]
             case _:
                 return 0
 

@@ -510,7 +510,7 @@ class Supervisor:
         if self._is_up and not is_wanted:
             hands = {
                 "tokenizer": TokenizerField.AT_HAND,
-                "detokenizer": DetokenizerField.REPLY_AT_HAND,
+                "detokenizer": DetokenizerField.RESPONSE_AT_HAND,
             }
             role = child.seat.role
             in_progress = [slot[hands[role]]] if role in hands else []

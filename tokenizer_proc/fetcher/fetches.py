@@ -41,7 +41,7 @@ class Fetches:
         self, downloads: Downloads, replies: FetchReplies, max_bytes: int, slot: Slot
     ) -> None:
         self._downloads = downloads
-        self._replies = replies
+        self._responses = replies
         self._max_bytes = max_bytes
         self._slot = slot
         self._places = asyncio.Semaphore(MAX_FETCHES)
@@ -112,10 +112,10 @@ class Fetches:
         self._unready.pop(fetch.id, None)  # an answer is given whole: files wait to be read
         if failed:
             self._slot.add(FetcherField.FETCH_REFUSALS)
-            await self._replies.refuse(fetch, failed[0].place, failed[0].why)
+            await self._responses.refuse(fetch, failed[0].place, failed[0].why)
         else:
             self._slot.add(FetcherField.FETCHED_IMAGES, len(files))
-            await self._replies.send(fetch, [files[place] for place in range(len(files))])
+            await self._responses.send(fetch, [files[place] for place in range(len(files))])
 
 
 class FailedAt(Exception):

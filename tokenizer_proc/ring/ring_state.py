@@ -114,7 +114,7 @@ class InFlight(msgspec.Struct):
     tokenizing: int  # requests sent to tokenizers and not handled
     waiting: int  # sequences that the engine has not begun
     running: int  # sequences in the engine's batch
-    rendering: int  # replies that detokenizers have begun
+    rendering: int  # responses that detokenizers have begun
     unsent_bytes: int  # of responses, for clients to read
 
 
@@ -259,7 +259,7 @@ class RingReader:
             slot,
             now_ns,
             queued_steps=max(detokenizer_backlog(self._board, slot.seat.index)(), 0),
-            open_replies=slot[DetokenizerField.OPEN_REPLIES],
+            open_replies=slot[DetokenizerField.OPEN_RESPONSES],
             tokens=slot[DetokenizerField.TOKENS],
         )
 

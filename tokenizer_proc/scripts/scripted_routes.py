@@ -20,8 +20,8 @@ from headrace.ipc.messages import (
     GenerateRequest,
     HttpRequest,
     Plan,
-    ReplyFault,
-    ReplyPlan,
+    ResponseFault,
+    ResponsePlan,
     ScriptedTokens,
 )
 from headrace.testing.script import (
@@ -146,8 +146,10 @@ class ScriptedRoutes:
             self._store.give_back(http)
             raise
 
-    def _named(self, planned: Sequences, model: str | None, fault: ReplyFault | None) -> Sequences:
-        """Return sequences whose reply names the model that was asked for, and has a fault."""
+    def _named(
+        self, planned: Sequences, model: str | None, fault: ResponseFault | None
+    ) -> Sequences:
+        """Return sequences whose response names the model that was asked for, and has a fault."""
         requests = []
         for request in planned.requests:
             plan = self._plan_of(request)
@@ -155,9 +157,9 @@ class ScriptedRoutes:
             requests.append(msgspec.structs.replace(request, plan=msgspec.msgpack.encode(plan)))
         return Sequences(requests, planned.prompts)
 
-    def _plan_of(self, request: GenerateRequest) -> ReplyPlan:
+    def _plan_of(self, request: GenerateRequest) -> ResponsePlan:
         plan = self._plans.decode(request.plan)
-        assert isinstance(plan, ReplyPlan)
+        assert isinstance(plan, ResponsePlan)
         return plan
 
     def _scripted(
@@ -219,7 +221,7 @@ def text_in(said: Any) -> str:
             return ""
 
 
-def text_of(answer: Undelayed, plan: ReplyPlan, seed: Any, prompt: bytes, index: int) -> str:
+def text_of(answer: Undelayed, plan: ResponsePlan, seed: Any, prompt: bytes, index: int) -> str:
     """Return what the model writes for an answer."""
     match answer:
         case MockReply():
@@ -234,13 +236,13 @@ def text_of(answer: Undelayed, plan: ReplyPlan, seed: Any, prompt: bytes, index:
             return reply_text(MockReply(answer.after or ""), plan.parsing)
 
 
-def fault_of(answer: Undelayed) -> ReplyFault | None:
+def fault_of(answer: Undelayed) -> ResponseFault | None:
     """Return what goes wrong at the end of an answer."""
     match answer:
         case Malformed(kind):
-            return ReplyFault(FaultKind(kind))
+            return ResponseFault(FaultKind(kind))
         case MockError():
             error = error_of(answer)
-            return ReplyFault(FaultKind.ERROR, error.status, str(error), error.type, error.code)
+            return ResponseFault(FaultKind.ERROR, error.status, str(error), error.type, error.code)
         case _:
             return None

@@ -62,9 +62,9 @@ def test_it_is_the_same_request_under_another_id() -> None:
     assert sent.request.num_delivered == {0: 8, 1: 3 | ENDED}
     sent.renew(FIRST, is_suspect=False)
     assert sent.request.is_suspect, "once suspected, it is watched"
-    sent.renew(SECOND, is_reply_suspect=True)
+    sent.renew(SECOND, is_response_suspect=True)
     sent.renew(THIRD)
-    assert sent.request.is_reply_suspect
+    assert sent.request.is_response_suspect
 
 
 def test_request_blamed_too_often_is_not_resent() -> None:

@@ -272,13 +272,13 @@ def test_a_request_with_which_tokenizers_die_is_given_up(tokenizers: Tokenizers)
     assert owner.given_up == [owner.sent[1]]
 
 
-def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
+def test_request_at_whose_response_detokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
     owner = Owner(tokenizers, 2)
     slot = tokenizers.board.slot("detokenizer", 0)
     for _ in range(MAX_BLAMED):
         for sent in owner.sent:
             sent.tokenizer, sent.is_answered = 0, True
-        slot[DetokenizerField.LAST_REPLY_AT_HAND] = deadly = owner.sent[1].request.id
+        slot[DetokenizerField.LAST_RESPONSE_AT_HAND] = deadly = owner.sent[1].request.id
         tokenizers.replace(0, "detokenizer")
         owner.resend()
     assert owner.given_up == [owner.sent[1]]
@@ -289,16 +289,16 @@ def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokeniz
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_death_at_no_known_reply_makes_suspects(tokenizers: Tokenizers, is_known: bool) -> None:
+def test_death_at_no_known_response_makes_suspects(tokenizers: Tokenizers, is_known: bool) -> None:
     owner = Owner(tokenizers, 2)
     for sent in owner.sent:
         sent.tokenizer, sent.is_answered = 0, True
     slot = tokenizers.board.slot("detokenizer", 0)
-    slot[DetokenizerField.LAST_REPLY_AT_HAND] = owner.sent[1].request.id if is_known else 0
+    slot[DetokenizerField.LAST_RESPONSE_AT_HAND] = owner.sent[1].request.id if is_known else 0
     tokenizers.replace(0, "detokenizer")
     owner.resend()
     assert not owner.given_up
-    found = [(s.request.is_suspect, s.request.is_reply_suspect) for s in owner.sent]
+    found = [(s.request.is_suspect, s.request.is_response_suspect) for s in owner.sent]
     assert found == [(False, not is_known)] * 2
 
 
