@@ -95,7 +95,7 @@ class Forwarder:
         page = self._page(request)
         if page is not None:
             content_type, text = page
-            request.answer(200, [(b"content-type", content_type.encode())], text)
+            request.respond(200, [(b"content-type", content_type.encode())], text)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(text))
             if self._reports is not None:
                 self._reports.put(request)

@@ -74,7 +74,7 @@ from headrace.tokenizer_proc.jobs.stages import (
     Sequences,
     Stages,
     Text,
-    json_answer,
+    json_response,
 )
 from headrace.tokenizer_proc.logprob_limit import (
     check_logprobs,
@@ -190,7 +190,7 @@ class GenerationPlanner:
             chat, names = chat_of_responses(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
+        return json_response(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
 
     def messages(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/messages` request."""
@@ -207,7 +207,7 @@ class GenerationPlanner:
             chat, names = chat_of_messages(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer(TokenCount(input_tokens=num_tokens))
+        return json_response(TokenCount(input_tokens=num_tokens))
 
     def _counted(self, http: HttpRequest, chat: ChatRequest) -> Encoding[int]:
         """Return how many tokens a conversation is."""

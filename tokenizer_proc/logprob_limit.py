@@ -59,11 +59,11 @@ def check_logprobs(plan: ResponsePlan, num_of_prompts: int, max_tokens: Iterable
     Raises:
         InvalidValue: the text has the number, and the limit.
     """
-    num_of_answers = entries_of(sum(max_tokens), plan.logprobs)
-    limit, total = limit_of(plan), num_of_prompts + num_of_answers
+    num_of_responses = entries_of(sum(max_tokens), plan.logprobs)
+    limit, total = limit_of(plan), num_of_prompts + num_of_responses
     if total <= limit:
         return
-    param = "logprobs" if num_of_answers >= num_of_prompts or plan.echo else "prompt_logprobs"
+    param = "logprobs" if num_of_responses >= num_of_prompts or plan.echo else "prompt_logprobs"
     streams = " in a stream of this kind" if limit < MAX_ENTRIES else ""
     raise InvalidValue(
         f"{param}: {total} log probabilities (sequences x tokens x likeliest tokens and their own) "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from headrace.detokenizer_proc.parsers.pieces import Piece
-from headrace.detokenizer_proc.renderers.renderer import Answers, Logprobs, Renderer, TokenUsage
+from headrace.detokenizer_proc.renderers.renderer import Choices, Logprobs, Renderer, TokenUsage
 from headrace.errors import RequestError, ScriptedError
 from headrace.ipc.messages import FaultKind, FinishReason, ResponseFault
 
@@ -55,11 +55,11 @@ class FaultyRenderer:
             return b""
         return self._renderer.closing(usage)
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, or half of it."""
         if self._fault.kind not in (FaultKind.CUT, FaultKind.JSON):
-            return self._renderer.whole(answers, usage)
-        body = b"".join(self._renderer.whole(answers, usage))
+            return self._renderer.whole(choices, usage)
+        body = b"".join(self._renderer.whole(choices, usage))
         return iter([body[: len(body) // 2]])
 
     def failure(self, error: RequestError) -> bytes:

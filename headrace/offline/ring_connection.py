@@ -105,7 +105,7 @@ class Ring:
         self._num_running = 0  # sequences
         num_tokenizers = server.config.tokenizer_procs
         self._links = Router(
-            server.run_dir, num_tokenizers, server.board, self._slot, answers_gets=False
+            server.run_dir, num_tokenizers, server.board, self._slot, handles_gets=False
         )
         self._inbox: Inbox[ToFrontend] = Inbox(
             address(server.run_dir, "frontend"), ToFrontend, high_water=0

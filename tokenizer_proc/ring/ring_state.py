@@ -144,7 +144,7 @@ class RingReader:
         self._board = board
         self._model = config.card.name
         self._num_text_tokenizers = config.num_tokenizers
-        self._answers_gets = config.answers_gets
+        self._handles_gets = config.handles_gets
         self._deaths = deaths
         self._num_lost = 0  # requests that died with their tokenizers, see `_tokenizing`
 
@@ -227,7 +227,7 @@ class RingReader:
         last = sum(1 for _ in self._board.of("tokenizer")) - 1
         if index < self._num_text_tokenizers:
             return "text"
-        if index == last and self._answers_gets:
+        if index == last and self._handles_gets:
             return "GET"
         return "long text" if index == self._num_text_tokenizers else "images"
 

@@ -36,20 +36,20 @@ from headrace.testing.script import (
     Words,
 )
 from headrace.tokenizer_proc.jobs.stages import (
-    Answer,
     Body,
     Check,
     Encoding,
     Handler,
     Ids,
+    ImmediateResponse,
     Outcome,
     Sequences,
     Stages,
     Text,
-    error_answer,
-    json_answer,
+    error_response,
+    json_response,
 )
-from headrace.tokenizer_proc.scripts.answer_text import error_of, reply_text, words_of
+from headrace.tokenizer_proc.scripts.response_text import error_of, response_text, words_of
 from headrace.tokenizer_proc.scripts.script_store import ScriptStore
 
 GENERATION = {
@@ -89,7 +89,7 @@ class ScriptedRoutes:
             for path, handler in handlers.items()
         }
 
-    def _put(self, _http: HttpRequest, body: Body) -> Answer:
+    def _put(self, _http: HttpRequest, body: Body) -> ImmediateResponse:
         try:
             script = msgspec.json.decode(body, type=Script)
         except BAD_JSON as error:
@@ -97,19 +97,21 @@ class ScriptedRoutes:
         self._store.put(script)
         return self._tell_script(_http, body)
 
-    def _tell_script(self, _http: HttpRequest, _body: Body) -> Answer:
+    def _tell_script(self, _http: HttpRequest, _body: Body) -> ImmediateResponse:
         self._store.open()
-        return json_answer(ScriptState(num_left=self._store.num_left()))
+        return json_response(ScriptState(num_left=self._store.num_left()))
 
-    def _tell_requests(self, _http: HttpRequest, _body: Body) -> Answer:
-        return Answer(200, self._store.recorded())
+    def _tell_requests(self, _http: HttpRequest, _body: Body) -> ImmediateResponse:
+        return ImmediateResponse(200, self._store.recorded())
 
-    def _forget(self, _http: HttpRequest, _body: Body) -> Answer:
+    def _forget(self, _http: HttpRequest, _body: Body) -> ImmediateResponse:
         self._store.open()
         self._store.forget()
-        return json_answer(ScriptState(num_left=self._store.num_left()))
+        return json_response(ScriptState(num_left=self._store.num_left()))
 
-    def _handle(self, handler: Handler, http: HttpRequest, body: Body) -> Stages | Answer:
+    def _handle(
+        self, handler: Handler, http: HttpRequest, body: Body
+    ) -> Stages | ImmediateResponse:
         """Answer as `handler` does, or as the script has it."""
         if not self._store.is_open:
             return handler(http, body)
@@ -133,10 +135,10 @@ class ScriptedRoutes:
             else:
                 answer = taken
         if isinstance(answer, MockError) and (answer.after is None or not fields.get("stream")):
-            return error_answer(error_of(answer), http.path)
+            return error_response(error_of(answer), http.path)
         try:
             planned = yield from outcome_of(handler(http, msgspec.json.encode(fields)))
-            if isinstance(planned, Answer):
+            if isinstance(planned, ImmediateResponse):
                 return planned
             planned = self._named(planned, model, None if answer is None else fault_of(answer))
             if answer is None:
@@ -188,9 +190,9 @@ class ScriptedRoutes:
         return said.tobytes()
 
 
-def outcome_of(found: Stages | Answer) -> Encoding[Outcome]:
+def outcome_of(found: Stages | ImmediateResponse) -> Encoding[Outcome]:
     """Return what a handler comes to."""
-    return found if isinstance(found, Answer) else (yield from found)
+    return found if isinstance(found, ImmediateResponse) else (yield from found)
 
 
 def pause(seconds: float) -> Encoding[None]:
@@ -225,15 +227,15 @@ def text_of(answer: Undelayed, plan: ResponsePlan, seed: Any, prompt: bytes, ind
     """Return what the model writes for an answer."""
     match answer:
         case MockReply():
-            return reply_text(answer, plan.parsing)
+            return response_text(answer, plan.parsing)
         case MockToolCall():
-            return reply_text(MockReply(calls=[answer]), plan.parsing)
+            return response_text(MockReply(calls=[answer]), plan.parsing)
         case Words():
-            return reply_text(MockReply(words_of(answer, seed, prompt, index)), plan.parsing)
+            return response_text(MockReply(words_of(answer, seed, prompt, index)), plan.parsing)
         case Malformed():
-            return reply_text(MockReply(answer.text), plan.parsing)
+            return response_text(MockReply(answer.text), plan.parsing)
         case MockError():
-            return reply_text(MockReply(answer.after or ""), plan.parsing)
+            return response_text(MockReply(answer.after or ""), plan.parsing)
 
 
 def fault_of(answer: Undelayed) -> ResponseFault | None:

@@ -17,7 +17,7 @@ from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.errors import InternalError
 from headrace.ipc.messages import Api, FinishReason, ResponsePlan, StepOutput, request_id
-from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
+from headrace.protocol.anthropic_messages import MessageEvent, MessagesResponse
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
@@ -73,7 +73,7 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
     from anthropic.types import Message
 
     Message.model_validate(whole)
-    msgspec.json.decode(body, type=AnsweredMessage)
+    msgspec.json.decode(body, type=MessagesResponse)
     assert content_of(found) == whole["content"]
     assert whole["content"] == [
         {"type": "thinking", "thinking": "The sea?", "signature": whole["id"]},

@@ -16,7 +16,7 @@ from headrace.tokenizer_proc.apis.anthropic import (
     chat_body,
     decode_messages,
 )
-from headrace.tokenizer_proc.jobs.stages import Answer
+from headrace.tokenizer_proc.jobs.stages import ImmediateResponse
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -132,7 +132,7 @@ def test_an_error_in_anthropics_words() -> None:
 def test_tokens_are_counted_without_a_limit() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 500}]}).encode()
     answer = make_planner().handle("count_tokens", HTTP, body)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ImmediateResponse)
     assert json.loads(answer.body) == {"input_tokens": 501}
 
 
