@@ -24,7 +24,7 @@ LOST = (FinishReason.ABORT, FinishReason.REFUSED)
 
 
 @dataclass(slots=True)
-class Counts:
+class ResponseCounts:
     """The counts of one response, so far."""
 
     response_id: str
@@ -63,7 +63,7 @@ class ResponseStatsCollector:
     """The counts of all open responses. Times are CLOCK_MONOTONIC, ns."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Counts] = {}
+        self._open: dict[int, ResponseCounts] = {}
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -93,7 +93,7 @@ class ResponseStatsCollector:
         if counts is None:
             sampling = plan.sampling if isinstance(plan, ResponsePlan) else None
             response_id = "" if isinstance(plan, EmbeddingPlan) else plan.response_id
-            counts = self._open[request] = Counts(response_id, sampling, plan.num_sequences)
+            counts = self._open[request] = ResponseCounts(response_id, sampling, plan.num_sequences)
         if isinstance(plan, ResponsePlan):
             counts.ends[id] = ""
         if not (isinstance(plan, ResponsePlan) and plan.shares_prompt):

@@ -64,7 +64,7 @@ class App:
         elif is_for_operators(request.path):
             self._administer(request)
         elif (file := self._files.find(request)) is not None:
-            self._show(request, file)
+            self._serve_file(request, file)
         else:
             self._forwarder.begin(request)
             return
@@ -80,7 +80,7 @@ class App:
         found = health_of(self._board, request.path, self._gate.is_closed, now_ns, since_ns)
         request.respond(found.status, [(b"content-type", JSON)], found.body)
 
-    def _show(self, request: HttpExchange, file: StaticFile) -> None:
+    def _serve_file(self, request: HttpExchange, file: StaticFile) -> None:
         if request.method in (GET, HEAD):
             file.respond(request)
         else:

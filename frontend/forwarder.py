@@ -195,10 +195,10 @@ class Forwarder:
 
     def resend(self) -> None:
         """Send again what processes had that have died and been replaced."""
-        self._links.resend(self._open_requests, self._give_up)
+        self._links.resend(self._open_requests, self._fail)
 
-    def _give_up(self, sent: InflightRequest) -> None:
-        """Answer a request at which processes die, whichever it is sent to."""
+    def _fail(self, sent: InflightRequest) -> None:
+        """Fail a request at which processes die, whichever it is sent to."""
         if sent.request.path.startswith(ANTHROPIC_PATHS):
             body = anthropic_body(DEADLY)
             event = event_of(body, "error")
