@@ -15,12 +15,12 @@ from array import array
 import msgspec
 
 from headrace.config.model_card import find_demo_model
-from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.text import TextStream, Vocabulary, load_vocabulary
 from headrace.ipc.messages import (
     Api,
     FinishReason,
-    ReplyPlan,
+    ResponsePlan,
     StepOutput,
     ToDetokenizer,
     request_id,
@@ -57,7 +57,7 @@ class NoTable:
 def plan(number: int) -> bytes:
     """Return the plan of a chat."""
     return msgspec.msgpack.encode(
-        ReplyPlan(
+        ResponsePlan(
             response_id=f"chatcmpl-{number:024x}",
             model="SmolLM2-135M-Instruct",
             created=1_795_227_371,
@@ -101,13 +101,13 @@ def steps(batch: int) -> list[tuple[bytes, bytes]]:
 
 def measure(vocabulary: Vocabulary, messages: list[tuple[bytes, bytes]]) -> float:
     """Return the processor time of a step, us."""
-    replies = Replies(vocabulary, 1)
+    responses = InflightResponses(vocabulary, 1)
     decoder: msgspec.msgpack.Decoder[ToDetokenizer] = msgspec.msgpack.Decoder(ToDetokenizer)
     encoder = msgspec.msgpack.Encoder()
     began = time.process_time_ns()
     for message, tokens in messages:
-        replies.feed(decoder.decode(message), tokens)
-        frames = replies.render(0)
+        responses.feed(decoder.decode(message), tokens)
+        frames = responses.render(0)
         if frames is not None:
             encoder.encode(frames.message())
             frames.data()

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.messages import FinishReason, ResponsePlan
 from headrace.model.token_table import TokenTable
 from headrace.native_core import load_core
 
@@ -121,7 +121,7 @@ class CoreTexts:
         count: int = self._core.headrace_texts_count(self._texts)
         return count
 
-    def open(self, id: int, plan: ReplyPlan, template: bytes) -> bool:
+    def open(self, id: int, plan: ResponsePlan, template: bytes) -> bool:
         """Begin a sequence, with its `event_template`; return whether it is its request's first."""
         opening = OPENING.pack(
             id,

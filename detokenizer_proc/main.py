@@ -7,8 +7,8 @@ from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField, DetokenizerField
 from headrace.config.config import DetokenizerConfig
-from headrace.detokenizer_proc.replies import Replies
-from headrace.detokenizer_proc.reply_stats import StatsOfReplies
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
+from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
 from headrace.detokenizer_proc.text import load_vocabulary
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import ToDetokenizer
@@ -45,8 +45,8 @@ class Detokenizer:
         self._config = config
         self._vocabulary = load_vocabulary(config.card.path)
         self._limit = CpuLimit(PARSER_CPU_S)
-        self._replies = self._no_replies()
-        self._stats = StatsOfReplies() if config.traces else None
+        self._responses = self._no_responses()
+        self._stats = ResponseStatsCollector() if config.traces else None
         self._backlog = detokenizer_backlog(context.board, context.index)
         self._backlog.settle()
         self._inbox: Inbox[ToDetokenizer] = Inbox(
@@ -70,7 +70,7 @@ class Detokenizer:
         wait_ms = AWAY_MS if is_away else IDLE_MS
         if self._is_holding:
             wait_ms = POLL_INTERVAL_MS
-        elif self._replies.is_writing:
+        elif self._responses.is_writing:
             wait_ms = 0
         received = self._inbox.receive(wait_ms)
         is_another = self._engine_slot[CommonField.STARTS] != self._engine_starts
@@ -79,31 +79,31 @@ class Detokenizer:
             self._begin_anew()
         num_steps = 0
         while received is not None:
-            self._replies.feed(*received)
+            self._responses.feed(*received)
             if self._stats is not None:
                 self._stats.feed(received[0], time.monotonic_ns())
             self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
-        if num_steps or self._is_holding or self._replies.is_writing:
+        if num_steps or self._is_holding or self._responses.is_writing:
             self._send_frames()
             self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle_idle()
-        self._slot[DetokenizerField.OPEN_REPLIES] = len(self._replies)
+        self._slot[DetokenizerField.OPEN_RESPONSES] = len(self._responses)
 
     def _send_frames(self) -> None:
         """Send rendered output to all frontends without a backlog."""
-        for stop in self._replies.stops():
+        for stop in self._responses.stops():
             self._engine.send(stop)
-        for place, times in self._replies.readings().items():
+        for place, times in self._responses.readings().items():
             self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
         self._is_holding = False
         for frontend in range(len(self._frontends)):
             if self._frontends.backlog(frontend) >= MAX_BEHIND:
                 self._is_holding = True
                 continue
-            frames = self._replies.render(frontend)
+            frames = self._responses.render(frontend)
             if frames is not None:
                 message = frames.message()
                 if self._stats is not None:
@@ -117,15 +117,15 @@ class Detokenizer:
         The requests will be sent again: all there is here belongs to their old ids.
         """
         self._engine_starts = self._engine_slot[CommonField.STARTS]
-        if len(self._replies):
-            self._engine.send(*self._replies.generated())
-            self._replies = self._no_replies()
+        if len(self._responses):
+            self._engine.send(*self._responses.generated())
+            self._responses = self._no_responses()
         if self._stats is not None:
             self._stats.clear()
 
-    def _no_replies(self) -> Replies:
+    def _no_responses(self) -> InflightResponses:
         config = self._config
-        return Replies(
+        return InflightResponses(
             self._vocabulary,
             config.num_frontends,
             config.stream_interval,
@@ -134,8 +134,8 @@ class Detokenizer:
         )
 
     def _in_progress(self, request: int) -> None:
-        """Publish the reply to blame if this process dies; 0 is none."""
-        self._slot[DetokenizerField.REPLY_AT_HAND] = request
+        """Publish the response to blame if this process dies; 0 is none."""
+        self._slot[DetokenizerField.RESPONSE_AT_HAND] = request
 
     def close(self) -> None:
         """Drop all links."""
@@ -145,9 +145,9 @@ class Detokenizer:
 
 
 def mark_start(slot: Slot) -> None:
-    """Publish the reply that was in progress when the previous process in this seat died.
+    """Publish the response that was in progress when the previous process in this seat died.
 
-    Frontends read it once this process is ready; by then another reply may be at hand.
+    Frontends read it once this process is ready; by then another response may be at hand.
     """
-    slot[DetokenizerField.LAST_REPLY_AT_HAND] = slot[DetokenizerField.REPLY_AT_HAND]
-    slot[DetokenizerField.REPLY_AT_HAND] = 0
+    slot[DetokenizerField.LAST_RESPONSE_AT_HAND] = slot[DetokenizerField.RESPONSE_AT_HAND]
+    slot[DetokenizerField.RESPONSE_AT_HAND] = 0

@@ -1,4 +1,4 @@
-"""Selects the parser of a reply's text, and the pieces that the client gets."""
+"""Selects the parser of a response's text, and the pieces that the client gets."""
 
 import functools
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputPar
     if parsing is None:
         return PlainParser()
     parser: OutputParser = SourceParser(
-        functools.partial(read_answer, parsing=parsing, new_id=new_id)
+        functools.partial(read_output, parsing=parsing, new_id=new_id)
     )
     if parsing.custom_tools:
         parser = CustomToolParser(parser, frozenset(parsing.custom_tools))
@@ -49,7 +49,7 @@ def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputPar
     return parser
 
 
-def read_answer(source: TextSource, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
+def read_output(source: TextSource, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
     """Read thoughts, then calls, as far as there are formats for them."""
     then = functools.partial(read_calls, parsing=parsing, new_id=new_id)
     if parsing.thoughts is None:

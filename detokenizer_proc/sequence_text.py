@@ -10,7 +10,7 @@ from headrace.detokenizer_proc.parsers.stops import StopMatcher
 from headrace.detokenizer_proc.renderers.renderer import TokenUsage
 from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
-from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.messages import FinishReason, ResponsePlan
 from headrace.ipc.token_logprobs import ROW
 
 
@@ -18,7 +18,7 @@ from headrace.ipc.token_logprobs import ROW
 class SequenceText:
     """The text of one sequence."""
 
-    plan: ReplyPlan
+    plan: ResponsePlan
     stream: TextStream
     stops: StopMatcher
     num_tokens: int = 0
@@ -39,7 +39,7 @@ class SequenceText:
     _held: ReportedTokens = field(default_factory=ReportedTokens)  # tokens whose text is held back
 
     @classmethod
-    def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
+    def open(cls, plan: ResponsePlan, vocabulary: Vocabulary) -> "SequenceText":
         """Create the text state for a `plan`."""
         stops = StopMatcher(plan.stop, plan.include_stop)
         stream = vocabulary.stream(

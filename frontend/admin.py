@@ -76,7 +76,7 @@ class Admin:
         self._slot = slot
         self._supervisor = supervisor
 
-    def answer(
+    def handle(
         self, method: str, path: str, query: bytes, key: bytes | None
     ) -> AdminResponse | Rejection:
         """Execute an admin request, or return the reason why not."""

@@ -64,7 +64,7 @@ class App:
         elif is_for_operators(request.path):
             self._administer(request)
         elif (file := self._files.find(request)) is not None:
-            self._show(request, file)
+            self._serve_file(request, file)
         else:
             self._forwarder.begin(request)
             return
@@ -78,18 +78,18 @@ class App:
         now_ns = time.monotonic_ns()
         since_ns = self._awake.look(now_ns)
         found = health_of(self._board, request.path, self._gate.is_closed, now_ns, since_ns)
-        request.answer(found.status, [(b"content-type", JSON)], found.body)
+        request.respond(found.status, [(b"content-type", JSON)], found.body)
 
-    def _show(self, request: HttpExchange, file: StaticFile) -> None:
+    def _serve_file(self, request: HttpExchange, file: StaticFile) -> None:
         if request.method in (GET, HEAD):
-            file.answer(request)
+            file.respond(request)
         else:
             request.refuse(ONLY_ASKED)
 
     def _administer(self, request: HttpExchange) -> None:
         key = request.head.key
-        answer = self._admin.answer(request.method, request.path, request.query, key)
-        if isinstance(answer, Rejection):
-            request.refuse(answer)
+        response = self._admin.handle(request.method, request.path, request.query, key)
+        if isinstance(response, Rejection):
+            request.refuse(response)
         else:
-            request.answer(answer.status, [(b"content-type", JSON)], answer.body)
+            request.respond(response.status, [(b"content-type", JSON)], response.body)

@@ -95,7 +95,7 @@ class Forwarder:
         page = self._page(request)
         if page is not None:
             content_type, text = page
-            request.answer(200, [(b"content-type", content_type.encode())], text)
+            request.respond(200, [(b"content-type", content_type.encode())], text)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(text))
             if self._reports is not None:
                 self._reports.put(request)
@@ -195,10 +195,10 @@ class Forwarder:
 
     def resend(self) -> None:
         """Send again what processes had that have died and been replaced."""
-        self._links.resend(self._open_requests, self._give_up)
+        self._links.resend(self._open_requests, self._fail)
 
-    def _give_up(self, sent: InflightRequest) -> None:
-        """Answer a request at which processes die, whichever it is sent to."""
+    def _fail(self, sent: InflightRequest) -> None:
+        """Fail a request at which processes die, whichever it is sent to."""
         if sent.request.path.startswith(ANTHROPIC_PATHS):
             body = anthropic_body(DEADLY)
             event = event_of(body, "error")

@@ -60,7 +60,7 @@ class OpenRequest:
         self.complete |= last
         if self.unsent.num_bytes > MAX_UNSENT_BYTES and not last:
             self.dropped = True
-        self._tell()
+        self._notify()
 
     @property
     def num_unsent_bytes(self) -> int:
@@ -70,9 +70,9 @@ class OpenRequest:
     def drop(self) -> None:
         """Drop the request after a disconnect."""
         self.dropped = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.on_news is not None:
             self.on_news()
 

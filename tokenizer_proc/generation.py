@@ -16,8 +16,8 @@ from headrace.ipc.messages import (
     GenerateRequest,
     HttpRequest,
     Parsing,
-    ReplyPlan,
     ReportedSampling,
+    ResponsePlan,
     ResponsesForm,
     Sampling,
     detokenizer_of,
@@ -74,7 +74,7 @@ from headrace.tokenizer_proc.jobs.stages import (
     Sequences,
     Stages,
     Text,
-    json_answer,
+    json_response,
 )
 from headrace.tokenizer_proc.logprob_limit import (
     check_logprobs,
@@ -117,7 +117,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Form:
-    """In whose form a reply goes, and what its request calls the prompt."""
+    """In whose form a response goes, and what its request calls the prompt."""
 
     api: Api
     param: str
@@ -125,7 +125,7 @@ class Form:
     more: ResponsesForm | GenerateForm | None = None
     id: str = ""  # of the response; empty is a new one of that API
     first: int = 0  # index of the first sequence
-    num_sequences: int | None = None  # of the whole reply; None is those planned together
+    num_sequences: int | None = None  # of the whole response; None is those planned together
     num_logprobs: int = 0  # log probabilities of the sequences before
 
 
@@ -190,7 +190,7 @@ class GenerationPlanner:
             chat, names = chat_of_responses(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
+        return json_response(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
 
     def messages(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/messages` request."""
@@ -207,7 +207,7 @@ class GenerationPlanner:
             chat, names = chat_of_messages(request)
             with as_written(names):
                 num_tokens = yield from self._counted(http, chat)
-        return json_answer(TokenCount(input_tokens=num_tokens))
+        return json_response(TokenCount(input_tokens=num_tokens))
 
     def _counted(self, http: HttpRequest, chat: ChatRequest) -> Encoding[int]:
         """Return how many tokens a conversation is."""
@@ -328,19 +328,19 @@ class GenerationPlanner:
         num_each = request.num_sequences
         num_sequences = len(prompts) * num_each
         num_reported = form.num_sequences or num_sequences
-        first = self._reply_plan(http, request, form, num_reported, parsing)
+        first = self._response_plan(http, request, form, num_reported, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         check_bad_words(bad_words, num_sequences)
         sampling = self._sampling(http, request, bad_words)
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
-        reply_plan, of_prompts, room = first, form.num_logprobs, None
+        response_plan, of_prompts, room = first, form.num_logprobs, None
         reports_logprobs = first.logprobs is not None or sampling.prompt_logprobs is not None
         if reports_logprobs:
             of_prompts += prompt_entries(sampling, first, prompts, num_each)
-            reply_plan = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
-            room = room_of(reply_plan, of_prompts, num_reported)
+            response_plan = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
+            room = room_of(response_plan, of_prompts, num_reported)
         ends = self._card.eos_token_ids if grammar else []  # a grammar may come to its end
         allowed = allowed_mask(request, self._card.vocab_size, ends)
         requests = []
@@ -356,7 +356,7 @@ class GenerationPlanner:
                 shares_prompt=position % num_each > 0,
                 prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
                 num_delivered=http.num_delivered.get(index),
-                is_suspect=http.is_reply_suspect,
+                is_suspect=http.is_response_suspect,
                 sampling=reported(sampling, max_tokens, first.n) if self._traces else None,
             )
             requests.append(
@@ -376,22 +376,22 @@ class GenerationPlanner:
                 )
             )
         if reports_logprobs:
-            check_logprobs(reply_plan, of_prompts, (request.max_tokens for request in requests))
+            check_logprobs(response_plan, of_prompts, (request.max_tokens for request in requests))
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
 
-    def _reply_plan(
+    def _response_plan(
         self,
         http: HttpRequest,
         request: Generation,
         form: Form,
         num_sequences: int,
         parsing: Parsing | None,
-    ) -> ReplyPlan:
+    ) -> ResponsePlan:
         """Return what the plans of all sequences of a request have in common."""
         options = request.stream_options
         include_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
-        return ReplyPlan(
+        return ResponsePlan(
             response_id=form.id or ID_PREFIXES[form.api] + public_id(http, 12),
             model=self._card.name,
             created=int(http.received_at),
@@ -492,7 +492,7 @@ class GenerationPlanner:
 
 
 def prompt_entries(
-    sampling: Sampling, plan: ReplyPlan, prompts: list[Prompt], num_each: int
+    sampling: Sampling, plan: ResponsePlan, prompts: list[Prompt], num_each: int
 ) -> int:
     """Return the number of log probabilities reported for the prompts of all sequences."""
     num_looks = 1 if plan.chat else num_each
@@ -500,7 +500,7 @@ def prompt_entries(
     return num_looks * entries_of(num_tokens, sampling.prompt_logprobs)
 
 
-def sampling_of(sampling: Sampling, index: int, plan: ReplyPlan) -> Sampling:
+def sampling_of(sampling: Sampling, index: int, plan: ResponsePlan) -> Sampling:
     """Return how the `index`-th sequence is sampled.
 
     The prompt of a chat is looked at once: its logprobs belong to the answer, not to a choice.

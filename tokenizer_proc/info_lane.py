@@ -19,7 +19,7 @@ from headrace.runtime.process import Context
 from headrace.tokenizer_proc.info_routes import InfoRoutes
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Job
-from headrace.tokenizer_proc.jobs.stages import Answer, Body, Stages
+from headrace.tokenizer_proc.jobs.stages import Body, ImmediateResponse, Stages
 from headrace.tokenizer_proc.ring.event_streams import EventStreams
 
 IDLE_MS = 500
@@ -51,7 +51,7 @@ class InfoLane:
         until_events_ms = math.ceil(self._streams.wait_s * 1000)
         received = self._inbox.receive(min(timeout_ms, until_events_ms))
         if received is not None:
-            self._answer(*received)
+            self._handle(*received)
         elif until_events_ms >= timeout_ms:
             self._backlog.settle_idle()
         if self._streams.take_turn():
@@ -59,16 +59,16 @@ class InfoLane:
             if any(slot[FrontendField.ADMITTED] for slot in self._frontend_slots):
                 self._published.write(self._routes.metrics.render())
 
-    def _answer(self, request: HttpRequest, body: Body) -> None:
+    def _handle(self, request: HttpRequest, body: Body) -> None:
         job = Job(request, len(body), self._stages(request, body))
         if request.is_suspect:
             self._slot[TokenizerField.AT_HAND] = request.id
         job.begin()
         self._slot[TokenizerField.AT_HAND] = 0
-        answer = job.outcome
-        assert isinstance(answer, Answer)
-        self._send(request, answer)
-        self._slot.add(TokenizerField.REFUSED, answer.status >= 400)
+        response = job.outcome
+        assert isinstance(response, ImmediateResponse)
+        self._send(request, response)
+        self._slot.add(TokenizerField.REFUSED, response.status >= 400)
         self._slot.add(TokenizerField.HANDLED)
         self._slot.add(TokenizerField.HANDLED_BYTES, len(body) + 1)
 
@@ -82,18 +82,18 @@ class InfoLane:
             self._streams.check_room()
         return (yield from self._routes.handle(request, body))
 
-    def _send(self, request: HttpRequest, answer: Answer) -> None:
+    def _send(self, request: HttpRequest, response: ImmediateResponse) -> None:
         """Send an answer, or the beginning of a stream: to HEAD, its head and its end."""
         id = request.id
-        head = Head(answer.status, answer.content_type, headers=answer.headers)
-        if answer.is_open and request.method == HEAD:
+        head = Head(response.status, response.content_type, headers=response.headers)
+        if response.is_open and request.method == HEAD:
             frames = ResponseFrames.of({id: head}, [id, id], [0, 0], [False, True])
             self._frontends.send(frontend_of(id), frames, b"")
             return
-        is_last = not answer.is_open
-        frames = ResponseFrames.of({id: head}, [id], [len(answer.body)], [is_last])
-        self._frontends.send(frontend_of(id), frames, answer.body)
-        if answer.is_open:
+        is_last = not response.is_open
+        frames = ResponseFrames.of({id: head}, [id], [len(response.body)], [is_last])
+        self._frontends.send(frontend_of(id), frames, response.body)
+        if response.is_open:
             self._streams.open(id)
 
     def close(self) -> None:

@@ -15,7 +15,13 @@ from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.protocol.server import VersionResponse
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
-from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
+from headrace.tokenizer_proc.jobs.stages import (
+    Body,
+    Handler,
+    ImmediateResponse,
+    Stages,
+    json_response,
+)
 from headrace.tokenizer_proc.openapi import server_info
 from headrace.tokenizer_proc.ring.monitor import CONTENT_TYPE as EVENTS
 from headrace.tokenizer_proc.ring.monitor import RingMonitor
@@ -39,13 +45,17 @@ class InfoRoutes:
         self.monitor = RingMonitor(board, config)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
-            routes.VERSION: lambda *_: json_answer(VersionResponse(version=__version__)),
-            routes.LOAD: lambda *_: json_answer(server_info.load(board)),
-            routes.MODEL_INFO: lambda *_: json_answer(server_info.model_info(config.card)),
-            routes.SERVER_INFO: lambda *_: json_answer(server_info.server_info(config.card, board)),
-            routes.METRICS: lambda *_: Answer(200, self.metrics.render(), routes.METRICS_TYPE),
-            routes.RING: lambda *_: json_answer(self.monitor.state()),
-            routes.RING_EVENTS: lambda *_: Answer(
+            routes.VERSION: lambda *_: json_response(VersionResponse(version=__version__)),
+            routes.LOAD: lambda *_: json_response(server_info.load(board)),
+            routes.MODEL_INFO: lambda *_: json_response(server_info.model_info(config.card)),
+            routes.SERVER_INFO: lambda *_: json_response(
+                server_info.server_info(config.card, board)
+            ),
+            routes.METRICS: lambda *_: ImmediateResponse(
+                200, self.metrics.render(), routes.METRICS_TYPE
+            ),
+            routes.RING: lambda *_: json_response(self.monitor.state()),
+            routes.RING_EVENTS: lambda *_: ImmediateResponse(
                 200, self.monitor.opening(), EVENTS, is_open=True
             ),
             routes.OPENAPI: self._openapi,
@@ -72,7 +82,7 @@ class InfoRoutes:
         if request.method not in (GET, HEAD):
             raise MethodNotAllowed(request.method, request.path, GET)
         found = handler(request, body)
-        return found if isinstance(found, Answer) else (yield from found)
+        return found if isinstance(found, ImmediateResponse) else (yield from found)
 
     def find(self, path: str) -> Handler | None:
         """Return what answers at a path, or None."""
@@ -85,15 +95,15 @@ class InfoRoutes:
 
         return MetricsPage(self._board, self._card, self._config.metrics_dialect)
 
-    def _openapi(self, _request: HttpRequest, _body: Body) -> Answer:
+    def _openapi(self, _request: HttpRequest, _body: Body) -> ImmediateResponse:
         from headrace.tokenizer_proc.openapi.openapi import openapi
 
         config = self._config
-        return Answer(
+        return ImmediateResponse(
             200, openapi(config.card, config.follows_grammars, config.trust_request_chat_template)
         )
 
-    def _model(self, request: HttpRequest, _body: Body) -> Answer:
+    def _model(self, request: HttpRequest, _body: Body) -> ImmediateResponse:
         if request.path not in self._models:
             raise ModelNotFound(request.path.removeprefix(f"{MODELS}/"), self._card.name)
-        return Answer(200, self._models[request.path])
+        return ImmediateResponse(200, self._models[request.path])

@@ -7,7 +7,7 @@ kept until they are rendered (8 bytes each), rendered in 2 to 4 us and sent as s
 from collections.abc import Iterable
 
 from headrace.errors import InvalidValue
-from headrace.ipc.messages import Api, GenerateRequest, ReplyPlan
+from headrace.ipc.messages import Api, GenerateRequest, ResponsePlan
 from headrace.tokenizer_proc.jobs.stages import Ids
 
 MAX_ENTRIES = 1 << 22  # 32 MB, and an answer of some 300 MB
@@ -28,8 +28,8 @@ def num_entries(requests: Iterable[GenerateRequest], prompts: Iterable[Ids]) -> 
     )
 
 
-def limit_of(plan: ReplyPlan) -> int:
-    """Return how many entries there may be in a reply.
+def limit_of(plan: ResponsePlan) -> int:
+    """Return how many entries there may be in a response.
 
     Of what streams, `/generate` repeats all so far in each event, `/v1/responses` at its end, and
     `/v1/completions` sends an echoed prompt at once.
@@ -39,7 +39,7 @@ def limit_of(plan: ReplyPlan) -> int:
     return MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES
 
 
-def room_of(plan: ReplyPlan, num_of_prompts: int, num_sequences: int) -> int | None:
+def room_of(plan: ResponsePlan, num_of_prompts: int, num_sequences: int) -> int | None:
     """Return a sequence's token limit if its request has none; None is unlimited.
 
     Args:
@@ -49,8 +49,8 @@ def room_of(plan: ReplyPlan, num_of_prompts: int, num_sequences: int) -> int | N
     return max(1, (limit_of(plan) - num_of_prompts) // each) if each else None
 
 
-def check_logprobs(plan: ReplyPlan, num_of_prompts: int, max_tokens: Iterable[int]) -> None:
-    """Refuse a reply with too many log probabilities.
+def check_logprobs(plan: ResponsePlan, num_of_prompts: int, max_tokens: Iterable[int]) -> None:
+    """Refuse a response with too many log probabilities.
 
     Args:
         num_of_prompts: entries of all prompts.
@@ -59,11 +59,11 @@ def check_logprobs(plan: ReplyPlan, num_of_prompts: int, max_tokens: Iterable[in
     Raises:
         InvalidValue: the text has the number, and the limit.
     """
-    num_of_answers = entries_of(sum(max_tokens), plan.logprobs)
-    limit, total = limit_of(plan), num_of_prompts + num_of_answers
+    num_of_responses = entries_of(sum(max_tokens), plan.logprobs)
+    limit, total = limit_of(plan), num_of_prompts + num_of_responses
     if total <= limit:
         return
-    param = "logprobs" if num_of_answers >= num_of_prompts or plan.echo else "prompt_logprobs"
+    param = "logprobs" if num_of_responses >= num_of_prompts or plan.echo else "prompt_logprobs"
     streams = " in a stream of this kind" if limit < MAX_ENTRIES else ""
     raise InvalidValue(
         f"{param}: {total} log probabilities (sequences x tokens x likeliest tokens and their own) "

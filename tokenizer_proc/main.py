@@ -30,7 +30,7 @@ def main(config: TokenizerConfig, context: Context) -> None:
     """Handle requests until SIGTERM."""
     tokenizer_backlog(context.board, context.index).settle()
     last = len(list(context.board.of("tokenizer"))) - 1
-    is_about = config.answers_gets and context.index == last
+    is_about = config.handles_gets and context.index == last
     if not is_about:
         os.nice(NICENESS)
         take_turns(is_urgent=False)

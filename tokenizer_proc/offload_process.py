@@ -25,7 +25,7 @@ from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.jobs.child_pipe import read, write
 from headrace.tokenizer_proc.jobs.job import Job
-from headrace.tokenizer_proc.jobs.stages import Answer, Outcome, Sequences
+from headrace.tokenizer_proc.jobs.stages import ImmediateResponse, Outcome, Sequences
 from headrace.tokenizer_proc.main import num_threads
 from headrace.tokenizer_proc.routes import Routes, load_routes, load_scripted, load_template
 
@@ -53,7 +53,7 @@ class Offloaded(msgspec.Struct, frozen=True, array_like=True):
 class Handled(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of a request: an answer, or sequences, as `jobs.stages` has them."""
 
-    answer: Answer | None = None
+    response: ImmediateResponse | None = None
     requests: list[GenerateRequest] = []
     prompts: list[memoryview] = []  # u32; sequences with the same prompt follow each other
     counts: list[int] = []  # of the sequences of each prompt
@@ -61,7 +61,7 @@ class Handled(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, outcome: Outcome) -> "Handled":
         """Return an outcome as a message, each prompt once."""
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, ImmediateResponse):
             return cls(outcome)
         same = [list(prompts) for _, prompts in groupby(outcome.prompts, key=id)]
         prompts = [prompts[0].cast("B") for prompts in same]
@@ -70,8 +70,8 @@ class Handled(msgspec.Struct, frozen=True, array_like=True):
     @property
     def outcome(self) -> Outcome:
         """The outcome that this is the message of."""
-        if self.answer is not None:
-            return self.answer
+        if self.response is not None:
+            return self.response
         prompts = [prompt.cast("I") for prompt in self.prompts]
         pairs = zip(prompts, self.counts, strict=True)
         return Sequences(self.requests, [prompt for prompt, count in pairs for _ in range(count)])
@@ -108,7 +108,7 @@ class RequestHandler:
                 job.fail(error)
             else:
                 job.advance(found)
-        assert isinstance(job.outcome, Answer | Sequences)
+        assert isinstance(job.outcome, ImmediateResponse | Sequences)
         return job.outcome
 
 

@@ -15,7 +15,7 @@ from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.info_routes import InfoRoutes
-from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages
+from headrace.tokenizer_proc.jobs.stages import Body, Handler, ImmediateResponse, Stages
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Routes:
             RequestError: it is refused.
         """
         found = self._find(request)(request, body)
-        return found if isinstance(found, Answer) else (yield from found)
+        return found if isinstance(found, ImmediateResponse) else (yield from found)
 
     def _find(self, request: HttpRequest) -> Handler:
         methods = self.handlers.get(request.path)

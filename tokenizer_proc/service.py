@@ -36,7 +36,7 @@ from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Dropped, Job
-from headrace.tokenizer_proc.jobs.stages import Answer, Body, Ids, Sequences, Stages
+from headrace.tokenizer_proc.jobs.stages import Body, Ids, ImmediateResponse, Sequences, Stages
 from headrace.tokenizer_proc.offload_pool import OffloadPool
 from headrace.tokenizer_proc.routes import load_routes, load_scripted, load_template
 
@@ -139,8 +139,8 @@ class Service:
         self._aside += [job for job in jobs if job.is_waiting]
         jobs = [job for job in jobs if job.outcome is not None]
         for job in jobs:
-            if isinstance(job.outcome, Answer):
-                self._answer(job.request, job.outcome)
+            if isinstance(job.outcome, ImmediateResponse):
+                self._respond(job.request, job.outcome)
         self._engine.send_all([message for job in jobs for message in self._messages(job)])
         self._count(jobs)
 
@@ -226,7 +226,7 @@ class Service:
         slot = self._slot
         for job in jobs:
             match outcome := job.outcome:
-                case Answer():
+                case ImmediateResponse():
                     slot.add(TokenizerField.REFUSED, outcome.status >= 400)
                 case Sequences():
                     slot.add(TokenizerField.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
@@ -237,11 +237,11 @@ class Service:
         slot.add(TokenizerField.HANDLED, len(jobs))
         slot.add(TokenizerField.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
 
-    def _answer(self, request: HttpRequest, answer: Answer) -> None:
+    def _respond(self, request: HttpRequest, response: ImmediateResponse) -> None:
         """Send a response that is complete."""
-        head = Head(answer.status, answer.content_type, headers=answer.headers)
-        frames = ResponseFrames.of({request.id: head}, [request.id], [len(answer.body)], [True])
-        self._frontends.send(frontend_of(request.id), frames, answer.body)
+        head = Head(response.status, response.content_type, headers=response.headers)
+        frames = ResponseFrames.of({request.id: head}, [request.id], [len(response.body)], [True])
+        self._frontends.send(frontend_of(request.id), frames, response.body)
 
     def close(self) -> None:
         """Drop all links."""

@@ -21,14 +21,14 @@ from headrace.tokenizer_proc.apis.sampling import check_token_ids
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.images.images import Images, none_of
 from headrace.tokenizer_proc.jobs.stages import (
-    Answer,
     Body,
     Encoding,
     Handler,
     Ids,
+    ImmediateResponse,
     Stages,
     Text,
-    json_answer,
+    json_response,
 )
 
 CHUNK = 1 << 16  # token ids made into Python's numbers at once
@@ -81,7 +81,7 @@ class TokenRoutes:
         text = yield from self._text(http.id, request)
         (ids,) = yield [text]
         tokens: Any = msgspec.Raw(json_numbers(ids))
-        return json_answer(
+        return json_response(
             TokenizeResponse(
                 count=len(ids),
                 max_model_len=self._card.max_model_len,
@@ -97,13 +97,13 @@ class TokenRoutes:
         text = yield from images.written(self._template.render(request))
         return self._template.to_encode(text, request.add_special_tokens)
 
-    def detokenize(self, _http: HttpRequest, body: Body) -> Answer:
+    def detokenize(self, _http: HttpRequest, body: Body) -> ImmediateResponse:
         """Answer `/detokenize`."""
         ids, model = decode_detokenize(body)
         self._check_model(model)
         check_token_ids("tokens", ids, self._card.vocab_size)
         prompt: Any = msgspec.Raw(json_text(self._texts(ids)))
-        return json_answer(DetokenizeResponse(prompt=prompt))
+        return json_response(DetokenizeResponse(prompt=prompt))
 
     def _texts(self, ids: "array[int]") -> Iterator[str]:
         """Yield the text of `ids`, in parts where a token's text does not depend on others'."""

@@ -22,14 +22,13 @@ from headrace.detokenizer_proc.renderers.json_slices import slices
 from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
-    Answers,
+    Choices,
     Logprobs,
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.messages import FinishReason, ResponsePlan
 from headrace.protocol.anthropic_messages import (
-    AnsweredMessage,
     BegunMessage,
     BlockDelta,
     BlockNews,
@@ -39,6 +38,7 @@ from headrace.protocol.anthropic_messages import (
     MessageDelta,
     MessageEnd,
     MessageEvent,
+    MessagesResponse,
     MessageStart,
     MessageStop,
     MessageUsage,
@@ -127,7 +127,7 @@ def typed(body: MessageEvent) -> bytes:
 class MessagesRenderer:
     """A `Renderer`. There is one sequence."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         self._plan = plan
         self._num_blocks = 0
         self._open: type[Piece] | None = None  # of what the block is that is not complete
@@ -203,18 +203,18 @@ class MessagesRenderer:
         assert self._end is not None
         return typed(MessageDelta(delta=self._end, usage=usage_of(usage))) + typed(MessageStop())
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
-        (answer,) = answers
+        (choice,) = choices
         plan = self._plan
         content: list[MessageBlock] = []
-        if answer.thought:
-            content.append(ThinkingBlock(thinking=answer.thought, signature=plan.response_id))
-        if answer.text:
-            content.append(TextBlock(text=answer.text))
-        content += map(tool_use_block, answer.calls)
-        end = end_of(answer.finished, answer.stopped_by, bool(answer.calls))
-        body = AnsweredMessage(
+        if choice.thought:
+            content.append(ThinkingBlock(thinking=choice.thought, signature=plan.response_id))
+        if choice.text:
+            content.append(TextBlock(text=choice.text))
+        content += map(tool_use_block, choice.calls)
+        end = end_of(choice.finished, choice.stopped_by, bool(choice.calls))
+        body = MessagesResponse(
             id=plan.response_id,
             type="message",
             role="assistant",

@@ -11,7 +11,7 @@ import functools
 
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
-from headrace.ipc.messages import Api, FinishReason, ReplyPlan
+from headrace.ipc.messages import Api, FinishReason, ResponsePlan
 from headrace.protocol.sse import DONE
 
 TEXT = "\x01"  # renders as no other text does
@@ -25,7 +25,7 @@ NOTHING = SEPARATOR * 5  # six empty parts
 @functools.lru_cache(maxsize=1024)
 def pattern(model: str, api: Api, include_usage: bool, index: int) -> bytes:
     """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs."""
-    plan = ReplyPlan(
+    plan = ResponsePlan(
         response_id=ID,
         model=model,
         created=CREATED,
@@ -50,7 +50,7 @@ def pattern(model: str, api: Api, include_usage: bool, index: int) -> bytes:
     return SEPARATOR.join((renderer.opening(index), prefix, tail, *ends, DONE))
 
 
-def template_of(plan: ReplyPlan) -> bytes:
+def template_of(plan: ResponsePlan) -> bytes:
     """Return the template of a sequence; one that does not stream has no events."""
     if not plan.stream:
         return NOTHING

@@ -1,11 +1,11 @@
-"""Replies that fail by a script of the mock engine: output that no correct renderer writes."""
+"""Responses that fail by a script of the mock engine: output that no correct renderer writes."""
 
 from collections.abc import Iterator
 
 from headrace.detokenizer_proc.parsers.pieces import Piece
-from headrace.detokenizer_proc.renderers.renderer import Answers, Logprobs, Renderer, TokenUsage
+from headrace.detokenizer_proc.renderers.renderer import Choices, Logprobs, Renderer, TokenUsage
 from headrace.errors import RequestError, ScriptedError
-from headrace.ipc.messages import FaultKind, FinishReason, ReplyFault
+from headrace.ipc.messages import FaultKind, FinishReason, ResponseFault
 
 HTML = "text/html; charset=utf-8"
 END = b"\n\n"  # of an event
@@ -14,7 +14,7 @@ END = b"\n\n"  # of an event
 class FaultyRenderer:
     """A `Renderer` that writes as another one, up to the fault at the end of the text."""
 
-    def __init__(self, renderer: Renderer, fault: ReplyFault) -> None:
+    def __init__(self, renderer: Renderer, fault: ResponseFault) -> None:
         self._renderer = renderer
         self._fault = fault
 
@@ -55,11 +55,11 @@ class FaultyRenderer:
             return b""
         return self._renderer.closing(usage)
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, or half of it."""
         if self._fault.kind not in (FaultKind.CUT, FaultKind.JSON):
-            return self._renderer.whole(answers, usage)
-        body = b"".join(self._renderer.whole(answers, usage))
+            return self._renderer.whole(choices, usage)
+        body = b"".join(self._renderer.whole(choices, usage))
         return iter([body[: len(body) // 2]])
 
     def failure(self, error: RequestError) -> bytes:
@@ -67,7 +67,7 @@ class FaultyRenderer:
         return self._renderer.failure(error)
 
 
-def error_of_fault(fault: ReplyFault) -> ScriptedError:
+def error_of_fault(fault: ResponseFault) -> ScriptedError:
     """Return the error that a stream ends with."""
     return ScriptedError(fault.status, fault.message, fault.type, fault.code)
 

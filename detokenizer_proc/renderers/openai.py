@@ -22,13 +22,13 @@ from headrace.detokenizer_proc.renderers.json_slices import LazyList, slices
 from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
-    Answers,
     Choice,
+    Choices,
     Logprobs,
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.messages import FinishReason, ResponsePlan
 from headrace.protocol.errors import openai_error
 from headrace.protocol.openai_completions import (
     ChatCompletionMessage,
@@ -156,7 +156,7 @@ def text_choice(
 class OpenAIRenderer:
     """A `Renderer`."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         self._plan = plan
         self._calling: set[int] = set()  # sequences that have called tools
 
@@ -261,15 +261,15 @@ class OpenAIRenderer:
             return UNSET
         return None if usage is None else usage_body(usage)
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices.
 
         vLLM's `prompt_logprobs` and `prompt_token_ids` belong to the choice in a completion, to
         the body in a chat.
         """
         form = self._whole_chat_choice if self._plan.chat else self._whole_text_choice
-        choices: Any = LazyList(
-            range(len(answers)), lambda index: form(index, answers[index]), True
+        rendered: Any = LazyList(
+            range(len(choices)), lambda index: form(index, choices[index]), True
         )
         plan = self._plan
         if not plan.chat:
@@ -280,7 +280,7 @@ class OpenAIRenderer:
                     created=plan.created,
                     model=plan.model,
                     system_fingerprint=None,
-                    choices=choices,
+                    choices=rendered,
                     usage=usage_body(usage),
                 )
             )
@@ -291,35 +291,35 @@ class OpenAIRenderer:
                 created=plan.created,
                 model=plan.model,
                 system_fingerprint=None,
-                choices=choices,
+                choices=rendered,
                 usage=usage_body(usage),
-                prompt_logprobs=given(answers[0].prompt_logprobs),
-                prompt_token_ids=given(answers[0].prompt_token_ids),
+                prompt_logprobs=given(choices[0].prompt_logprobs),
+                prompt_token_ids=given(choices[0].prompt_token_ids),
             )
         )
 
-    def _whole_chat_choice(self, index: int, answer: Choice) -> ChatCompletionResponseChoice:
-        finish_reason: Any = self._finish_name(answer.finished, bool(answer.calls))
-        logprobs: Any = answer.logprobs
+    def _whole_chat_choice(self, index: int, choice: Choice) -> ChatCompletionResponseChoice:
+        finish_reason: Any = self._finish_name(choice.finished, bool(choice.calls))
+        logprobs: Any = choice.logprobs
         return ChatCompletionResponseChoice(
             index=index,
-            message=message_body(answer, self._plan.function_call),
+            message=message_body(choice, self._plan.function_call),
             logprobs=logprobs,
             finish_reason=finish_reason,
-            token_ids=given(answer.token_ids),
+            token_ids=given(choice.token_ids),
         )
 
-    def _whole_text_choice(self, index: int, answer: Choice) -> CompletionResponseChoice:
-        finish_reason: Any = finish_name(answer.finished)
-        logprobs: Any = answer.logprobs
+    def _whole_text_choice(self, index: int, choice: Choice) -> CompletionResponseChoice:
+        finish_reason: Any = finish_name(choice.finished)
+        logprobs: Any = choice.logprobs
         return CompletionResponseChoice(
             index=index,
-            text=answer.text,
+            text=choice.text,
             logprobs=logprobs,
             finish_reason=finish_reason,
-            token_ids=given(answer.token_ids),
-            prompt_logprobs=given(answer.prompt_logprobs),
-            prompt_token_ids=given(answer.prompt_token_ids),
+            token_ids=given(choice.token_ids),
+            prompt_logprobs=given(choice.prompt_logprobs),
+            prompt_token_ids=given(choice.prompt_token_ids),
         )
 
 
@@ -328,18 +328,18 @@ def given(value: Any) -> Any:
     return UNSET if value is None else value
 
 
-def message_body(answer: Choice, function_call: bool = False) -> ChatCompletionMessage:
+def message_body(choice: Choice, function_call: bool = False) -> ChatCompletionMessage:
     """Return the `message` of a chat's choice; `function_call` selects the legacy form of calls."""
-    thought = answer.thought or UNSET
+    thought = choice.thought or UNSET
     message = ChatCompletionMessage(
         role="assistant",
-        content=answer.text or (None if answer.calls else ""),
+        content=choice.text or (None if choice.calls else ""),
         refusal=None,
         reasoning_content=thought,
         reasoning=thought,
     )
-    if answer.calls and function_call:
-        message.function_call = function_body(answer.calls[0])
-    elif answer.calls:
-        message.tool_calls = [call_body(call) for call in answer.calls]
+    if choice.calls and function_call:
+        message.function_call = function_body(choice.calls[0])
+    elif choice.calls:
+        message.tool_calls = [call_body(call) for call in choice.calls]
     return message

@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     usage: TokenUsage | None = None  # of this answer alone
 
 
-class Answers(Protocol):
+class Choices(Protocol):
     """A list of `Choice`, possibly created on access."""
 
     def __len__(self) -> int: ...
@@ -50,7 +50,7 @@ class Answers(Protocol):
 
 
 class Renderer(Protocol):
-    """Renders one reply, whose sequences share a plan but for their index."""
+    """Renders one response, whose sequences share a plan but for their index."""
 
     @property
     def content_type(self) -> str:
@@ -84,7 +84,7 @@ class Renderer(Protocol):
         """Return the last events of a stream."""
         ...
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         ...
 

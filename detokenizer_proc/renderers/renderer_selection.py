@@ -1,4 +1,4 @@
-"""Selects the renderer of a reply."""
+"""Selects the renderer of a response."""
 
 import time
 from typing import assert_never
@@ -9,16 +9,16 @@ from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
 from headrace.detokenizer_proc.renderers.renderer import Renderer
 from headrace.detokenizer_proc.renderers.responses import ResponsesRenderer
 from headrace.detokenizer_proc.renderers.sglang import GenerateRenderer
-from headrace.ipc.messages import Api, ReplyPlan
+from headrace.ipc.messages import Api, ResponsePlan
 
 
-def renderer_of(plan: ReplyPlan) -> Renderer:
+def renderer_of(plan: ResponsePlan) -> Renderer:
     """Return the renderer of the API in which a request came, with the fault of a script."""
     renderer = api_renderer(plan)
     return renderer if plan.fault is None else FaultyRenderer(renderer, plan.fault)
 
 
-def api_renderer(plan: ReplyPlan) -> Renderer:
+def api_renderer(plan: ResponsePlan) -> Renderer:
     """Return the renderer of the API in which a request came."""
     match plan.api:
         case Api.CHAT | Api.COMPLETION:

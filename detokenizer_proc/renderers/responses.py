@@ -21,13 +21,13 @@ from headrace.detokenizer_proc.renderers.json_slices import slices
 from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
-    Answers,
+    Choices,
     Logprobs,
     Object,
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, ReplyPlan, ResponsesForm
+from headrace.ipc.messages import FinishReason, ResponsePlan, ResponsesForm
 from headrace.protocol.logprobs import ChatCompletionLogProbs
 from headrace.protocol.openai_responses import (
     ArgumentsDelta,
@@ -200,7 +200,7 @@ class Item:
 class ResponsesRenderer:
     """A `Renderer`. There is one sequence."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ResponsePlan) -> None:
         assert isinstance(plan.form, ResponsesForm)
         self._plan = plan
         self._echo: Object = dict(msgspec.json.decode(plan.form.echo, type=dict[str, msgspec.Raw]))
@@ -284,17 +284,17 @@ class ResponsesRenderer:
         body.error = ResponseFailure(code="server_error", message=str(error))
         return typed(Failed(response=body, sequence_number=next(self._numbers)))
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
-        (answer,) = answers
-        if answer.thought:
-            self._add(Thought(""), answer.thought, [])
-        if answer.text or not (answer.thought or answer.calls):
-            self._add(Content(""), answer.text, entries_of(answer.logprobs))
-        for index, call in enumerate(answer.calls):
+        (choice,) = choices
+        if choice.thought:
+            self._add(Thought(""), choice.thought, [])
+        if choice.text or not (choice.thought or choice.calls):
+            self._add(Content(""), choice.text, entries_of(choice.logprobs))
+        for index, call in enumerate(choice.calls):
             begin = ToolCallStart(index, call.id, call.name, call.is_custom)
             self._add(begin, call.arguments, [])
-        status = DONE_STATUS[answer.finished]
+        status = DONE_STATUS[choice.finished]
         self._items[-1].status = status
         return slices(self._response(Response, status, usage))
 

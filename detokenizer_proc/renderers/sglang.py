@@ -16,14 +16,14 @@ from headrace.detokenizer_proc.renderers.json_slices import LazyList, parts, sli
 from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
-    Answers,
     Choice,
+    Choices,
     Logprobs,
     Object,
     TokenUsage,
 )
 from headrace.errors import RequestError
-from headrace.ipc.messages import FinishReason, GenerateForm, ReplyPlan
+from headrace.ipc.messages import FinishReason, GenerateForm, ResponsePlan
 from headrace.protocol.errors import openai_error
 from headrace.protocol.sglang_generate import (
     Cut,
@@ -72,7 +72,7 @@ class SentText:
 class GenerateRenderer:
     """A `Renderer`."""
 
-    def __init__(self, plan: ReplyPlan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: ResponsePlan, clock: Callable[[], float]) -> None:
         """`clock` returns seconds since the epoch."""
         assert isinstance(plan.form, GenerateForm)
         self._plan = plan
@@ -131,25 +131,27 @@ class GenerateRenderer:
         """Return the last events of a stream that fails."""
         return event(openai_error(error)) + DONE
 
-    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
+    def whole(self, choices: Choices, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         if not self._form.is_list:
-            return slices(self._answer(0, answers[0]))
+            return slices(self._generated(0, choices[0]))
         return slices(
-            LazyList(range(len(answers)), lambda index: self._answer(index, answers[index]), True)
+            LazyList(
+                range(len(choices)), lambda index: self._generated(index, choices[index]), True
+            )
         )
 
-    def _answer(self, index: int, answer: Choice) -> GeneratedText:
-        assert answer.usage is not None and answer.token_ids is not None
+    def _generated(self, index: int, choice: Choice) -> GeneratedText:
+        assert choice.usage is not None and choice.token_ids is not None
         num_top = self._of(self._form.num_logprobs, index)
         columns: Columns = {}
         if num_top is not None:
-            columns = self._columns("output", answer.logprobs or NO_LOGPROBS, num_top)
-            of_prompt = self._of_prompt(index, answer.prompt_logprobs)
+            columns = self._columns("output", choice.logprobs or NO_LOGPROBS, num_top)
+            of_prompt = self._of_prompt(index, choice.prompt_logprobs)
             columns |= self._columns("input", of_prompt, num_top)
-        ending = self._ending(answer.finished, answer.stopped_by, answer.usage)
+        ending = self._ending(choice.finished, choice.stopped_by, choice.usage)
         meta = MetaInfo(id=self._id(index), **columns, **ending)
-        return GeneratedText(text=answer.text, output_ids=answer.token_ids, meta_info=meta)
+        return GeneratedText(text=choice.text, output_ids=choice.token_ids, meta_info=meta)
 
     def _id(self, index: int) -> str:
         """Return the client's id of a sequence; ids of several have a suffix."""

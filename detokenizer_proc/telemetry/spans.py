@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.ipc.messages import ReplyStats, RequestEnded, Times
+from headrace.ipc.messages import RequestEnded, ResponseStats, Times
 from headrace.routes import POST
 
 Value = str | int | float | bool | list[str]
 NAME = "llm_request"  # of a POST; other requests are named by their method, as for any server
 FAILED = 400  # the first status of an error
-STATS: msgspec.msgpack.Decoder[ReplyStats] = msgspec.msgpack.Decoder(ReplyStats)
+STATS: msgspec.msgpack.Decoder[ResponseStats] = msgspec.msgpack.Decoder(ResponseStats)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def request_span(request: RequestEnded, model: str) -> Span:
     }
     stats = STATS.decode(request.stats) if request.stats else None
     if stats is not None:
-        attributes |= reply_attributes(stats)
+        attributes |= response_attributes(stats)
     if request.times is not None:
         attributes |= latencies(request.received_at, request.times, stats)
     kind, error = error_of(request, stats)
@@ -51,7 +51,7 @@ def request_span(request: RequestEnded, model: str) -> Span:
     return Span(name, request.received_at, request.ended_at, attributes, error)
 
 
-def error_of(request: RequestEnded, stats: ReplyStats | None) -> tuple[str, str | None]:
+def error_of(request: RequestEnded, stats: ResponseStats | None) -> tuple[str, str | None]:
     """Return the kind of what went wrong with a request, and its description; None if nothing."""
     if not request.is_complete:
         return "aborted", "the response was cut off: the client left or did not read"
@@ -62,7 +62,7 @@ def error_of(request: RequestEnded, stats: ReplyStats | None) -> tuple[str, str 
     return "", None
 
 
-def reply_attributes(stats: ReplyStats) -> dict[str, Value]:
+def response_attributes(stats: ResponseStats) -> dict[str, Value]:
     """Return the attributes of a generated text, or of embeddings."""
     found: dict[str, Value] = {
         "gen_ai.usage.prompt_tokens": stats.num_prompt,
@@ -82,7 +82,7 @@ def reply_attributes(stats: ReplyStats) -> dict[str, Value]:
     return found
 
 
-def latencies(received_at: int, times: Times, stats: ReplyStats | None) -> dict[str, Value]:
+def latencies(received_at: int, times: Times, stats: ResponseStats | None) -> dict[str, Value]:
     """Return how long parts of a request took; the last token may not have come."""
     found: dict[str, Value] = {
         "gen_ai.latency.time_in_queue": (times.scheduled - times.queued) / 1e9,

@@ -27,7 +27,7 @@ class Cors:
         if request.method == "OPTIONS" and "access-control-request-method" in headers:
             found = self._policy.preflight_response(headers)
             raw = [(name, value) for name, value in found.raw_headers if name != b"content-length"]
-            request.answer(found.status_code, raw, bytes(found.body))
+            request.respond(found.status_code, raw, bytes(found.body))
             return True
         common = Headers(headers=self._policy.simple_headers).mutablecopy()
         if not self._policy.allow_all_origins and self._policy.is_allowed_origin(origin):

@@ -44,14 +44,14 @@ class HalfClosed:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._gap_s = FIRST_GAP_S
         self._probe_at = loop.time() + self._gap_s
-        self._timer = loop.call_later(FIRST_POLL_S, self._look)
+        self._timer = loop.call_later(FIRST_POLL_S, self._check)
         probe()
 
     def stop(self) -> None:
         """Stop the probe, before the socket is closed."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._poll.poll(0):
             self._on_disconnect()
             return
@@ -59,4 +59,4 @@ class HalfClosed:
             self._gap_s *= 2
             self._probe_at = self._loop.time() + self._gap_s
             self._probe()
-        self._timer = self._loop.call_later(POLL_INTERVAL_S, self._look)
+        self._timer = self._loop.call_later(POLL_INTERVAL_S, self._check)

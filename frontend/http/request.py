@@ -203,7 +203,7 @@ class HttpExchange:
         on_response, cycle.on_response = cycle.on_response, ignore
         on_response()
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response. A long body is shared with the transport, not copied."""
         self.begin(status, headers, len(body))
         if len(body) >= SHARED_BYTES:
@@ -221,7 +221,7 @@ class HttpExchange:
             headers.append((b"allow", rejection.allow.encode()))
         if rejection.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        self.answer(rejection.status, headers, body)
+        self.respond(rejection.status, headers, body)
         return len(body)
 
     def break_off(self) -> None:

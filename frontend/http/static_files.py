@@ -62,7 +62,7 @@ class StaticFile:
     def __init__(self, variants: Mapping[bytes, Variant]) -> None:
         self.variants = variants
 
-    def answer(self, request: HttpExchange) -> None:
+    def respond(self, request: HttpExchange) -> None:
         """Answer a GET or a HEAD: with 304 where the client has the file."""
         fields = dict(request.headers)
         variant = self.variants[self._coding_for(fields.get(b"accept-encoding", b""))]
@@ -70,7 +70,7 @@ class StaticFile:
             request.begin(304, variant.unchanged, len(variant.body))
             request.end()
         else:
-            request.answer(200, variant.headers, variant.body)
+            request.respond(200, variant.headers, variant.body)
 
     def _coding_for(self, accepted: bytes) -> bytes:
         codings = accepted_in(accepted)

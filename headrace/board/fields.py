@@ -201,10 +201,10 @@ class DetokenizerField(BoardField):
     TOKENS = COUNTER
     MESSAGES_TAKEN = COUNTER  # of `MESSAGES_SENT` to it, those handled
     FRAMES = COUNTER
-    OPEN_REPLIES = GAUGE
+    OPEN_RESPONSES = GAUGE
     TOOL_READINGS = COUNTER, 12  # by the labels of `tool_calls.py`
-    REPLY_AT_HAND = KEPT  # the request whose reply is being written, or 0,
-    LAST_REPLY_AT_HAND = KEPT  # and that of the process before, when it died
+    RESPONSE_AT_HAND = KEPT  # the request whose response is being written, or 0,
+    LAST_RESPONSE_AT_HAND = KEPT  # and that of the process before, when it died
 
 
 FIELDS: dict[str, type[BoardField]] = {

@@ -74,7 +74,7 @@ class HttpRow:
         return self._words[0]
 
     @property
-    def answers(self) -> dict[int, int]:
+    def responses(self) -> dict[int, int]:
         """Number of responses, by status."""
         return {status: self._words[place] for status, place in PLACES.items()}
 

@@ -38,7 +38,7 @@ def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
             return {"steps": slot[WorkerField.COMPUTED_STEPS]}
         case "detokenizer":
             return {
-                "open_replies": slot[DetokenizerField.OPEN_REPLIES],
+                "open_replies": slot[DetokenizerField.OPEN_RESPONSES],
                 "queued_steps": max(detokenizer_backlog(board, index)(), 0),
             }
         case "vision":

@@ -61,10 +61,10 @@ def converse(
         if line.strip() == NEW:
             conversation.begin()
         elif line.strip():
-            answer(conversation, line, write)
+            write_response(conversation, line, write)
 
 
-def answer(conversation: ChatSession, text: str, write: Callable[[str], object]) -> None:
+def write_response(conversation: ChatSession, text: str, write: Callable[[str], object]) -> None:
     """Write one answer, or what went wrong with it."""
     pieces = conversation.say(text)
     try:

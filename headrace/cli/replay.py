@@ -22,11 +22,11 @@ from headrace.board.fields import CommonField, DetokenizerField, FrontendField
 from headrace.cli.replay_compare import (
     Outcomes,
     ReplayedResponses,
-    answers_of,
     comparable,
     compare,
     ids_of,
     outcomes,
+    responses_of,
 )
 from headrace.config.flags import Parser
 from headrace.errors import ConfigError, HeadraceError, end_command
@@ -156,7 +156,7 @@ class Stage:
         for slot in self._board.slots:
             if slot.seat != seat:
                 play(slot)
-        self.answers = ReplayedResponses(expected)
+        self.responses = ReplayedResponses(expected)
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=(slot,), daemon=True)
@@ -200,7 +200,7 @@ class Stage:
         while not self._stop.is_set():
             received = inbox.receive(POLL_INTERVAL_MS)
             if received is not None:
-                self.answers.take(*received)
+                self.responses.take(*received)
                 if role in TAKEN:
                     slot.add(TAKEN[role])
         inbox.close()
@@ -209,7 +209,7 @@ class Stage:
         """Send messages that were received at once."""
         for message, _ in pairs:
             ids = {request_of(id) for id in ids_of(message)}
-            self.answers.expect(ids)
+            self.responses.expect(ids)
             self._open |= ids
             if isinstance(message, Abort):
                 self._open.discard(message.request)
@@ -282,13 +282,13 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
         stage.send(pairs)
     last_sent = time.monotonic()
     silence = Silence(stage.slot)
-    while not stage.answers.are_complete:
-        if silence.is_final(max(last_sent, stage.answers.last_at), time.monotonic_ns()):
+    while not stage.responses.are_complete:
+        if silence.is_final(max(last_sent, stage.responses.last_at), time.monotonic_ns()):
             break
         stage.check()
         stage.renew()
         time.sleep(POLL_INTERVAL_MS / 1000)
-    return max(last_sent, stage.answers.last_at) - began
+    return max(last_sent, stage.responses.last_at) - began
 
 
 def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator[str]:
@@ -316,17 +316,17 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
         raise HeadraceError(f"{folder} has no messages of {seat}")
     role = seat.role
     requests = comparable(message for _, pairs in burst.messages for message, _ in pairs)
-    recorded = answers_of(role, outcomes(messages_of(folder, burst)), requests)
+    recorded = responses_of(role, outcomes(messages_of(folder, burst)), requests)
     stage = Stage(burst, recorded, is_mock)
     try:
         seconds = perform(stage, burst, keeps_pace)
     finally:
         stage.close()
     if is_mock:
-        print(*report(burst, stage.answers, seconds), sep="\n")
-        return 0 if stage.answers.are_complete else 1
-    verdict = compare(recorded, answers_of(role, outcomes(stage.answers.messages), requests))
-    print(*report(burst, stage.answers, seconds), verdict, sep="\n")
+        print(*report(burst, stage.responses, seconds), sep="\n")
+        return 0 if stage.responses.are_complete else 1
+    verdict = compare(recorded, responses_of(role, outcomes(stage.responses.messages), requests))
+    print(*report(burst, stage.responses, seconds), verdict, sep="\n")
     return 0 if verdict.is_same else 1
 
 

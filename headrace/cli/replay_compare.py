@@ -231,7 +231,7 @@ def comparable(sent: Iterable[Message]) -> set[int]:
     return played - cut
 
 
-def answers_of(role: str, found: Outcomes, requests: set[int]) -> Outcomes:
+def responses_of(role: str, found: Outcomes, requests: set[int]) -> Outcomes:
     """Return the answers of a kind of process to some requests.
 
     Frontends hear of generated text from detokenizers, and of all else from tokenizers.

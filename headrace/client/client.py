@@ -43,11 +43,11 @@ from headrace.client.responses import (
 )
 from headrace.client.retries import Retries, retry_after_s
 from headrace.client.streams import (
-    AnswerStream,
-    AsyncAnswerStream,
     AsyncChunkStream,
+    AsyncEventStream,
     AsyncTextStream,
     ChunkStream,
+    EventStream,
     Read,
     TextStream,
     chat_chunk,
@@ -314,14 +314,14 @@ class Client:
     def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(self._send("POST", path, body)), kind)
 
-    def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AnswerStream[T]:
+    def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> EventStream[T]:
         def opening(line: CancelScope) -> httpx.Response:
             response = self._send("POST", path, body | {"stream": True}, line)
             if response.status_code != 200:
                 raise refusal(response, response.read())
             return response
 
-        return AnswerStream(opening, read)
+        return EventStream(opening, read)
 
     def _send(
         self,
@@ -462,7 +462,7 @@ class AsyncClient:
     async def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(await self._send("POST", path, body)), kind)
 
-    def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AsyncAnswerStream[T]:
+    def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AsyncEventStream[T]:
         async def opening() -> httpx.Response:
             response = await self._send("POST", path, body | {"stream": True}, stream=True)
             if response.status_code != 200:
@@ -470,7 +470,7 @@ class AsyncClient:
                     raise refusal(response, await response.aread())
             return response
 
-        return AsyncAnswerStream(opening, read)
+        return AsyncEventStream(opening, read)
 
     async def _send(
         self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False

@@ -37,7 +37,7 @@ def chat_chunk(event: str) -> ChatChunk:
     return decode(event, ChatChunk)
 
 
-class AnswerStream(Iterator[T]):
+class EventStream(Iterator[T]):
     """Yields `read(event)` for each event of one answer, in order; None is skipped."""
 
     def __init__(self, opening: Callable[[CancelScope], httpx.Response], read: Read[T]) -> None:
@@ -92,8 +92,8 @@ class AnswerStream(Iterator[T]):
             parser.check_end()
 
 
-class AsyncAnswerStream(AsyncIterator[T]):
-    """`AnswerStream` for asyncio."""
+class AsyncEventStream(AsyncIterator[T]):
+    """`EventStream` for asyncio."""
 
     def __init__(
         self, opening: Callable[[], Coroutine[Any, Any, httpx.Response]], read: Read[T]
@@ -159,7 +159,7 @@ def is_canceled(task: "asyncio.Task[Any] | None") -> bool:
     return task is not None and task.cancelling() > 0
 
 
-TextStream = AnswerStream[str]
-AsyncTextStream = AsyncAnswerStream[str]
-ChunkStream = AnswerStream[ChatChunk]
-AsyncChunkStream = AsyncAnswerStream[ChatChunk]
+TextStream = EventStream[str]
+AsyncTextStream = AsyncEventStream[str]
+ChunkStream = EventStream[ChatChunk]
+AsyncChunkStream = AsyncEventStream[ChatChunk]

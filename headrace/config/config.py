@@ -444,7 +444,7 @@ class TokenizerConfig:
     num_arena_regions: int = 0
     max_images: int = 0  # of a request
     fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
-    answers_gets: bool = True  # the last index does, and encodes nothing
+    handles_gets: bool = True  # the last index does, and encodes nothing
     takes_scripts: bool = False  # the engine is a mock
     traces: bool = False  # requests have spans
 

@@ -36,7 +36,7 @@ class InflightRequest:
     body: bytes
     tokenizer: int = -1  # to which it went; -1 is that it waits to be sent
     num_delivered: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
-    is_answered: bool = False  # something has come back since it was sent
+    has_response: bool = False  # something has come back since it was sent
     num_blamed: int = 0
     held: list[Frame] = field(default_factory=list)  # of a piece that has not come whole
 
@@ -49,7 +49,7 @@ class InflightRequest:
             last: as in `ResponseFrames`.
             num_delivered: as in `ResponseFrames`.
         """
-        self.is_answered = True
+        self.has_response = True
         if last == MORE:
             self.held.append(bytes(data))
             return False
@@ -86,14 +86,14 @@ class InflightRequest:
     @property
     def is_with_tokenizer(self) -> bool:
         """Whether a tokenizer may be at it."""
-        return self.tokenizer >= 0 and (self.is_read or not self.is_answered)
+        return self.tokenizer >= 0 and (self.is_read or not self.has_response)
 
     def blame(self, in_progress: int) -> bool:
         """Record that a dead process had this in progress; return whether it is sent once more."""
         self.num_blamed += in_progress == self.request.id
         return self.num_blamed < MAX_BLAMED
 
-    def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:
+    def renew(self, id: int, is_suspect: bool = False, is_response_suspect: bool = False) -> None:
         """Prepare to be sent again under a new id. A suspect stays one."""
         before = self.request
         self.request = msgspec.structs.replace(
@@ -103,9 +103,9 @@ class InflightRequest:
             resumes=before.id,
             num_delivered=dict(self.num_delivered),
             is_suspect=is_suspect or before.is_suspect,
-            is_reply_suspect=is_reply_suspect or before.is_reply_suspect,
+            is_response_suspect=is_response_suspect or before.is_response_suspect,
         )
-        self.tokenizer, self.is_answered = -1, False
+        self.tokenizer, self.has_response = -1, False
         self.held.clear()
 
 
@@ -221,7 +221,7 @@ class InflightRequests(Generic[R]):
             sent.renew(
                 receiver.id,
                 is_suspect=seat.role == "tokenizer",
-                is_reply_suspect=seat.role == "detokenizer" and not in_progress,
+                is_response_suspect=seat.role == "detokenizer" and not in_progress,
             )
         return withdrawals
 

@@ -48,7 +48,7 @@ def start_of(request: int) -> int:
 def first_counter(start: int) -> int:
     """Return the first counter value of the `start`-th process in a frontend's seat.
 
-    Replies to its predecessors are recognized by it and dropped.
+    Responses to its predecessors are recognized by it and dropped.
     """
     return (start % MAX_STARTS) << (COUNTER_BITS - START_BITS)
 
@@ -78,7 +78,7 @@ class FinishReason(enum.IntEnum):
 
 
 class Api(enum.StrEnum):
-    """The API dialect of a request and its reply."""
+    """The API dialect of a request and its response."""
 
     CHAT = "chat"  # OpenAI's `/v1/chat/completions`
     COMPLETION = "completion"  # OpenAI's `/v1/completions`
@@ -102,7 +102,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class HttpRequest(Message, tag="http", frozen=True):
     """One HTTP request, read whole: frontend -> tokenizer. Frame: the body.
 
-    After the death of a process that had it, it is sent again with a new id: late replies to the
+    After the death of a process that had it, it is sent again with a new id: late responses to the
     old id are dropped. The response is the same, and goes on where the client has it.
     """
 
@@ -115,7 +115,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     resumes: int = 0  # and the last
     num_delivered: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
     is_suspect: bool = False  # is handled alone: a process has died that had it among others
-    is_reply_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
+    is_response_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
     request_id: str = ""  # X-Request-Id of the response, for the log
 
     @property
@@ -259,7 +259,7 @@ ToEngine = GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedToken
 
 
 class Parsing(Message, frozen=True):
-    """Which parts of a reply's text are reasoning or tool calls, and which of them are
+    """Which parts of a response's text are reasoning or tool calls, and which of them are
     delivered."""
 
     tools: ToolFormat | None = None  # how tools are called, where there are some
@@ -281,13 +281,13 @@ class ReportedSampling(Message, frozen=True):
 
 
 class ResponsesForm(Message, tag="responses", frozen=True):
-    """Fields of a `/v1/responses` reply beside its text."""
+    """Fields of a `/v1/responses` response beside its text."""
 
     echo: bytes  # JSON, an object: the fields of the request that the response repeats
 
 
 class GenerateForm(Message, tag="generate", frozen=True):
-    """Options of a `/generate` reply."""
+    """Options of a `/generate` response."""
 
     is_list: bool  # for several sequences, or a list of one prompt
     received_at: float  # as in `HttpRequest`
@@ -301,7 +301,7 @@ class GenerateForm(Message, tag="generate", frozen=True):
 
 
 class FaultKind(enum.StrEnum):
-    """What goes wrong at the end of a scripted reply."""
+    """What goes wrong at the end of a scripted response."""
 
     ERROR = "error"  # a stream ends with an error event
     CUT = "cut"  # the connection closes in the middle of an event, or of the body
@@ -310,8 +310,8 @@ class FaultKind(enum.StrEnum):
     CONTENT_TYPE = "content_type"  # the response claims to be HTML
 
 
-class ReplyFault(Message, frozen=True):
-    """A fault of a script in a reply: tokenizer -> detokenizer, in its plan.
+class ResponseFault(Message, frozen=True):
+    """A fault of a script in a response: tokenizer -> detokenizer, in its plan.
 
     The fields after `kind` are those of the error event.
     """
@@ -323,8 +323,8 @@ class ReplyFault(Message, frozen=True):
     code: str | None = None
 
 
-class ReplyPlan(Message, tag="reply", frozen=True):
-    """Rendering instructions for a reply: tokenizer -> detokenizer, through the engine."""
+class ResponsePlan(Message, tag="reply", frozen=True):
+    """Rendering instructions for a response: tokenizer -> detokenizer, through the engine."""
 
     response_id: str  # "chatcmpl-…" or "cmpl-…"
     model: str
@@ -354,8 +354,8 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     num_delivered: int | None = None  # as in `HttpRequest`; None: the client has nothing of it
     tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
     function_call: bool = False  # a call is written as OpenAI's deprecated `function_call`
-    is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
-    fault: ReplyFault | None = None  # only with a mock engine
+    is_suspect: bool = False  # as `is_response_suspect` of `HttpRequest`
+    fault: ResponseFault | None = None  # only with a mock engine
     request_id: str = ""  # as in `HttpRequest`
     sampling: ReportedSampling | None = None  # with --otlp-traces-endpoint
 
@@ -391,7 +391,7 @@ class SimilarityPlan(Message, tag="similarity", frozen=True):
     document: str | None = None  # this sequence's text, where it is returned
 
 
-Plan = ReplyPlan | EmbeddingPlan | SimilarityPlan
+Plan = ResponsePlan | EmbeddingPlan | SimilarityPlan
 
 
 class StepOutput(Message, tag="step", frozen=True):
@@ -465,7 +465,7 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     lengths: bytes  # u32
     last: bytes  # u8: whether these bytes end the response, or `MORE`
     num_delivered: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
-    # With --otlp-traces-endpoint: the `ReplyStats` of each request in it that begins or ends here.
+    # With --otlp-traces-endpoint: the `ResponseStats` of each request that begins or ends here.
     stats: dict[int, bytes] = {}
 
     @classmethod
@@ -507,7 +507,7 @@ ToFrontend = ResponseFrames
 # To the telemetry process
 
 
-class ReplyStats(Message, frozen=True):
+class ResponseStats(Message, frozen=True):
     """What was computed for a request so far: detokenizer -> telemetry, by way of a frontend.
 
     Times are as in `Times`.
@@ -540,7 +540,7 @@ class RequestEnded(Message, tag="ended", frozen=True):
     sent_at: int = 0  # the body went to a tokenizer
     begun_at: int = 0  # the response began
     times: Times | None = None
-    stats: bytes = b""  # a `ReplyStats`, as it came
+    stats: bytes = b""  # a `ResponseStats`, as it came
     traceparent: str = ""  # headers of the request: https://www.w3.org/TR/trace-context/
     tracestate: str = ""
 

@@ -39,12 +39,12 @@ class Router:
         num_tokenizers: int,
         board: Board,
         slot: Slot,
-        answers_gets: bool = True,
+        handles_gets: bool = True,
     ) -> None:
         """Connect to `num_tokenizers` for short bodies, those for others, and the engine.
 
         Args:
-            answers_gets: the last tokenizer does; else no GET is forwarded.
+            handles_gets: the last tokenizer does; else no GET is forwarded.
         """
         self._tokenizer_slots = list(board.of("tokenizer"))
         num_all = len(self._tokenizer_slots)
@@ -53,7 +53,7 @@ class Router:
         self._long = num_tokenizers
         self._about = num_all - 1  # answers GETs
         # Empty where the model takes none.
-        self._images = range(num_tokenizers + 1, num_all - answers_gets)
+        self._images = range(num_tokenizers + 1, num_all - handles_gets)
         self._engine = Outbox(address(run_dir, "engine"))
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._detokenizer_slots = list(board.of("detokenizer"))
@@ -144,7 +144,7 @@ class Router:
             case "tokenizer":
                 return self._tokenizer_slots[seat.index][TokenizerField.AT_HAND]
             case "detokenizer":
-                return self._detokenizer_slots[seat.index][DetokenizerField.LAST_REPLY_AT_HAND]
+                return self._detokenizer_slots[seat.index][DetokenizerField.LAST_RESPONSE_AT_HAND]
             case _:
                 return 0
 

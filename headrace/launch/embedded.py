@@ -115,7 +115,7 @@ class EmbeddedServer:
         standard_streams.open_closed()
         self._card = card = read_card(config)
         self.config = config
-        self._answers_gets = api_keys is not None
+        self._handles_gets = api_keys is not None
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
@@ -145,7 +145,7 @@ class EmbeddedServer:
         started = self._read(data)
         assert isinstance(started, Started)
         self.board = Board(
-            fds[0], seats_of(self.config, self._card.takes_images, self._answers_gets)
+            fds[0], seats_of(self.config, self._card.takes_images, self._handles_gets)
         )
         os.close(fds[0])  # the memory is mapped
         return started

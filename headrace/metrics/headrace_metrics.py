@@ -92,7 +92,7 @@ GAUGES: list[tuple[str, str, BoardField]] = [
         EngineField.EMBEDDING_ROWS,
     ),
     ("embedding_rows_free", "Those that no sequence needs", EngineField.EMBEDDING_ROWS_FREE),
-    ("replies_open", "Replies being rendered", DetokenizerField.OPEN_REPLIES),
+    ("replies_open", "Responses being rendered", DetokenizerField.OPEN_RESPONSES),
 ]
 HISTOGRAMS = [
     ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),

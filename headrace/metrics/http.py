@@ -28,7 +28,7 @@ class RouteCounts:
     """The counts of a route with requests, summed over frontends."""
 
     num_begun: int = 0
-    answers: Counter[int] = field(default_factory=Counter)  # by status
+    responses: Counter[int] = field(default_factory=Counter)  # by status
     num_received_bytes: int = 0
     num_sent_bytes: int = 0
     durations: list[Histogram] = field(default_factory=list)
@@ -36,15 +36,15 @@ class RouteCounts:
     def add(self, row: HttpRow) -> None:
         """Add what one of them has."""
         self.num_begun += row.num_begun
-        self.answers.update(row.answers)
+        self.responses.update(row.responses)
         self.num_received_bytes += row.num_received_bytes
         self.num_sent_bytes += row.num_sent_bytes
         self.durations.append(row.durations)
 
     @property
-    def num_answers(self) -> int:
+    def num_responses(self) -> int:
         """Number of responses."""
-        return self.answers.total()
+        return self.responses.total()
 
 
 def routes_of(board: Board) -> dict[RowKey, RouteCounts]:
@@ -72,7 +72,7 @@ class VllmHttpCollector(Collector):
             labels=["method", "status", "handler"],
         )
         for route, one in routes.items():
-            for status, count in grouped(one.answers).items():
+            for status, count in grouped(one.responses).items():
                 requests.add_metric([route.method, status, route.path], count)
         yield requests
         yield from self._sizes(routes)
@@ -98,7 +98,7 @@ class VllmHttpCollector(Collector):
         """Yield how large bodies were, as their heads declare them: streams count as empty."""
         counts, received, sent = Counter[str](), Counter[str](), Counter[str]()
         for route, one in routes.items():
-            counts[route.path] += one.num_answers
+            counts[route.path] += one.num_responses
             received[route.path] += one.num_received_bytes
             sent[route.path] += one.num_sent_bytes
         for name, help, sums in [
@@ -130,17 +130,17 @@ class SglangHttpCollector(Collector):
         )
         for (method, path), one in routes.items():
             requests.add_metric([path, method], one.num_begun)
-            active.add_metric([path, method], one.num_begun - one.num_answers)
-            for status, count in one.answers.items():
+            active.add_metric([path, method], one.num_begun - one.num_responses)
+            for status, count in one.responses.items():
                 if count:
                     responses.add_metric([path, str(status), method], count)
         yield from (requests, responses, active)
 
 
-def grouped(answers: Counter[int]) -> Counter[str]:
+def grouped(responses: Counter[int]) -> Counter[str]:
     """Return how many answers there were of each class of statuses: "2xx" and so on."""
     found = Counter[str]()
-    for status, count in answers.items():
+    for status, count in responses.items():
         if count:
             found[f"{status // 100}xx"] += count
     return found

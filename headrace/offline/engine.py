@@ -178,7 +178,7 @@ class Engine:
                 answer = window.take(news.get())
                 if answer is not None:
                     bar.add(answer.usage)
-            return window.answers()
+            return window.responses()
 
     def _stream(
         self, call: RingRequest, kind: type[ChatChunk] | type[Completion]
@@ -309,7 +309,7 @@ class AsyncEngine:
                 answer = window.take(await news.get())
                 if answer is not None:
                     bar.add(answer.usage)
-            return window.answers()
+            return window.responses()
 
     async def _stream(
         self, call: RingRequest, kind: type[ChatChunk] | type[Completion]

@@ -45,7 +45,7 @@ class RequestWindow(Generic[A]):
         self._next = next(self._calls, None)
         self._out: dict[int, Partial] = {}
         self._num_sequences = 0
-        self._answers: dict[int, A] = {}
+        self._responses: dict[int, A] = {}
 
     def fill(self) -> bool:
         """Send requests while there are places; return whether any are open."""
@@ -79,13 +79,13 @@ class RequestWindow(Generic[A]):
             error = error_of(partial.status, bytes(partial.body))
             error.add_note(f"in request {partial.position}, counted from 0")
             raise error
-        answer = decode(bytes(partial.body), self._kind)
-        self._answers[partial.position] = answer
-        return answer
+        response = decode(bytes(partial.body), self._kind)
+        self._responses[partial.position] = response
+        return response
 
-    def answers(self) -> list[A]:
+    def responses(self) -> list[A]:
         """Return all answers, in the order of their requests."""
-        return [self._answers[position] for position in range(len(self._answers))]
+        return [self._responses[position] for position in range(len(self._responses))]
 
     def close(self) -> None:
         """Drop the open requests."""

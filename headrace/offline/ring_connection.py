@@ -105,7 +105,7 @@ class Ring:
         self._num_running = 0  # sequences
         num_tokenizers = server.config.tokenizer_procs
         self._links = Router(
-            server.run_dir, num_tokenizers, server.board, self._slot, answers_gets=False
+            server.run_dir, num_tokenizers, server.board, self._slot, handles_gets=False
         )
         self._inbox: Inbox[ToFrontend] = Inbox(
             address(server.run_dir, "frontend"), ToFrontend, high_water=0
@@ -211,7 +211,7 @@ class Ring:
     def _beat(self) -> None:
         self._slot.beat()
         self._flush()
-        self._links.resend(self._inflight, self._give_up)
+        self._links.resend(self._inflight, self._fail)
         self._links.renew(self._inflight.ids)
         self._loop.call_later(BEAT_S, self._beat)
 
@@ -250,8 +250,8 @@ class Ring:
         self._inflight.remove(response)
         return response.sent
 
-    def _give_up(self, sent: InflightRequest) -> None:
-        """Answer a request at which processes die."""
+    def _fail(self, sent: InflightRequest) -> None:
+        """Fail a request at which processes die."""
         error = DeadlyRequest()
         body = msgspec.json.encode(openai_error(error))
         self._put(Piece(sent.request.first_id, Head(error.status, JSON), body, True))

@@ -67,7 +67,7 @@ class MessageFields(Whole, kw_only=True):
     usage: MessageUsage
 
 
-class AnsweredMessage(MessageFields, kw_only=True):
+class MessagesResponse(MessageFields, kw_only=True):
     """What `/v1/messages` answers."""
 
     stop_reason: StopReason

@@ -90,25 +90,25 @@ class SeatedProcess:
 
 
 def seats_of(
-    config: ServerConfig, takes_images: bool = False, answers_gets: bool = True
+    config: ServerConfig, takes_images: bool = False, handles_gets: bool = True
 ) -> list[Seat]:
     """Return one seat per process; workers, vision's too, are children of the engine.
 
     Args:
-        answers_gets: false of an embedded ring without frontends, which is asked nothing by GET.
+        handles_gets: false of an embedded ring without frontends, which is asked nothing by GET.
     """
     num_preprocessors = config.preprocess_procs if takes_images else 0
     reports = config.access_log or config.otlp_traces_endpoint is not None
     counts = {
         "frontend": config.frontend_procs,
         # One has the long prompts, those after it prepare images, the last answers GETs.
-        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + answers_gets,
+        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + handles_gets,
         "engine": 1,
         "worker": 0 if config.engine == "mock" else config.tp,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
-        "telemetry": 1 if answers_gets and reports else 0,
+        "telemetry": 1 if handles_gets and reports else 0,
     }
     return [Seat(role, i) for role, count in counts.items() for i in range(count)]
 
@@ -133,7 +133,7 @@ class Supervisor:
         self._listeners = listeners
         self._api_keys = api_keys
         self._admin_keys = () if admin_key is None else (admin_key,)
-        seats = seats_of(config, card.takes_images, answers_gets=listeners is not None)
+        seats = seats_of(config, card.takes_images, handles_gets=listeners is not None)
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
@@ -400,7 +400,7 @@ class Supervisor:
                 follows_grammars=c.engine != "mock",
                 max_images=c.max_images,
                 fetched_fd=None if self._fetched is None else self._fetched.fd,
-                answers_gets=self._listeners is not None,
+                handles_gets=self._listeners is not None,
                 takes_scripts=c.engine == "mock",
                 traces=self._traces,
                 **self._arena_fields,
@@ -515,7 +515,7 @@ class Supervisor:
         if self._is_up and not is_wanted:
             hands = {
                 "tokenizer": TokenizerField.AT_HAND,
-                "detokenizer": DetokenizerField.REPLY_AT_HAND,
+                "detokenizer": DetokenizerField.RESPONSE_AT_HAND,
             }
             role = child.seat.role
             in_progress = [slot[hands[role]]] if role in hands else []

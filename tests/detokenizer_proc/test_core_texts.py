@@ -13,9 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.text import ByteStream, TableVocabulary, TextStream, Vocabulary
-from headrace.ipc.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id, request_of
+from headrace.ipc.messages import (
+    Api,
+    FinishReason,
+    ResponsePlan,
+    StepOutput,
+    request_id,
+    request_of,
+)
 from headrace.model.token_table import TokenTable
 
 SPECIAL = 300
@@ -62,7 +69,7 @@ class Text:
     """What a sequence is to say, in steps of some tokens each."""
 
     id: int
-    plan: ReplyPlan
+    plan: ResponsePlan
     steps: list[list[int]]
     finished: FinishReason
 
@@ -97,7 +104,7 @@ def requests(draw: st.DrawFn) -> list[Text]:
             "best_of": n,
         }
         for index in range(n):
-            plan = ReplyPlan(index=index, shares_prompt=index > 0, **shared)  # type: ignore[arg-type]
+            plan = ResponsePlan(index=index, shares_prompt=index > 0, **shared)  # type: ignore[arg-type]
             steps = draw(st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=6))
             reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
             texts.append(Text(request + index, plan, steps, reason))
@@ -147,10 +154,10 @@ class Heard:
         self.stops: list[int] = []
         self.num_delivered: dict[int, int] = {}
 
-    def hear(self, replies: Replies) -> None:
-        self.stops += [stop.id for stop in replies.stops()]
+    def hear(self, responses: InflightResponses) -> None:
+        self.stops += [stop.id for stop in responses.stops()]
         for frontend in range(FRONTENDS):
-            frames = replies.render(frontend)
+            frames = responses.render(frontend)
             if frames is None:
                 continue
             for sequence, head, data, last, told in frames.message().split(frames.data()):
@@ -178,19 +185,19 @@ class Heard:
 @given(texts=requests(), seed=st.integers(0, 1000), strips=st.booleans())
 def test_the_core_writes_what_python_writes(texts: list[Text], seed: int, strips: bool) -> None:
     vocabularies: list[Vocabulary] = [TableVocabulary(TABLES[strips]), NoTable(TABLES[strips])]
-    all_replies = [Replies(vocabulary, FRONTENDS) for vocabulary in vocabularies]
+    all_responses = [InflightResponses(vocabulary, FRONTENDS) for vocabulary in vocabularies]
     heard = [Heard(), Heard()]
     for output, ids in steps_of(texts, seed):
-        for replies, ears in zip(all_replies, heard, strict=True):
-            replies.feed(output, ids)
-            ears.hear(replies)
+        for responses, ears in zip(all_responses, heard, strict=True):
+            responses.feed(output, ids)
+            ears.hear(responses)
             ears.forget_aborted(output)
     core, python = heard
     assert core.bytes == {id: data for id, data in python.bytes.items() if data or id in core.bytes}
     assert (core.ended, core.stops) == (python.ended, python.stops)
     assert {id: core.heads[id] for id in python.heads} == python.heads
-    assert len(all_replies[0]) == len(all_replies[1]) == 0
-    assert not all_replies[0]._core_replies
+    assert len(all_responses[0]) == len(all_responses[1]) == 0
+    assert not all_responses[0]._core_responses
 
 
 def texts_told(data: bytes) -> tuple[dict[int, tuple[str, str | None]], int]:
@@ -209,12 +216,14 @@ def texts_told(data: bytes) -> tuple[dict[int, tuple[str, str | None]], int]:
     return found, lines.count("data: [DONE]")
 
 
-def play(replies: Replies, texts: list[Text], seed: int, num_steps: int | None = None) -> Heard:
+def play(
+    responses: InflightResponses, texts: list[Text], seed: int, num_steps: int | None = None
+) -> Heard:
     """Return what is told of some texts, all of it or what the first steps bring."""
     ears = Heard()
     for output, ids in islice(steps_of(texts, seed, aborts=False), num_steps):
-        replies.feed(output, ids)
-        ears.hear(replies)
+        responses.feed(output, ids)
+        ears.hear(responses)
     return ears
 
 
@@ -232,8 +241,8 @@ def test_another_process_goes_on_where_the_client_is(
     table = TABLES[False]
     vocabulary: Vocabulary = TableVocabulary(table) if in_core else NoTable(table)
     texts = [replace(t, plan=msgspec.structs.replace(t.plan, stream=True)) for t in texts]
-    whole = play(Replies(vocabulary, FRONTENDS, interval), texts, seeds[0])
-    before = play(Replies(vocabulary, FRONTENDS, interval), texts, seeds[0], num_steps)
+    whole = play(InflightResponses(vocabulary, FRONTENDS, interval), texts, seeds[0])
+    before = play(InflightResponses(vocabulary, FRONTENDS, interval), texts, seeds[0], num_steps)
     again = [
         replace(
             t, plan=msgspec.structs.replace(t.plan, num_delivered=before.num_delivered.get(t.id))
@@ -241,14 +250,14 @@ def test_another_process_goes_on_where_the_client_is(
         for t in texts
         if request_of(t.id) not in before.ended
     ]
-    replies = Replies(vocabulary, FRONTENDS, interval)
-    after = play(replies, again, seeds[1])
+    responses = InflightResponses(vocabulary, FRONTENDS, interval)
+    after = play(responses, again, seeds[1])
     for id, data in whole.bytes.items():
         told = before.bytes.get(id, b"") + after.bytes.get(id, b"")
         assert texts_told(told) == texts_told(data)
         if id not in before.ended:
             assert usage_told(told) == usage_told(data)
-    assert len(replies) == 0
+    assert len(responses) == 0
 
 
 @settings(deadline=None, max_examples=50)
@@ -263,14 +272,14 @@ def test_what_open_sequences_have_said_is_known(
 ) -> None:
     vocabulary: Vocabulary = TableVocabulary(TABLES[False]) if in_core else NoTable(TABLES[False])
     texts = [replace(t, plan=msgspec.structs.replace(t.plan, stop=[])) for t in texts]
-    replies = Replies(vocabulary, FRONTENDS)
-    heard = play(replies, texts, seed, num_steps)
+    responses = InflightResponses(vocabulary, FRONTENDS)
+    heard = play(responses, texts, seed, num_steps)
     fed: dict[int, list[int]] = {}
     for output, ids in islice(steps_of(texts, seed, aborts=False), num_steps):
         tokens = iter(array("I", ids))
         for id, count, _ in output.rows():
             fed.setdefault(id, []).extend(islice(tokens, count))
-    said, data = replies.generated()
+    said, data = responses.generated()
     tokens = iter(array("I", data))
     counts = zip(array("Q", said.ids), array("I", said.counts), strict=True)
     found = {id: list(islice(tokens, count)) for id, count in counts}
@@ -291,7 +300,7 @@ def events(data: bytes) -> list[str]:
     return [choice["text"] for body in bodies for choice in body["choices"]]
 
 
-def completion(**fields: object) -> ReplyPlan:
+def completion(**fields: object) -> ResponsePlan:
     defaults: dict[str, object] = {
         **{
             "response_id": "x",
@@ -303,10 +312,10 @@ def completion(**fields: object) -> ReplyPlan:
         **{"include_usage": False, "num_sequences": 1, "num_prompt_tokens": 1, "index": 0},
         **{"stop": [], "include_stop": False, "skip_special_tokens": True},
     }
-    return ReplyPlan(**(defaults | fields))  # type: ignore[arg-type]
+    return ResponsePlan(**(defaults | fields))  # type: ignore[arg-type]
 
 
-def stream(replies: Replies, text: str, together: int) -> list[str]:
+def stream(responses: InflightResponses, text: str, together: int) -> list[str]:
     """Return the events of a text, a byte a step, rendered so many steps at a time."""
     id, ears = request_id(0, 1), Heard()
     for place, byte in enumerate(text.encode()):
@@ -314,9 +323,9 @@ def stream(replies: Replies, text: str, together: int) -> list[str]:
         output = StepOutput.of({}, [id], [1], [FinishReason.LENGTH if is_last else None])
         if not place:
             output.started[id] = msgspec.msgpack.encode(completion())
-        replies.feed(output, array("I", [byte]).tobytes())
+        responses.feed(output, array("I", [byte]).tobytes())
         if is_last or place % together == together - 1:
-            ears.hear(replies)
+            ears.hear(responses)
     assert ears.ended == {id}
     return events(ears.bytes[id])
 
@@ -328,38 +337,38 @@ def stream(replies: Replies, text: str, together: int) -> list[str]:
 def test_events_come_at_intervals_but_for_the_first_and_the_last(
     interval: int, expected: list[str]
 ) -> None:
-    replies = Replies(TableVocabulary(TABLES[False]), FRONTENDS, interval)
-    assert stream(replies, "abcdefgh", together=1) == expected
+    responses = InflightResponses(TableVocabulary(TABLES[False]), FRONTENDS, interval)
+    assert stream(responses, "abcdefgh", together=1) == expected
 
 
 def test_steps_that_are_rendered_together_are_one_event() -> None:
-    replies = Replies(TableVocabulary(TABLES[False]), FRONTENDS)
-    assert stream(replies, "abcdefgh", together=3) == ["abc", "def", "gh"]
+    responses = InflightResponses(TableVocabulary(TABLES[False]), FRONTENDS)
+    assert stream(responses, "abcdefgh", together=3) == ["abc", "def", "gh"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\x80", b"A", b"\xe9", b"\xed\xa0"])
 def test_a_surrogate_waits_for_one_byte_more_as_in_python(end: bytes) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     data, ears, id = b"\xed\xa0" + end, Heard(), request_id(0, 1)
-    replies = Replies(TableVocabulary(TABLES[False]), FRONTENDS)
+    responses = InflightResponses(TableVocabulary(TABLES[False]), FRONTENDS)
     expected: list[str] = []
     for place, byte in enumerate(data):
         is_last = place == len(data) - 1
         output = StepOutput.of({}, [id], [1], [FinishReason.LENGTH if is_last else None])
         if not place:
             output.started[id] = msgspec.msgpack.encode(completion())
-        replies.feed(output, array("I", [byte]).tobytes())
-        ears.hear(replies)
+        responses.feed(output, array("I", [byte]).tobytes())
+        ears.hear(responses)
         expected.append(decoder.decode(bytes([byte]), final=is_last))
     assert events(ears.bytes[id]) == [text for text in expected if text]
 
 
 def test_the_head_goes_before_there_is_text() -> None:
-    replies, ears = Replies(TableVocabulary(TABLES[False]), FRONTENDS), Heard()
+    responses, ears = InflightResponses(TableVocabulary(TABLES[False]), FRONTENDS), Heard()
     id = request_id(0, 1)
     started = {id: msgspec.msgpack.encode(completion())}
     half = array("I", ["é".encode()[0]]).tobytes()
-    replies.feed(StepOutput.of(started, [id], [1], [None]), half)
-    ears.hear(replies)
+    responses.feed(StepOutput.of(started, [id], [1], [None]), half)
+    ears.hear(responses)
     assert ears.heads == {id: (200, "text/event-stream; charset=utf-8")}
     assert ears.bytes == {id: b""}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from byte_replies import ByteVocabulary, make_plan
+from byte_responses import ByteVocabulary, make_plan
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import DetokenizerField, FrontendField
@@ -94,7 +94,7 @@ def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
     ids, tokens = bench.generated()
     assert sorted(ids) == [OLD, NEW]
     assert sorted(tokens) == sorted(b"abc")
-    assert len(bench.detokenizer._replies) == 0
+    assert len(bench.detokenizer._responses) == 0
 
 
 def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> None:
@@ -103,7 +103,7 @@ def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> 
     assert b'"c"' in bench.tell(NEW, b"c")
     assert bench.generated()[0] == [OLD]
     bench.detokenizer.work()
-    assert len(bench.detokenizer._replies) == 1, "the new one is still there"
+    assert len(bench.detokenizer._responses) == 1, "the new one is still there"
 
 
 def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
@@ -120,15 +120,18 @@ def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
     assert bench.frontend.receive(0) is None
 
 
-def test_next_detokenizer_reports_the_reply_of_the_last_death(bench: Bench) -> None:
+def test_next_detokenizer_reports_the_response_of_the_last_death(bench: Bench) -> None:
     slot = bench.board.slot("detokenizer")
-    slot[DetokenizerField.REPLY_AT_HAND] = OLD
+    slot[DetokenizerField.RESPONSE_AT_HAND] = OLD
     for state in (State.STARTING, State.READY):
         slot.enter(state)
     mark_start(slot)
-    assert (slot[DetokenizerField.LAST_REPLY_AT_HAND], slot[DetokenizerField.REPLY_AT_HAND]) == (
+    assert (
+        slot[DetokenizerField.LAST_RESPONSE_AT_HAND],
+        slot[DetokenizerField.RESPONSE_AT_HAND],
+    ) == (
         OLD,
         0,
     )
     bench.tell(NEW, b"a")
-    assert slot[DetokenizerField.LAST_REPLY_AT_HAND] == OLD, "until the next one dies"
+    assert slot[DetokenizerField.LAST_RESPONSE_AT_HAND] == OLD, "until the next one dies"

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import RESPONSES_FORM, TABLE, ByteVocabulary, make_plan, take
+from byte_responses import RESPONSES_FORM, TABLE, ByteVocabulary, make_plan, take
 
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
     Content,
@@ -16,7 +17,6 @@ from headrace.detokenizer_proc.parsers.pieces import (
     ToolCallStart,
     joined,
 )
-from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.ipc.messages import (
     Api,
@@ -37,8 +37,8 @@ GENERATE = GenerateForm(False, 0.0, [], 1, True, [0], [None])
 
 
 def stream(interval: int, vocabulary: Vocabulary, text: str = TEXT, **fields: Any) -> str:
-    """Return what a client is sent of a reply whose bytes come one by one, as tokens."""
-    replies = Replies(vocabulary, 2, interval)
+    """Return what a client is sent of a response whose bytes come one by one, as tokens."""
+    responses = InflightResponses(vocabulary, 2, interval)
     plan = msgspec.msgpack.encode(make_plan(stream=True, **fields))
     data = b""
     for place, byte in enumerate(text.encode()):
@@ -49,9 +49,9 @@ def stream(interval: int, vocabulary: Vocabulary, text: str = TEXT, **fields: An
             [LENGTH if place == len(text) - 1 else None],
             logprobs={ID: TokenLogprob(-1.0, 1, []).pack()} if "logprobs" in fields else {},
         )
-        outgoing, _ = take(replies, output, array("I", [byte]).tobytes())
+        outgoing, _ = take(responses, output, array("I", [byte]).tobytes())
         data += b"".join(frames.data() for frames in outgoing.values())
-    assert len(replies) == 0
+    assert len(responses) == 0
     return data.decode()
 
 

@@ -353,7 +353,7 @@ def test_resent_finished_sequence_is_not_generated_again(rig: Rig) -> None:
     assert not rig.scheduler.has_work
     again = request_id(0, 2)
     rig.take(GenerateRequest(again, 0, 2, Sampling(), [], b"plan", resumes=FIRST))
-    # A detokenizer that has come in between may have begun a reply with what it heard of it.
+    # A detokenizer that has come in between may have begun a response with what it heard of it.
     assert list(rig.heard()[0].rows()) == [(FIRST, 0, FinishReason.ABORT)]
     (sequence,) = rig.scheduler.waiting
     assert sequence.generated.tolist() == [7]

@@ -29,7 +29,7 @@ class Rig:
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
     ) -> AdminResponse | Rejection:
-        return self._admin.answer(method, path, query, key)
+        return self._admin.handle(method, path, query, key)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def site() -> Iterator[Site]:
 
 def answered(site: Site) -> dict[int, int]:
     row = HttpCounts(site.slot.http_words).row("POST", "/v1/completions")
-    return {status: count for status, count in row.answers.items() if count}
+    return {status: count for status, count in row.responses.items() if count}
 
 
 async def test_the_body_goes_on_as_it_came(site: Site) -> None:

@@ -104,7 +104,7 @@ def test_frontend_that_slept_reports_no_unhealthy_process(monkeypatch: pytest.Mo
     request: Any = SimpleNamespace(
         path=HEALTH, method="GET", version="1.1", head=RequestHead.of([(b"host", b"x")])
     )
-    request.answer = lambda status, head, body: statuses.append(status)
+    request.respond = lambda status, head, body: statuses.append(status)
     for at in (2, 3600, 3602, 3604, 3606):
         monkeypatch.setattr(time, "monotonic_ns", lambda at=at: at * 10**9)
         app(request)

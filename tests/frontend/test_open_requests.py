@@ -143,10 +143,10 @@ def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
     open_request = open_requests.open()
     sent = sent_of(open_request)
     assert open_requests.incomplete() == [sent]
-    assert not sent.is_answered
+    assert not sent.has_response
     for sequence, told in [(0, 3), (2, 1), (0, 5)]:
         open_requests.deliver(open_request.id + sequence, None, b"x", False, told)
-    assert (sent.is_answered, sent.num_delivered) == (True, {0: 5, 2: 1})
+    assert (sent.has_response, sent.num_delivered) == (True, {0: 5, 2: 1})
 
 
 def test_a_request_that_is_given_up_has_an_answer() -> None:

@@ -138,7 +138,7 @@ class Site:
                 pour(request)
             case "/large":
                 self.num_large += 1
-                request.answer(200, [], bytes(LARGE))
+                request.respond(200, [], bytes(LARGE))
             case "/brim":
                 request.begin(200, [])
                 while not request._cycle.transport.get_write_buffer_size():
@@ -149,7 +149,7 @@ class Site:
     async def _tell(self, request: HttpExchange) -> None:
         if request.path == "/told":
             told = f"{request.method} {request.path} ".encode() + await read(request)
-            request.answer(200, [], told)
+            request.respond(200, [], told)
             return
         request.begin(200, [])
         request.write(b"a")
@@ -160,9 +160,9 @@ class Site:
     async def _answer(self, request: HttpExchange) -> None:
         match request.path:
             case "/echo":
-                request.answer(200, [], await read(request))
+                request.respond(200, [], await read(request))
             case "/refuse":
-                request.answer(429, [], b"no")
+                request.respond(429, [], b"no")
             case "/stream":
                 body = await read(request)
                 request.begin(200, [])
@@ -176,7 +176,7 @@ class Site:
             case "/late":
                 await read(request)
                 await self.go.wait()
-                request.answer(200, [], b"late")
+                request.respond(200, [], b"late")
                 self.lost.put_nowait("not sent")
             case "/flood":
                 request.begin(200, [])

@@ -27,7 +27,7 @@ from random_decoders import NUM_PAGES, SPEC, cpu
 from headrace.cli.doctor import executor_of
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_gguf
-from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.text import TableVocabulary, load_vocabulary
 from headrace.engine_proc.request_io.intake import Intake
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
@@ -53,8 +53,8 @@ from headrace.ipc.messages import (
     HttpRequest,
     Message,
     RenewLeases,
-    ReplyPlan,
     ResponseFrames,
+    ResponsePlan,
     Sampling,
     StepOutput,
     StopSequence,
@@ -132,7 +132,7 @@ def run_decoders(data: bytes) -> None:
 
 
 def decoder_seeds() -> list[bytes]:
-    plan = reply_plan(Pieces(b"\1" * 20))
+    plan = response_plan(Pieces(b"\1" * 20))
     messages: list[Message] = [
         HttpRequest(1, "POST", "/v1/x", 1.5, num_delivered={0: 3}),
         GenerateRequest(1, 0, 9, Sampling(logit_bias={3: 1.0}), [2], b"plan"),
@@ -146,10 +146,10 @@ def decoder_seeds() -> list[bytes]:
     return [msgspec.msgpack.encode(message) for message in messages]
 
 
-def reply_plan(pieces: Pieces) -> ReplyPlan:
-    """Make some plan of a reply."""
+def response_plan(pieces: Pieces) -> ResponsePlan:
+    """Make some plan of a response."""
     flags = pieces.number(256)
-    return ReplyPlan(
+    return ResponsePlan(
         response_id="x",
         model="m",
         created=1,
@@ -170,7 +170,9 @@ def reply_plan(pieces: Pieces) -> ReplyPlan:
 def run_step_output(data: bytes) -> None:
     """Render steps with arbitrary columns."""
     pieces = Pieces(data)
-    replies = Replies(TableVocabulary(TokenTable(TOKENS, frozenset([258]), False)), FRONTENDS)
+    responses = InflightResponses(
+        TableVocabulary(TokenTable(TOKENS, frozenset([258]), False)), FRONTENDS
+    )
     while not pieces.is_empty:
         num_rows = pieces.number(6)
         ids = array("Q", [SEQUENCES[pieces.number(len(SEQUENCES))] for _ in range(num_rows)])
@@ -178,20 +180,20 @@ def run_step_output(data: bytes) -> None:
         is_right = pieces.number(4) > 0
         tokens = array("I", [pieces.number(300) for _ in range(sum(counts))]).tobytes()
         output = StepOutput(
-            started={id: msgspec.msgpack.encode(reply_plan(pieces)) for id in ids[:3]},
+            started={id: msgspec.msgpack.encode(response_plan(pieces)) for id in ids[:3]},
             ids=ids.tobytes() if is_right else pieces.some(64),
             counts=counts.tobytes() if is_right else pieces.some(32),
             finished=bytes(255 - pieces.number(256) for _ in range(num_rows)),
         )
         try:
-            replies.feed(output, tokens if is_right else pieces.some(64))
+            responses.feed(output, tokens if is_right else pieces.some(64))
             for frontend in range(FRONTENDS):
-                frames = replies.render(frontend)
+                frames = responses.render(frontend)
                 if frames is not None:
                     list(frames.message().split(frames.data()))
-            replies.stops()
-            replies.generated()
-            len(replies)
+            responses.stops()
+            responses.generated()
+            len(responses)
         except LOUD:
             return
 

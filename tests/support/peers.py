@@ -50,7 +50,7 @@ class PlayedRing(EmbeddedServer):
     def __init__(self, config: ServerConfig, run_dir: Path) -> None:
         self.config = config
         self.run_dir = str(run_dir)
-        self.board = Board.create(seats_of(config, answers_gets=False))
+        self.board = Board.create(seats_of(config, handles_gets=False))
         self.control, self.supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.tokenizer: Inbox[ToTokenizer] = Inbox(address(self.run_dir, "tokenizer"), ToTokenizer)
         self.engine: Inbox[ToEngine] = Inbox(address(self.run_dir, "engine"), ToEngine)

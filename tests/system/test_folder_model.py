@@ -55,11 +55,11 @@ def test_folder_is_served_exactly_and_by_its_own_name(
         again = {"prompt": PROMPT + generated[:8], "max_tokens": NUM_TOKENS - 8, "temperature": 0}
         rest = httpx.post(f"{server.url}/v1/completions", json=again).json()
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=chat)
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=chat)
     finally:
         server.stop()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     assert answer["choices"][0]["text"] == tokenizer.decode(generated, skip_special_tokens=True)
     assert answer["choices"][0]["text"].endswith(rest["choices"][0]["text"])
     assert answer["usage"]["completion_tokens"] == len(generated)
-    assert reply.status_code == 200, reply.text
+    assert response.status_code == 200, response.text

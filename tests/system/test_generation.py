@@ -126,10 +126,10 @@ def test_seed_repeats_a_sampled_answer(server: RunningServer) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 24, "seed": 7, "temperature": 1.0, "n": 3}
     url = f"{server.url}/v1/completions"
     with ThreadPoolExecutor(4) as pool:
-        replies = list(
+        responses = list(
             pool.map(lambda _: httpx.post(url, json=body, timeout=TIMEOUT_S).json(), range(4))
         )
-    texts = [[choice["text"] for choice in reply["choices"]] for reply in replies]
+    texts = [[choice["text"] for choice in response["choices"]] for response in responses]
     assert texts[1:] == texts[:-1]
     assert len(set(texts[0])) == 3, "each of the n sequences has a seed of its own"
 

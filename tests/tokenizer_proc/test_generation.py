@@ -18,7 +18,7 @@ from headrace.ipc.messages import (
     Api,
     GenerateRequest,
     HttpRequest,
-    ReplyPlan,
+    ResponsePlan,
     Sampling,
     request_id,
 )
@@ -42,8 +42,8 @@ def only(sequences: Sequences) -> GenerateRequest:
     return request
 
 
-def plan_of(request: GenerateRequest) -> ReplyPlan:
-    return msgspec.msgpack.decode(request.plan, type=ReplyPlan)
+def plan_of(request: GenerateRequest) -> ResponsePlan:
+    return msgspec.msgpack.decode(request.plan, type=ResponsePlan)
 
 
 def test_a_chat_is_the_rendered_template_without_special_tokens() -> None:
@@ -238,7 +238,7 @@ def test_echo_of_token_ids_is_their_text() -> None:
     assert plan_of(only(completion(prompt=[72, 105]))).echo == ""
 
 
-def test_the_reply_plan_carries_what_the_reply_needs() -> None:
+def test_response_plan_carries_what_rendering_needs() -> None:
     request = only(
         chat(
             stream=True,
@@ -250,7 +250,7 @@ def test_the_reply_plan_carries_what_the_reply_needs() -> None:
     )
     plan = plan_of(request)
     assert plan.response_id.startswith("chatcmpl-")
-    assert plan == ReplyPlan(
+    assert plan == ResponsePlan(
         response_id=plan.response_id,
         model="tiny",
         created=1234,
@@ -279,7 +279,7 @@ def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     first = HttpRequest(request_id(0, 1), "POST", "/v1/completions", 5)
     sent = InflightRequest(first, b'{"prompt": "Hi", "n": 2}')
     sent.num_delivered = {1: 4}
-    sent.renew(request_id(0, 9), is_reply_suspect=True)
+    sent.renew(request_id(0, 9), is_response_suspect=True)
     old, new = (
         make_planner().plan("completion", http, sent.body).requests
         for http in (first, sent.request)

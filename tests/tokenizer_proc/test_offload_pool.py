@@ -13,7 +13,7 @@ from headrace.config.config import ServerConfig, TokenizerConfig
 from headrace.config.model_card import read_card
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest, request_id
-from headrace.tokenizer_proc.jobs.stages import Answer, Check, Outcome, Sequences
+from headrace.tokenizer_proc.jobs.stages import Check, ImmediateResponse, Outcome, Sequences
 from headrace.tokenizer_proc.offload_pool import OffloadPool
 
 pytestmark = pytest.mark.slow  # each test starts a process that loads a tokenizer
@@ -96,10 +96,10 @@ def test_child_returns_sequences_and_answers(pool: OffloadPool) -> None:
     assert bytes(planned.prompts[2]) != bytes(planned.prompts[0])
     assert [request.max_tokens for request in planned.requests] == [3] * 4
     answer = Asked(pool, "/tokenize", prompt="one two", return_token_strs=True).outcome()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ImmediateResponse)
     assert json.loads(answer.body)["tokens"] == planned.prompts[0].tolist()
     refused = Asked(pool, prompt=5).outcome()
-    assert isinstance(refused, Answer)
+    assert isinstance(refused, ImmediateResponse)
     assert refused.status == 400
     assert len(children()) == 1
 
@@ -110,7 +110,7 @@ def test_slow_template_is_refused_by_the_child_alone(pool: OffloadPool) -> None:
     answer = Asked(pool, "/v1/chat/completions", messages=messages).outcome()
     assert isinstance(answer, Sequences)
     refused = slow.outcome()
-    assert isinstance(refused, Answer)
+    assert isinstance(refused, ImmediateResponse)
     assert b"takes more than 2 s of CPU time" in refused.body
 
 

@@ -21,12 +21,12 @@ from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.jobs.stages import (
-    Answer,
+    ImmediateResponse,
     Outcome,
     Sequences,
     Stages,
     Text,
-    error_answer,
+    error_response,
 )
 from headrace.tokenizer_proc.openapi.openapi import openapi
 from headrace.tokenizer_proc.routes import Routes
@@ -84,13 +84,13 @@ def ask(method: str, path: str, body: bytes = b"") -> Outcome:
     try:
         outcome: Outcome = finish(stages, ByteEncoder())
     except RequestError as error:
-        outcome = error_answer(error, path)
+        outcome = error_response(error, path)
     return outcome
 
 
 def answer(method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
     outcome = ask(method, path, body)
-    assert isinstance(outcome, Answer)
+    assert isinstance(outcome, ImmediateResponse)
     assert outcome.content_type == "application/json"
     return outcome.status, msgspec.json.decode(outcome.body)
 
@@ -243,7 +243,7 @@ def test_load_is_that_of_vllm() -> None:
     routes = make_routes()
     routes._about._board.slot("frontend")[FrontendField.ADMITTED] = 3
     told = finish(routes.handle(HttpRequest(0, "GET", "/load", 0.0), b""), ByteEncoder())
-    assert isinstance(told, Answer)
+    assert isinstance(told, ImmediateResponse)
     assert msgspec.json.decode(told.body) == {"server_load": 3}
 
 
@@ -268,7 +268,7 @@ def test_server_info_is_that_of_sglang(path: str) -> None:
     engine = routes._about._board.slot("engine")
     engine[EngineField.PAGES_TOTAL], engine[EngineField.PAGE_TOKENS] = 10, 32
     told = finish(routes.handle(HttpRequest(0, "GET", path, 0.0), b""), ByteEncoder())
-    assert isinstance(told, Answer)
+    assert isinstance(told, ImmediateResponse)
     found = msgspec.json.decode(told.body)
     assert (found["served_model_name"], found["context_length"]) == ("org/tiny", 128)
     assert (found["max_total_num_tokens"], found["version"]) == (320, __version__)
@@ -277,7 +277,7 @@ def test_server_info_is_that_of_sglang(path: str) -> None:
 
 def test_metrics_are_prometheus_text() -> None:
     outcome = ask("GET", "/metrics")
-    assert isinstance(outcome, Answer)
+    assert isinstance(outcome, ImmediateResponse)
     assert outcome.content_type.startswith("text/plain; version=")
     assert b'headrace:process_up{model_name="org/tiny",process="engine 0"} 0.0' in outcome.body
 
@@ -286,7 +286,7 @@ def test_metrics_are_prometheus_text() -> None:
 def test_metrics_speak_the_dialect_that_is_asked_for(dialect: str) -> None:
     found = make_routes(dialect).handle(HttpRequest(0, "GET", "/metrics", 0.0), b"")
     outcome = finish(found, ByteEncoder())
-    assert isinstance(outcome, Answer)
+    assert isinstance(outcome, ImmediateResponse)
     lines = [line for line in outcome.body.decode().splitlines() if line[0] != "#"]
     told = {line.split(":")[0] for line in lines if not line.startswith("http_")}
     assert told == {"headrace", dialect}

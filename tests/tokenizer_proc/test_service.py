@@ -30,11 +30,11 @@ from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.stages import (
-    Answer,
     Body,
     Check,
     Encoding,
     Ids,
+    ImmediateResponse,
     Outcome,
     Stages,
     Text,
@@ -91,7 +91,7 @@ class Offloaded(OffloadPool):
             yield self.check
         finally:
             self.num_left += self.check.found is None
-        assert isinstance(self.check.found, Answer)
+        assert isinstance(self.check.found, ImmediateResponse)
         return self.check.found
 
 
@@ -296,7 +296,7 @@ def test_long_body_overtakes_a_huge_one(bench: Bench) -> None:
         bench.service.handle(DEADLINE_MS)
     assert bench.prompts(1) == [b"yyyy"]
     assert [length >= HUGE_BODY_BYTES for length in bench.offloaded.lengths] == [True]
-    bench.offloaded.check.found = Answer(413, b"{}")
+    bench.offloaded.check.found = ImmediateResponse(413, b"{}")
     bench.service.handle(DEADLINE_MS)
     received = bench.frontend.receive(DEADLINE_MS)
     assert received is not None
@@ -318,7 +318,7 @@ def test_slow_template_delays_no_other(bench: Bench, monkeypatch: pytest.MonkeyP
         if request.id == request_id(0, 1):
             raise TemplateTooSlow("messages: the template takes too long", "messages")
         yield [Text("other", add_special_tokens=False)]
-        return Answer(200, b"{}")
+        return ImmediateResponse(200, b"{}")
 
     monkeypatch.setattr(Routes, "handle", is_slow)
     bench.send("slow", "other")

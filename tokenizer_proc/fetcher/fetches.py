@@ -21,7 +21,7 @@ from headrace.tokenizer_proc.fetcher.download import (
     Downloads,
     host_in,
 )
-from headrace.tokenizer_proc.fetcher.replies import FetchReplies
+from headrace.tokenizer_proc.fetcher.result_sender import FetchResultSender
 
 MAX_FETCHES = 16  # at a time; each has files of --max-body-bytes at most
 MAX_OF_HOST = 8  # of these
@@ -38,10 +38,10 @@ class Fetches:
     """
 
     def __init__(
-        self, downloads: Downloads, replies: FetchReplies, max_bytes: int, slot: Slot
+        self, downloads: Downloads, results: FetchResultSender, max_bytes: int, slot: Slot
     ) -> None:
         self._downloads = downloads
-        self._replies = replies
+        self._results = results
         self._max_bytes = max_bytes
         self._slot = slot
         self._places = asyncio.Semaphore(MAX_FETCHES)
@@ -112,10 +112,10 @@ class Fetches:
         self._unready.pop(fetch.id, None)  # an answer is given whole: files wait to be read
         if failed:
             self._slot.add(FetcherField.FETCH_REFUSALS)
-            await self._replies.refuse(fetch, failed[0].place, failed[0].why)
+            await self._results.refuse(fetch, failed[0].place, failed[0].why)
         else:
             self._slot.add(FetcherField.FETCHED_IMAGES, len(files))
-            await self._replies.send(fetch, [files[place] for place in range(len(files))])
+            await self._results.send(fetch, [files[place] for place in range(len(files))])
 
 
 class FailedAt(Exception):

@@ -11,7 +11,7 @@ from headrace.ipc.sockets import Inbox, address
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.fetcher.download import Downloads
 from headrace.tokenizer_proc.fetcher.fetches import Fetches
-from headrace.tokenizer_proc.fetcher.replies import FetchReplies
+from headrace.tokenizer_proc.fetcher.result_sender import FetchResultSender
 
 BEAT_S = 0.5
 
@@ -26,9 +26,9 @@ async def serve(config: FetcherConfig, context: Context) -> None:
     where = address(config.run_dir, "fetcher")
     inbox: Inbox[ToFetcher] = Inbox(where, ToFetcher, tee=context.tee)
     region = Arena(config.fetched_fd, 1).region(0)
-    replies = FetchReplies(config.run_dir, region, context.board)
+    results = FetchResultSender(config.run_dir, region, context.board)
     downloads = Downloads([read_domain(domain) for domain in config.allowed_domains])
-    fetches = Fetches(downloads, replies, config.max_bytes, context.slot)
+    fetches = Fetches(downloads, results, config.max_bytes, context.slot)
     inbox.attach(asyncio.get_running_loop(), lambda message, _: fetches.take(message))
     context.ready()
     while True:

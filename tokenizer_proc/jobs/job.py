@@ -8,7 +8,7 @@ from headrace.errors import InternalError, RequestError
 from headrace.ipc.messages import HttpRequest, Times
 from headrace.logs import current_request, log_failure
 from headrace.tokenizer_proc.jobs.aborts import Abandoned
-from headrace.tokenizer_proc.jobs.stages import Check, Ids, Outcome, Stages, Text, error_answer
+from headrace.tokenizer_proc.jobs.stages import Check, Ids, Outcome, Stages, Text, error_response
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Job:
         except Abandoned:
             self.outcome = Dropped()
         except RequestError as error:
-            self.outcome = error_answer(error, self.request.path)
+            self.outcome = error_response(error, self.request.path)
         except Exception as error:
             self.fail(error)
         finally:
@@ -74,4 +74,4 @@ class Job:
         """Answer that this request has failed."""
         what = f"{self.request.method} {self.request.path} failed"
         log_failure(log, what, error, self.request.request_id)
-        self.outcome = error_answer(InternalError(), self.request.path)
+        self.outcome = error_response(InternalError(), self.request.path)

@@ -38,7 +38,7 @@ class Check(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ImmediateResponse:
     """A whole response, or the beginning of a stream of events."""
 
     status: int
@@ -56,10 +56,10 @@ class Sequences:
     prompts: list[Ids]
 
 
-Outcome = Answer | Sequences
+Outcome = ImmediateResponse | Sequences
 Encoding = Generator[list[Text] | Check[Any], list[Ids], T]  # needs texts encoded to return a T
 Stages = Encoding[Outcome]
-Handler = Callable[[HttpRequest, Body], Stages | Answer]
+Handler = Callable[[HttpRequest, Body], Stages | ImmediateResponse]
 
 
 def ids_of(numbers: list[int]) -> Ids:
@@ -67,13 +67,13 @@ def ids_of(numbers: list[int]) -> Ids:
     return memoryview(array("I", numbers))
 
 
-def error_answer(error: RequestError, path: str) -> Answer:
+def error_response(error: RequestError, path: str) -> ImmediateResponse:
     """Return an error in OpenAI's shape, or where it is asked in Anthropic's in that."""
     is_anthropic = path.startswith(ANTHROPIC_PATHS)
     body = anthropic_error(error) if is_anthropic else openai_error(error)
-    return Answer(error.status, msgspec.json.encode(body), headers=error.headers)
+    return ImmediateResponse(error.status, msgspec.json.encode(body), headers=error.headers)
 
 
-def json_answer(body: msgspec.Struct) -> Answer:
+def json_response(body: msgspec.Struct) -> ImmediateResponse:
     """Return a struct of `headrace.protocol` or another as a JSON response."""
-    return Answer(200, msgspec.json.encode(body))
+    return ImmediateResponse(200, msgspec.json.encode(body))

@@ -11,7 +11,7 @@ import msgspec
 from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.protocol import openai_completions, openai_responses, server, sglang_generate, tokens
-from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
+from headrace.protocol.anthropic_messages import MessageEvent, MessagesResponse
 from headrace.protocol.embeddings import Embedded
 from headrace.protocol.scores import RerankResponse, ScoreResponse
 from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
@@ -56,7 +56,7 @@ BODIES = {
         ResponsesRequest, openai_responses.Response, openai_responses.ResponseEvent
     ),
     routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, tokens.InputTokens),
-    routes.MESSAGES: BodyTypes(MessagesRequest, AnsweredMessage, MessageEvent),
+    routes.MESSAGES: BodyTypes(MessagesRequest, MessagesResponse, MessageEvent),
     routes.COUNT_TOKENS: BodyTypes(CountRequest, tokens.TokenCount),
     routes.GENERATE: BodyTypes(
         GenerateBody, sglang_generate.Generated, sglang_generate.GenerateEvent

@@ -114,7 +114,7 @@ class InFlight(msgspec.Struct):
     tokenizing: int  # requests sent to tokenizers and not handled
     waiting: int  # sequences that the engine has not begun
     running: int  # sequences in the engine's batch
-    rendering: int  # replies that detokenizers have begun
+    rendering: int  # responses that detokenizers have begun
     unsent_bytes: int  # of responses, for clients to read
 
 
@@ -144,7 +144,7 @@ class RingReader:
         self._board = board
         self._model = config.card.name
         self._num_text_tokenizers = config.num_tokenizers
-        self._answers_gets = config.answers_gets
+        self._handles_gets = config.handles_gets
         self._deaths = deaths
         self._num_lost = 0  # requests that died with their tokenizers, see `_tokenizing`
 
@@ -227,7 +227,7 @@ class RingReader:
         last = sum(1 for _ in self._board.of("tokenizer")) - 1
         if index < self._num_text_tokenizers:
             return "text"
-        if index == last and self._answers_gets:
+        if index == last and self._handles_gets:
             return "GET"
         return "long text" if index == self._num_text_tokenizers else "images"
 
@@ -259,7 +259,7 @@ class RingReader:
             slot,
             now_ns,
             queued_steps=max(detokenizer_backlog(self._board, slot.seat.index)(), 0),
-            open_replies=slot[DetokenizerField.OPEN_REPLIES],
+            open_replies=slot[DetokenizerField.OPEN_RESPONSES],
             tokens=slot[DetokenizerField.TOKENS],
         )
 

@@ -26,7 +26,7 @@ MAX_TAKEN = 1024  # answers of requests that may be sent again
 MAX_RECORDED_BYTES = 256 << 20  # of requests; later ones are not recorded
 
 
-class NoScriptedAnswer(RequestError):
+class NoScriptedResponse(RequestError):
     """No rule of the script matches a request, or none that does has an answer left."""
 
     code = "no_scripted_answer"
@@ -93,13 +93,13 @@ class ScriptStore:
             text: the last message.
 
         Raises:
-            NoScriptedAnswer: there is none.
+            NoScriptedResponse: there is none.
         """
         with self._locked():
             progress = self._read()
             if http.first_id in progress.taken:
                 place, used = progress.taken[http.first_id]
-                return answer_at(progress.rules[place], used)
+                return response_at(progress.rules[place], used)
             for place, rule in enumerate(progress.rules):
                 used = progress.used[place]
                 is_left = rule.repeat or used < len(rule.answers)
@@ -109,8 +109,8 @@ class ScriptStore:
                     if len(progress.taken) > MAX_TAKEN:
                         del progress.taken[next(iter(progress.taken))]
                     self._write(progress)
-                    return answer_at(rule, used)
-        raise NoScriptedAnswer(text)
+                    return response_at(rule, used)
+        raise NoScriptedResponse(text)
 
     def give_back(self, http: HttpRequest) -> None:
         """Have the answer of a refused request used by the next one, if no other has come since."""
@@ -159,7 +159,7 @@ class ScriptStore:
             yield
 
 
-def answer_at(rule: ScriptRule, place: int) -> ScriptedAnswer:
+def response_at(rule: ScriptRule, place: int) -> ScriptedAnswer:
     """Return an answer of a rule, which may begin anew."""
     return rule.answers[place % len(rule.answers)]
 

@@ -20,8 +20,8 @@ from headrace.ipc.messages import (
     GenerateRequest,
     HttpRequest,
     Plan,
-    ReplyFault,
-    ReplyPlan,
+    ResponseFault,
+    ResponsePlan,
     ScriptedTokens,
 )
 from headrace.testing.script import (
@@ -36,20 +36,20 @@ from headrace.testing.script import (
     Words,
 )
 from headrace.tokenizer_proc.jobs.stages import (
-    Answer,
     Body,
     Check,
     Encoding,
     Handler,
     Ids,
+    ImmediateResponse,
     Outcome,
     Sequences,
     Stages,
     Text,
-    error_answer,
-    json_answer,
+    error_response,
+    json_response,
 )
-from headrace.tokenizer_proc.scripts.answer_text import error_of, reply_text, words_of
+from headrace.tokenizer_proc.scripts.response_text import error_of, response_text, words_of
 from headrace.tokenizer_proc.scripts.script_store import ScriptStore
 
 GENERATION = {routes.CHAT, routes.COMPLETIONS, routes.RESPONSES, routes.MESSAGES, routes.GENERATE}
@@ -87,7 +87,7 @@ class ScriptedRoutes:
             for path, handler in handlers.items()
         }
 
-    def _put(self, _http: HttpRequest, body: Body) -> Answer:
+    def _put(self, _http: HttpRequest, body: Body) -> ImmediateResponse:
         try:
             script = msgspec.json.decode(body, type=Script)
         except BAD_JSON as error:
@@ -95,19 +95,21 @@ class ScriptedRoutes:
         self._store.put(script)
         return self._tell_script(_http, body)
 
-    def _tell_script(self, _http: HttpRequest, _body: Body) -> Answer:
+    def _tell_script(self, _http: HttpRequest, _body: Body) -> ImmediateResponse:
         self._store.open()
-        return json_answer(ScriptState(num_left=self._store.num_left()))
+        return json_response(ScriptState(num_left=self._store.num_left()))
 
-    def _tell_requests(self, _http: HttpRequest, _body: Body) -> Answer:
-        return Answer(200, self._store.recorded())
+    def _tell_requests(self, _http: HttpRequest, _body: Body) -> ImmediateResponse:
+        return ImmediateResponse(200, self._store.recorded())
 
-    def _forget(self, _http: HttpRequest, _body: Body) -> Answer:
+    def _forget(self, _http: HttpRequest, _body: Body) -> ImmediateResponse:
         self._store.open()
         self._store.forget()
-        return json_answer(ScriptState(num_left=self._store.num_left()))
+        return json_response(ScriptState(num_left=self._store.num_left()))
 
-    def _handle(self, handler: Handler, http: HttpRequest, body: Body) -> Stages | Answer:
+    def _handle(
+        self, handler: Handler, http: HttpRequest, body: Body
+    ) -> Stages | ImmediateResponse:
         """Answer as `handler` does, or as the script has it."""
         if not self._store.is_open:
             return handler(http, body)
@@ -131,10 +133,10 @@ class ScriptedRoutes:
             else:
                 answer = taken
         if isinstance(answer, MockError) and (answer.after is None or not fields.get("stream")):
-            return error_answer(error_of(answer), http.path)
+            return error_response(error_of(answer), http.path)
         try:
             planned = yield from outcome_of(handler(http, msgspec.json.encode(fields)))
-            if isinstance(planned, Answer):
+            if isinstance(planned, ImmediateResponse):
                 return planned
             planned = self._named(planned, model, None if answer is None else fault_of(answer))
             if answer is None:
@@ -144,8 +146,10 @@ class ScriptedRoutes:
             self._store.give_back(http)
             raise
 
-    def _named(self, planned: Sequences, model: str | None, fault: ReplyFault | None) -> Sequences:
-        """Return sequences whose reply names the model that was asked for, and has a fault."""
+    def _named(
+        self, planned: Sequences, model: str | None, fault: ResponseFault | None
+    ) -> Sequences:
+        """Return sequences whose response names the model that was asked for, and has a fault."""
         requests = []
         for request in planned.requests:
             plan = self._plan_of(request)
@@ -153,9 +157,9 @@ class ScriptedRoutes:
             requests.append(msgspec.structs.replace(request, plan=msgspec.msgpack.encode(plan)))
         return Sequences(requests, planned.prompts)
 
-    def _plan_of(self, request: GenerateRequest) -> ReplyPlan:
+    def _plan_of(self, request: GenerateRequest) -> ResponsePlan:
         plan = self._plans.decode(request.plan)
-        assert isinstance(plan, ReplyPlan)
+        assert isinstance(plan, ResponsePlan)
         return plan
 
     def _scripted(
@@ -184,9 +188,9 @@ class ScriptedRoutes:
         return said.tobytes()
 
 
-def outcome_of(found: Stages | Answer) -> Encoding[Outcome]:
+def outcome_of(found: Stages | ImmediateResponse) -> Encoding[Outcome]:
     """Return what a handler comes to."""
-    return found if isinstance(found, Answer) else (yield from found)
+    return found if isinstance(found, ImmediateResponse) else (yield from found)
 
 
 def pause(seconds: float) -> Encoding[None]:
@@ -217,28 +221,28 @@ def text_in(said: Any) -> str:
             return ""
 
 
-def text_of(answer: Undelayed, plan: ReplyPlan, seed: Any, prompt: bytes, index: int) -> str:
+def text_of(answer: Undelayed, plan: ResponsePlan, seed: Any, prompt: bytes, index: int) -> str:
     """Return what the model writes for an answer."""
     match answer:
         case MockReply():
-            return reply_text(answer, plan.parsing)
+            return response_text(answer, plan.parsing)
         case MockToolCall():
-            return reply_text(MockReply(calls=[answer]), plan.parsing)
+            return response_text(MockReply(calls=[answer]), plan.parsing)
         case Words():
-            return reply_text(MockReply(words_of(answer, seed, prompt, index)), plan.parsing)
+            return response_text(MockReply(words_of(answer, seed, prompt, index)), plan.parsing)
         case Malformed():
-            return reply_text(MockReply(answer.text), plan.parsing)
+            return response_text(MockReply(answer.text), plan.parsing)
         case MockError():
-            return reply_text(MockReply(answer.after or ""), plan.parsing)
+            return response_text(MockReply(answer.after or ""), plan.parsing)
 
 
-def fault_of(answer: Undelayed) -> ReplyFault | None:
+def fault_of(answer: Undelayed) -> ResponseFault | None:
     """Return what goes wrong at the end of an answer."""
     match answer:
         case Malformed(kind):
-            return ReplyFault(FaultKind(kind))
+            return ResponseFault(FaultKind(kind))
         case MockError():
             error = error_of(answer)
-            return ReplyFault(FaultKind.ERROR, error.status, str(error), error.type, error.code)
+            return ResponseFault(FaultKind.ERROR, error.status, str(error), error.type, error.code)
         case _:
             return None

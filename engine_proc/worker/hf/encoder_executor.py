@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.hf.executor import to_floats
-from headrace.engine_proc.worker.hf.hook import AttentionCall, answering
+from headrace.engine_proc.worker.hf.hook import AttentionCall, using_attention
 from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.reference.torch_attention import attend, sequence_rows, to_tensor
 from headrace.model.pooling import PoolingKind
@@ -61,7 +61,7 @@ class EncoderExecutor:
         device = self.module.device
         rows = sequence_rows(batch)
         assert not batch.positions[[r.start for r in rows]].any(), "sequences come whole"
-        with answering(WithinSequences(self.model, rows)):
+        with using_attention(WithinSequences(self.model, rows)):
             output: Tensor = self.module(
                 to_tensor(batch.token_ids, device)[None],
                 position_ids=to_tensor(batch.positions + self.first_position, device)[None],

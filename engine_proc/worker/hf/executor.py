@@ -14,7 +14,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.hf.hook import (
     AttentionCall,
     AttentionLayer,
-    answering,
+    using_attention,
 )
 from headrace.engine_proc.worker.hf.model import DTYPES, TransformersModel
 from headrace.engine_proc.worker.reference.torch_attention import Places, attend, place, to_tensor
@@ -107,7 +107,7 @@ class TransformersExecutor:
             options["input_ids"] = to_tensor(batch.token_ids, device)[None]
         else:
             options["inputs_embeds"] = self._inputs(batch)[None]
-        with answering(self.pages):
+        with using_attention(self.pages):
             output: Tensor = module(
                 position_ids=self.pages.places.positions[None],
                 use_cache=False,

@@ -63,7 +63,7 @@ in_force: ContextVar[Attention] = ContextVar("in_force")
 
 
 @contextmanager
-def answering(attention: Attention) -> Iterator[None]:
+def using_attention(attention: Attention) -> Iterator[None]:
     """Let `attention` answer the calls of the models that run inside."""
     token = in_force.set(attention)
     try:
@@ -188,7 +188,7 @@ def probe(model: PreTrainedModel, num_positions: int) -> dict[nn.Module, Attenti
     """
     watch = Probe(num_positions)
     model.set_attn_implementation(PROBED)
-    with torch.inference_mode(), answering(watch):
+    with torch.inference_mode(), using_attention(watch):
         model(torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
     model.set_attn_implementation(HOOKED)
     return watch.layers

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import END, RESPONSES_FORM, ByteVocabulary, make_plan
+from byte_responses import END, RESPONSES_FORM, ByteVocabulary, make_plan
 from openai.types.responses import ResponseCustomToolCall
 
 from headrace.detokenizer_proc.parsers.custom_tools import input_of
-from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.ipc.messages import Api, FinishReason, Parsing, StepOutput
 from headrace.model.output_formats import ToolFormat
 from headrace.protocol.openai_completions import ChatCompletionStreamResponse
@@ -24,13 +24,13 @@ TOKENS = [*(CALL + "\n" + OTHER).encode(), END]
 
 
 def sent(tokens: list[int], parsing: Parsing, **fields: Any) -> bytes:
-    """Return what a client is sent of a reply whose tokens come one by one."""
+    """Return what a client is sent of a response whose tokens come one by one."""
     plan = make_plan(**({"api": Api.CHAT, "parsing": parsing} | fields))
-    reply = Reply(plan, ByteVocabulary())
-    data = reply.open(plan, 0, StepOutput.of({}, [], [], []))
+    response = TextResponse(plan, ByteVocabulary())
+    data = response.open(plan, 0, StepOutput.of({}, [], [], []))
     for place, token in enumerate(tokens, 1):
-        data += reply.feed(0, [token], STOP if place == len(tokens) else None, b"")[0]
-    return data if reply.streams else b"".join(reply.whole())
+        data += response.feed(0, [token], STOP if place == len(tokens) else None, b"")[0]
+    return data if response.streams else b"".join(response.whole())
 
 
 def chunks(data: bytes) -> list[Any]:

@@ -6,18 +6,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import END, NOTHING, ByteVocabulary, make_plan, take
+from byte_responses import END, NOTHING, ByteVocabulary, make_plan, take
 from named_events import PIECES, named_events
 from pydantic import TypeAdapter
 
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.parsers.pieces import Call, Content, Thought, gathered
 from headrace.detokenizer_proc.renderers.anthropic import MessagesRenderer
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
-from headrace.detokenizer_proc.replies import Replies
-from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.errors import InternalError
-from headrace.ipc.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
-from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
+from headrace.ipc.messages import Api, FinishReason, ResponsePlan, StepOutput, request_id
+from headrace.protocol.anthropic_messages import MessageEvent, MessagesResponse
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
@@ -31,7 +31,7 @@ def event_type() -> TypeAdapter[Any]:
     return TypeAdapter(RawMessageStreamEvent)
 
 
-def make_message_plan(**fields: Any) -> ReplyPlan:
+def make_message_plan(**fields: Any) -> ResponsePlan:
     return make_plan(api=Api.MESSAGES, **({"continuous_usage": True} | fields))
 
 
@@ -73,7 +73,7 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
     from anthropic.types import Message
 
     Message.model_validate(whole)
-    msgspec.json.decode(body, type=AnsweredMessage)
+    msgspec.json.decode(body, type=MessagesResponse)
     assert content_of(found) == whole["content"]
     assert whole["content"] == [
         {"type": "thinking", "thinking": "The sea?", "signature": whole["id"]},
@@ -129,17 +129,17 @@ def test_why_a_message_ends(
 ) -> None:
     for stream in (True, False):
         plan = make_message_plan(stream=stream, stop=["##", "@"])
-        reply = Reply(plan, ByteVocabulary())
-        data = reply.open(plan, 0, NOTHING)
+        response = TextResponse(plan, ByteVocabulary())
+        data = response.open(plan, 0, NOTHING)
         for position, token in enumerate(tokens):
             is_last = position == len(tokens) - 1
-            data += reply.feed(0, [token], finished if is_last else None, b"")[0]
-        assert reply.is_complete
+            data += response.feed(0, [token], finished if is_last else None, b"")[0]
+        assert response.is_complete
         if stream:
             found = events(data)
             content, end = content_of(found), found[-2]["delta"]
         else:
-            end = json.loads(b"".join(reply.whole()))
+            end = json.loads(b"".join(response.whole()))
             content = end["content"]
         assert content == [{"type": "text", "text": text}]
         assert (end["stop_reason"], end["stop_sequence"]) == (reason, sequence)
@@ -168,13 +168,13 @@ def test_a_stream_that_fails_ends_in_anthropics_words() -> None:
 
 
 def test_a_full_queue_is_reported_in_the_words_of_the_api() -> None:
-    replies = Replies(ByteVocabulary(), 1)
+    responses = InflightResponses(ByteVocabulary(), 1)
     kinds = {Api.MESSAGES: {"type": "error"}, Api.CHAT: {}}
     for number, (api, extra) in enumerate(kinds.items()):
         id = request_id(0, number)
         plan = msgspec.msgpack.encode(make_plan(api=api))
         output = StepOutput.of({id: plan}, [id], [0], [FinishReason.REFUSED])
-        (frames,) = take(replies, output, b"")[0].values()
+        (frames,) = take(responses, output, b"")[0].values()
         body = json.loads(frames.data())
         assert frames.message().heads[id].status == 429
         assert body["error"]["type"] == "rate_limit_error"

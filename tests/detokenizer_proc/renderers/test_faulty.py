@@ -1,23 +1,23 @@
-"""A scripted fault is at the end of a reply, in each API, and nowhere before."""
+"""A scripted fault is at the end of a response, in each API, and nowhere before."""
 
 import json
 from typing import Any
 
 import pytest
-from byte_replies import RESPONSES_FORM, make_plan
+from byte_responses import RESPONSES_FORM, make_plan
 
+from headrace.detokenizer_proc.inflight_responses import is_plain
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
-from headrace.detokenizer_proc.replies import is_plain
-from headrace.ipc.messages import Api, FaultKind, FinishReason, ReplyFault
+from headrace.ipc.messages import Api, FaultKind, FinishReason, ResponseFault
 
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=0)
 FORMS = {Api.RESPONSES: RESPONSES_FORM}
 APIS = (Api.CHAT, Api.COMPLETION, Api.RESPONSES, Api.MESSAGES)
 
 
-def streamed(api: Api, fault: ReplyFault | None) -> bytes:
+def streamed(api: Api, fault: ResponseFault | None) -> bytes:
     """Return a stream of two words."""
     fields: dict[str, Any] = {"continuous_usage": api is Api.MESSAGES, "form": FORMS.get(api)}
     renderer = renderer_of(make_plan(api=api, stream=True, fault=fault, **fields))
@@ -41,7 +41,7 @@ def texts(data: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("api", APIS)
 def test_error_ends_a_stream(api: Api) -> None:
-    fault = ReplyFault(FaultKind.ERROR, 529, "too much", "overloaded_error")
+    fault = ResponseFault(FaultKind.ERROR, 529, "too much", "overloaded_error")
     data = streamed(api, fault)
     assert b"One" in data
     assert b" two" in data
@@ -51,7 +51,7 @@ def test_error_ends_a_stream(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_cut_stream_ends_in_an_event(api: Api) -> None:
-    data = streamed(api, ReplyFault(FaultKind.CUT))
+    data = streamed(api, ResponseFault(FaultKind.CUT))
     assert b" two" in data
     assert not data.endswith(b"\n\n")
     assert texts(data).count(None) <= 1
@@ -59,14 +59,14 @@ def test_cut_stream_ends_in_an_event(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_one_event_of_a_stream_is_no_json(api: Api) -> None:
-    correct, data = streamed(api, None), streamed(api, ReplyFault(FaultKind.JSON))
+    correct, data = streamed(api, None), streamed(api, ResponseFault(FaultKind.JSON))
     assert texts(data).count(None) == texts(correct).count(None) + 1
     assert data.endswith(b"\n\n")
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_stream_without_its_end_lacks_the_last_events(api: Api) -> None:
-    correct, data = streamed(api, None), streamed(api, ReplyFault(FaultKind.NO_END))
+    correct, data = streamed(api, None), streamed(api, ResponseFault(FaultKind.NO_END))
     assert len(data) < len(correct)
     assert len(texts(data)) < len(texts(correct)) or b"[DONE]" not in data
 
@@ -75,16 +75,16 @@ def test_stream_without_its_end_lacks_the_last_events(api: Api) -> None:
 def test_whole_body_is_half(kind: FaultKind) -> None:
     answers = [Choice("One two", FinishReason.STOP)]
     correct = b"".join(renderer_of(make_plan(api=Api.CHAT)).whole(answers, USAGE))
-    faulty = renderer_of(make_plan(api=Api.CHAT, fault=ReplyFault(kind)))
+    faulty = renderer_of(make_plan(api=Api.CHAT, fault=ResponseFault(kind)))
     assert b"".join(faulty.whole(answers, USAGE)) == correct[: len(correct) // 2]
 
 
 def test_wrong_content_type_is_html() -> None:
-    fault = ReplyFault(FaultKind.CONTENT_TYPE)
+    fault = ResponseFault(FaultKind.CONTENT_TYPE)
     assert renderer_of(make_plan(fault=fault)).content_type.startswith("text/html")
     assert streamed(Api.CHAT, fault) == streamed(Api.CHAT, None)
 
 
-def test_faulty_reply_is_not_written_by_the_core() -> None:
+def test_faulty_response_is_not_written_by_the_core() -> None:
     assert is_plain(make_plan(api=Api.CHAT))
-    assert not is_plain(make_plan(api=Api.CHAT, fault=ReplyFault(FaultKind.CUT)))
+    assert not is_plain(make_plan(api=Api.CHAT, fault=ResponseFault(FaultKind.CUT)))

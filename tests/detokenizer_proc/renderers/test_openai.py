@@ -9,7 +9,7 @@ import pytest
 from headrace.detokenizer_proc.parsers.pieces import Arguments, Content, ToolCallStart
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer, finish_name, usage_body
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
-from headrace.ipc.messages import Api, FinishReason, ReplyPlan
+from headrace.ipc.messages import Api, FinishReason, ResponsePlan
 
 IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}
 
@@ -24,7 +24,7 @@ USAGE = {
 
 def make_renderer(chat: bool, stream: bool = True, include_usage: bool = False) -> OpenAIRenderer:
     return OpenAIRenderer(
-        ReplyPlan(
+        ResponsePlan(
             response_id="x-1",
             model="tiny",
             created=5,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import NOTHING, ByteVocabulary, make_plan
+from byte_responses import NOTHING, ByteVocabulary, make_plan
 from named_events import PIECES as SAID
 from named_events import named_events
 from openai.types.responses import Response, ResponseStreamEvent
@@ -19,9 +19,9 @@ from headrace.detokenizer_proc.parsers.pieces import (
 )
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.responses import ResponsesRenderer
-from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.errors import InternalError
-from headrace.ipc.messages import Api, FinishReason, ReplyPlan, ResponsesForm
+from headrace.ipc.messages import Api, FinishReason, ResponsePlan, ResponsesForm
 from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.model.sampling_defaults import OPENAI
 from headrace.protocol import openai_responses
@@ -34,7 +34,7 @@ ECHO = echo_of(decode_responses(b'{"input": "Hi", "metadata": {"a": "b"}}'), OPE
 PIECES = [*SAID, Arguments(1, "{}")]
 
 
-def make_response_plan(**fields: Any) -> ReplyPlan:
+def make_response_plan(**fields: Any) -> ResponsePlan:
     form = ResponsesForm(ECHO)
     return make_plan(**({"api": Api.RESPONSES, "form": form, "response_id": "resp_1"} | fields))
 
@@ -123,11 +123,11 @@ def test_a_stream_that_fails_ends_so() -> None:
 
 def test_logprobs_are_reported_once_each() -> None:
     plan = make_response_plan(stream=True, logprobs=1, stop=["##"])
-    reply = Reply(plan, ByteVocabulary())
-    data = reply.open(plan, 0, NOTHING)
+    response = TextResponse(plan, ByteVocabulary())
+    data = response.open(plan, 0, NOTHING)
     for token in b"a#b##c":
         likely = TokenLogprob(-0.5, 1, [(token, -0.5)])
-        data += reply.feed(0, [token], None, likely.pack())[0]
+        data += response.feed(0, [token], None, likely.pack())[0]
     found = events(data)
     told = [one for event in found for one in event.get("logprobs", []) if "delta" in event]
     assert [one["token"] for one in told] == ["a", "#", "b"]

@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import END, NOTHING, ByteVocabulary, make_plan
+from byte_responses import END, NOTHING, ByteVocabulary, make_plan
 
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.sglang import GenerateRenderer
-from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.ipc.messages import (
     Api,
     FinishReason,
     GenerateForm,
-    ReplyPlan,
+    ResponsePlan,
     StepOutput,
 )
 from headrace.ipc.token_logprobs import TokenLogprob, packed
@@ -26,7 +26,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=3, num_completion=2, num_cached=1)
 
 
-def make_generate_plan(form: dict[str, Any] | None = None, **fields: Any) -> ReplyPlan:
+def make_generate_plan(form: dict[str, Any] | None = None, **fields: Any) -> ResponsePlan:
     defaults: dict[str, Any] = {
         "is_list": False,
         "received_at": 100.0,
@@ -45,7 +45,7 @@ def make_generate_plan(form: dict[str, Any] | None = None, **fields: Any) -> Rep
     return make_plan(**(given | fields))
 
 
-def make_renderer(plan: ReplyPlan) -> GenerateRenderer:
+def make_renderer(plan: ResponsePlan) -> GenerateRenderer:
     return GenerateRenderer(plan, lambda: 100.25)
 
 
@@ -133,13 +133,13 @@ def told(stream: bool, generates: bool = True, **form: Any) -> Any:
         prompts={0: array("I", [97, 98, 99]).tobytes()},
         prompt_logprobs={0: packed([likely(98), likely(99)])},
     )
-    reply = Reply(plan, ByteVocabulary())
-    data = reply.open(plan, 0, NOTHING if stream else output)
+    response = TextResponse(plan, ByteVocabulary())
+    data = response.open(plan, 0, NOTHING if stream else output)
     for token in b"hi" if generates else b"":
-        data += reply.feed(0, [token], None, likely(token).pack())[0]
+        data += response.feed(0, [token], None, likely(token).pack())[0]
     if not generates:
-        data += reply.feed(0, [], LENGTH, b"")[0]
-    return events(data)[-1] if stream else checked(b"".join(reply.whole()))
+        data += response.feed(0, [], LENGTH, b"")[0]
+    return events(data)[-1] if stream else checked(b"".join(response.whole()))
 
 
 def test_log_probabilities_are_those_of_all_output_ids() -> None:
@@ -169,12 +169,12 @@ def test_each_prompt_has_the_log_probabilities_it_asked_for(stream: bool) -> Non
         make_generate_plan(form, logprobs=wanted, stream=stream, num_sequences=3, index=index)
         for index, wanted in enumerate([None, 0, 1])
     ]
-    reply = Reply(plans[0], ByteVocabulary())
-    data = b"".join(reply.open(plan, plan.index, NOTHING) for plan in plans)
+    response = TextResponse(plans[0], ByteVocabulary())
+    data = b"".join(response.open(plan, plan.index, NOTHING) for plan in plans)
     for plan in plans:
         told = b"" if plan.logprobs is None else likely(104).pack()
-        data += reply.feed(plan.index, [104], LENGTH, told)[0]
-    data += b"" if stream else b"".join(reply.whole())
+        data += response.feed(plan.index, [104], LENGTH, told)[0]
+    data += b"" if stream else b"".join(response.whole())
     metas = [one["meta_info"] for one in (events(data) if stream else checked(data))]
     assert "output_token_logprobs" not in metas[0]
     for meta in metas[1:]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.detokenizer_proc.renderers.embedding_reply import EmbeddingReply
+from headrace.detokenizer_proc.renderers.embedding_response import EmbeddingResponse
 from headrace.ipc.messages import SimilarityPlan
 
 
@@ -15,14 +15,14 @@ def similarity(vectors: list[list[float]], **fields: Any) -> Any:
     """Return the answer of vectors that come in the reverse order."""
     plan = SimilarityPlan("x-1", "tiny", 5, len(vectors), 3, 0, num_queries=1, ranks=False)
     plan = msgspec.structs.replace(plan, **fields)
-    reply = EmbeddingReply(plan)
+    response = EmbeddingResponse(plan)
     for index in reversed(range(len(vectors))):
-        assert not reply.is_complete
+        assert not response.is_complete
         document = None if plan.document is None or index == 0 else f"{plan.document} {index}"
         own = msgspec.structs.replace(plan, index=index, document=document)
-        reply.take(own, array("f", vectors[index]).tobytes())
-    assert reply.is_complete
-    return json.loads(b"".join(reply.whole()))
+        response.take(own, array("f", vectors[index]).tobytes())
+    assert response.is_complete
+    return json.loads(b"".join(response.whole()))
 
 
 def test_scores_are_the_cosines_to_the_one_query() -> None:

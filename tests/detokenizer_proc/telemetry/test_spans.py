@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from headrace.detokenizer_proc.telemetry.spans import NAME, hop_spans, request_span
-from headrace.ipc.messages import ReplyStats, ReportedSampling, RequestEnded, Times
+from headrace.ipc.messages import ReportedSampling, RequestEnded, ResponseStats, Times
 
 S = 10**9
 TIMES = Times(2 * S, 3 * S, 4 * S, 5 * S, 6 * S, 8 * S, 9 * S)
-STATS = ReplyStats(
+STATS = ResponseStats(
     num_prompt=31,
     num_cached=16,
     num_generated=5,
@@ -112,5 +112,5 @@ def test_stream_that_ends_with_an_error_is_one() -> None:
 
 
 def test_spans_never_end_before_they_begin() -> None:
-    early = msgspec.msgpack.encode(ReplyStats(num_prompt=31, num_sequences=1))
+    early = msgspec.msgpack.encode(ResponseStats(num_prompt=31, num_sequences=1))
     assert all(span.end_ns >= span.start_ns for span in hop_spans(changed(stats=early)))

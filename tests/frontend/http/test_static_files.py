@@ -38,9 +38,9 @@ class FileSite(Site):
     def app(self, request: HttpExchange) -> None:
         file = self.files.find(request)
         if file is None:
-            request.answer(404, [], b"")
+            request.respond(404, [], b"")
         else:
-            file.answer(request)
+            file.respond(request)
 
 
 @pytest.fixture

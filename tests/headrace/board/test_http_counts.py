@@ -139,7 +139,7 @@ def test_what_a_frontend_that_died_had_open_has_failed(board: Board) -> None:
     counts(board).settle()
     counts(board).settle()
     row = counts(board).row(POST, CHAT)
-    assert {status: n for status, n in row.answers.items() if n} == {200: 1, 500: 1}
+    assert {status: n for status, n in row.responses.items() if n} == {200: 1, 500: 1}
 
 
 def test_rows_and_histograms_fit_their_slot(board: Board) -> None:
@@ -150,5 +150,5 @@ def test_rows_and_histograms_fit_their_slot(board: Board) -> None:
             row.begin()
             row.end(status, 90_000 * MS, 1, 1)
     assert [row.num_begun for _, row in mine] == [len(STATUSES) for _ in mine]
-    assert {row.answers[status] for _, row in mine for status in STATUSES} == {1}
+    assert {row.responses[status] for _, row in mine for status in STATUSES} == {1}
     assert not any(row.num_begun for _, row in other)

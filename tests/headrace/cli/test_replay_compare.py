@@ -6,11 +6,11 @@ import msgspec
 
 from headrace.cli.replay_compare import (
     ReplayedResponses,
-    answers_of,
     comparable,
     compare,
     merged,
     outcomes,
+    responses_of,
 )
 from headrace.ipc.messages import (
     Abort,
@@ -91,9 +91,9 @@ def test_what_was_aborted_or_stopped_is_not_compared() -> None:
 
 def test_tokenizer_responds_to_what_needs_no_engine() -> None:
     told = outcomes([(request(ONE), b""), frames(ONE, b"text"), frames(TWO, b"an error")])
-    found = answers_of("tokenizer", told, {ONE, TWO})
+    found = responses_of("tokenizer", told, {ONE, TWO})
     assert found.keys() == {(ONE, "request"), (TWO, "body")}
-    assert answers_of("detokenizer", told, {ONE}).keys() == {(ONE, "body")}
+    assert responses_of("detokenizer", told, {ONE}).keys() == {(ONE, "body")}
 
 
 def test_replayed_responses_are_timed_from_the_last_message() -> None:

@@ -33,14 +33,14 @@ def test_dead_process_takes_its_requests(seat: Seat, is_lost: bool) -> None:
 
 def test_a_tokenizer_is_done_with_what_is_answered() -> None:
     sent = make_sent()
-    sent.is_answered = True
+    sent.has_response = True
     assert not sent.is_lost_with(Seat("tokenizer", 0), 2)
     assert sent.is_lost_with(Seat("engine", 0), 2)
 
 
 def test_a_get_is_its_tokenizers_to_the_last_byte() -> None:
     sent = InflightRequest(HttpRequest(FIRST, "GET", "/ring/events", 1.5), b"", 2)
-    sent.is_answered = True
+    sent.has_response = True
     assert sent.is_with_tokenizer
     assert sent.is_lost_with(Seat("tokenizer", 2), 2)
     for seat in (Seat("tokenizer", 0), Seat("engine", 0), Seat("detokenizer", 5 % 2)):
@@ -62,9 +62,9 @@ def test_it_is_the_same_request_under_another_id() -> None:
     assert sent.request.num_delivered == {0: 8, 1: 3 | ENDED}
     sent.renew(FIRST, is_suspect=False)
     assert sent.request.is_suspect, "once suspected, it is watched"
-    sent.renew(SECOND, is_reply_suspect=True)
+    sent.renew(SECOND, is_response_suspect=True)
     sent.renew(THIRD)
-    assert sent.request.is_reply_suspect
+    assert sent.request.is_response_suspect
 
 
 def test_request_blamed_too_often_is_not_resent() -> None:

@@ -29,8 +29,8 @@ class Tokenizers:
     With `num_images`, as many more for those with images.
     """
 
-    def __init__(self, run_dir: str, num_images: int = 0, answers_gets: bool = True) -> None:
-        num_all = 3 + num_images + answers_gets
+    def __init__(self, run_dir: str, num_images: int = 0, handles_gets: bool = True) -> None:
+        num_all = 3 + num_images + handles_gets
         seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(num_all))]
         self.board = Board.create([*seats, Seat("engine", 0), Seat("detokenizer", 0)])
         self.inboxes: list[Inbox[ToTokenizer]] = [
@@ -43,7 +43,7 @@ class Tokenizers:
         for slot in self.board.slots:
             slot.enter(State.STARTING)
             slot.enter(State.READY)
-        self.links = Router(run_dir, 2, self.board, self.board.slot("frontend"), answers_gets)
+        self.links = Router(run_dir, 2, self.board, self.board.slot("frontend"), handles_gets)
 
     def replace(self, index: int, role: str = "tokenizer") -> None:
         """Let a process die and another take its seat."""
@@ -130,7 +130,7 @@ def test_bodies_with_images_go_to_image_tokenizers(tmp_path: Path) -> None:
 
 
 def test_images_go_to_the_last_where_no_gets_come(tmp_path: Path) -> None:
-    tokenizers = Tokenizers(str(tmp_path), num_images=1, answers_gets=False)
+    tokenizers = Tokenizers(str(tmp_path), num_images=1, handles_gets=False)
     body = b'"image_url"'
     assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(3) == len(body)
@@ -149,7 +149,7 @@ def test_a_stream_of_a_get_is_aborted_at_its_tokenizer(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path))
     sent = InflightRequest(replace(REQUEST, id=request_id(0, 7), method="GET"), b"")
     assert tokenizers.links.forward(sent)
-    sent.is_answered = True
+    sent.has_response = True
     tokenizers.links.abort(sent)
     assert tokenizers.aborted(3) == sent.request.id
     tokenizers.close()
@@ -216,7 +216,7 @@ def test_what_a_dead_tokenizer_had_is_sent_again_and_watched(tokenizers: Tokeniz
     owner = Owner(tokenizers, 3)
     assert all(tokenizers.links.forward(sent) for sent in owner.sent)
     assert [sent.tokenizer for sent in owner.sent] == [0, 1, 0]
-    owner.sent[2].is_answered = True
+    owner.sent[2].has_response = True
     owner.resend()
     assert [sent.request.resumes for sent in owner.sent] == [0, 0, 0]
     tokenizers.replace(0)
@@ -233,7 +233,7 @@ def test_old_id_of_a_resent_request_is_unknown(tokenizers: Tokenizers) -> None:
     owner = Owner(tokenizers, 2)
     waits, answered = owner.sent
     assert all(tokenizers.links.forward(sent) for sent in owner.sent)
-    answered.is_answered = True
+    answered.has_response = True
     tokenizers.replace(0, "engine")
     owner.resend()
     assert [sent.request.resumes for sent in owner.sent] == [request_id(0, i) for i in range(2)]
@@ -251,7 +251,7 @@ def test_resent_answered_request_is_lost_with_its_tokenizer(
     owner = Owner(tokenizers, 1)
     (sent,) = owner.sent
     assert tokenizers.links.forward(sent)
-    sent.is_answered = True
+    sent.has_response = True
     tokenizers.replace(0, "engine")
     owner.resend()
     assert sent.request.id == request_id(0, 100)
@@ -272,13 +272,13 @@ def test_a_request_with_which_tokenizers_die_is_given_up(tokenizers: Tokenizers)
     assert owner.given_up == [owner.sent[1]]
 
 
-def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
+def test_request_at_whose_response_detokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
     owner = Owner(tokenizers, 2)
     slot = tokenizers.board.slot("detokenizer", 0)
     for _ in range(MAX_BLAMED):
         for sent in owner.sent:
-            sent.tokenizer, sent.is_answered = 0, True
-        slot[DetokenizerField.LAST_REPLY_AT_HAND] = deadly = owner.sent[1].request.id
+            sent.tokenizer, sent.has_response = 0, True
+        slot[DetokenizerField.LAST_RESPONSE_AT_HAND] = deadly = owner.sent[1].request.id
         tokenizers.replace(0, "detokenizer")
         owner.resend()
     assert owner.given_up == [owner.sent[1]]
@@ -289,16 +289,16 @@ def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokeniz
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_death_at_no_known_reply_makes_suspects(tokenizers: Tokenizers, is_known: bool) -> None:
+def test_death_at_no_known_response_makes_suspects(tokenizers: Tokenizers, is_known: bool) -> None:
     owner = Owner(tokenizers, 2)
     for sent in owner.sent:
-        sent.tokenizer, sent.is_answered = 0, True
+        sent.tokenizer, sent.has_response = 0, True
     slot = tokenizers.board.slot("detokenizer", 0)
-    slot[DetokenizerField.LAST_REPLY_AT_HAND] = owner.sent[1].request.id if is_known else 0
+    slot[DetokenizerField.LAST_RESPONSE_AT_HAND] = owner.sent[1].request.id if is_known else 0
     tokenizers.replace(0, "detokenizer")
     owner.resend()
     assert not owner.given_up
-    found = [(s.request.is_suspect, s.request.is_reply_suspect) for s in owner.sent]
+    found = [(s.request.is_suspect, s.request.is_response_suspect) for s in owner.sent]
     assert found == [(False, not is_known)] * 2
 
 
@@ -323,7 +323,7 @@ def test_abort_goes_to_every_possible_holder(tokenizers: Tokenizers) -> None:
     for one in (waits, waits_too, answered, last):
         assert tokenizers.links.forward(one)
     assert [one.tokenizer for one in sent] == [0, 1, 0, -1, 1]
-    answered.is_answered = True
+    answered.has_response = True
     for one in sent:
         tokenizers.links.abort(one)
     assert [tokenizers.aborted() for _ in sent] == [one.request.id for one in sent]

@@ -68,7 +68,7 @@ def test_an_answer_may_come_in_pieces_and_a_refusal_too() -> None:
     assert window.fill()
     assert window.take(Piece(1, JSON, BODY[:9], False)) is None
     assert window.take(Piece(2, Head(400, JSON.content_type), b'{"error":{"mess', False)) is None
-    assert window.take(Piece(1, None, BODY[9:], True)) == window.answers()[0]
+    assert window.take(Piece(1, None, BODY[9:], True)) == window.responses()[0]
     with pytest.raises(ApiError, match=r"^no\nin request 1, counted from 0$"):
         window.take(Piece(2, None, b'age":"no"}}', True))
 

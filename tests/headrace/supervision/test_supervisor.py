@@ -22,12 +22,12 @@ def test_telemetry_has_a_seat_where_it_is_asked_for() -> None:
     traced = ServerConfig(otlp_traces_endpoint="http://localhost:4318")
     for config in (ServerConfig(access_log=True), traced):
         assert seat in seats_of(config)
-        assert seat not in seats_of(config, answers_gets=False), "without frontends"
+        assert seat not in seats_of(config, handles_gets=False), "without frontends"
 
 
 def test_embedded_ring_has_no_process_for_gets() -> None:
     config = ServerConfig(tokenizer_procs=3)
-    assert set(seats_of(config)) - set(seats_of(config, answers_gets=False)) == {
+    assert set(seats_of(config)) - set(seats_of(config, handles_gets=False)) == {
         Seat("tokenizer", 4)
     }
 

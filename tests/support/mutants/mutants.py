@@ -114,16 +114,16 @@ def glutton(config: DetokenizerConfig, context: Context) -> None:
     pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)
 
 
-def deadly_reply(config: DetokenizerConfig, context: Context) -> None:
+def deadly_response(config: DetokenizerConfig, context: Context) -> None:
     """Run a detokenizer that dies of a generated token, in the core or outside, or of a long body.
 
     Of a long body it dies between two slices.
     """
     from headrace.detokenizer_proc.core_texts import CoreTexts
-    from headrace.detokenizer_proc.replies import Replies
+    from headrace.detokenizer_proc.inflight_responses import InflightResponses
     from headrace.detokenizer_proc.sequence_text import SequenceText
 
-    feed_core, feed, render = CoreTexts.feed, SequenceText.feed, Replies.render
+    feed_core, feed, render = CoreTexts.feed, SequenceText.feed, InflightResponses.render
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -143,7 +143,7 @@ def deadly_reply(config: DetokenizerConfig, context: Context) -> None:
             die()
         return feed(self, ids, *rest)
 
-    def render_or_die(self: Replies, frontend: int) -> "Frames | None":
+    def render_or_die(self: InflightResponses, frontend: int) -> "Frames | None":
         frames = render(self, frontend)
         if self.is_writing:
             die()
@@ -151,7 +151,7 @@ def deadly_reply(config: DetokenizerConfig, context: Context) -> None:
 
     CoreTexts.feed = feed_core_or_die  # type: ignore[method-assign]
     SequenceText.feed = feed_or_die  # type: ignore[method-assign]
-    Replies.render = render_or_die  # type: ignore[method-assign]
+    InflightResponses.render = render_or_die  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)
 
 

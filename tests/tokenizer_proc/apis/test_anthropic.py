@@ -8,7 +8,7 @@ import pytest
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
-from headrace.ipc.messages import Api, GenerateRequest, ReplyPlan
+from headrace.ipc.messages import Api, GenerateRequest, ResponsePlan
 from headrace.protocol.errors import anthropic_error
 from headrace.tokenizer_proc.apis.anthropic import (
     NOT_READ,
@@ -16,7 +16,7 @@ from headrace.tokenizer_proc.apis.anthropic import (
     chat_body,
     decode_messages,
 )
-from headrace.tokenizer_proc.jobs.stages import Answer
+from headrace.tokenizer_proc.jobs.stages import ImmediateResponse
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -29,11 +29,11 @@ def body_of(**fields: Any) -> bytes:
     return json.dumps({"messages": HI, "max_tokens": 5} | fields).encode()
 
 
-def planned(**fields: Any) -> tuple[bytes, GenerateRequest, ReplyPlan]:
+def planned(**fields: Any) -> tuple[bytes, GenerateRequest, ResponsePlan]:
     """Return the prompt and the one sequence of a request."""
     sequences = make_planner().plan("messages", HTTP, body_of(**fields))
     (request,), (prompt,) = sequences.requests, sequences.prompts
-    return bytes(prompt.tolist()), request, msgspec.msgpack.decode(request.plan, type=ReplyPlan)
+    return bytes(prompt.tolist()), request, msgspec.msgpack.decode(request.plan, type=ResponsePlan)
 
 
 def test_fields_are_a_chats() -> None:
@@ -132,7 +132,7 @@ def test_an_error_in_anthropics_words() -> None:
 def test_tokens_are_counted_without_a_limit() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 500}]}).encode()
     answer = make_planner().handle("count_tokens", HTTP, body)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ImmediateResponse)
     assert json.loads(answer.body) == {"input_tokens": 501}
 
 

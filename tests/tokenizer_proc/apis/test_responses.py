@@ -9,7 +9,7 @@ from openai.types.responses import response_create_params
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
-from headrace.ipc.messages import Api, GenerateRequest, ReplyPlan, ResponsesForm
+from headrace.ipc.messages import Api, GenerateRequest, ResponsePlan, ResponsesForm
 from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.system.cpu_limit import CpuLimit
 from headrace.tokenizer_proc.apis.responses import (
@@ -28,12 +28,12 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 ROLES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
-def planned(**fields: Any) -> tuple[str, GenerateRequest, ReplyPlan]:
+def planned(**fields: Any) -> tuple[str, GenerateRequest, ResponsePlan]:
     """Return the prompt and the one sequence of a request."""
     body = json.dumps({"input": "Hi"} | fields).encode()
     sequences = make_planner(chat_template=ROLES).plan("responses", HTTP, body)
     (request,), (prompt,) = sequences.requests, sequences.prompts
-    plan = msgspec.msgpack.decode(request.plan, type=ReplyPlan)
+    plan = msgspec.msgpack.decode(request.plan, type=ResponsePlan)
     return bytes(prompt.tolist()).decode(), request, plan
 
 

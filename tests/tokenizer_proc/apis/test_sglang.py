@@ -8,7 +8,7 @@ import pytest
 from planners import HTTP, ID, make_planner
 
 from headrace.errors import RequestError
-from headrace.ipc.messages import Api, GenerateForm, ReplyPlan
+from headrace.ipc.messages import Api, GenerateForm, ResponsePlan
 from headrace.tokenizer_proc.apis import sglang
 from headrace.tokenizer_proc.jobs.stages import Sequences
 
@@ -17,8 +17,8 @@ def planned(**fields: Any) -> Sequences:
     return make_planner().plan("generate", HTTP, json.dumps(fields).encode())
 
 
-def plans_of(sequences: Sequences) -> list[ReplyPlan]:
-    return [msgspec.msgpack.decode(r.plan, type=ReplyPlan) for r in sequences.requests]
+def plans_of(sequences: Sequences) -> list[ResponsePlan]:
+    return [msgspec.msgpack.decode(r.plan, type=ResponsePlan) for r in sequences.requests]
 
 
 def form_of(sequences: Sequences) -> GenerateForm:

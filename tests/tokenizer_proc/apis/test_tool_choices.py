@@ -8,7 +8,7 @@ import pytest
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
-from headrace.ipc.messages import GenerateRequest, Parsing, ReplyPlan
+from headrace.ipc.messages import GenerateRequest, Parsing, ResponsePlan
 from headrace.model.output_formats import ToolFormat
 
 TEMPLATE = "{{ tools | tojson }}{% for m in messages %}{{ m | tojson }}{% endfor %}"
@@ -27,7 +27,7 @@ LARK = {"type": "custom", "custom": grammar("lark", 'start: "a"')}
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 
 
-def planned(kind: str = "chat", **fields: Any) -> tuple[str, GenerateRequest, ReplyPlan]:
+def planned(kind: str = "chat", **fields: Any) -> tuple[str, GenerateRequest, ResponsePlan]:
     """Return the prompt of a request, its one sequence, and its plan."""
     start: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     if kind == "responses":
@@ -35,11 +35,11 @@ def planned(kind: str = "chat", **fields: Any) -> tuple[str, GenerateRequest, Re
     planner = make_planner(2000, chat_template=TEMPLATE, tool_format=ToolFormat.HERMES)
     sequences = planner.plan(kind, HTTP, json.dumps(start | fields).encode())
     (request,), (prompt,) = sequences.requests, sequences.prompts
-    plan = msgspec.msgpack.decode(request.plan, type=ReplyPlan)
+    plan = msgspec.msgpack.decode(request.plan, type=ResponsePlan)
     return bytes(prompt.tolist()).decode(), request, plan
 
 
-def parsing_of(plan: ReplyPlan) -> Parsing:
+def parsing_of(plan: ResponsePlan) -> Parsing:
     assert plan.parsing is not None
     return plan.parsing
 

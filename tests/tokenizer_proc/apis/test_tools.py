@@ -8,7 +8,7 @@ import pytest
 from planners import HTTP, Planner, make_planner
 
 from headrace.errors import InvalidBody, InvalidValue, RequestError, Unsupported
-from headrace.ipc.messages import Parsing, ReplyPlan
+from headrace.ipc.messages import Parsing, ResponsePlan
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.tokenizer_proc.apis.openai import decode_chat, decode_tokenize
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
@@ -38,8 +38,8 @@ def planner(template: str = TEMPLATE, **fields: Any) -> Planner:
 def plan(planner: Planner, **fields: Any) -> tuple[str, Parsing | None]:
     """Return the prompt of a request, and what its answer is read for."""
     sequences = planner.plan("chat", HTTP, body(**fields))
-    reply = msgspec.msgpack.decode(sequences.requests[0].plan, type=ReplyPlan)
-    return bytes(sequences.prompts[0].tolist()).decode(), reply.parsing
+    response = msgspec.msgpack.decode(sequences.requests[0].plan, type=ResponsePlan)
+    return bytes(sequences.prompts[0].tolist()).decode(), response.parsing
 
 
 @pytest.mark.parametrize(

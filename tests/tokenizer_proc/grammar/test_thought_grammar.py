@@ -60,7 +60,7 @@ def byte_ids(text: bytes) -> list[int]:
 
 
 def read(parsing: Parsing, text: str) -> list[Piece]:
-    """Return what a reply's text is told as."""
+    """Return what a response's text is told as."""
     parser = parser_of(parsing)
     return [*parser.feed(text), *parser.flush()]
 

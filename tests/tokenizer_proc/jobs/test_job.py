@@ -8,7 +8,7 @@ import pytest
 from headrace.ipc.messages import HttpRequest
 from headrace.logs import request_id_of
 from headrace.tokenizer_proc.jobs.job import Job
-from headrace.tokenizer_proc.jobs.stages import Answer, Stages, Text
+from headrace.tokenizer_proc.jobs.stages import ImmediateResponse, Stages, Text
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def stages(fails: bool) -> Stages:
     if fails:
         raise RuntimeError
     log.warning("after it")
-    return Answer(200, b"")
+    return ImmediateResponse(200, b"")
 
 
 def test_lines_of_a_job_have_the_id_of_its_request(collector: Collector) -> None:

@@ -93,7 +93,7 @@ def test_requests_are_counted_by_the_hop_they_are_at() -> None:
     board.slot("frontend", 1)[FrontendField.UNSENT_BYTES] = 99
     board.slot("engine")[EngineField.WAITING] = 2
     board.slot("engine")[EngineField.RUNNING] = 3
-    board.slot("detokenizer")[DetokenizerField.OPEN_REPLIES] = 3
+    board.slot("detokenizer")[DetokenizerField.OPEN_RESPONSES] = 3
     for index in range(2):
         board.slot("frontend", index).add(FrontendField.FORWARDED, 6)
         board.slot("frontend", index).add(FrontendField.FORWARDED_BYTES, 100)

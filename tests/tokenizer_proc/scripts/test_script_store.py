@@ -9,7 +9,7 @@ import pytest
 
 from headrace.ipc.messages import HttpRequest, share_key
 from headrace.testing.script import MockReply, Script, ScriptedAnswer, ScriptRule, script_of
-from headrace.tokenizer_proc.scripts.script_store import NoScriptedAnswer, ScriptStore
+from headrace.tokenizer_proc.scripts.script_store import NoScriptedResponse, ScriptStore
 
 ONE, TWO = MockReply("one"), MockReply("two")
 
@@ -39,7 +39,7 @@ def test_answers_come_in_order_and_then_none(store: ScriptStore) -> None:
     put(store, ONE, TWO)
     assert [store.take(http(id), None, "") for id in (1, 2)] == [ONE, TWO]
     assert store.num_left() == [0]
-    with pytest.raises(NoScriptedAnswer, match="whose last message is 'Hi'"):
+    with pytest.raises(NoScriptedResponse, match="whose last message is 'Hi'"):
         store.take(http(3), None, "Hi")
 
 

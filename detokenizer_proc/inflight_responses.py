@@ -1,4 +1,4 @@
-"""All replies of a process. The core writes common replies, whole steps at a time. Replies with log
+"""All responses of a process. The core writes common ones, whole steps at a time. Those with log
 probabilities, several candidates or embeddings are assembled here, by sequence.
 """
 
@@ -15,13 +15,13 @@ import msgspec
 from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, SlicedBody
 from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.renderers.embedding_reply import EmbeddingReply
+from headrace.detokenizer_proc.renderers.embedding_response import EmbeddingResponse
 from headrace.detokenizer_proc.renderers.event_template import template_of
 from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES
 from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
-from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
+from headrace.detokenizer_proc.text_response import UNLIMITED, TextResponse
 from headrace.errors import DeadlyRequest, InternalError, QueueFull, RequestError
 from headrace.ipc.messages import (
     Abort,
@@ -30,7 +30,7 @@ from headrace.ipc.messages import (
     GeneratedTokens,
     Head,
     Plan,
-    ReplyPlan,
+    ResponsePlan,
     StepOutput,
     StopSequence,
     Times,
@@ -48,15 +48,15 @@ ABORTED, REFUSED = bytes([FinishReason.ABORT]), bytes([FinishReason.REFUSED])
 
 
 @dataclass(slots=True)
-class CoreReply:
-    """Data for the end of a reply that the core does not have."""
+class CoreResponse:
+    """Data for the end of a response that the core does not have."""
 
     times: Times | None
-    plans: list[ReplyPlan] = field(default_factory=list)
+    plans: list[ResponsePlan] = field(default_factory=list)
     num_prompt: int = 0
     num_cached: int = 0
 
-    def add(self, plan: ReplyPlan, num_cached: int) -> None:
+    def add(self, plan: ResponsePlan, num_cached: int) -> None:
         """Add a sequence."""
         self.plans.append(plan)
         if not plan.shares_prompt:
@@ -64,8 +64,8 @@ class CoreReply:
             self.num_cached += num_cached
 
 
-class Replies:
-    """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
+class InflightResponses:
+    """All responses of this process, for `num_frontends`. Each call of a parser is within `limit`.
 
     `in_progress` is called with the request that a death is blamed on: the one that is worked at
     outside the core. Between turns it is the one whose body is being written, and 0 without such a
@@ -88,8 +88,8 @@ class Replies:
         self._core: CoreTexts | None = None
         if isinstance(vocabulary, TableVocabulary):
             self._core = CoreTexts(vocabulary.table, num_frontends, stream_interval)
-        self._core_replies: dict[int, CoreReply] = {}
-        self._replies: dict[int, Reply | EmbeddingReply] = {}
+        self._core_responses: dict[int, CoreResponse] = {}
+        self._responses: dict[int, TextResponse | EmbeddingResponse] = {}
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
         self._outgoing: dict[int, Frames] = {}
         self._bodies = Bodies()
@@ -98,7 +98,9 @@ class Replies:
 
     def __len__(self) -> int:
         return (
-            len(self._replies) + len(self._bodies) + (0 if self._core is None else len(self._core))
+            len(self._responses)
+            + len(self._bodies)
+            + (0 if self._core is None else len(self._core))
         )
 
     @property
@@ -121,7 +123,7 @@ class Replies:
             rows = self._core.feed(output.ids, output.counts, output.finished, tokens)
             for id in dead:  # maybe one that has not begun, of a request that has
                 self._core.close(request_of(id))
-                self._core_replies.pop(request_of(id), None)
+                self._core_responses.pop(request_of(id), None)
         for id in dead:
             self._bodies.drop(request_of(id))
         if rows:
@@ -144,10 +146,10 @@ class Replies:
     ) -> None:
         request = request_of(id)
         if finished is FinishReason.ABORT:
-            self._replies.pop(request, None)
+            self._responses.pop(request, None)
         elif finished is FinishReason.REFUSED:
             plan = self._plans.decode(output.started[id]) if id in output.started else None
-            api = plan.api if isinstance(plan, ReplyPlan) else None
+            api = plan.api if isinstance(plan, ResponsePlan) else None
             self._frames(request).add(request, *error_body(QueueFull(), api), True)
         elif id in output.embeddings:
             self._take_embedding(id, output)
@@ -170,8 +172,10 @@ class Replies:
     def generated(self) -> tuple[GeneratedTokens, bytes]:
         """Return the tokens of all sequences, for a replacement engine."""
         ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.generated()
-        for request, reply in self._replies.items():
-            for index, generated in (reply.generated if isinstance(reply, Reply) else {}).items():
+        for request, response in self._responses.items():
+            for index, generated in (
+                response.generated if isinstance(response, TextResponse) else {}
+            ).items():
                 ids += array("Q", [request + index]).tobytes()
                 counts += array("I", [len(generated)]).tobytes()
                 tokens += generated.tobytes()
@@ -199,99 +203,100 @@ class Replies:
     def _start(self, id: int, output: StepOutput) -> None:
         """Begin a sequence that generates, in the core where that can write it."""
         plan = self._plans.decode(output.started[id])
-        assert isinstance(plan, ReplyPlan)
+        assert isinstance(plan, ResponsePlan)
         request, times = request_of(id), times_of(id, output)
         if self._core is not None and is_plain(plan):
             is_first = self._core.open(id, plan, template_of(plan))
             if is_first and plan.stream:
                 self._frames(request).announce(request, Head(200, EVENT_STREAM, times))
             if not plan.stream or plan.include_usage:
-                ending = self._core_replies.setdefault(request, CoreReply(times))
+                ending = self._core_responses.setdefault(request, CoreResponse(times))
                 ending.add(plan, output.cached.get(id, 0))
             return
-        new = Reply(plan, self._vocabulary, self._limit, self._interval, self._readings)
-        reply = self._replies.setdefault(request, new)
-        assert isinstance(reply, Reply)
-        reply.times = reply.times or times
-        reply.has_begun |= plan.num_delivered is not None
+        new = TextResponse(plan, self._vocabulary, self._limit, self._interval, self._readings)
+        response = self._responses.setdefault(request, new)
+        assert isinstance(response, TextResponse)
+        response.times = response.times or times
+        response.has_begun |= plan.num_delivered is not None
         self._in_progress(request)
-        self._openings[id] = reply.open(plan, id, output)
+        self._openings[id] = response.open(plan, id, output)
         self._in_progress(0)
 
     def _end(self, core: CoreTexts, request: int) -> None:
-        """Write the end of a reply in the core, or all of one that does not stream."""
-        reply = self._core_replies.pop(request)
-        plan, texts = reply.plans[0], list(core.texts(request, len(reply.plans)))
+        """Write the end of a response in the core, or all of one that does not stream."""
+        response = self._core_responses.pop(request)
+        plan, texts = response.plans[0], list(core.texts(request, len(response.plans)))
         core.close(request)
         usage = TokenUsage(
-            reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached
+            response.num_prompt, sum(text.num_tokens for text in texts), response.num_cached
         )
         renderer = renderer_of(plan)
         if plan.stream:
             self._frames(request).add(request, None, renderer.closing(usage), True)
             return
-        plans = sorted(reply.plans, key=lambda plan: plan.index)
+        plans = sorted(response.plans, key=lambda plan: plan.index)
         answers = [
             Choice(plan.echo + text.text, text.finished)
             for plan, text in zip(plans, texts, strict=True)
         ]
         slices = renderer.whole(answers, usage)
-        head = Head(200, JSON, reply.times)
+        head = Head(200, JSON, response.times)
         self._bodies.put(SlicedBody(request, head, slices, num_delivered=0, is_long=False))
 
     def _take_tokens(
         self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
     ) -> None:
         request = request_of(id)
-        reply = self._replies.get(request)
-        if reply is None:  # aborted, or ended by a stop string the engine had not heard of
+        response = self._responses.get(request)
+        if response is None:  # aborted, or ended by a stop string the engine had not heard of
             return
-        assert isinstance(reply, Reply)
-        if not reply.has(id - request):  # its earlier tokens went to a predecessor: it is resent
+        assert isinstance(response, TextResponse)
+        if not response.has(id - request):  # its earlier tokens went to a predecessor: it is resent
             return
         opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, b"")
-        if reply.has_failed:
-            self._let_go(id, reply, finished)
+        if response.has_failed:
+            self._let_go(id, response, finished)
             return
         try:
             self._in_progress(request)
-            data, stopped_here = reply.feed(id - request, new, finished, logprobs)
+            data, stopped_here = response.feed(id - request, new, finished, logprobs)
         except (Exception, CpuLimitExceeded) as error:
-            what = f"the reply to request {request:x} cannot be written"
-            log_failure(log, what, error, reply.request_id)
-            self._fail(request, reply)
-            self._let_go(id, reply, finished)
+            what = f"the response to request {request:x} cannot be written"
+            log_failure(log, what, error, response.request_id)
+            self._fail(request, response)
+            self._let_go(id, response, finished)
             return
         finally:
             self._in_progress(0)
         if stopped_here:
             self._stops.append(StopSequence(id))
-        if reply.is_complete and not reply.streams:
-            is_long = reply.num_reported_bytes > LONG_BYTES
-            num_delivered = reply.num_delivered(id - request)
-            self._bodies.put(SlicedBody(id, reply.head(), reply.whole(), num_delivered, is_long))
-            del self._replies[request]
+        if response.is_complete and not response.streams:
+            is_long = response.num_reported_bytes > LONG_BYTES
+            num_delivered = response.num_delivered(id - request)
+            self._bodies.put(
+                SlicedBody(id, response.head(), response.whole(), num_delivered, is_long)
+            )
+            del self._responses[request]
             return
-        self._emit(id, reply, opening + data, reply.num_delivered(id - request))
+        self._emit(id, response, opening + data, response.num_delivered(id - request))
 
-    def _fail(self, request: int, reply: Reply) -> None:
-        """End a reply with an error. The engine is notified, and confirms when it has dropped the
-        request."""
+    def _fail(self, request: int, response: TextResponse) -> None:
+        """End a response with an error. The engine drops its request, and confirms that."""
         error = InternalError()
-        reply.has_failed = True
-        if reply.head_sent or reply.has_begun:
-            self._frames(request).add(request, None, reply.failure(error), True)
+        response.has_failed = True
+        if response.head_sent or response.has_begun:
+            self._frames(request).add(request, None, response.failure(error), True)
         else:
-            self._frames(request).add(request, *error_body(error, reply.api), True)
+            self._frames(request).add(request, *error_body(error, response.api), True)
         self._stops.append(Abort(request))
 
     def _fail_elsewhere(self, request: int, plan: Plan, reason: str | None) -> None:
-        """End a reply with an error for which the engine has aborted the request."""
+        """End a response with an error for which the engine has aborted the request."""
         error = DeadlyRequest() if reason is None else InternalError(reason)
-        reply = self._replies.get(request)
-        if isinstance(reply, Reply):
-            has_begun, failure = reply.head_sent or reply.has_begun, reply.failure(error)
-        elif isinstance(plan, ReplyPlan):
+        response = self._responses.get(request)
+        if isinstance(response, TextResponse):
+            has_begun, failure = response.head_sent or response.has_begun, response.failure(error)
+        elif isinstance(plan, ResponsePlan):
             is_known = self._core is not None and self._core.close(request)
             has_begun = plan.stream and (is_known or plan.num_delivered is not None)
             failure = renderer_of(plan).failure(error)
@@ -300,48 +305,50 @@ class Replies:
         if has_begun:
             self._frames(request).add(request, None, failure, True)
         else:
-            api = plan.api if isinstance(plan, ReplyPlan) else None
+            api = plan.api if isinstance(plan, ResponsePlan) else None
             self._frames(request).add(request, *error_body(error, api), True)
 
-    def _let_go(self, id: int, reply: Reply, finished: FinishReason | None) -> None:
-        """Handle outputs of a failed reply, which is removed at its end."""
+    def _let_go(self, id: int, response: TextResponse, finished: FinishReason | None) -> None:
+        """Handle outputs of a failed response, which is removed at its end."""
         request = request_of(id)
-        reply.end(id - request, finished)
-        if reply.is_complete:
-            del self._replies[request]
+        response.end(id - request, finished)
+        if response.is_complete:
+            del self._responses[request]
 
     def _take_embedding(self, id: int, output: StepOutput) -> None:
         plan = self._plans.decode(output.started[id])
-        assert not isinstance(plan, ReplyPlan)
+        assert not isinstance(plan, ResponsePlan)
         request = request_of(id)
-        reply = self._replies.setdefault(request, EmbeddingReply(plan))
-        assert isinstance(reply, EmbeddingReply)
-        reply.times = reply.times or times_of(id, output)
+        response = self._responses.setdefault(request, EmbeddingResponse(plan))
+        assert isinstance(response, EmbeddingResponse)
+        response.times = response.times or times_of(id, output)
         self._in_progress(request)
-        reply.take(plan, output.embeddings[id])
-        if reply.is_complete:
-            head = Head(200, reply.content_type, reply.times)
-            is_long = reply.num_bytes > LONG_BYTES
-            self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered=0, is_long=is_long))
-            del self._replies[request]
+        response.take(plan, output.embeddings[id])
+        if response.is_complete:
+            head = Head(200, response.content_type, response.times)
+            is_long = response.num_bytes > LONG_BYTES
+            self._bodies.put(
+                SlicedBody(id, head, response.whole(), num_delivered=0, is_long=is_long)
+            )
+            del self._responses[request]
         self._in_progress(0)
 
-    def _emit(self, id: int, reply: Reply, data: bytes, num_delivered: int) -> None:
-        complete = reply.is_complete
+    def _emit(self, id: int, response: TextResponse, data: bytes, num_delivered: int) -> None:
+        complete = response.is_complete
         if not data and not complete:
             return
-        head = None if reply.head_sent else reply.head()
-        reply.head_sent = True
+        head = None if response.head_sent else response.head()
+        response.head_sent = True
         self._frames(id).add(id, head, data, complete, num_delivered)
         if complete:
-            del self._replies[request_of(id)]
+            del self._responses[request_of(id)]
 
     def _frames(self, id: int) -> Frames:
         return self._outgoing.setdefault(frontend_of(id), Frames())
 
 
-def is_plain(plan: ReplyPlan) -> bool:
-    """Whether the core can write a reply: an OpenAI response with only text and usage.
+def is_plain(plan: ResponsePlan) -> bool:
+    """Whether the core can write a response: one of OpenAI's with only text and usage.
 
     A suspect is written outside: a death in the core is blamed on no request.
     """
@@ -365,6 +372,6 @@ def times_of(id: int, output: StepOutput) -> Times | None:
 
 
 def error_body(error: RequestError, api: Api | None) -> tuple[Head, bytes]:
-    """Return head and body of a reply that is nothing but an error."""
+    """Return head and body of a response that is nothing but an error."""
     body = anthropic_error(error) if api is Api.MESSAGES else openai_error(error)
     return Head(error.status, JSON), msgspec.json.encode(body)

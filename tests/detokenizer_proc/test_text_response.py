@@ -1,4 +1,4 @@
-"""A reply's sequences become bytes, and its end is where all of them have ended."""
+"""A response's sequences become bytes, and its end is where all of them have ended."""
 
 import base64
 import json
@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import END, NOTHING, TABLE, ByteVocabulary, make_plan, take
+from byte_responses import END, NOTHING, TABLE, ByteVocabulary, make_plan, take
 
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.replies import Replies
-from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.text import (
     TableVocabulary,
     Vocabulary,
 )
+from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.ipc.messages import (
     Api,
     EmbeddingPlan,
     FinishReason,
     Head,
-    ReplyPlan,
     ResponseFrames,
+    ResponsePlan,
     StepOutput,
     StopSequence,
     request_id,
@@ -35,33 +35,33 @@ REFUSED = FinishReason.REFUSED
 
 
 @pytest.fixture(params=["core", "Python"])
-def replies(request: pytest.FixtureRequest) -> Replies:
-    """Replies for two frontends, written by the core or not."""
+def responses(request: pytest.FixtureRequest) -> InflightResponses:
+    """Responses for two frontends, written by the core or not."""
     in_core = request.param == "core"
     vocabulary: Vocabulary = TableVocabulary(TABLE) if in_core else ByteVocabulary()
-    return Replies(vocabulary, 2)
+    return InflightResponses(vocabulary, 2)
 
 
-def open_reply(**fields: Any) -> tuple[Reply, bytes]:
+def open_response(**fields: Any) -> tuple[TextResponse, bytes]:
     plan = make_plan(**fields)
-    reply = Reply(plan, ByteVocabulary())
+    response = TextResponse(plan, ByteVocabulary())
     opening = b""
     for index in range(plan.num_sequences):
         sequence = msgspec.structs.replace(plan, index=index, shares_prompt=index > 0)
-        opening += reply.open(sequence, index, NOTHING)
-    return reply, opening
+        opening += response.open(sequence, index, NOTHING)
+    return response, opening
 
 
 def feed(
-    reply: Reply,
+    response: TextResponse,
     index: int,
     ids: list[int],
     finished: FinishReason | None,
     logprobs: list[TokenLogprob] | None = None,
 ) -> tuple[bytes, bool]:
-    data, stopped_here = reply.feed(index, ids, finished, packed(logprobs or []))
-    if reply.is_complete and not reply.streams:
-        data = b"".join(reply.whole())
+    data, stopped_here = response.feed(index, ids, finished, packed(logprobs or []))
+    if response.is_complete and not response.streams:
+        data = b"".join(response.whole())
     return data, stopped_here
 
 
@@ -83,11 +83,11 @@ def streamed(data: bytes) -> list[tuple[str, str | None]]:
 
 
 def test_a_whole_answer_comes_with_the_last_token() -> None:
-    reply, _ = open_reply()
-    assert feed(reply, 0, ids("Hel"), None) == (b"", False)
-    assert not reply.is_complete
-    body, _ = feed(reply, 0, ids("lo"), LENGTH)
-    assert reply.is_complete
+    response, _ = open_response()
+    assert feed(response, 0, ids("Hel"), None) == (b"", False)
+    assert not response.is_complete
+    body, _ = feed(response, 0, ids("lo"), LENGTH)
+    assert response.is_complete
     assert only_choice(body) == ("Hello", "length")
     assert json.loads(body)["usage"] == {
         "prompt_tokens": 3,
@@ -99,98 +99,98 @@ def test_a_whole_answer_comes_with_the_last_token() -> None:
 
 def test_a_stop_token_ends_the_text_without_being_in_it() -> None:
     for skip in (True, False):
-        reply, _ = open_reply(skip_special_tokens=skip)
-        body, stopped_here = feed(reply, 0, [*ids("Hi"), END], STOP)
+        response, _ = open_response(skip_special_tokens=skip)
+        body, stopped_here = feed(response, 0, [*ids("Hi"), END], STOP)
         assert only_choice(body) == ("Hi", "stop")
         assert json.loads(body)["usage"]["completion_tokens"] == 3
         assert not stopped_here, "the engine knows"
 
 
 def test_the_stop_token_is_in_the_text_where_that_is_wanted() -> None:
-    reply, _ = open_reply(skip_special_tokens=False, include_stop=True)
-    assert only_choice(feed(reply, 0, [*ids("Hi"), END], STOP)[0]) == ("Hi<end>", "stop")
+    response, _ = open_response(skip_special_tokens=False, include_stop=True)
+    assert only_choice(feed(response, 0, [*ids("Hi"), END], STOP)[0]) == ("Hi<end>", "stop")
 
 
 def test_stop_string_ends_the_text_and_stops_the_sequence() -> None:
-    reply, _ = open_reply(stop=["ll"])
-    assert feed(reply, 0, ids("Jel"), None) == (b"", False)
-    body, stopped_here = feed(reply, 0, ids("lo"), None)
+    response, _ = open_response(stop=["ll"])
+    assert feed(response, 0, ids("Jel"), None) == (b"", False)
+    body, stopped_here = feed(response, 0, ids("lo"), None)
     assert only_choice(body) == ("Je", "stop")
     assert stopped_here
     assert json.loads(body)["usage"]["completion_tokens"] == 4, "the token after it is not read"
 
 
 def test_a_stop_string_in_the_last_token_is_a_stop() -> None:
-    reply, _ = open_reply(stop=["o"])
-    body, stopped_here = feed(reply, 0, ids("Hello"), LENGTH)
+    response, _ = open_response(stop=["o"])
+    body, stopped_here = feed(response, 0, ids("Hello"), LENGTH)
     assert only_choice(body) == ("Hell", "stop")
     assert not stopped_here, "the engine has ended it too"
 
 
 def test_text_held_for_a_stop_string_comes_with_the_end() -> None:
-    reply, _ = open_reply(stop=["END"])
-    assert only_choice(feed(reply, 0, ids("the EN"), LENGTH)[0]) == ("the EN", "length")
+    response, _ = open_response(stop=["END"])
+    assert only_choice(feed(response, 0, ids("the EN"), LENGTH)[0]) == ("the EN", "length")
 
 
 def test_an_incomplete_character_is_replaced_at_the_end() -> None:
-    reply, _ = open_reply()
-    assert only_choice(feed(reply, 0, ids("é")[:1], LENGTH)[0]) == ("\ufffd", "length")
+    response, _ = open_response()
+    assert only_choice(feed(response, 0, ids("é")[:1], LENGTH)[0]) == ("\ufffd", "length")
 
 
 def test_tokens_after_a_stop_string_are_not_looked_at() -> None:
-    reply, _ = open_reply(stop=["!"], num_sequences=2)
-    assert feed(reply, 0, ids("a!"), None) == (b"", True)
-    assert feed(reply, 0, ids("more"), LENGTH) == (b"", False)
-    body, _ = feed(reply, 1, ids("b"), LENGTH)
+    response, _ = open_response(stop=["!"], num_sequences=2)
+    assert feed(response, 0, ids("a!"), None) == (b"", True)
+    assert feed(response, 0, ids("more"), LENGTH) == (b"", False)
+    body, _ = feed(response, 1, ids("b"), LENGTH)
     assert [c["text"] for c in json.loads(body)["choices"]] == ["a", "b"]
 
 
 def test_choices_are_in_order_however_they_end() -> None:
-    reply, _ = open_reply(num_sequences=3)
-    assert feed(reply, 2, ids("c"), LENGTH)[0] == b""
-    assert feed(reply, 0, ids("a"), STOP)[0] == b""
-    body = json.loads(feed(reply, 1, ids("bb"), LENGTH)[0])
+    response, _ = open_response(num_sequences=3)
+    assert feed(response, 2, ids("c"), LENGTH)[0] == b""
+    assert feed(response, 0, ids("a"), STOP)[0] == b""
+    body = json.loads(feed(response, 1, ids("bb"), LENGTH)[0])
     assert [c["index"] for c in body["choices"]] == [0, 1, 2]
     assert [c["finish_reason"] for c in body["choices"]] == ["stop", "length", "length"]
     assert body["usage"]["prompt_tokens"] == 3, "a prompt that is shared counts once"
     assert body["usage"]["completion_tokens"] == 4
 
 
-def test_reply_completes_with_its_last_sequence() -> None:
+def test_response_completes_with_its_last_sequence() -> None:
     plan = make_plan(num_sequences=2)
-    reply = Reply(plan, ByteVocabulary())
-    reply.open(plan, 0, NOTHING)
-    assert feed(reply, 0, ids("a"), LENGTH) == (b"", False)
-    assert not reply.is_complete
+    response = TextResponse(plan, ByteVocabulary())
+    response.open(plan, 0, NOTHING)
+    assert feed(response, 0, ids("a"), LENGTH) == (b"", False)
+    assert not response.is_complete
 
 
 def test_a_stream_gives_text_as_it_becomes_certain() -> None:
-    reply, opening = open_reply(stream=True)
+    response, opening = open_response(stream=True)
     data = opening
     for token in ids("é!"):
-        data += feed(reply, 0, [token], None)[0]
-    data += feed(reply, 0, [END], STOP)[0]
+        data += feed(response, 0, [token], None)[0]
+    data += feed(response, 0, [END], STOP)[0]
     assert streamed(data) == [("é", None), ("!", None), ("", "stop")]
 
 
 def test_the_echo_goes_before_the_text() -> None:
-    reply, _ = open_reply(echo="1, 2,")
-    assert only_choice(feed(reply, 0, ids(" 3"), LENGTH)[0]) == ("1, 2, 3", "length")
-    reply, opening = open_reply(echo="1, 2,", stream=True)
-    data = opening + feed(reply, 0, ids(" 3"), LENGTH)[0]
+    response, _ = open_response(echo="1, 2,")
+    assert only_choice(feed(response, 0, ids(" 3"), LENGTH)[0]) == ("1, 2, 3", "length")
+    response, opening = open_response(echo="1, 2,", stream=True)
+    data = opening + feed(response, 0, ids(" 3"), LENGTH)[0]
     assert streamed(data) == [("1, 2,", None), (" 3", "length")]
 
 
 def test_a_stop_string_in_the_echo_stops_nothing() -> None:
-    reply, _ = open_reply(echo="stop!", stop=["!"])
-    assert only_choice(feed(reply, 0, ids("no"), LENGTH)[0]) == ("stop!no", "length")
+    response, _ = open_response(echo="stop!", stop=["!"])
+    assert only_choice(feed(response, 0, ids("no"), LENGTH)[0]) == ("stop!no", "length")
 
 
 def test_usage_so_far_is_in_every_event_where_that_is_wanted() -> None:
-    reply, opening = open_reply(
+    response, opening = open_response(
         stream=True, api=Api.CHAT, include_usage=True, continuous_usage=True
     )
-    data = opening + feed(reply, 0, ids("a"), None)[0] + feed(reply, 0, ids("bc"), LENGTH)[0]
+    data = opening + feed(response, 0, ids("a"), None)[0] + feed(response, 0, ids("bc"), LENGTH)[0]
     events = [json.loads(e.removeprefix("data: ")) for e in data.decode().split("\n\n")[:-2]]
     assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 3, 3, 3]
 
@@ -199,7 +199,7 @@ def test_usage_so_far_is_in_every_event_where_that_is_wanted() -> None:
 
 
 def make_output(
-    *news: tuple[int, str, FinishReason | None], started: dict[int, ReplyPlan] | None = None
+    *news: tuple[int, str, FinishReason | None], started: dict[int, ResponsePlan] | None = None
 ) -> tuple[StepOutput, bytes]:
     plans = {id: msgspec.msgpack.encode(plan) for id, plan in (started or {}).items()}
     tokens = [ids(text) for _, text, _ in news]
@@ -217,10 +217,10 @@ def ends(frames: Frames) -> list[tuple[int, bool]]:
 A, B, C = request_id(0, 1), request_id(0, 2), request_id(1, 1)
 
 
-def test_each_frontend_gets_one_message_with_what_is_its_own(replies: Replies) -> None:
+def test_each_frontend_gets_one_message_with_what_is_its_own(responses: InflightResponses) -> None:
     started = {id: make_plan(stream=True, response_id=f"r{id}") for id in (A, B, C)}
     news = [(A, "a", None), (C, "c", None), (B, "b", LENGTH)]
-    outgoing, stops = take(replies, *make_output(*news, started=started))
+    outgoing, stops = take(responses, *make_output(*news, started=started))
     assert stops == []
     assert outgoing.keys() == {0, 1}
     message, data = outgoing[0].message(), outgoing[0].data()
@@ -230,61 +230,63 @@ def test_each_frontend_gets_one_message_with_what_is_its_own(replies: Replies) -
     assert b'"text":"a"' in entries[A][0]
     assert data.endswith(b"data: [DONE]\n\n")
     assert ends(outgoing[1]) == [(C, False)]
-    assert len(replies) == 2, "B is done"
+    assert len(responses) == 2, "B is done"
 
 
-def test_the_head_comes_with_the_first_bytes_and_only_there(replies: Replies) -> None:
-    first, _ = take(replies, *make_output((A, "a", None), started={A: make_plan(stream=True)}))
+def test_the_head_comes_with_the_first_bytes_and_only_there(responses: InflightResponses) -> None:
+    first, _ = take(responses, *make_output((A, "a", None), started={A: make_plan(stream=True)}))
     assert first[0].message().heads == {A: Head(200, "text/event-stream; charset=utf-8")}
-    second, _ = take(replies, *make_output((A, "b", None)))
+    second, _ = take(responses, *make_output((A, "b", None)))
     assert second[0].message().heads == {}
 
 
-def test_last_entry_of_a_request_ends_all_its_sequences(replies: Replies) -> None:
+def test_last_entry_of_a_request_ends_all_its_sequences(responses: InflightResponses) -> None:
     started = {A + i: make_plan(stream=True, num_sequences=2, index=i) for i in range(2)}
-    outgoing, _ = take(replies, *make_output((A, "a", LENGTH), (A + 1, "b", STOP), started=started))
+    outgoing, _ = take(
+        responses, *make_output((A, "a", LENGTH), (A + 1, "b", STOP), started=started)
+    )
     *before, end = ends(outgoing[0])
     assert (request_of(end[0]), end[1]) == (A, True)
     assert set(before) <= {(A, False), (A + 1, False)}
-    assert len(replies) == 0
+    assert len(responses) == 0
 
 
-def test_sequence_begun_in_another_process_is_skipped(replies: Replies) -> None:
+def test_sequence_begun_in_another_process_is_skipped(responses: InflightResponses) -> None:
     for fields in ({}, {"return_token_ids": True}):  # in the core and beside it
         plan = make_plan(stream=True, num_sequences=2, index=1, **fields)
         output = make_output((A, "a", None), (A + 1, "b", None), started={A + 1: plan})
-        outgoing, stops = take(replies, *output)
+        outgoing, stops = take(responses, *output)
         assert b"error" not in outgoing[0].data()
-        assert (stops, len(replies)) == ([], 1)
-        take(replies, *make_output((A, "", ABORT)))
-        assert len(replies) == 0
+        assert (stops, len(responses)) == ([], 1)
+        take(responses, *make_output((A, "", ABORT)))
+        assert len(responses) == 0
 
 
-def test_a_step_without_bytes_sends_nothing(replies: Replies) -> None:
-    outgoing, _ = take(replies, *make_output((A, "a", None), started={A: make_plan()}))
+def test_a_step_without_bytes_sends_nothing(responses: InflightResponses) -> None:
+    outgoing, _ = take(responses, *make_output((A, "a", None), started={A: make_plan()}))
     assert outgoing == {}
-    assert len(replies) == 1
+    assert len(responses) == 1
 
 
-def test_a_stop_string_is_sent_to_the_engine_once(replies: Replies) -> None:
+def test_a_stop_string_is_sent_to_the_engine_once(responses: InflightResponses) -> None:
     started = {A: make_plan(stop=["!"])}
-    outgoing, stops = take(replies, *make_output((A, "a!", None), started=started))
+    outgoing, stops = take(responses, *make_output((A, "a!", None), started=started))
     assert stops == [StopSequence(A)]
     assert ends(outgoing[0]) == [(A, True)]
-    assert take(replies, *make_output((A, "more", None))) == ({}, [])
+    assert take(responses, *make_output((A, "more", None))) == ({}, [])
 
 
-def test_an_aborted_reply_is_forgotten(replies: Replies) -> None:
-    take(replies, *make_output((A, "a", None), started={A: make_plan()}))
-    assert take(replies, *make_output((A, "", ABORT))) == ({}, [])
-    assert len(replies) == 0
+def test_an_aborted_response_is_forgotten(responses: InflightResponses) -> None:
+    take(responses, *make_output((A, "a", None), started={A: make_plan()}))
+    assert take(responses, *make_output((A, "", ABORT))) == ({}, [])
+    assert len(responses) == 0
 
 
-def test_output_after_an_abort_goes_to_no_other_request(replies: Replies) -> None:
+def test_output_after_an_abort_goes_to_no_other_request(responses: InflightResponses) -> None:
     started = {A: make_plan(), B: make_plan()}
-    take(replies, *make_output((A, "a", None), (B, "b", None), started=started))
-    take(replies, *make_output((A, "", ABORT)))
-    outgoing, _ = take(replies, *make_output((A, "xx", None), (B, "c", LENGTH)))
+    take(responses, *make_output((A, "a", None), (B, "b", None), started=started))
+    take(responses, *make_output((A, "", ABORT)))
+    outgoing, _ = take(responses, *make_output((A, "xx", None), (B, "c", LENGTH)))
     assert only_choice(outgoing[0].data()) == ("bc", "length")
 
 
@@ -298,15 +300,15 @@ def test_frames_go_as_they_came() -> None:
     assert frames.message() == ResponseFrames.of({A: head, B: head}, *columns)
 
 
-def test_a_refused_request_is_a_429_and_leaves_nothing(replies: Replies) -> None:
+def test_a_refused_request_is_a_429_and_leaves_nothing(responses: InflightResponses) -> None:
     started = {C: make_plan(stream=True)}
-    outgoing, stops = take(replies, *make_output((C, "", REFUSED), started=started))
+    outgoing, stops = take(responses, *make_output((C, "", REFUSED), started=started))
     assert outgoing[1].message().heads == {C: Head(429, "application/json")}
     assert ends(outgoing[1]) == [(C, True)]
     error = json.loads(outgoing[1].data())["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "--max-num-queued" in error["message"]
-    assert (stops, len(replies)) == ([], 0)
+    assert (stops, len(responses)) == ([], 0)
 
 
 # How likely tokens were
@@ -317,8 +319,10 @@ def likely(logprob: float, *top: tuple[str, float], rank: int = 1) -> TokenLogpr
 
 
 def test_logprobs_of_a_chat() -> None:
-    reply, _ = open_reply(api=Api.CHAT, logprobs=1)
-    data, _ = feed(reply, 0, ids("ab"), LENGTH, [likely(-0.5, ("a", -0.5)), likely(-2, ("c", -1))])
+    response, _ = open_response(api=Api.CHAT, logprobs=1)
+    data, _ = feed(
+        response, 0, ids("ab"), LENGTH, [likely(-0.5, ("a", -0.5)), likely(-2, ("c", -1))]
+    )
     (choice,) = json.loads(data)["choices"]
     assert choice["logprobs"] == {
         "content": [
@@ -340,9 +344,9 @@ def test_logprobs_of_a_chat() -> None:
 
 
 def test_logprobs_of_a_completion_have_the_token_itself() -> None:
-    reply, _ = open_reply(logprobs=1)
+    response, _ = open_response(logprobs=1)
     given = [likely(-0.5, ("a", -0.5)), likely(-2, ("c", -1))]
-    (choice,) = json.loads(feed(reply, 0, ids("ab"), LENGTH, given)[0])["choices"]
+    (choice,) = json.loads(feed(response, 0, ids("ab"), LENGTH, given)[0])["choices"]
     assert choice["logprobs"] == {
         "text_offset": [0, 1],
         "token_logprobs": [-0.5, -2],
@@ -352,11 +356,11 @@ def test_logprobs_of_a_completion_have_the_token_itself() -> None:
 
 
 def test_no_logprob_is_lost_while_text_is_held_back() -> None:
-    reply, opening = open_reply(stream=True, logprobs=0, stop=["ab!"])
+    response, opening = open_response(stream=True, logprobs=0, stop=["ab!"])
     data = opening
     for token in ids("aab"):
-        data += feed(reply, 0, [token], None, [likely(-token)])[0]
-    data += feed(reply, 0, [END], STOP, [likely(-7)])[0]
+        data += feed(response, 0, [token], None, [likely(-token)])[0]
+    data += feed(response, 0, [END], STOP, [likely(-7)])[0]
     chunks = [json.loads(e[6:])["choices"][0] for e in data.decode().split("\n\n")[:-2]]
     told = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
     assert [one["tokens"] for one in told] == [["a"], ["a", "b"]]
@@ -369,41 +373,41 @@ def test_tokens_that_a_stop_string_cuts_off_are_left_out(
     include_stop: bool, tokens: list[str]
 ) -> None:
     for stream in (False, True):
-        reply, opening = open_reply(
+        response, opening = open_response(
             stream=stream, logprobs=0, stop=["END"], include_stop=include_stop
         )
-        data, stopped_here = feed(reply, 0, ids("aENDmore"), None, [likely(-1)] * 8)
+        data, stopped_here = feed(response, 0, ids("aENDmore"), None, [likely(-1)] * 8)
         assert stopped_here
         body = (opening + data).decode().removeprefix("data: ").split("\n\n")[0]
         assert json.loads(body)["choices"][0]["logprobs"]["tokens"] == tokens
 
 
 def test_a_special_token_that_is_skipped_is_reported_at_the_end() -> None:
-    reply, _ = open_reply(logprobs=0)
-    data, _ = feed(reply, 0, [*ids("a"), END], LENGTH, [likely(-1), likely(-2)])
+    response, _ = open_response(logprobs=0)
+    data, _ = feed(response, 0, [*ids("a"), END], LENGTH, [likely(-1), likely(-2)])
     (choice,) = json.loads(data)["choices"]
     assert (choice["text"], choice["logprobs"]["tokens"]) == ("a", ["a", "<end>"])
     assert choice["logprobs"]["text_offset"] == [0, 1]
 
 
 def test_offsets_are_those_of_the_text_and_not_of_its_tokens() -> None:
-    reply, _ = open_reply(logprobs=0, echo="1,")
-    (choice,) = json.loads(feed(reply, 0, ids("éa"), LENGTH, [likely(-1)] * 3)[0])["choices"]
+    response, _ = open_response(logprobs=0, echo="1,")
+    (choice,) = json.loads(feed(response, 0, ids("éa"), LENGTH, [likely(-1)] * 3)[0])["choices"]
     assert choice["text"] == "1,éa"
     assert choice["logprobs"]["text_offset"] == [2, 2, 3]
 
 
 def test_chosen_token_is_reported_among_equal_texts() -> None:
-    reply, _ = open_reply(logprobs=1)
+    response, _ = open_response(logprobs=1)
     first, second = "é".encode()
     top = TokenLogprob(-3, 2, [(first, -0.5)])
-    (choice,) = json.loads(feed(reply, 0, [second], LENGTH, [top])[0])["choices"]
+    (choice,) = json.loads(feed(response, 0, [second], LENGTH, [top])[0])["choices"]
     assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -3}]
 
 
 def test_a_token_that_is_no_character_shows_its_bytes() -> None:
-    reply, _ = open_reply(api=Api.CHAT, logprobs=0)
-    data, _ = feed(reply, 0, ids("é"), LENGTH, [likely(-1), likely(-1)])
+    response, _ = open_response(api=Api.CHAT, logprobs=0)
+    data, _ = feed(response, 0, ids("é"), LENGTH, [likely(-1), likely(-1)])
     content = json.loads(data)["choices"][0]["logprobs"]["content"]
     assert [(one["token"], one["bytes"]) for one in content] == [
         ("\ufffd", [0xC3]),
@@ -412,8 +416,10 @@ def test_a_token_that_is_no_character_shows_its_bytes() -> None:
 
 
 def test_what_cannot_be_has_openais_lowest_number() -> None:
-    reply, _ = open_reply(logprobs=0)
-    (choice,) = json.loads(feed(reply, 0, ids("a"), LENGTH, [likely(float("-inf"))])[0])["choices"]
+    response, _ = open_response(logprobs=0)
+    (choice,) = json.loads(feed(response, 0, ids("a"), LENGTH, [likely(float("-inf"))])[0])[
+        "choices"
+    ]
     assert choice["logprobs"]["token_logprobs"] == [-9999.0]
 
 
@@ -426,9 +432,9 @@ def watched_output(prompt: str) -> StepOutput:
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_echo_has_logprobs_but_for_its_first_token(stream: bool) -> None:
     plan = make_plan(echo="abc", logprobs=0, stream=stream)
-    reply = Reply(plan, ByteVocabulary())
-    data = reply.open(plan, 0, watched_output("abc"))
-    data += feed(reply, 0, ids("d"), LENGTH, [likely(-9)])[0]
+    response = TextResponse(plan, ByteVocabulary())
+    data = response.open(plan, 0, watched_output("abc"))
+    data += feed(response, 0, ids("d"), LENGTH, [likely(-9)])[0]
     if stream:
         events = data.decode().split("\n\n")[:-2]
         logprobs = [json.loads(e[6:])["choices"][0]["logprobs"] for e in events]
@@ -442,9 +448,9 @@ def test_an_echo_has_logprobs_but_for_its_first_token(stream: bool) -> None:
 def test_prompt_logprobs_are_vllms() -> None:
     for api in (Api.CHAT, Api.COMPLETION):
         plan = make_plan(api=api, prompt_logprobs=1)
-        reply = Reply(plan, ByteVocabulary())
-        reply.open(plan, 0, watched_output("abz"))
-        body = json.loads(feed(reply, 0, ids("d"), LENGTH)[0])
+        response = TextResponse(plan, ByteVocabulary())
+        response.open(plan, 0, watched_output("abz"))
+        body = json.loads(feed(response, 0, ids("d"), LENGTH)[0])
         told = body["prompt_logprobs"] if api is Api.CHAT else body["choices"][0]["prompt_logprobs"]
         assert told == [
             None,
@@ -457,11 +463,11 @@ def test_prompt_logprobs_are_vllms() -> None:
 
 
 def test_the_best_of_several_are_returned_and_all_are_counted() -> None:
-    reply, _ = open_reply(num_sequences=6, best_of=3, n=2)
+    response, _ = open_response(num_sequences=6, best_of=3, n=2)
     means = [-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]
     for index, mean in enumerate(means):
         tokens = ids(chr(ord("a") + index) * (1 + index % 2))
-        data, _ = feed(reply, index, tokens, LENGTH, [likely(mean)] * len(tokens))
+        data, _ = feed(response, index, tokens, LENGTH, [likely(mean)] * len(tokens))
     body = json.loads(data)
     assert [(c["index"], c["text"]) for c in body["choices"]] == [
         (0, "bb"),
@@ -474,8 +480,8 @@ def test_the_best_of_several_are_returned_and_all_are_counted() -> None:
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:
-    reply, _ = open_reply(stop=["!"], min_tokens=2)
-    body, stopped_here = feed(reply, 0, ids("!!a!"), None)
+    response, _ = open_response(stop=["!"], min_tokens=2)
+    body, stopped_here = feed(response, 0, ids("!!a!"), None)
     assert only_choice(body) == ("!!a", "stop")
     assert stopped_here
 
@@ -493,9 +499,9 @@ def embedding_output(vectors: dict[int, list[float]], **fields: Any) -> tuple[St
     return StepOutput.of(plans, list(vectors), [0] * num, [STOP] * num, embeddings=raw), b""
 
 
-def test_embeddings_are_answered_together_and_in_order(replies: Replies) -> None:
-    assert take(replies, *embedding_output({A + 1: [0.5, 0.25]})) == ({}, [])
-    outgoing, _ = take(replies, *embedding_output({A: [1, 0]}))
+def test_embeddings_are_answered_together_and_in_order(responses: InflightResponses) -> None:
+    assert take(responses, *embedding_output({A + 1: [0.5, 0.25]})) == ({}, [])
+    outgoing, _ = take(responses, *embedding_output({A: [1, 0]}))
     assert outgoing[0].message().heads == {A: Head(200, "application/json")}
     assert json.loads(outgoing[0].data()) == {
         "object": "list",
@@ -506,21 +512,21 @@ def test_embeddings_are_answered_together_and_in_order(replies: Replies) -> None
         "model": "tiny",
         "usage": {"prompt_tokens": 10, "total_tokens": 10},
     }
-    assert len(replies) == 0
+    assert len(responses) == 0
 
 
-def test_embeddings_in_base64_and_shortened(replies: Replies) -> None:
+def test_embeddings_in_base64_and_shortened(responses: InflightResponses) -> None:
     vectors: dict[int, list[float]] = {A: [3, 4, 12], A + 1: [0, 0, 1]}
-    outgoing, _ = take(replies, *embedding_output(vectors, base64=True, dimensions=2))
+    outgoing, _ = take(responses, *embedding_output(vectors, base64=True, dimensions=2))
     told = [one["embedding"] for one in json.loads(outgoing[0].data())["data"]]
     decoded = [array("f", base64.b64decode(text)).tolist() for text in told]
     assert decoded == [pytest.approx([0.6, 0.8]), [0, 0]]
 
 
-def test_embeddings_of_aborted_requests_are_dropped(replies: Replies) -> None:
-    take(replies, *embedding_output({A: [1, 0]}))
-    take(replies, *make_output((A + 1, "", ABORT)))
-    assert len(replies) == 0
+def test_embeddings_of_aborted_requests_are_dropped(responses: InflightResponses) -> None:
+    take(responses, *embedding_output({A: [1, 0]}))
+    take(responses, *make_output((A + 1, "", ABORT)))
+    assert len(responses) == 0
 
 
 # Token ids
@@ -530,9 +536,9 @@ PROMPT = array("I", [7, 8]).tobytes()
 
 
 def test_token_ids_are_all_that_was_computed_and_the_prompts() -> None:
-    reply, _ = open_reply(stop=["!"], return_token_ids=True, prompt_token_ids=PROMPT)
-    feed(reply, 0, ids("ab"), None)
-    body, _ = feed(reply, 0, ids("!c"), None)
+    response, _ = open_response(stop=["!"], return_token_ids=True, prompt_token_ids=PROMPT)
+    feed(response, 0, ids("ab"), None)
+    body, _ = feed(response, 0, ids("!c"), None)
     (choice,) = json.loads(body)["choices"]
     assert (choice["text"], choice["token_ids"]) == ("ab", ids("ab!"))
     assert choice["prompt_token_ids"] == [7, 8]
@@ -541,16 +547,16 @@ def test_token_ids_are_all_that_was_computed_and_the_prompts() -> None:
 
 def test_a_chat_reports_its_prompt_once() -> None:
     fields: dict[str, Any] = {"api": Api.CHAT, "n": 2, "best_of": 2, "num_sequences": 2}
-    reply, _ = open_reply(**fields, return_token_ids=True, prompt_token_ids=PROMPT)
-    feed(reply, 0, [*ids("a"), END], STOP)
-    body = json.loads(feed(reply, 1, ids("b"), LENGTH)[0])
+    response, _ = open_response(**fields, return_token_ids=True, prompt_token_ids=PROMPT)
+    feed(response, 0, [*ids("a"), END], STOP)
+    body = json.loads(feed(response, 1, ids("b"), LENGTH)[0])
     assert body["prompt_token_ids"] == [7, 8]
     assert [choice["token_ids"] for choice in body["choices"]] == [[*ids("a"), END], ids("b")]
     assert all("prompt_token_ids" not in choice for choice in body["choices"])
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
-def test_a_stream_reports_tokens_with_each_event(replies: Replies, api: Api) -> None:
+def test_a_stream_reports_tokens_with_each_event(responses: InflightResponses, api: Api) -> None:
     plan = make_plan(
         api=api,
         stream=True,
@@ -562,7 +568,7 @@ def test_a_stream_reports_tokens_with_each_event(replies: Replies, api: Api) -> 
     for new, finished in ((fox[:2], None), (fox[2:], None), ([END], STOP)):
         started = {A: msgspec.msgpack.encode(plan)} if not data else {}
         output = StepOutput.of(started, [A], [len(new)], [finished])
-        outgoing, _ = take(replies, output, array("I", new).tobytes())
+        outgoing, _ = take(responses, output, array("I", new).tobytes())
         data += outgoing[0].data()
     events = [json.loads(e[6:]) for e in data.decode().split("\n\n") if e.startswith("data: {")]
     owner = events[0] if api is Api.CHAT else events[0]["choices"][0]

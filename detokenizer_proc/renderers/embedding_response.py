@@ -18,7 +18,7 @@ from headrace.protocol.embeddings import Embedded, EmbeddedText, EmbeddingUsage
 VectorPlan = EmbeddingPlan | SimilarityPlan
 
 
-class EmbeddingReply:
+class EmbeddingResponse:
     """Collects the vectors of a request, whose plans are all of one kind."""
 
     content_type = JSON

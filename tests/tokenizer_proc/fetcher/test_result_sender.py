@@ -12,7 +12,7 @@ from headrace.ipc.arena import PAGE_BYTES, Arena
 from headrace.ipc.messages import Fetch, Fetched, FromFetcher
 from headrace.ipc.sockets import Inbox, address
 from headrace.tokenizer_proc.fetcher.download import DownloadedFile
-from headrace.tokenizer_proc.fetcher.replies import FetchReplies
+from headrace.tokenizer_proc.fetcher.result_sender import FetchResultSender
 
 DEADLINE_S = 120
 NUM_READERS = 2
@@ -30,7 +30,7 @@ class Rig:
             Inbox(address(run_dir, "fetched", i), FromFetcher) for i in range(NUM_READERS)
         ]
         self.arena = Arena.create(1, 4 * PAGE_BYTES)
-        self.replies = FetchReplies(run_dir, self.arena.region(0), self.board)
+        self.results = FetchResultSender(run_dir, self.arena.region(0), self.board)
         self._num_sent = 0
 
     def start(self, reader: int) -> None:
@@ -42,7 +42,7 @@ class Rig:
         """Answer a process with a file."""
         self._num_sent += 1
         fetch = Fetch(self._num_sent, reader, ["http://a.com/"])
-        return asyncio.create_task(self.replies.send(fetch, [FULL]))
+        return asyncio.create_task(self.results.send(fetch, [FULL]))
 
     def heard(self, reader: int) -> Fetched:
         """Return what a process has been answered."""
@@ -51,7 +51,7 @@ class Rig:
         return received[0]
 
     def close(self) -> None:
-        self.replies.close()
+        self.results.close()
         for inbox in self.inboxes:
             inbox.close()
         os.close(self.arena.fd)

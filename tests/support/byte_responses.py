@@ -1,14 +1,14 @@
-"""Replies of which each token is a byte."""
+"""Responses of which each token is a byte."""
 
 from typing import Any
 
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.text import ByteStream, TextStream
 from headrace.ipc.messages import (
     Abort,
     Api,
-    ReplyPlan,
+    ResponsePlan,
     ResponsesForm,
     StepOutput,
     StopSequence,
@@ -40,17 +40,17 @@ class ByteVocabulary:
 
 
 def take(
-    replies: Replies, output: StepOutput, tokens: bytes
+    responses: InflightResponses, output: StepOutput, tokens: bytes
 ) -> tuple[dict[int, Frames], list[StopSequence | Abort]]:
-    replies.feed(output, tokens)
-    found = {frontend: replies.render(frontend) for frontend in range(2)}
-    return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()
+    responses.feed(output, tokens)
+    found = {frontend: responses.render(frontend) for frontend in range(2)}
+    return {k: frames for k, frames in found.items() if frames is not None}, responses.stops()
 
 
 NOTHING = StepOutput.of({}, [], [], [])
 
 
-def make_plan(**fields: Any) -> ReplyPlan:
+def make_plan(**fields: Any) -> ResponsePlan:
     defaults: dict[str, Any] = {
         "response_id": "x-1",
         "model": "tiny",
@@ -65,4 +65,4 @@ def make_plan(**fields: Any) -> ReplyPlan:
         "include_stop": False,
         "skip_special_tokens": True,
     }
-    return ReplyPlan(**(defaults | fields))
+    return ResponsePlan(**(defaults | fields))

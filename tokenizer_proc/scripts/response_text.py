@@ -53,7 +53,7 @@ def error_of(error: MockError) -> ScriptedError:
     return found
 
 
-def reply_text(reply: MockReply, parsing: Parsing | None) -> str:
+def response_text(reply: MockReply, parsing: Parsing | None) -> str:
     """Return a reply as the model writes it.
 
     Raises:

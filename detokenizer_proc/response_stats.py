@@ -1,6 +1,6 @@
-"""Statistics of replies for spans: tokens, ends and times, counted beside the rendering. Pure.
+"""Statistics of responses for spans: tokens, ends and times, counted beside the rendering. Pure.
 
-It counts only with --otlp-traces-endpoint: the core writes most replies, and has none of this.
+It counts only with --otlp-traces-endpoint: the core writes most responses, and has none of this.
 """
 
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from headrace.ipc.messages import (
     EmbeddingPlan,
     FinishReason,
     Plan,
-    ReplyPlan,
-    ReplyStats,
     ReportedSampling,
     ResponseFrames,
+    ResponsePlan,
+    ResponseStats,
     StepOutput,
     request_of,
 )
@@ -24,8 +24,8 @@ LOST = (FinishReason.ABORT, FinishReason.REFUSED)
 
 
 @dataclass(slots=True)
-class Counts:
-    """The counts of one reply, so far."""
+class ResponseCounts:
+    """The counts of one response, so far."""
 
     response_id: str
     sampling: ReportedSampling | None
@@ -37,7 +37,7 @@ class Counts:
     failed: bool = False
     ends: dict[int, str] = field(default_factory=dict)  # by sequence; "" has not ended
 
-    def stats(self, now_ns: int, is_ended: bool) -> ReplyStats:
+    def stats(self, now_ns: int, is_ended: bool) -> ResponseStats:
         """Return them as a message.
 
         Args:
@@ -45,7 +45,7 @@ class Counts:
         """
         stop = "stop" if is_ended and not self.failed else ""
         reasons = [self.ends[id] or stop for id in sorted(self.ends)]
-        return ReplyStats(
+        return ResponseStats(
             num_prompt=self.num_prompt,
             num_cached=self.num_cached,
             num_generated=self.num_generated,
@@ -59,11 +59,11 @@ class Counts:
         )
 
 
-class StatsOfReplies:
-    """The counts of all open replies. Times are CLOCK_MONOTONIC, ns."""
+class ResponseStatsCollector:
+    """The counts of all open responses. Times are CLOCK_MONOTONIC, ns."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Counts] = {}
+        self._open: dict[int, ResponseCounts] = {}
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -91,17 +91,17 @@ class StatsOfReplies:
         request = request_of(id)
         counts = self._open.get(request)
         if counts is None:
-            sampling = plan.sampling if isinstance(plan, ReplyPlan) else None
+            sampling = plan.sampling if isinstance(plan, ResponsePlan) else None
             response_id = "" if isinstance(plan, EmbeddingPlan) else plan.response_id
-            counts = self._open[request] = Counts(response_id, sampling, plan.num_sequences)
-        if isinstance(plan, ReplyPlan):
+            counts = self._open[request] = ResponseCounts(response_id, sampling, plan.num_sequences)
+        if isinstance(plan, ResponsePlan):
             counts.ends[id] = ""
-        if not (isinstance(plan, ReplyPlan) and plan.shares_prompt):
+        if not (isinstance(plan, ResponsePlan) and plan.shares_prompt):
             counts.num_prompt += plan.num_prompt_tokens
             counts.num_cached += num_cached
 
     def add_to(self, frames: ResponseFrames, now_ns: int) -> ResponseFrames:
-        """Return a message with the counts of the replies that begin or end in it."""
+        """Return a message with the counts of the responses that begin or end in it."""
         ended = set()
         if 1 in frames.last:
             ids = memoryview(frames.ids).cast("Q")
@@ -117,5 +117,5 @@ class StatsOfReplies:
         return msgspec.structs.replace(frames, stats=stats)
 
     def clear(self) -> None:
-        """Forget all replies: their requests are sent again."""
+        """Forget all responses: their requests are sent again."""
         self._open.clear()

@@ -15,7 +15,7 @@ from headrace.tokenizer_proc.fetcher.download import DownloadedFile
 POLL_INTERVAL_S = 0.002  # between looks at what has been read
 
 
-class FetchReplies:
+class FetchResultSender:
     """The outgoing links of the fetcher, and files that have not been read."""
 
     def __init__(self, run_dir: str, region: Region, board: Board) -> None:
@@ -38,18 +38,18 @@ class FetchReplies:
             self._region.send(place)
             self._places[place] = fetch.tokenizer
             tensors.append(Tensor(place, self._region.generation(place), "u1", [len(file.data)]))
-        await self._answer(fetch, Fetched(fetch.id, tensors, [file.mime_type for file in files]))
+        await self._send(fetch, Fetched(fetch.id, tensors, [file.mime_type for file in files]))
 
     async def refuse(self, fetch: Fetch, place: int, why: str) -> None:
         """Answer that one of the URLs is not fetched."""
-        await self._answer(fetch, Fetched(fetch.id, failed=place, why=why))
+        await self._send(fetch, Fetched(fetch.id, failed=place, why=why))
 
     def close(self) -> None:
         """Close all links."""
         for link in self._links:
             link.close()
 
-    async def _answer(self, fetch: Fetch, message: Fetched) -> None:
+    async def _send(self, fetch: Fetch, message: Fetched) -> None:
         while not self._links[fetch.tokenizer].try_send(message):
             await asyncio.sleep(POLL_INTERVAL_S)
 

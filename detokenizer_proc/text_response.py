@@ -1,4 +1,4 @@
-"""One reply: its sequences' text so far, and the bytes it becomes."""
+"""One response: its sequences' text so far, and the bytes it becomes."""
 
 from array import array
 from collections import Counter
@@ -30,7 +30,7 @@ from headrace.ipc.messages import (
     FaultKind,
     FinishReason,
     Head,
-    ReplyPlan,
+    ResponsePlan,
     StepOutput,
     Times,
 )
@@ -39,12 +39,12 @@ from headrace.metrics.tool_calls import reading_of
 UNLIMITED: AbstractContextManager[None] = nullcontext()
 
 
-class Reply:
+class TextResponse:
     """The answer to one request, of one or more sequences."""
 
     def __init__(
         self,
-        plan: ReplyPlan,
+        plan: ResponsePlan,
         vocabulary: Vocabulary,
         limit: AbstractContextManager[None] = UNLIMITED,
         stream_interval: int = 1,
@@ -103,7 +103,7 @@ class Reply:
         """Whether a sequence has been opened."""
         return index in self._sequences
 
-    def open(self, plan: ReplyPlan, id: int, output: StepOutput) -> bytes:
+    def open(self, plan: ResponsePlan, id: int, output: StepOutput) -> bytes:
         """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)
         self._parsers[plan.index] = parser_of(plan.parsing)
@@ -237,7 +237,7 @@ class Reply:
         return {index: sequence.generated for index, sequence in self._sequences.items()}
 
     def end(self, index: int, finished: FinishReason | None) -> None:
-        """Record the end of a sequence of a failed reply."""
+        """Record the end of a sequence of a failed response."""
         if finished is not None:
             self._sequences[index].finished = finished
 
@@ -245,7 +245,7 @@ class Reply:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
-    def _logprobs(self, plan: ReplyPlan, reported: ReportedTokens) -> Logprobs | None:
+    def _logprobs(self, plan: ResponsePlan, reported: ReportedTokens) -> Logprobs | None:
         """Return `logprobs` of a choice, or of a piece of it."""
         if not reported or plan.logprobs is None:
             return None

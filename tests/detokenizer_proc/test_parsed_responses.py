@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_replies import RESPONSES_FORM, make_plan, take
+from byte_responses import RESPONSES_FORM, make_plan, take
 
-from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.ipc.messages import Api, FinishReason, Parsing, StepOutput, request_id
 from headrace.metrics.tool_calls import READINGS
@@ -38,21 +38,21 @@ def sent(
     tokens: list[int],
     parsing: Parsing,
     finished: FinishReason,
-    replies: Replies | None = None,
+    responses: InflightResponses | None = None,
     **fields: Any,
 ) -> bytes:
-    """Return what a client is sent of a reply whose tokens come one by one."""
-    replies = Replies(TableVocabulary(TABLE), 2) if replies is None else replies
+    """Return what a client is sent of a response whose tokens come one by one."""
+    responses = InflightResponses(TableVocabulary(TABLE), 2) if responses is None else responses
     plan = make_plan(**({"api": Api.CHAT, "parsing": parsing} | fields))
     data = b""
     for place, token in enumerate(tokens):
         started = {} if place else {ID: msgspec.msgpack.encode(plan)}
         end = finished if place == len(tokens) - 1 else None
         output = StepOutput.of(started, [ID], [1], [end])
-        outgoing, stops = take(replies, output, array("I", [token]).tobytes())
+        outgoing, stops = take(responses, output, array("I", [token]).tobytes())
         assert stops == []
         data += b"".join(frames.data() for frames in outgoing.values())
-    assert len(replies) == 0
+    assert len(responses) == 0
     return data
 
 
@@ -144,20 +144,20 @@ def test_a_call_is_the_same_where_token_ids_are_reported() -> None:
 
 
 def test_tool_call_readings_count_once_per_body_or_event() -> None:
-    replies = Replies(TableVocabulary(TABLE), 2)
+    responses = InflightResponses(TableVocabulary(TABLE), 2)
 
     def counted() -> dict[tuple[str, ...], int]:
-        return {READINGS[place]: times for place, times in replies.readings().items()}
+        return {READINGS[place]: times for place, times in responses.readings().items()}
 
     called, words = [*ids(CALLED), END], [*ids("Words"), END]
-    sent(called, THINKING, STOP, replies)
-    sent(words, THINKING, STOP, replies, api=Api.RESPONSES, form=RESPONSES_FORM)
-    sent(words, THOUGHT, STOP, replies)
+    sent(called, THINKING, STOP, responses)
+    sent(words, THINKING, STOP, responses, api=Api.RESPONSES, form=RESPONSES_FORM)
+    sent(words, THOUGHT, STOP, responses)
     assert counted() == {
         ("non_streaming", "tool_call", "chat_completions"): 1,
         ("non_streaming", "no_tool_call", "responses"): 1,
     }
-    events = sent(called, THINKING, STOP, replies, stream=True).count(b'"delta":')
+    events = sent(called, THINKING, STOP, responses, stream=True).count(b'"delta":')
     told = counted()
     assert told.keys() == {
         ("streaming", "no_tool_call", "chat_completions"),
@@ -199,12 +199,12 @@ def test_the_tokens_of_thoughts_are_counted(
 
 
 def test_a_stop_string_ends_the_thoughts_that_are_counted() -> None:
-    replies = Replies(TableVocabulary(TABLE), 2)
+    responses = InflightResponses(TableVocabulary(TABLE), 2)
     plan = make_plan(api=Api.CHAT, parsing=THOUGHT, stop=["nd"])
     started = {ID: msgspec.msgpack.encode(plan)}
     tokens = ids("<think>And so</think>")
     output = StepOutput.of(started, [ID], [len(tokens)], [None])
-    outgoing, _ = take(replies, output, array("I", tokens).tobytes())
+    outgoing, _ = take(responses, output, array("I", tokens).tobytes())
     usage = json.loads(outgoing[0].data())["usage"]
     assert usage["completion_tokens"] == len("<think>And")
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 1}

@@ -15,7 +15,7 @@ from support.memory_watch import MemoryWatch, own_bytes
 
 NUM_CLIENTS = 12
 ROOM = 4096  # bytes that a client's kernel takes; the server's takes megabytes
-BIGGEST = 1 << 30  # bytes that a process may have more while replies wait; 256 MiB of them may wait
+BIGGEST = 1 << 30  # bytes that a process may grow by while responses wait; 256 MiB may wait
 LEFT = 192 << 20  # bytes that it may have more afterwards
 STREAM = {"prompt": ["x"] * 16, "max_tokens": 4000, "stream": True}
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -84,10 +84,10 @@ def attack(server: RunningServer, names: list[str]) -> None:
     wait_until(is_given_back, "memory is given back")
 
 
-def test_memory_of_unread_replies_is_bounded(mock: RunningServer) -> None:
+def test_memory_of_unread_responses_is_bounded(mock: RunningServer) -> None:
     attack(mock, list(ASKED))  # loads what processes load when it is first asked for
     attack(mock, ["detokenize"] * NUM_CLIENTS)
-    for rng in attack_rounds("unread replies", 0.12):
+    for rng in attack_rounds("unread responses", 0.12):
         name = rng.choice(list(ASKED))
         names = rng.choice(([name] * NUM_CLIENTS, rng.choices(list(ASKED), k=NUM_CLIENTS)))
         print(names)

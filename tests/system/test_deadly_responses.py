@@ -1,4 +1,4 @@
-"""A request whose reply kills detokenizers fails alone, with a 500."""
+"""A request whose response kills detokenizers fails alone, with a 500."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,9 @@ LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True, "logprobs": 20, "
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    running = RunningServer("--kv-cache-dtype", "float32", env=mutants("detokenizer=deadly_reply"))
+    running = RunningServer(
+        "--kv-cache-dtype", "float32", env=mutants("detokenizer=deadly_response")
+    )
     yield running
     assert running.stop() == 0
 
@@ -50,7 +52,7 @@ async def beside(
         pytest.param(DEADLY | {"stream": True}, 3, id="in the core, streamed"),
     ],
 )
-def test_reply_at_which_detokenizers_die_is_a_500(
+def test_response_at_which_detokenizers_die_is_a_500(
     server: RunningServer, story: dict[str, Any], deadly: dict[str, Any], num_deaths: int
 ) -> None:
     """The core's first death names no request: its requests are written outside from then on."""

@@ -1,17 +1,17 @@
-"""Statistics of replies for spans, counted beside the rendering."""
+"""Statistics of responses for spans, counted beside the rendering."""
 
 import msgspec
-from byte_replies import make_plan
+from byte_responses import make_plan
 
-from headrace.detokenizer_proc.reply_stats import StatsOfReplies
+from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
 from headrace.ipc.messages import (
     EmbeddingPlan,
     FinishReason,
     Head,
     Plan,
-    ReplyStats,
     ReportedSampling,
     ResponseFrames,
+    ResponseStats,
     StepOutput,
     request_id,
 )
@@ -28,9 +28,9 @@ def step(
     return StepOutput.of(encoded, *zip(*rows, strict=True), **fields)
 
 
-def reported(stats: StatsOfReplies, frames: ResponseFrames) -> dict[int, ReplyStats]:
+def reported(stats: ResponseStatsCollector, frames: ResponseFrames) -> dict[int, ResponseStats]:
     found = stats.add_to(frames, now_ns=99).stats
-    return {id: msgspec.msgpack.decode(data, type=ReplyStats) for id, data in found.items()}
+    return {id: msgspec.msgpack.decode(data, type=ResponseStats) for id, data in found.items()}
 
 
 def frames_of(id: int, head: Head | None = None, last: int = False) -> ResponseFrames:
@@ -38,7 +38,7 @@ def frames_of(id: int, head: Head | None = None, last: int = False) -> ResponseF
 
 
 def test_counts_go_with_the_first_and_the_last_bytes() -> None:
-    stats = StatsOfReplies()
+    stats = ResponseStatsCollector()
     plan = msgspec.structs.replace(make_plan(stream=True), num_prompt_tokens=7, sampling=SAMPLING)
     stats.feed(step({ONE: plan}, [(ONE, 1, None)], cached={ONE: 4}), now_ns=10)
     first = reported(stats, frames_of(ONE, HEAD))[ONE]
@@ -54,7 +54,7 @@ def test_counts_go_with_the_first_and_the_last_bytes() -> None:
 
 
 def test_sequences_that_share_a_prompt_count_it_once() -> None:
-    stats = StatsOfReplies()
+    stats = ResponseStatsCollector()
     plan = msgspec.structs.replace(make_plan(stream=True), num_prompt_tokens=7, num_sequences=2)
     second = msgspec.structs.replace(plan, index=1, shares_prompt=True)
     rows = [(ONE, 1, FinishReason.STOP), (ONE + 1, 1, FinishReason.LENGTH)]
@@ -65,14 +65,14 @@ def test_sequences_that_share_a_prompt_count_it_once() -> None:
 
 
 def test_stop_strings_end_sequences_the_engine_has_not_ended() -> None:
-    stats = StatsOfReplies()
+    stats = ResponseStatsCollector()
     stats.feed(step({ONE: make_plan(stream=True)}, [(ONE, 3, None)]), now_ns=10)
     assert reported(stats, frames_of(ONE, HEAD))[ONE].finish_reasons == []
     assert reported(stats, frames_of(ONE, last=True))[ONE].finish_reasons == ["stop"]
 
 
 def test_embeddings_have_prompts_and_no_ends() -> None:
-    stats = StatsOfReplies()
+    stats = ResponseStatsCollector()
     plan = EmbeddingPlan("tiny", num_sequences=1, num_prompt_tokens=5, index=0, base64=False)
     output = step({ONE: plan}, [(ONE, 0, FinishReason.STOP)], embeddings={ONE: b"\0" * 4})
     stats.feed(output, now_ns=10)
@@ -80,8 +80,8 @@ def test_embeddings_have_prompts_and_no_ends() -> None:
     assert (found.num_prompt, found.finish_reasons, found.sampling) == (5, [], None)
 
 
-def test_aborted_replies_are_forgotten_and_failed_kept() -> None:
-    stats = StatsOfReplies()
+def test_aborted_responses_are_forgotten_and_failed_kept() -> None:
+    stats = ResponseStatsCollector()
     plan = make_plan(stream=True)
     stats.feed(step({ONE: plan, OTHER: plan}, [(ONE, 1, None), (OTHER, 1, None)]), now_ns=10)
     rows = [(ONE, 0, FinishReason.ABORT), (OTHER, 0, FinishReason.ABORT)]

@@ -11,7 +11,7 @@ from headrace.errors import InvalidValue
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.testing.script import MockError, MockReply, MockToolCall, Words
-from headrace.tokenizer_proc.scripts.answer_text import error_of, reply_text, words_of
+from headrace.tokenizer_proc.scripts.response_text import error_of, response_text, words_of
 
 ARGUMENTS: dict[str, Any] = {
     "city": 'Ås "x"',
@@ -35,7 +35,7 @@ def read(text: str, parsing: Parsing) -> tuple[str, str, list[tuple[str, Any]]]:
 def test_calls_are_read_back_in_every_format(format: ToolFormat, text: str) -> None:
     parsing = Parsing(tools=format, string_parameters=STRINGS)
     reply = MockReply(text, calls=[MockToolCall("forecast", ARGUMENTS), MockToolCall("now")])
-    found, _, calls = read(reply_text(reply, parsing), parsing)
+    found, _, calls = read(response_text(reply, parsing), parsing)
     assert calls == [("forecast", ARGUMENTS), ("now", {})]
     assert found.strip() == text
 
@@ -45,17 +45,20 @@ def test_calls_are_read_back_in_every_format(format: ToolFormat, text: str) -> N
 @pytest.mark.parametrize("thought", ["", "Hm."])
 def test_thoughts_are_read_back(format: ThoughtFormat, begins_inside: bool, thought: str) -> None:
     parsing = Parsing(thoughts=format, begins_inside=begins_inside)
-    assert read(reply_text(MockReply("Yes.", thought), parsing), parsing)[:2] == ("Yes.", thought)
+    assert read(response_text(MockReply("Yes.", thought), parsing), parsing)[:2] == (
+        "Yes.",
+        thought,
+    )
 
 
 def test_call_without_tools_in_the_request_is_refused() -> None:
     with pytest.raises(InvalidValue, match="calls now, and the request offers no tools"):
-        reply_text(MockReply(calls=[MockToolCall("now")]), Parsing(thoughts=ThoughtFormat.QWEN3))
+        response_text(MockReply(calls=[MockToolCall("now")]), Parsing(thoughts=ThoughtFormat.QWEN3))
 
 
 def test_thought_of_a_model_without_any_is_refused() -> None:
     with pytest.raises(InvalidValue, match="--reasoning-parser qwen3"):
-        reply_text(MockReply("Yes.", "Hm."), None)
+        response_text(MockReply("Yes.", "Hm."), None)
 
 
 def test_words_are_a_function_of_prompt_and_seed() -> None:
