@@ -32,7 +32,7 @@ class Frames:
 
         Args:
             last: as in `ResponseFrames`.
-            told: as in `HttpRequest`.
+            num_delivered: as in `HttpRequest`.
         """
         if head is not None:
             self._heads[request_of(id)] = head

@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from headrace.detokenizer_proc.output_parsers import marks_of
+from headrace.detokenizer_proc.parser_selection import marks_of
 from headrace.detokenizer_proc.parsers.pieces import Piece
 from headrace.detokenizer_proc.parsers.stops import StopMatcher
 from headrace.detokenizer_proc.renderers.renderer import TokenUsage

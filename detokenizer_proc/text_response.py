@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object
-from headrace.detokenizer_proc.output_parsers import parser_of
+from headrace.detokenizer_proc.parser_selection import parser_of
 from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
     Content,

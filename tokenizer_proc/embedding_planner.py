@@ -15,20 +15,6 @@ from headrace.ipc.messages import (
     SimilarityPlan,
     detokenizer_of,
 )
-from headrace.tokenizer_proc.apis.openai import (
-    MAX_EMBEDDING_INPUTS,
-    EmbeddingRequest,
-    decode_embedding,
-    prompt_list,
-)
-from headrace.tokenizer_proc.apis.rerank import (
-    RerankRequest,
-    ScoreRequest,
-    decode_rerank,
-    decode_score,
-    text_list,
-)
-from headrace.tokenizer_proc.apis.sampling import check_length
 from headrace.tokenizer_proc.encoding.pairs import pair
 from headrace.tokenizer_proc.jobs.stages import (
     Body,
@@ -46,6 +32,20 @@ from headrace.tokenizer_proc.prompts import (
     key_of,
     public_id,
 )
+from headrace.tokenizer_proc.requests.openai import (
+    MAX_EMBEDDING_INPUTS,
+    EmbeddingRequest,
+    decode_embedding,
+    prompt_list,
+)
+from headrace.tokenizer_proc.requests.rerank import (
+    RerankRequest,
+    ScoreRequest,
+    decode_rerank,
+    decode_score,
+    text_list,
+)
+from headrace.tokenizer_proc.requests.sampling import check_length
 
 Embedded = EmbeddingRequest | RerankRequest | ScoreRequest
 

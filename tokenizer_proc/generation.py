@@ -23,43 +23,6 @@ from headrace.ipc.messages import (
     detokenizer_of,
 )
 from headrace.protocol.tokens import InputTokens, TokenCount
-from headrace.tokenizer_proc.apis.anthropic import CHAT_NAMES as MESSAGES_NAMES
-from headrace.tokenizer_proc.apis.anthropic import (
-    chat_of_messages,
-    decode_count,
-    decode_messages,
-)
-from headrace.tokenizer_proc.apis.constraints import constraint_of
-from headrace.tokenizer_proc.apis.field_names import as_written
-from headrace.tokenizer_proc.apis.openai import (
-    COMPLETION_MAX_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    decode_chat,
-    decode_completion,
-    prompt_list,
-)
-from headrace.tokenizer_proc.apis.responses import CHAT_NAMES as RESPONSES_NAMES
-from headrace.tokenizer_proc.apis.responses import (
-    chat_of_responses,
-    decode_responses,
-    echo_of,
-)
-from headrace.tokenizer_proc.apis.sampling import (
-    MAX_SEQUENCES_PER_REQUEST,
-    allowed_mask,
-    bias_of,
-    check_token_ids,
-    default_parameters,
-    parameters_of,
-    stated,
-)
-from headrace.tokenizer_proc.apis.sglang import (
-    GENERATE_MAX_TOKENS,
-    continuations_of,
-    decode_generate,
-    form_of,
-)
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.infilling import LEAD, infilling_of
 from headrace.tokenizer_proc.grammar.grammars import Grammars
@@ -90,6 +53,43 @@ from headrace.tokenizer_proc.prompts import (
     key_of,
     last_tokens,
     public_id,
+)
+from headrace.tokenizer_proc.requests.anthropic import CHAT_NAMES as MESSAGES_NAMES
+from headrace.tokenizer_proc.requests.anthropic import (
+    chat_of_messages,
+    decode_count,
+    decode_messages,
+)
+from headrace.tokenizer_proc.requests.constraints import constraint_of
+from headrace.tokenizer_proc.requests.field_names import as_written
+from headrace.tokenizer_proc.requests.openai import (
+    COMPLETION_MAX_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+    prompt_list,
+)
+from headrace.tokenizer_proc.requests.responses import CHAT_NAMES as RESPONSES_NAMES
+from headrace.tokenizer_proc.requests.responses import (
+    chat_of_responses,
+    decode_responses,
+    echo_of,
+)
+from headrace.tokenizer_proc.requests.sampling import (
+    MAX_SEQUENCES_PER_REQUEST,
+    allowed_mask,
+    bias_of,
+    check_token_ids,
+    default_parameters,
+    parameters_of,
+    stated,
+)
+from headrace.tokenizer_proc.requests.sglang import (
+    GENERATE_MAX_TOKENS,
+    continuations_of,
+    decode_generate,
+    form_of,
 )
 
 SEED_MASK = 2**64 - 1

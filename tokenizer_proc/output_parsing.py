@@ -4,8 +4,8 @@ from headrace.config.config import ModelCard
 from headrace.errors import Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ToolFormat, begins_inside, is_closed
-from headrace.tokenizer_proc.apis.openai import ChatRequest
-from headrace.tokenizer_proc.apis.tools import string_parameters
+from headrace.tokenizer_proc.requests.openai import ChatRequest
+from headrace.tokenizer_proc.requests.tools import string_parameters
 
 
 def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | None:

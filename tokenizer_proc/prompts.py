@@ -8,10 +8,10 @@ from typing import Protocol
 from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
 from headrace.ipc.messages import HttpRequest, share_key
-from headrace.tokenizer_proc.apis.sampling import check_token_ids
 from headrace.tokenizer_proc.encoding.pairs import PairMarks
 from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Text, ids_of
+from headrace.tokenizer_proc.requests.sampling import check_token_ids
 
 
 class PromptVocabulary(Protocol):

@@ -12,12 +12,6 @@ from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.protocol.tokens import DetokenizeResponse, TokenizeResponse
-from headrace.tokenizer_proc.apis.openai import (
-    TokenizeRequest,
-    decode_detokenize,
-    decode_tokenize,
-)
-from headrace.tokenizer_proc.apis.sampling import check_token_ids
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.images.images import Images, none_of
 from headrace.tokenizer_proc.jobs.stages import (
@@ -30,6 +24,12 @@ from headrace.tokenizer_proc.jobs.stages import (
     Text,
     json_response,
 )
+from headrace.tokenizer_proc.requests.openai import (
+    TokenizeRequest,
+    decode_detokenize,
+    decode_tokenize,
+)
+from headrace.tokenizer_proc.requests.sampling import check_token_ids
 
 CHUNK = 1 << 16  # token ids made into Python's numbers at once
 MAX_TEXT_BYTES = 128 << 20  # of an answer

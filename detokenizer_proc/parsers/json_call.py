@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Callable
 
 from headrace.detokenizer_proc.parsers.pieces import Arguments, ToolCallStart
-from headrace.detokenizer_proc.parsers.shape import Shape
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
+from headrace.detokenizer_proc.parsers.value_end import Shape
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = ("name", "type", "id", *ARGUMENTS)

@@ -10,8 +10,8 @@ from typing import Any
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.shape import PYTHON, Shape
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
+from headrace.detokenizer_proc.parsers.value_end import PYTHON, Shape
 
 START, END = "<|python_start|>", "<|python_end|>"
 WORD = re.compile(r"[\w.]*")

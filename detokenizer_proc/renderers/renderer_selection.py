@@ -4,10 +4,10 @@ import time
 from typing import assert_never
 
 from headrace.detokenizer_proc.renderers.anthropic import MessagesRenderer
-from headrace.detokenizer_proc.renderers.faulty import FaultyRenderer
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
 from headrace.detokenizer_proc.renderers.renderer import Renderer
 from headrace.detokenizer_proc.renderers.responses import ResponsesRenderer
+from headrace.detokenizer_proc.renderers.scripted_faults import FaultyRenderer
 from headrace.detokenizer_proc.renderers.sglang import GenerateRenderer
 from headrace.ipc.messages import Api, ResponsePlan
 

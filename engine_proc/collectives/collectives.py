@@ -13,7 +13,7 @@ T = TypeVar("T")
 class CollectiveOutcome(IntEnum):
     """The outcome of a collective.
 
-    `CollectiveOutcome` of csrc/collectives/shm_group.h, `Code` of csrc/collectives/all_reduce.cuh.
+    `Outcome` of csrc/collectives/shm_group.h, `Code` of csrc/collectives/all_reduce.cuh.
     """
 
     OK = 0

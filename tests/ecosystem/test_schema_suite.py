@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from headrace.config.model_card import find_demo_model, read_gguf
 from headrace.model.grammar_compiler import GrammarCompiler
 from headrace.model.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.apis.constraints import SOME_SPACE, of_schema
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
 from headrace.tokenizer_proc.grammar.grammar_errors import reworded
+from headrace.tokenizer_proc.requests.constraints import SOME_SPACE, of_schema
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / ".venv" / "schema-suite" / "tests"

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from headrace.config.model_card import find_demo_model, read_gguf
 from headrace.model.grammar_compiler import GrammarCompiler
 from headrace.model.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.apis.constraints import of_schema
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
+from headrace.tokenizer_proc.requests.constraints import of_schema
 
 # By keyword: a schema, then what is to be told apart by it.
 CASES: dict[str, tuple[Any, list[Any]]] = {

@@ -14,7 +14,7 @@ from weather_tool import WEATHER
 from headrace import Engine, SamplingParams
 from headrace.client.responses import ChatCompletion
 from headrace.model.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.encoding.corpus import CORPUS
+from headrace.tokenizer_proc.encoding.probe_texts import CORPUS
 
 NUM_TOKENS = 32
 CONVERSATIONS = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]

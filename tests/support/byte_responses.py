@@ -15,7 +15,7 @@ from headrace.ipc.messages import (
 )
 from headrace.model.sampling_defaults import OPENAI
 from headrace.model.token_table import TokenTable
-from headrace.tokenizer_proc.apis.responses import decode_responses, echo_of
+from headrace.tokenizer_proc.requests.responses import decode_responses, echo_of
 
 END = 0
 RESPONSES_FORM = ResponsesForm(echo_of(decode_responses(b'{"input": "Hi"}'), OPENAI))

@@ -82,13 +82,13 @@ from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.mmproj import PROJECTORS, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
 from headrace.model.token_table import TokenTable
-from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.header import format_of
 from headrace.tokenizer_proc.images.processor import decoded
 from headrace.tokenizer_proc.images.sources import ImageSource, checked_header
 from headrace.tokenizer_proc.jobs.stages import Text
+from headrace.tokenizer_proc.requests.openai import ChatRequest, RequestMessage
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)

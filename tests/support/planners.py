@@ -9,12 +9,12 @@ from headrace.ipc.messages import HttpRequest, request_id
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.model.pooling import Pooling, PoolingKind
 from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
-from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.jobs.stages import Encoding, Outcome, Sequences
+from headrace.tokenizer_proc.requests.constraints import Constraint
 
 ID = request_id(0, 5)
 HTTP = HttpRequest(ID, "POST", "/v1/completions", 1234.75)

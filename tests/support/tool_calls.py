@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from headrace.model.output_formats import ToolFormat
-from headrace.tokenizer_proc.apis.tools import Tool
+from headrace.tokenizer_proc.requests.tools import Tool
 
 FORECAST = {
     "name": "forecast",

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from headrace.tokenizer_proc.apis import anthropic, openai, responses
-from headrace.tokenizer_proc.apis.anthropic import MessagesRequest
-from headrace.tokenizer_proc.apis.constraints import NAMES as GRAMMAR_NAMES
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests import anthropic, openai, responses
+from headrace.tokenizer_proc.requests.anthropic import MessagesRequest
+from headrace.tokenizer_proc.requests.constraints import NAMES as GRAMMAR_NAMES
+from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     TokenizeRequest,
 )
-from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
-from headrace.tokenizer_proc.apis.responses import ResponsesRequest
-from headrace.tokenizer_proc.apis.sampling import RANGES
-from headrace.tokenizer_proc.apis.sglang import GenerateBody, SglangSamplingParams
+from headrace.tokenizer_proc.requests.rerank import RerankRequest, ScoreRequest
+from headrace.tokenizer_proc.requests.responses import ResponsesRequest
+from headrace.tokenizer_proc.requests.sampling import RANGES
+from headrace.tokenizer_proc.requests.sglang import GenerateBody, SglangSamplingParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = {

@@ -16,7 +16,6 @@ from headrace.errors import InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest
 from headrace.model.pooling import Pooling, PoolingKind
 from headrace.routes import ROUTES, Lane
-from headrace.tokenizer_proc.apis.sampling import UNSUPPORTED
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.generation import GenerationPlanner
@@ -29,6 +28,7 @@ from headrace.tokenizer_proc.jobs.stages import (
     error_response,
 )
 from headrace.tokenizer_proc.openapi.openapi import openapi
+from headrace.tokenizer_proc.requests.sampling import UNSUPPORTED
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 

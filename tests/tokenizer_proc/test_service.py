@@ -26,7 +26,6 @@ from headrace.ipc.router import HUGE_BODY_BYTES
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc import service as service_module
-from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.stages import (
@@ -40,6 +39,7 @@ from headrace.tokenizer_proc.jobs.stages import (
     Text,
 )
 from headrace.tokenizer_proc.offload_pool import OffloadPool
+from headrace.tokenizer_proc.requests.constraints import Constraint
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.service import Service
 

@@ -11,10 +11,10 @@ from headrace.config.model_card import find_demo_model
 from headrace.errors import InvalidBody, InvalidValue
 from headrace.ipc.messages import HttpRequest
 from headrace.tokenizer_proc import tokenize_routes
-from headrace.tokenizer_proc.apis import openai
-from headrace.tokenizer_proc.apis.openai import decode_detokenize
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.encoder import Encoder
+from headrace.tokenizer_proc.requests import openai
+from headrace.tokenizer_proc.requests.openai import decode_detokenize
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
 HTTP = HttpRequest(1, "POST", "/detokenize", 0.0)

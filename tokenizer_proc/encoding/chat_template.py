@@ -23,13 +23,6 @@ import jinja2.sandbox
 from headrace.errors import InvalidValue, ModelError, Unsupported, in_a_line
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
-from headrace.tokenizer_proc.apis.openai import (
-    IMAGE_PART,
-    ChatRequest,
-    ContentPart,
-    RequestMessage,
-)
-from headrace.tokenizer_proc.apis.tools import as_template_call
 from headrace.tokenizer_proc.encoding.generic_tools import describe_tools, plain_messages
 from headrace.tokenizer_proc.encoding.message_content import (
     add_text,
@@ -38,6 +31,13 @@ from headrace.tokenizer_proc.encoding.message_content import (
     with_images,
 )
 from headrace.tokenizer_proc.jobs.stages import Text
+from headrace.tokenizer_proc.requests.openai import (
+    IMAGE_PART,
+    ChatRequest,
+    ContentPart,
+    RequestMessage,
+)
+from headrace.tokenizer_proc.requests.tools import as_template_call
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
 REMEDIES = {

@@ -17,9 +17,9 @@ import tokenizers
 from headrace.errors import ModelError
 from headrace.model.tokenizer_json import read_tokenizer_json
 from headrace.system.malloc import give_back
-from headrace.tokenizer_proc.encoding.corpus import CORPUS
 from headrace.tokenizer_proc.encoding.infilling import LOOKED_FOR
 from headrace.tokenizer_proc.encoding.pairs import PairMarks
+from headrace.tokenizer_proc.encoding.probe_texts import CORPUS
 from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes, read_token_bytes
 from headrace.tokenizer_proc.jobs.stages import Ids, Text, ids_of
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from headrace.errors import InvalidValue, Unsupported
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.openai import (
     IMAGE_PART,
     ContentPart,
     RequestMessage,

@@ -17,12 +17,12 @@ import msgspec
 import setproctitle
 
 from headrace.runtime.process import die_with_parent
-from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.grammar.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar.grammar_errors import for_the_log, reworded
 from headrace.tokenizer_proc.grammar.structural_grammar import tag_grammar
 from headrace.tokenizer_proc.grammar.thought_grammar import after_thoughts, or_calls
 from headrace.tokenizer_proc.jobs.child_pipe import read, write
+from headrace.tokenizer_proc.requests.constraints import Constraint
 
 if TYPE_CHECKING:
     from headrace.model.grammar_compiler import GrammarCompiler

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.tokenizer_proc.apis.constraints import Constraint, Kind
-from headrace.tokenizer_proc.apis.validation_errors import fault_of
+from headrace.tokenizer_proc.requests.constraints import Constraint, Kind
+from headrace.tokenizer_proc.requests.validation_errors import fault_of
 
 MAX_SHOWN = 80  # characters of what the client wrote
 MAX_LOGGED = 400  # characters of what the library says

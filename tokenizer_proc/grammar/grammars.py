@@ -22,10 +22,10 @@ import msgspec
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, Unsupported
 from headrace.logs import current_request
-from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.grammar.grammar_checker import CPU_S, Task, Verdict
 from headrace.tokenizer_proc.jobs.child_pipe import read, write
 from headrace.tokenizer_proc.jobs.stages import Check, Encoding
+from headrace.tokenizer_proc.requests.constraints import Constraint
 
 DEADLINE_S = 60.0  # for a verdict, with all that is loaded before the first
 MAX_KEPT = 128  # verdicts; the one that was asked for longest ago goes first

@@ -10,7 +10,6 @@ from itertools import permutations
 
 import msgspec
 
-from headrace.tokenizer_proc.apis.constraints import SOME_SPACE, quoted, special_in, spelled
 from headrace.tokenizer_proc.grammar.exact_schemas import exact
 from headrace.tokenizer_proc.grammar.grammar_errors import GrammarError
 from headrace.tokenizer_proc.grammar.structural_tags import (
@@ -33,6 +32,7 @@ from headrace.tokenizer_proc.grammar.structural_tags import (
     decode_tag,
 )
 from headrace.tokenizer_proc.grammar.thought_grammar import Grammar, Several, in_json
+from headrace.tokenizer_proc.requests.constraints import SOME_SPACE, quoted, special_in, spelled
 
 Texts = tuple[str, ...]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import THOUGHT_MARKS
-from headrace.tokenizer_proc.apis.constraints import quoted
+from headrace.tokenizer_proc.requests.constraints import quoted
 
 
 class Grammar(msgspec.Struct):

@@ -16,15 +16,15 @@ import msgspec
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import TOOL_MARKS, ToolFormat
-from headrace.tokenizer_proc.apis.constraints import (
+from headrace.tokenizer_proc.grammar.exact_schemas import exact
+from headrace.tokenizer_proc.grammar.grammar_errors import reworded
+from headrace.tokenizer_proc.requests.constraints import (
     MAX_GRAMMAR_CHARACTERS,
     Constraint,
     quoted,
     spelled,
 )
-from headrace.tokenizer_proc.apis.tools import Tool, is_string
-from headrace.tokenizer_proc.grammar.exact_schemas import exact
-from headrace.tokenizer_proc.grammar.grammar_errors import reworded
+from headrace.tokenizer_proc.requests.tools import Tool, is_string
 
 Schema = dict[str, Any]
 

@@ -13,9 +13,9 @@ from headrace.board.board import Slot
 from headrace.board.fields import TokenizerField
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import GenerateRequest, Image
-from headrace.tokenizer_proc.apis.openai import RequestMessage
 from headrace.tokenizer_proc.images.sources import ImageSource, Remote, image_parts, sources_of
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences
+from headrace.tokenizer_proc.requests.openai import RequestMessage
 
 if TYPE_CHECKING:  # loaded only for models that take images
     from headrace.tokenizer_proc.images.fetches import ImageFetches

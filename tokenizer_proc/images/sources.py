@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from headrace.config.config import MAX_IMAGE_BYTES
 from headrace.errors import InvalidValue, Unsupported
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.images.header import SCAN, Header, read_header
+from headrace.tokenizer_proc.requests.openai import (
     IMAGE_PART,
     ContentPart,
     ImageUrl,
     RequestMessage,
 )
-from headrace.tokenizer_proc.images.header import SCAN, Header, read_header
 
 MAX_PIXELS = 50_000_000  # 150 MB as bytes; what phones make has 12 to 50 million
 MAX_SCANNED = 1_000_000_000  # pixels of a JPEG's scans, each of which may be all; cameras make 10

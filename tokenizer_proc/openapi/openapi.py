@@ -13,11 +13,6 @@ from headrace import __version__, routes
 from headrace.config.config import ModelCard
 from headrace.protocol.errors import AnthropicError, Error
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
-from headrace.tokenizer_proc.apis.openai import (
-    CompletionRequest,
-    EmbeddingRequest,
-)
-from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
 from headrace.tokenizer_proc.openapi.route_bodies import (
     BODIES,
     CONTENT_TYPES,
@@ -29,6 +24,11 @@ from headrace.tokenizer_proc.openapi.route_bodies import (
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
+from headrace.tokenizer_proc.requests.openai import (
+    CompletionRequest,
+    EmbeddingRequest,
+)
+from headrace.tokenizer_proc.requests.sampling import OWN_RANGES, RANGES
 
 Object = dict[str, Any]
 

@@ -14,17 +14,17 @@ from headrace.protocol import openai_completions, openai_responses, server, sgla
 from headrace.protocol.anthropic_messages import MessageEvent, MessagesResponse
 from headrace.protocol.embeddings import Embedded
 from headrace.protocol.scores import RerankResponse, ScoreResponse
-from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.anthropic import CountRequest, MessagesRequest
+from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     TokenizeRequest,
 )
-from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
-from headrace.tokenizer_proc.apis.responses import ResponsesRequest
-from headrace.tokenizer_proc.apis.sglang import GenerateBody
+from headrace.tokenizer_proc.requests.rerank import RerankRequest, ScoreRequest
+from headrace.tokenizer_proc.requests.responses import ResponsesRequest
+from headrace.tokenizer_proc.requests.sglang import GenerateBody
 from headrace.tokenizer_proc.ring.monitor import RingEvent
 from headrace.tokenizer_proc.ring.ring_state import RingState
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from headrace.ipc.messages import MAX_LOGPROBS
 from headrace.model.sampling_parameters import PARAMETERS
-from headrace.tokenizer_proc.apis import openai, responses, sglang
-from headrace.tokenizer_proc.apis.constraints import NAMES as GRAMMAR_NAMES
-from headrace.tokenizer_proc.apis.sampling import (
+from headrace.tokenizer_proc.requests import openai, responses, sglang
+from headrace.tokenizer_proc.requests.constraints import NAMES as GRAMMAR_NAMES
+from headrace.tokenizer_proc.requests.sampling import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
     MAX_STOP_STRINGS,
@@ -18,7 +18,7 @@ from headrace.tokenizer_proc.apis.sampling import (
     MAX_WORD_LENGTH,
     UNSUPPORTED,
 )
-from headrace.tokenizer_proc.apis.tools import MAX_TOOLS
+from headrace.tokenizer_proc.requests.tools import MAX_TOOLS
 
 Object = dict[str, Any]
 

@@ -7,8 +7,8 @@ takes some.
 from collections.abc import Callable
 from typing import Any
 
-from headrace.tokenizer_proc.apis.responses import FILE, IMAGE, TEXT_PARTS, THOUGHT_PARTS
-from headrace.tokenizer_proc.apis.text_files import ALSO_TEXT
+from headrace.tokenizer_proc.requests.responses import FILE, IMAGE, TEXT_PARTS, THOUGHT_PARTS
+from headrace.tokenizer_proc.requests.text_files import ALSO_TEXT
 
 Object = dict[str, Any]
 

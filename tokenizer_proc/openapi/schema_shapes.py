@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace.tokenizer_proc.apis.tools import NAME
+from headrace.tokenizer_proc.requests.tools import NAME
 
 Object = dict[str, Any]
 

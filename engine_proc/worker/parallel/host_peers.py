@@ -6,7 +6,7 @@ from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 
 
 class HostPeers:
-    """A `joint_steps.Peers`."""
+    """A `joint_steps.StepPeers`."""
 
     def __init__(self, group: ShmAllReduce) -> None:
         self.rank, self.world = group.rank, group.num_ranks

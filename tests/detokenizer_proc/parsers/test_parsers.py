@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.detokenizer_proc.output_parsers import READERS, marks_of, parser_of
+from headrace.detokenizer_proc.parser_selection import READERS, marks_of, parser_of
 from headrace.detokenizer_proc.parsers.json_call import new_call_id
 from headrace.detokenizer_proc.parsers.mistral import new_mistral_id
 from headrace.detokenizer_proc.parsers.pieces import (

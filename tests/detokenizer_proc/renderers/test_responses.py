@@ -25,7 +25,7 @@ from headrace.ipc.messages import Api, FinishReason, ResponsePlan, ResponsesForm
 from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.model.sampling_defaults import OPENAI
 from headrace.protocol import openai_responses
-from headrace.tokenizer_proc.apis.responses import decode_responses, echo_of
+from headrace.tokenizer_proc.requests.responses import decode_responses, echo_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2)

@@ -22,8 +22,8 @@ from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.worker.execution.cpu_sampler import Masks, Sampler
 from headrace.model.grammar_compiler import GrammarCompiler
 from headrace.model.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.apis.constraints import of_schema
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
+from headrace.tokenizer_proc.requests.constraints import of_schema
 
 MAX_TOKENS = 400
 NO_DRAFTS = array("i")

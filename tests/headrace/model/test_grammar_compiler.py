@@ -13,10 +13,10 @@ from tool_calls import CALLS, FORECAST, NOW, tools
 
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
-from headrace.tokenizer_proc.apis.constraints import Constraint, of_choice
 from headrace.tokenizer_proc.grammar.grammar_checker import checked
 from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
 from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls, or_calls_of
+from headrace.tokenizer_proc.requests.constraints import Constraint, of_choice
 
 pytestmark = pytest.mark.slow
 

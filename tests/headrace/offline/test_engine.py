@@ -31,7 +31,7 @@ from headrace.offline.requests import (
     stream_call,
 )
 from headrace.offline.sampling_params import SamplingParams
-from headrace.tokenizer_proc.apis.sampling import SamplingFields
+from headrace.tokenizer_proc.requests.sampling import SamplingFields
 
 T = TypeVar("T")
 DEADLINE_S = 120

@@ -10,15 +10,15 @@ import pytest
 
 from headrace.errors import InvalidValue, ModelError
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
-from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate, TemplateTooSlow
+from headrace.tokenizer_proc.requests.openai import ChatRequest, RequestMessage
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 # One call, quadratic, that nothing interrupts.
 SEARCH = "{% set n = messages[0].content | int %}{{ ('a' * 2 * n).rfind('ab' + 'a' * n) }}"
 STUCK = f"""
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
-from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
+from headrace.tokenizer_proc.requests.openai import ChatRequest, RequestMessage
 template = ChatTemplate({SEARCH!r}, {{}}, cpu_s=0.5)
 print(template.render(ChatRequest(messages=[RequestMessage("user", "3")])), flush=True)
 template.render(ChatRequest(messages=[RequestMessage("user", "1000000")]))

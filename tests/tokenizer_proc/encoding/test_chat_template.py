@@ -8,15 +8,15 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from headrace.config.model_card import read_gguf
 from headrace.errors import InvalidValue, ModelError, Unsupported
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.jobs.stages import Text
+from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
     ContentPart,
     ImageUrl,
     RequestMessage,
 )
-from headrace.tokenizer_proc.apis.tools import CalledFunction, CalledTool
-from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
-from headrace.tokenizer_proc.jobs.stages import Text
+from headrace.tokenizer_proc.requests.tools import CalledFunction, CalledTool
 
 
 def render(source: str | None, *messages: RequestMessage, **variables: Any) -> str:

@@ -8,8 +8,8 @@ import pytest
 from headrace.config.model_card import find_demo_model, read_gguf
 from headrace.errors import Unsupported
 from headrace.model.output_formats import tool_format
-from headrace.tokenizer_proc.apis.openai import decode_chat
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.requests.openai import decode_chat
 
 ROLES = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 NO_SYSTEM = (

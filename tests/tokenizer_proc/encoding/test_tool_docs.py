@@ -9,7 +9,7 @@ from headrace.model.output_formats import (
     ThoughtFormat,
     ToolFormat,
 )
-from headrace.tokenizer_proc.apis.openai import decode_chat
+from headrace.tokenizer_proc.requests.openai import decode_chat
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemas import Schema, open_schemas
 
-from headrace.tokenizer_proc.apis.constraints import of_schema
 from headrace.tokenizer_proc.grammar import exact_schemas
 from headrace.tokenizer_proc.grammar.exact_schemas import (
     DRAFT_7,
@@ -22,6 +21,7 @@ from headrace.tokenizer_proc.grammar.exact_schemas import (
     texts_of,
 )
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
+from headrace.tokenizer_proc.requests.constraints import of_schema
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}

@@ -19,11 +19,11 @@ from headrace.config.model_card import find_demo_model, read_gguf
 from headrace.errors import InvalidValue, RequestError, Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ThoughtFormat
-from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.grammar import grammar_checker
 from headrace.tokenizer_proc.grammar.grammars import DEADLINE_S, MAX_KEPT, Grammars
 from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
 from headrace.tokenizer_proc.jobs.stages import Check
+from headrace.tokenizer_proc.requests.constraints import Constraint
 
 pytestmark = pytest.mark.slow  # each test starts a process that compiles grammars
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from grammars import allows
 
-from headrace.tokenizer_proc.apis.constraints import of_schema
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
 from headrace.tokenizer_proc.grammar.schema_patterns import rust_pattern
+from headrace.tokenizer_proc.requests.constraints import of_schema
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -9,10 +9,10 @@ from grammars import allows, mark_ids, matcher, some_text
 
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ThoughtFormat
-from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
 from headrace.tokenizer_proc.grammar.structural_grammar import tag_grammar
 from headrace.tokenizer_proc.grammar.thought_grammar import after_thoughts, thoughts_of
+from headrace.tokenizer_proc.requests.constraints import Constraint
 
 Format = dict[str, Any]
 

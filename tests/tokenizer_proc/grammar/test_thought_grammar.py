@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from planners import HTTP, make_planner
 from schemas import schemas
 
-from headrace.detokenizer_proc.output_parsers import parser_of
+from headrace.detokenizer_proc.parser_selection import parser_of
 from headrace.detokenizer_proc.parsers.pieces import Content, Piece, Thought
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
-from headrace.tokenizer_proc.apis.constraints import Constraint
-from headrace.tokenizer_proc.apis.tools import Function, Tool
 from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
 from headrace.tokenizer_proc.grammar.thought_grammar import after_thoughts, thoughts_of
 from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls
+from headrace.tokenizer_proc.requests.constraints import Constraint
+from headrace.tokenizer_proc.requests.tools import Function, Tool
 
 # As Qwen3's, in what matters here.
 TEMPLATE = (

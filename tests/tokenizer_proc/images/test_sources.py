@@ -10,10 +10,10 @@ from image_parts import data_url, encoded, image_part, message
 from PIL import Image
 
 from headrace.errors import InvalidValue, RequestError, Unsupported
-from headrace.tokenizer_proc.apis.openai import RequestMessage
 from headrace.tokenizer_proc.images import sources as sources_module
 from headrace.tokenizer_proc.images.header import Header
 from headrace.tokenizer_proc.images.sources import MAX_PIXELS, ImageSource, sources_of
+from headrace.tokenizer_proc.requests.openai import RequestMessage
 
 WHERE = "messages[0].content[1].image_url"
 PICTURE = Image.new("RGB", (7, 5), 99)

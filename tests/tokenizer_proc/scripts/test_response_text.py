@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.detokenizer_proc.output_parsers import parser_of
+from headrace.detokenizer_proc.parser_selection import parser_of
 from headrace.detokenizer_proc.parsers.pieces import gathered
 from headrace.errors import InvalidValue
 from headrace.ipc.messages import Parsing

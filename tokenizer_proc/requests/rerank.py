@@ -7,8 +7,12 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 import msgspec
 
 from headrace.errors import InvalidValue
-from headrace.tokenizer_proc.apis.openai import MAX_EMBEDDING_INPUTS, BodyDecoder, check_not_empty
-from headrace.tokenizer_proc.apis.sampling import check_length, check_ranges
+from headrace.tokenizer_proc.requests.openai import (
+    MAX_EMBEDDING_INPUTS,
+    BodyDecoder,
+    check_not_empty,
+)
+from headrace.tokenizer_proc.requests.sampling import check_length, check_ranges
 
 
 class Document(msgspec.Struct):

@@ -8,7 +8,7 @@ import pytest
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
-from headrace.tokenizer_proc.apis.text_files import text_of_url
+from headrace.tokenizer_proc.requests.text_files import text_of_url
 
 BASE64 = base64.b64encode("Grüße".encode()).decode()
 URL = f"data:text/plain;base64,{BASE64}"

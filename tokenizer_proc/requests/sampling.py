@@ -15,8 +15,8 @@ from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import MAX_LOGPROBS
 from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.model.sampling_parameters import PARAMETERS
-from headrace.tokenizer_proc.apis.constraints import GrammarFields
-from headrace.tokenizer_proc.apis.field_names import refuse
+from headrace.tokenizer_proc.requests.constraints import GrammarFields
+from headrace.tokenizer_proc.requests.field_names import refuse
 
 T = TypeVar("T")
 MAX_SEQUENCES_PER_REQUEST = 128

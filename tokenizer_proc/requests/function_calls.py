@@ -6,11 +6,11 @@ https://platform.openai.com/docs/api-reference/chat/create#chat_create-functions
 from typing import TYPE_CHECKING
 
 from headrace.errors import InvalidValue
-from headrace.tokenizer_proc.apis.tool_choices import FunctionName, NamedTool
-from headrace.tokenizer_proc.apis.tools import CalledFunction, CalledTool, Tool
+from headrace.tokenizer_proc.requests.tool_choices import FunctionName, NamedTool
+from headrace.tokenizer_proc.requests.tools import CalledFunction, CalledTool, Tool
 
 if TYPE_CHECKING:
-    from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
+    from headrace.tokenizer_proc.requests.openai import ChatRequest, RequestMessage
 
 # The fields of `tools`, by the names of `functions`.
 NAMES = {

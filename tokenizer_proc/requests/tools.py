@@ -6,15 +6,15 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
-from headrace.tokenizer_proc.apis.custom_tools import (
+from headrace.tokenizer_proc.requests.custom_tools import (
     INPUT,
     CalledCustomTool,
     CustomTool,
     description_of,
     parameters_of,
 )
-from headrace.tokenizer_proc.apis.sampling import SamplingFields
-from headrace.tokenizer_proc.apis.tool_choices import (
+from headrace.tokenizer_proc.requests.sampling import SamplingFields
+from headrace.tokenizer_proc.requests.tool_choices import (
     AllowedTools,
     NamedCustomTool,
     NamedTool,

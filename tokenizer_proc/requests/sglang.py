@@ -11,14 +11,14 @@ import msgspec
 from headrace.errors import InvalidValue
 from headrace.ipc.messages import GenerateForm
 from headrace.model.sampling_parameters import SamplingParameters
-from headrace.tokenizer_proc.apis.field_names import as_written, refuse
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.field_names import as_written, refuse
+from headrace.tokenizer_proc.requests.openai import (
     BodyDecoder,
     CompletionRequest,
     check_completion,
     check_not_empty,
 )
-from headrace.tokenizer_proc.apis.sampling import StreamOptions, check_length, check_ranges
+from headrace.tokenizer_proc.requests.sampling import StreamOptions, check_length, check_ranges
 
 GENERATE_MAX_TOKENS = 128  # SGLang's default
 MAX_ID_LENGTH = 128  # characters of a `rid`: each sequence carries those of all

@@ -10,11 +10,11 @@ from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
 from headrace.model.output_formats import ToolFormat
-from headrace.tokenizer_proc.apis.anthropic import MessagesRequest
-from headrace.tokenizer_proc.apis.openai import ChatRequest, CompletionRequest
-from headrace.tokenizer_proc.apis.responses import ResponsesRequest
-from headrace.tokenizer_proc.apis.sglang import GenerateBody
 from headrace.tokenizer_proc.openapi.openapi import plain
+from headrace.tokenizer_proc.requests.anthropic import MessagesRequest
+from headrace.tokenizer_proc.requests.openai import ChatRequest, CompletionRequest
+from headrace.tokenizer_proc.requests.responses import ResponsesRequest
+from headrace.tokenizer_proc.requests.sglang import GenerateBody
 
 KINDS: dict[str, Any] = {
     "chat": ChatRequest,

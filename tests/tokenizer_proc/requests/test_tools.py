@@ -10,8 +10,8 @@ from planners import HTTP, Planner, make_planner
 from headrace.errors import InvalidBody, InvalidValue, RequestError, Unsupported
 from headrace.ipc.messages import Parsing, ResponsePlan
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
-from headrace.tokenizer_proc.apis.openai import decode_chat, decode_tokenize
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.requests.openai import decode_chat, decode_tokenize
 
 WEATHER = {
     "type": "function",

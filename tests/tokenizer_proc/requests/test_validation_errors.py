@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from msgspec import Meta, _core
 
 from headrace.errors import InvalidBody, RequestError
-from headrace.tokenizer_proc.apis import openai as openai_requests
-from headrace.tokenizer_proc.apis import validation_errors
-from headrace.tokenizer_proc.apis.anthropic import (
+from headrace.tokenizer_proc.requests import openai as openai_requests
+from headrace.tokenizer_proc.requests import validation_errors
+from headrace.tokenizer_proc.requests.anthropic import (
     CountRequest,
     MessagesRequest,
     chat_of_messages,
     decode_count,
     decode_messages,
 )
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -40,19 +40,19 @@ from headrace.tokenizer_proc.apis.openai import (
     decode_embedding,
     decode_tokenize,
 )
-from headrace.tokenizer_proc.apis.rerank import (
+from headrace.tokenizer_proc.requests.rerank import (
     RerankRequest,
     ScoreRequest,
     decode_rerank,
     decode_score,
 )
-from headrace.tokenizer_proc.apis.responses import (
+from headrace.tokenizer_proc.requests.responses import (
     ResponsesRequest,
     chat_of_responses,
     decode_responses,
 )
-from headrace.tokenizer_proc.apis.sglang import GenerateBody, decode_generate
-from headrace.tokenizer_proc.apis.validation_errors import fault_of, syntax_fault
+from headrace.tokenizer_proc.requests.sglang import GenerateBody, decode_generate
+from headrace.tokenizer_proc.requests.validation_errors import fault_of, syntax_fault
 
 Decode = Callable[[bytes], Any]
 MSGSPEC = re.compile(

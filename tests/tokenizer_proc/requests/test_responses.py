@@ -12,7 +12,7 @@ from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateRequest, ResponsePlan, ResponsesForm
 from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.system.cpu_limit import CpuLimit
-from headrace.tokenizer_proc.apis.responses import (
+from headrace.tokenizer_proc.requests.responses import (
     MAX_ECHO_BYTES,
     NOT_READ,
     ResponsesRequest,

@@ -20,8 +20,8 @@ from headrace.protocol.response_options import (
     TextOptions,
     WantedFunction,
 )
-from headrace.tokenizer_proc.apis.field_names import refuse
-from headrace.tokenizer_proc.apis.mixed_content import (
+from headrace.tokenizer_proc.requests.field_names import refuse
+from headrace.tokenizer_proc.requests.mixed_content import (
     Content,
     image_names,
     image_part,
@@ -29,15 +29,15 @@ from headrace.tokenizer_proc.apis.mixed_content import (
     text_part,
     with_runs_joined,
 )
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.openai import (
     BodyDecoder,
     ChatRequest,
     TextPart,
     checked_chat,
     text_of,
 )
-from headrace.tokenizer_proc.apis.sampling import check_ranges, stated
-from headrace.tokenizer_proc.apis.text_files import FileData, text_of_file
+from headrace.tokenizer_proc.requests.sampling import check_ranges, stated
+from headrace.tokenizer_proc.requests.text_files import FileData, text_of_file
 
 Object = dict[str, Any]
 

@@ -9,8 +9,8 @@ from planners import HTTP, ID, make_planner
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateForm, ResponsePlan
-from headrace.tokenizer_proc.apis import sglang
 from headrace.tokenizer_proc.jobs.stages import Sequences
+from headrace.tokenizer_proc.requests import sglang
 
 
 def planned(**fields: Any) -> Sequences:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headrace.errors import InvalidValue, RequestError, Unsupported
-from headrace.tokenizer_proc.apis.constraints import (
+from headrace.tokenizer_proc.requests.constraints import (
     ANY_OBJECT,
     MAX_CHOICES,
     MAX_GRAMMAR_CHARACTERS,

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
-from headrace.tokenizer_proc.apis.field_names import refuse
-from headrace.tokenizer_proc.apis.mixed_content import (
+from headrace.tokenizer_proc.requests.field_names import refuse
+from headrace.tokenizer_proc.requests.mixed_content import (
     Content,
     image_names,
     image_part,
@@ -18,15 +18,15 @@ from headrace.tokenizer_proc.apis.mixed_content import (
     text_part,
     with_runs_joined,
 )
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.openai import (
     BodyDecoder,
     ChatRequest,
     TextPart,
     checked_chat,
     text_of,
 )
-from headrace.tokenizer_proc.apis.sampling import check_ranges
-from headrace.tokenizer_proc.apis.text_files import check_type, text_of_base64
+from headrace.tokenizer_proc.requests.sampling import check_ranges
+from headrace.tokenizer_proc.requests.text_files import check_type, text_of_base64
 
 Object = dict[str, Any]
 

@@ -15,14 +15,14 @@ import msgspec
 
 from headrace.errors import BAD_JSON, InvalidBody, InvalidValue, Unsupported
 from headrace.ipc.messages import MAX_LOGPROBS
-from headrace.tokenizer_proc.apis.custom_tools import CustomTool
-from headrace.tokenizer_proc.apis.field_names import as_written, refuse
-from headrace.tokenizer_proc.apis.function_calls import NAMES as FUNCTION_NAMES
-from headrace.tokenizer_proc.apis.function_calls import take_called, take_functions
-from headrace.tokenizer_proc.apis.sampling import SamplingFields, check_ranges, check_sampling
-from headrace.tokenizer_proc.apis.text_files import FileData, text_of_file
-from headrace.tokenizer_proc.apis.tool_choices import FunctionName
-from headrace.tokenizer_proc.apis.tools import (
+from headrace.tokenizer_proc.requests.custom_tools import CustomTool
+from headrace.tokenizer_proc.requests.field_names import as_written, refuse
+from headrace.tokenizer_proc.requests.function_calls import NAMES as FUNCTION_NAMES
+from headrace.tokenizer_proc.requests.function_calls import take_called, take_functions
+from headrace.tokenizer_proc.requests.sampling import SamplingFields, check_ranges, check_sampling
+from headrace.tokenizer_proc.requests.text_files import FileData, text_of_file
+from headrace.tokenizer_proc.requests.tool_choices import FunctionName
+from headrace.tokenizer_proc.requests.tools import (
     CalledFunction,
     CalledTool,
     Function,
@@ -32,7 +32,7 @@ from headrace.tokenizer_proc.apis.tools import (
     check_offered,
     check_tools,
 )
-from headrace.tokenizer_proc.apis.validation_errors import (
+from headrace.tokenizer_proc.requests.validation_errors import (
     MAX_LOGGED,
     REQUIRED,
     fault_of,

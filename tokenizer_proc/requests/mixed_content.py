@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import Any
 
-from headrace.tokenizer_proc.apis.openai import IMAGE_PART
+from headrace.tokenizer_proc.requests.openai import IMAGE_PART
 
 Object = dict[str, Any]
 Content = str | list[Object]  # of a message: a text, or parts

@@ -12,7 +12,7 @@ from openai.types import completion_create_params as openai_text
 from openai.types.chat import completion_create_params as openai_chat
 
 from headrace.errors import InvalidBody, InvalidValue, RequestError, Unsupported
-from headrace.tokenizer_proc.apis.openai import (
+from headrace.tokenizer_proc.requests.openai import (
     NOT_READ,
     ChatRequest,
     CompletionRequest,
@@ -21,7 +21,7 @@ from headrace.tokenizer_proc.apis.openai import (
     decode_completion,
     decode_embedding,
 )
-from headrace.tokenizer_proc.apis.sampling import (
+from headrace.tokenizer_proc.requests.sampling import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
     MAX_STOP_STRINGS,

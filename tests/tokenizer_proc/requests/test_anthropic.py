@@ -10,13 +10,13 @@ from planners import HTTP, make_planner
 from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateRequest, ResponsePlan
 from headrace.protocol.errors import anthropic_error
-from headrace.tokenizer_proc.apis.anthropic import (
+from headrace.tokenizer_proc.jobs.stages import ImmediateResponse
+from headrace.tokenizer_proc.requests.anthropic import (
     NOT_READ,
     MessagesRequest,
     chat_body,
     decode_messages,
 )
-from headrace.tokenizer_proc.jobs.stages import ImmediateResponse
 
 HI = [{"role": "user", "content": "Hi"}]
 
