@@ -39,7 +39,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Frame
 from headrace.logs import log_failure
-from headrace.protocol.errors import anthropic_error, openai_error
+from headrace.response_bodies.errors import anthropic_error, openai_error
 from headrace.system.cpu_limit import CpuLimitExceeded
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.detokenizer_proc.reported_tokens import ReportedToken, ReportedTokens
 from headrace.detokenizer_proc.text import Vocabulary
-from headrace.protocol.logprobs import (
+from headrace.response_bodies.logprobs import (
     ChatCompletionLogProb,
     ChatCompletionLogProbs,
     ChatCompletionLogProbsContent,

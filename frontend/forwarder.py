@@ -24,7 +24,7 @@ from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
 from headrace.ipc.published_page import PublishedPage
 from headrace.ipc.router import LONG_BODY_BYTES, Router
-from headrace.protocol.sse import DONE, event_of
+from headrace.response_bodies.sse import DONE, event_of
 from headrace.routes import ANTHROPIC_PATHS, METRICS, METRICS_TYPE, READS
 
 JSON = "application/json"

@@ -24,19 +24,19 @@ PACKAGES = {
     "model": "",
     "board": "",
     "ipc": "board model",
-    "config": "board model protocol",
+    "config": "board model response_bodies",
     "runtime": "board config ipc system",
     "supervision": "board config ipc runtime system",
     "metrics": "board config ipc system",
     "launch": "board config runtime supervision system",
     "client": "launch",
-    "protocol": "",
-    "offline": "board client config ipc launch model protocol system",
+    "response_bodies": "",
+    "offline": "board client config ipc launch model response_bodies system",
     "testing": "config launch",
     "cli": "board client config ipc model runtime supervision system",
     "bench": "config offline runtime",
 }
-SHARED = {"system", "model", "board", "ipc", "config", "runtime", "protocol"}
+SHARED = {"system", "model", "board", "ipc", "config", "runtime", "response_bodies"}
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},

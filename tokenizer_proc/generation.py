@@ -22,7 +22,7 @@ from headrace.ipc.messages import (
     Sampling,
     detokenizer_of,
 )
-from headrace.protocol.tokens import InputTokens, TokenCount
+from headrace.response_bodies.tokens import InputTokens, TokenCount
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.infilling import LEAD, infilling_of
 from headrace.tokenizer_proc.grammar.grammars import Grammars

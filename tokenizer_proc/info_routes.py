@@ -13,7 +13,7 @@ from headrace.config.config import TokenizerConfig
 from headrace.config.model_list import model_pages
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.protocol.server import VersionResponse
+from headrace.response_bodies.server import VersionResponse
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import (
     Body,

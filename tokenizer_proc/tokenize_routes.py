@@ -11,7 +11,7 @@ from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.protocol.tokens import DetokenizeResponse, TokenizeResponse
+from headrace.response_bodies.tokens import DetokenizeResponse, TokenizeResponse
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.images.images import Images, none_of
 from headrace.tokenizer_proc.jobs.stages import (

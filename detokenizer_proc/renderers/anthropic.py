@@ -28,7 +28,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ResponsePlan
-from headrace.protocol.anthropic_messages import (
+from headrace.response_bodies.anthropic_messages import (
     BegunMessage,
     BlockDelta,
     BlockNews,
@@ -52,8 +52,8 @@ from headrace.protocol.anthropic_messages import (
     ThinkingDetails,
     ToolUseBlock,
 )
-from headrace.protocol.errors import anthropic_error
-from headrace.protocol.sse import event
+from headrace.response_bodies.errors import anthropic_error
+from headrace.response_bodies.sse import event
 
 
 def end_of(finished: FinishReason, stopped_by: str | int | None, calls: bool) -> MessageEnd:

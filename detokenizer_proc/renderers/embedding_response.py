@@ -13,7 +13,7 @@ from headrace.detokenizer_proc.renderers.json_slices import LazyList, slices
 from headrace.detokenizer_proc.renderers.renderer import JSON
 from headrace.detokenizer_proc.renderers.similarities import Similarities
 from headrace.ipc.messages import EmbeddingPlan, SimilarityPlan, Times
-from headrace.protocol.embeddings import Embedded, EmbeddedText, EmbeddingUsage
+from headrace.response_bodies.embeddings import Embedded, EmbeddedText, EmbeddingUsage
 
 VectorPlan = EmbeddingPlan | SimilarityPlan
 

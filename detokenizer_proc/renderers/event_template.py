@@ -12,7 +12,7 @@ import functools
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
 from headrace.ipc.messages import Api, FinishReason, ResponsePlan
-from headrace.protocol.sse import DONE
+from headrace.response_bodies.sse import DONE
 
 TEXT = "\x01"  # renders as no other text does
 ID = "\x02"

@@ -29,8 +29,8 @@ from headrace.detokenizer_proc.renderers.renderer import (
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ResponsePlan
-from headrace.protocol.errors import openai_error
-from headrace.protocol.openai_completions import (
+from headrace.response_bodies.errors import openai_error
+from headrace.response_bodies.openai_completions import (
     ChatCompletionMessage,
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -51,7 +51,7 @@ from headrace.protocol.openai_completions import (
     PromptTokensDetails,
     UsageInfo,
 )
-from headrace.protocol.sse import DONE, event
+from headrace.response_bodies.sse import DONE, event
 
 
 def finish_name(finished: FinishReason | None, calls: bool = False) -> str | None:

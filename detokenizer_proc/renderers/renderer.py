@@ -8,7 +8,7 @@ from headrace.detokenizer_proc.parsers.pieces import Call, Piece
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason
-from headrace.protocol.logprobs import ChatCompletionLogProbs, CompletionLogProbs
+from headrace.response_bodies.logprobs import ChatCompletionLogProbs, CompletionLogProbs
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"

@@ -28,8 +28,8 @@ from headrace.detokenizer_proc.renderers.renderer import (
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ResponsePlan, ResponsesForm
-from headrace.protocol.logprobs import ChatCompletionLogProbs
-from headrace.protocol.openai_responses import (
+from headrace.response_bodies.logprobs import ChatCompletionLogProbs
+from headrace.response_bodies.openai_responses import (
     ArgumentsDelta,
     ArgumentsDone,
     CallItem,
@@ -64,7 +64,7 @@ from headrace.protocol.openai_responses import (
     TextDelta,
     TextDone,
 )
-from headrace.protocol.sse import event
+from headrace.response_bodies.sse import event
 
 R = TypeVar("R", bound=StreamedResponse)
 DONE_STATUS: dict[FinishReason, Status] = {

@@ -24,8 +24,8 @@ from headrace.detokenizer_proc.renderers.renderer import (
 )
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, GenerateForm, ResponsePlan
-from headrace.protocol.errors import openai_error
-from headrace.protocol.sglang_generate import (
+from headrace.response_bodies.errors import openai_error
+from headrace.response_bodies.sglang_generate import (
     Cut,
     GeneratedText,
     GenerateEvent,
@@ -33,7 +33,7 @@ from headrace.protocol.sglang_generate import (
     MetaSoFar,
     Stopped,
 )
-from headrace.protocol.sse import DONE, event
+from headrace.response_bodies.sse import DONE, event
 
 NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
 Columns = dict[str, Any]  # of JSON values

@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.ipc.messages import SimilarityPlan
-from headrace.protocol.embeddings import EmbeddingUsage
-from headrace.protocol.scores import (
+from headrace.response_bodies.embeddings import EmbeddingUsage
+from headrace.response_bodies.scores import (
     RerankDocument,
     RerankResponse,
     RerankResult,

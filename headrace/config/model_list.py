@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from headrace.config.config import ModelCard
-from headrace.protocol.server import (
+from headrace.response_bodies.server import (
     AnthropicModel,
     AnthropicModelList,
     ModelListResponse,

@@ -25,7 +25,7 @@ from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToFrontend
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
 from headrace.launch.embedded import EmbeddedServer, RingReady
-from headrace.protocol.errors import openai_error
+from headrace.response_bodies.errors import openai_error
 
 JSON = "application/json"
 BEAT_S = 0.1  # between heartbeats and tries to send what a full link has refused

@@ -14,7 +14,7 @@ from headrace.ipc.messages import Api, FinishReason, Parsing, StepOutput, reques
 from headrace.metrics.tool_calls import READINGS
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.model.token_table import TokenTable
-from headrace.protocol.openai_completions import ChatCompletionStreamResponse
+from headrace.response_bodies.openai_completions import ChatCompletionStreamResponse
 
 # Ids are bytes, but for the last ones, special tokens.
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "<pad>"]

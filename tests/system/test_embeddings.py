@@ -23,7 +23,7 @@ import headrace.client.client
 from headrace import Client, Engine
 from headrace.config.model_card import find_demo_model
 from headrace.model.tokenizer_json import read_tokenizer_json
-from headrace.protocol.embeddings import Embedded
+from headrace.response_bodies.embeddings import Embedded
 
 Vectors = npt.NDArray[np.float32]
 RECORDED = Path(__file__).parent / "recorded"

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import GenerateRequest, HttpRequest
-from headrace.protocol.errors import anthropic_error, openai_error
+from headrace.response_bodies.errors import anthropic_error, openai_error
 from headrace.routes import ANTHROPIC_PATHS
 
 T = TypeVar("T")
@@ -75,5 +75,5 @@ def error_response(error: RequestError, path: str) -> ImmediateResponse:
 
 
 def json_response(body: msgspec.Struct) -> ImmediateResponse:
-    """Return a struct of `headrace.protocol` or another as a JSON response."""
+    """Return a struct of `headrace.response_bodies` or another as a JSON response."""
     return ImmediateResponse(200, msgspec.json.encode(body))

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace import __version__, routes
 from headrace.config.config import ModelCard
-from headrace.protocol.errors import AnthropicError, Error
+from headrace.response_bodies.errors import AnthropicError, Error
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.openapi.route_bodies import (
     BODIES,

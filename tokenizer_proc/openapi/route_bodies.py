@@ -10,10 +10,16 @@ import msgspec
 
 from headrace import routes
 from headrace.config.config import ModelCard
-from headrace.protocol import openai_completions, openai_responses, server, sglang_generate, tokens
-from headrace.protocol.anthropic_messages import MessageEvent, MessagesResponse
-from headrace.protocol.embeddings import Embedded
-from headrace.protocol.scores import RerankResponse, ScoreResponse
+from headrace.response_bodies import (
+    openai_completions,
+    openai_responses,
+    server,
+    sglang_generate,
+    tokens,
+)
+from headrace.response_bodies.anthropic_messages import MessageEvent, MessagesResponse
+from headrace.response_bodies.embeddings import Embedded
+from headrace.response_bodies.scores import RerankResponse, ScoreResponse
 from headrace.tokenizer_proc.requests.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,

@@ -4,7 +4,7 @@ from headrace import __version__
 from headrace.board.board import Board
 from headrace.board.fields import EngineField, FrontendField
 from headrace.config.config import ModelCard
-from headrace.protocol.server import ModelInfo, ServerInfo, ServerLoad
+from headrace.response_bodies.server import ModelInfo, ServerInfo, ServerLoad
 
 
 def load(board: Board) -> ServerLoad:

@@ -12,7 +12,7 @@ from msgspec import UnsetType
 from headrace.errors import InvalidValue, Unsupported
 from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.model.sampling_parameters import SamplingParameters
-from headrace.protocol.response_options import (
+from headrace.response_bodies.response_options import (
     InputFormat,
     OfferedFunction,
     Reasoning,

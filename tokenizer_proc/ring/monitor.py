@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from headrace.board.board import Board
 from headrace.config.config import TokenizerConfig
-from headrace.protocol import sse
+from headrace.response_bodies import sse
 from headrace.tokenizer_proc.ring.death_watch import DeathWatch
 from headrace.tokenizer_proc.ring.history import History, HistoryNews, HourHistory
 from headrace.tokenizer_proc.ring.ring_state import RingReader, RingState

@@ -12,8 +12,8 @@ from headrace.detokenizer_proc.parsers.custom_tools import input_of
 from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.ipc.messages import Api, FinishReason, Parsing, StepOutput
 from headrace.model.output_formats import ToolFormat
-from headrace.protocol.openai_completions import ChatCompletionStreamResponse
-from headrace.protocol.openai_responses import ResponseEvent
+from headrace.response_bodies.openai_completions import ChatCompletionStreamResponse
+from headrace.response_bodies.openai_responses import ResponseEvent
 
 STOP = FinishReason.STOP
 CODE = 'print("é")\n'

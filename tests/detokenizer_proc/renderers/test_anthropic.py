@@ -17,7 +17,7 @@ from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.text_response import TextResponse
 from headrace.errors import InternalError
 from headrace.ipc.messages import Api, FinishReason, ResponsePlan, StepOutput, request_id
-from headrace.protocol.anthropic_messages import MessageEvent, MessagesResponse
+from headrace.response_bodies.anthropic_messages import MessageEvent, MessagesResponse
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)

@@ -24,7 +24,7 @@ from headrace.errors import InternalError
 from headrace.ipc.messages import Api, FinishReason, ResponsePlan, ResponsesForm
 from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.model.sampling_defaults import OPENAI
-from headrace.protocol import openai_responses
+from headrace.response_bodies import openai_responses
 from headrace.tokenizer_proc.requests.responses import decode_responses, echo_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

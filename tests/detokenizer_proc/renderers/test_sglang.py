@@ -20,7 +20,7 @@ from headrace.ipc.messages import (
     StepOutput,
 )
 from headrace.ipc.token_logprobs import TokenLogprob, packed
-from headrace.protocol.sglang_generate import Generated, GenerateEvent
+from headrace.response_bodies.sglang_generate import Generated, GenerateEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=3, num_completion=2, num_cached=1)

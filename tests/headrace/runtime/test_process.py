@@ -108,7 +108,7 @@ def test_failed_start_leaves_no_file_open(
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="open files" if is_short_of_files else "/missing"):
         spawn(SEAT, CONFIG, board, "info")
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= set(before)  # what others left may be closed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import Api, GenerateRequest, ResponsePlan
-from headrace.protocol.errors import anthropic_error
+from headrace.response_bodies.errors import anthropic_error
 from headrace.tokenizer_proc.jobs.stages import ImmediateResponse
 from headrace.tokenizer_proc.requests.anthropic import (
     NOT_READ,

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.protocol.base import Typed, Whole
+from headrace.response_bodies.base import Typed, Whole
 
 
 class ServedModel(Whole):

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.protocol.base import Typed, Whole
-from headrace.protocol.errors import AnthropicError
+from headrace.response_bodies.base import Typed, Whole
+from headrace.response_bodies.errors import AnthropicError
 
 
 class TextBlock(Typed, tag="text"):

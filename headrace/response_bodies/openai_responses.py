@@ -5,9 +5,9 @@ https://platform.openai.com/docs/api-reference/responses/object
 
 from typing import Any, Literal
 
-from headrace.protocol.base import Typed, Whole
-from headrace.protocol.logprobs import ChatCompletionLogProbsContent
-from headrace.protocol.response_options import (
+from headrace.response_bodies.base import Typed, Whole
+from headrace.response_bodies.logprobs import ChatCompletionLogProbsContent
+from headrace.response_bodies.response_options import (
     OfferedFunction,
     Reasoning,
     TextOptions,

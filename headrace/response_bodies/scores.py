@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from headrace.protocol.base import Whole
-from headrace.protocol.embeddings import EmbeddingUsage
+from headrace.response_bodies.base import Whole
+from headrace.response_bodies.embeddings import EmbeddingUsage
 
 
 class RerankDocument(Whole):

@@ -3,7 +3,7 @@
 https://platform.openai.com/docs/api-reference/chat/object
 """
 
-from headrace.protocol.base import Whole
+from headrace.response_bodies.base import Whole
 
 
 class ChatCompletionLogProb(Whole):

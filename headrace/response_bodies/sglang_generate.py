@@ -5,7 +5,7 @@ https://docs.sglang.ai/basic_usage/native_api.html
 
 from msgspec import UNSET, UnsetType
 
-from headrace.protocol.base import Typed, Whole
+from headrace.response_bodies.base import Typed, Whole
 
 LogprobEntry = tuple[float | None, int, str | None]  # log probability, token id, text
 TopLogprobs = list[list[LogprobEntry] | None]

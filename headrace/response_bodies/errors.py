@@ -1,7 +1,7 @@
 """Bodies of errors, in the shapes of OpenAI's and Anthropic's APIs."""
 
 from headrace.errors import RequestError, anthropic_type
-from headrace.protocol.base import Typed, Whole
+from headrace.response_bodies.base import Typed, Whole
 
 
 class ErrorBody(Whole):

@@ -7,8 +7,12 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from headrace.protocol.base import Whole
-from headrace.protocol.logprobs import ChatCompletionLogProbs, CompletionLogProbs, PromptLogProbs
+from headrace.response_bodies.base import Whole
+from headrace.response_bodies.logprobs import (
+    ChatCompletionLogProbs,
+    CompletionLogProbs,
+    PromptLogProbs,
+)
 
 
 class PromptTokensDetails(Whole):

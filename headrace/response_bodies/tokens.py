@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from headrace.protocol.base import Whole
+from headrace.response_bodies.base import Whole
 
 
 class TokenizeResponse(Whole):
