@@ -7,13 +7,11 @@ while is ended, and its memory with it. A request that waits for a child is laid
 500, and one that takes too much CPU time a 400.
 """
 
-import contextlib
 import logging
 import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
 
@@ -21,10 +19,11 @@ from headrace.config.config import TokenizerConfig
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest
 from headrace.logs import current_request
-from headrace.tokenizer_proc.jobs.child_pipe import read, write
+from headrace.tokenizer_proc.jobs.child_pipe import ChildPipe
 from headrace.tokenizer_proc.jobs.stages import Body, Check, Outcome, Stages
 from headrace.tokenizer_proc.offload_process import CPU_S, Handled, Offloaded, Setup
 
+MODULE = "headrace.tokenizer_proc.offload_process"
 MAX_PROCESSES = 2
 MAX_DEATHS = 2  # at one request
 DEADLINE_S = 300.0  # for an outcome, of a process that may hang
@@ -96,7 +95,7 @@ class OffloadPool:
 
     def _serve(self) -> None:
         """Have requests handled, one after the other, as long as this process lives."""
-        child = Child(self._setup)
+        child = ChildPipe(MODULE, self._setup, DEADLINE_S)
         while True:
             try:
                 call = self._calls.get(timeout=self._idle_s if child.process else None)
@@ -114,13 +113,13 @@ class OffloadPool:
                 self._num_pending -= 1
             call.check.found = found
 
-    def _outcome(self, call: PendingOffload, child: "Child") -> Outcome | RequestError:
+    def _outcome(self, call: PendingOffload, child: ChildPipe) -> Outcome | RequestError:
         for _ in range(MAX_DEATHS):
             with self._lock:
                 if call.is_cancelled:
                     break
                 call.process = child.start()
-            handled = child.ask(Offloaded(call.request, memoryview(call.body)))
+            handled = child.ask(Offloaded(call.request, memoryview(call.body)), Handled)
             with self._lock:
                 call.process = None
             if handled is not None:
@@ -134,56 +133,3 @@ class OffloadPool:
                     f"the body takes more than {CPU_S} s of CPU time to handle; send less at a time"
                 )
         return DeadlyRequest()
-
-
-class Child:
-    """A seat for one process after the other."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self._setup = setup
-        self._is_set_up = False
-
-    def start(self) -> "subprocess.Popen[bytes]":
-        """Return the process; start one where there is none. It ends with its input."""
-        if self.process is not None and self.process.poll() is not None:
-            self.end()
-        if self.process is None:
-            self._is_set_up = False
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.tokenizer_proc.offload_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            )
-        return self.process
-
-    def ask(self, offloaded: Offloaded) -> Handled | None:
-        """Return the outcome of a request; None where the process dies."""
-        process = self.start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        killer = threading.Timer(DEADLINE_S, process.kill)
-        killer.daemon = True
-        killer.start()
-        handled = None
-        with contextlib.suppress(BrokenPipeError):
-            if not self._is_set_up:
-                write(process.stdin, self._setup)
-                self._is_set_up = True
-            write(process.stdin, offloaded)
-            handled = read(process.stdout, Handled)
-        killer.cancel()
-        return handled
-
-    def end(self) -> int | None:
-        """End the process, and return its exit code."""
-        process, self.process = self.process, None
-        if process is None:
-            return None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # what was not written yet
-            process.stdin.close()
-        process.stdout.close()
-        return process.wait()

@@ -213,9 +213,9 @@ class Client:
     def stream_chat(self, messages: Messages, **options: Any) -> TextStream:
         """Return an iterator of the answer's text as it comes; it can be canceled.
 
+        >>> "".join(client.stream_chat("What is the capital of France?", temperature=0))
+        'The capital of France is Paris.'
         >>> texts = client.stream_chat("What is the capital of France?", temperature=0)
-        >>> next(texts).startswith("The")
-        True
         >>> texts.cancel()
         >>> list(texts)
         []

@@ -4,14 +4,12 @@ That process is started when the first constraint comes, and again after one tha
 it. A thread talks to it; requests that wait for it are laid aside (`stages.Check`).
 """
 
-import contextlib
 import hashlib
 import logging
 import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -23,10 +21,11 @@ from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, Unsupported
 from headrace.logs import current_request
 from headrace.tokenizer_proc.grammar.grammar_checker import CPU_S, Task, Verdict
-from headrace.tokenizer_proc.jobs.child_pipe import read, write
+from headrace.tokenizer_proc.jobs.child_pipe import ChildPipe
 from headrace.tokenizer_proc.jobs.stages import Check, Encoding
 from headrace.tokenizer_proc.requests.constraints import Constraint
 
+MODULE = "headrace.tokenizer_proc.grammar.grammar_checker"
 DEADLINE_S = 60.0  # for a verdict, with all that is loaded before the first
 MAX_KEPT = 128  # verdicts; the one that was asked for longest ago goes first
 TRY_AGAIN = Verdict(error="could not be compiled; try again", may_change=True)
@@ -49,7 +48,6 @@ class Grammars:
         is_scripted: Callable[[], bool] | None = None,
     ) -> None:
         self._card = card
-        self._deadline_s = DEADLINE_S
         self._follows = follows
         self._is_scripted = is_scripted
         self._kept: OrderedDict[bytes, Check[Verdict]] = OrderedDict()
@@ -57,10 +55,10 @@ class Grammars:
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._has_tokenizer = False  # the process, whose tokens grammars are for
-        title = f"headrace: grammars of {os.getpid()}"
-        self._task = Task(card.path, card.vocab_size, card.eos_token_ids, title)
+        self._title = f"headrace: grammars of {os.getpid()}"
+        task = Task(card.path, card.vocab_size, card.eos_token_ids, self._title)
+        # The CPU limit does not end a checker that hangs.
+        self._checker = ChildPipe(MODULE, task, DEADLINE_S, stderr=subprocess.DEVNULL)
 
     def compiled(self, param: str, constraint: Constraint) -> Encoding[bytes]:
         """Return the grammar that a constraint, of the field `param`, comes to.
@@ -110,48 +108,21 @@ class Grammars:
             try:
                 check.found = self._ask(constraint)
             except OSError as error:  # the system is short of processes, say
-                log.warning("%s cannot be started: %s", self._task.title, error)
+                log.warning("%s cannot be started: %s", self._title, error)
                 check.found = TRY_AGAIN
 
     def _ask(self, constraint: Constraint) -> Verdict:
-        process = self._process = self._process or start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        verdict, began_at = None, time.monotonic()
-        # The CPU limit does not end a checker that hangs.
-        killer = threading.Timer(self._deadline_s, process.kill)
-        killer.start()
-        with contextlib.suppress(BrokenPipeError):
-            if not self._has_tokenizer:
-                write(process.stdin, self._task)
-                self._has_tokenizer = True
-            write(process.stdin, constraint)
-            verdict = read(process.stdout, Verdict)
-        killer.cancel()
+        began_at = time.monotonic()
+        verdict = self._checker.ask(constraint, Verdict)
         if verdict is not None:
             if verdict.detail:
                 log.info("a %s is refused: %s", constraint.kind, verdict.detail)
             return verdict
-        with contextlib.suppress(BrokenPipeError):  # what was not written yet
-            process.stdin.close()
-        process.stdout.close()
-        code = process.wait()
-        self._process, self._has_tokenizer = None, False
-        if time.monotonic() - began_at >= self._deadline_s:
-            log.warning("%s hung; it has been ended", self._task.title)
+        code = self._checker.end()
+        if time.monotonic() - began_at >= self._checker.deadline_s:
+            log.warning("%s hung; it has been ended", self._title)
             return TRY_AGAIN
-        log.warning("a %s was too much to compile: exit code %d", constraint.kind, code)
+        log.warning("a %s was too much to compile: exit code %s", constraint.kind, code)
         if code == -signal.SIGPROF:
             return Verdict(error=f"takes more than {CPU_S:g} s of CPU time to compile")
         return Verdict(error="takes too much memory to compile")
-
-
-def start() -> "subprocess.Popen[bytes]":
-    """Start a process that checks. It ends with its input."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "headrace.tokenizer_proc.grammar.grammar_checker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )

@@ -1,6 +1,10 @@
-"""Messages between a tokenizer process and a child of its own, each after its length, u32."""
+"""A child of a tokenizer process, and the messages between both, each after its length, u32."""
 
+import contextlib
 import struct
+import subprocess
+import sys
+import threading
 from typing import IO, TypeVar
 
 import msgspec
@@ -25,3 +29,71 @@ def read(source: IO[bytes], kind: type[T]) -> T | None:
     (length,) = LENGTH.unpack(head)
     data = source.read(length)
     return msgspec.msgpack.decode(data, type=kind) if len(data) == length else None
+
+
+class ChildPipe:
+    """A seat for one child process after the other, which answers one message at a time.
+
+    Args:
+        module: what the process runs.
+        setup: its first message.
+        deadline_s: for an answer, of a process that may hang.
+        stderr: as `subprocess.Popen` has it; None is that of this process.
+    """
+
+    def __init__(
+        self, module: str, setup: msgspec.Struct, deadline_s: float, stderr: int | None = None
+    ) -> None:
+        self.deadline_s = deadline_s
+        self.process: subprocess.Popen[bytes] | None = None
+        self._module = module
+        self._setup = setup
+        self._stderr = stderr
+        self._is_set_up = False
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Return the process; start one where there is none. It ends with its input.
+
+        Raises:
+            OSError: the system is short of processes, say.
+        """
+        if self.process is None:
+            self._is_set_up = False
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+        return self.process
+
+    def ask(self, message: msgspec.Struct, kind: type[T]) -> T | None:
+        """Return the answer to a message; None where the process dies, or hangs and is ended."""
+        process = self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        killer = threading.Timer(self.deadline_s, process.kill)
+        killer.daemon = True
+        killer.start()
+        answer = None
+        with contextlib.suppress(BrokenPipeError):
+            if not self._is_set_up:
+                write(process.stdin, self._setup)
+                self._is_set_up = True
+            write(process.stdin, message)
+            answer = read(process.stdout, kind)
+        killer.cancel()
+        return answer
+
+    def end(self) -> int | None:
+        """End the process, and return its exit code."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # what was not written yet
+            process.stdin.close()
+        process.stdout.close()
+        return process.wait()

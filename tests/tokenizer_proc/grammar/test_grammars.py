@@ -42,7 +42,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 def end(grammars: Grammars) -> None:
-    process = grammars._process
+    process = grammars._checker.process
     if process is not None:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -225,9 +225,9 @@ def test_slow_grammar_is_ended_by_the_kernel_others_are_served() -> None:
     grammars = Grammars(CARD)
     error = refusal(grammars, HOSTILE)
     assert str(error) == "field: takes more than 1 s of CPU time to compile"
-    assert grammars._process is None
+    assert grammars._checker.process is None
     assert refusal(grammars, HOSTILE).args == error.args, "that is known now"
-    assert grammars._process is None
+    assert grammars._checker.process is None
     assert compiled(grammars, Constraint("regex", "a"))
     end(grammars)
 
@@ -236,11 +236,11 @@ def test_hung_checker_is_ended_and_the_grammar_not_blamed() -> None:
     grammars = Grammars(CARD)
     first = Constraint("regex", "a")
     compiled(grammars, Constraint("regex", "b"))
-    assert grammars._process is not None
-    grammars._process.send_signal(signal.SIGSTOP)
-    grammars._deadline_s = 0.1
+    assert grammars._checker.process is not None
+    grammars._checker.process.send_signal(signal.SIGSTOP)
+    grammars._checker.deadline_s = 0.1
     assert str(refusal(grammars, first)) == "field: could not be compiled; try again"
-    grammars._deadline_s = DEADLINE_S
+    grammars._checker.deadline_s = DEADLINE_S
     assert compiled(grammars, first)
     end(grammars)
 
@@ -258,7 +258,7 @@ def test_grammar_is_not_blamed_for_a_failed_process_start(
 
 def test_a_checker_that_dies_is_replaced(grammars: Grammars) -> None:
     compiled(grammars, Constraint("regex", "first"))
-    process = grammars._process
+    process = grammars._checker.process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     assert "memory" in str(refusal(grammars, Constraint("regex", "second")))
@@ -267,8 +267,8 @@ def test_a_checker_that_dies_is_replaced(grammars: Grammars) -> None:
 
 def test_memory_is_bounded(grammars: Grammars) -> None:
     compiled(grammars, Constraint("regex", "a"))
-    assert grammars._process is not None
-    process = psutil.Process(grammars._process.pid)
+    assert grammars._checker.process is not None
+    process = psutil.Process(grammars._checker.process.pid)
     limit, _ = process.rlimit(psutil.RLIMIT_AS)
     assert 0 < limit < process.memory_info().vms + 2 * grammar_checker.MEMORY_BYTES
     assert process.cmdline()[0] == f"headrace: grammars of {os.getpid()}"
