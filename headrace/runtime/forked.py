@@ -10,12 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by the parent, in its own way
 NUM_STANDARD = 3  # descriptors
-MAX_FDS = 1 << 30
 
 
 @contextmanager
@@ -59,10 +58,9 @@ def leave_parent(fds: Collection[int]) -> None:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    first = NUM_STANDARD
-    for fd in sorted(fds):
-        os.closerange(first, fd)
-        first = fd + 1
-    os.closerange(first, MAX_FDS)
+    for fd in map(int, os.listdir("/proc/self/fd")):  # a range may have a billion of them
+        if fd >= NUM_STANDARD and fd not in fds:
+            with suppress(OSError):  # the list's own is closed
+                os.close(fd)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     gc.enable()  # `subprocess` turns it off around a fork
