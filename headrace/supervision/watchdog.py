@@ -25,8 +25,14 @@ IDLE_SHARE = 0.1  # of a core: a process that uses less waits for work
 SHORTEST_S = 0.1  # between looks: the kernel counts in ticks of 10 ms
 # Of the machine's memory, or the container's, per process of a role.
 MEMORY_SHARES = {
-    **{"frontend": 0.25, "tokenizer": 0.25, "detokenizer": 0.25, "engine": 0.5, "worker": 0.95},
-    **{"vision": 0.5, "fetcher": 0.25, "telemetry": 0.25},
+    "frontend": 0.25,
+    "tokenizer": 0.25,
+    "detokenizer": 0.25,
+    "engine": 0.5,
+    "worker": 0.95,
+    "vision": 0.5,
+    "fetcher": 0.25,
+    "telemetry": 0.25,
 }
 
 
