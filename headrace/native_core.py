@@ -21,7 +21,9 @@ def load_core() -> ctypes.CDLL:
 
 
 def best_kernels() -> str:
-    """Return which kernels run here: avx512, with amx or without, avx2 or portable.
+    """Return which kernels run here, as "avx512 with amx", "avx2", "neon with i8mm and bf16".
+
+    "portable" is none of these.
 
     Raises:
         HeadraceError: none have been built.

@@ -110,6 +110,8 @@ RANK_SUMS(portable)
 #if defined(__x86_64__)
 RANK_SUMS(avx2, __attribute__((target("avx2"))))
 RANK_SUMS(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512"))))
+#elif defined(__aarch64__)
+RANK_SUMS(neon) // which every processor has: as portable
 #endif
 
 } // namespace
@@ -125,6 +127,10 @@ const RankSums *find_rank_sums(Isa isa) {
     }
     if (isa == Isa::avx2 || (isa == Isa::best && has_avx2)) {
         return has_avx2 ? &avx2::sums : nullptr;
+    }
+#elif defined(__aarch64__)
+    if (isa == Isa::neon || isa == Isa::best) {
+        return &neon::sums;
     }
 #endif
     return isa == Isa::best || isa == Isa::portable ? &portable::sums : nullptr;

@@ -49,7 +49,7 @@ template <class V> struct Int8Bytes {
     static constexpr int header_bytes = 32, chunk_bytes = 64, sign = 0;
     using Scales = typename Q8Block<V>::Scales;
     static auto four(const uint8_t *chunk_start, int) { return V::weights(chunk_start); }
-    static auto start(const Int16Group &x, int) { return V::dots(x.offset); } // zero is 128
+    static auto start(const Int16Group &x, int) { return V::dots(offset_of_128<V>(x.offset)); }
 };
 
 constexpr int num_fours = quantized_group / 4;

@@ -2,8 +2,13 @@
 #include "cpu/attention_amx.h"
 #include "cpu/few_rows.h"
 #include "cpu/kernels_amx.h"
+#include "cpu/kernels_neon.h"
 
 #include <climits>
+
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 namespace headrace {
 
@@ -54,6 +59,45 @@ const Kernels &avx512_here() {
 }
 
 } // namespace
+#elif defined(__aarch64__)
+namespace {
+
+// Of Linux's arm64 ABI; the C library's headers may be older than the processor.
+constexpr unsigned long hwcap_asimddp = 1 << 20, hwcap2_i8mm = 1 << 13, hwcap2_bf16 = 1 << 14;
+
+bool has_dots() {
+    return getauxval(AT_HWCAP) & hwcap_asimddp;
+}
+
+bool has_i8mm() {
+    return has_dots() && getauxval(AT_HWCAP2) & hwcap2_i8mm;
+}
+
+bool has_bf16() {
+    return getauxval(AT_HWCAP2) & hwcap2_bf16;
+}
+
+// NEON, and what this processor has beside it.
+const Kernels &neon_here() {
+    static const Kernels kernels = [] {
+        Kernels mixed = neon_kernels;
+        if (has_dots()) {
+            mixed.gemm_int16 = has_i8mm() ? gemm_int16_by_matrices : gemm_int16_by_dots;
+            mixed.gemm_int8 = has_i8mm() ? gemm_int8_by_matrices : gemm_int8_by_dots;
+            mixed.quantize_row = quantize_row_for_dots;
+        }
+        if (has_bf16()) {
+            mixed.gemm_bf16 = gemm_bf16_by_dots;
+            mixed.round_row = round_row_to_pairs;
+            mixed.attend_segment = attend_segment_by_dots;
+            mixed.rounds_attention = true;
+        }
+        return mixed;
+    }();
+    return kernels;
+}
+
+} // namespace
 #endif
 
 const char *best_kernels() {
@@ -65,6 +109,10 @@ const char *best_kernels() {
     if (best->isa == Isa::avx2) {
         return "avx2";
     }
+#elif defined(__aarch64__)
+    return has_i8mm()   ? (has_bf16() ? "neon with i8mm and bf16" : "neon with i8mm")
+           : has_dots() ? "neon with dot products"
+                        : "neon";
 #endif
     return "portable";
 }
@@ -78,6 +126,10 @@ const Kernels *find_kernels(Isa isa) {
     }
     if (isa == Isa::avx2 || (isa == Isa::best && has_avx2)) {
         return has_avx2 ? &avx2_kernels : nullptr;
+    }
+#elif defined(__aarch64__)
+    if (isa == Isa::neon || isa == Isa::best) {
+        return &neon_here();
     }
 #endif
     return isa == Isa::best || isa == Isa::portable ? &portable_kernels : nullptr;

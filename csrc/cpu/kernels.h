@@ -9,7 +9,7 @@
 
 namespace headrace {
 
-enum class Isa : int32_t { best, portable, avx2, avx512 };
+enum class Isa : int32_t { best, portable, avx2, avx512, neon };
 enum class Gate : int32_t { silu, gelu, gelu_tanh };
 
 struct Kernels {
@@ -141,6 +141,8 @@ extern const Kernels portable_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+#elif defined(__aarch64__)
+extern const Kernels neon_kernels;
 #endif
 
 } // namespace headrace

@@ -23,6 +23,7 @@ struct Avx2 {
     static constexpr int num_streams = 6;
     static constexpr int num_together = 1;
     static constexpr bool has_bf16 = false;
+    static constexpr bool has_signed_bytes = false;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static Floats load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

@@ -31,6 +31,7 @@ struct Avx512 {
     static constexpr int num_streams = 6;  // blocks that one row reads side by side
     static constexpr int num_together = 2; // rows that share unpacked weights
     static constexpr bool has_bf16 = true;
+    static constexpr bool has_signed_bytes = false;
 
     static Floats set(float x) { return _mm512_set1_ps(x); }
     static Floats load(const float *p) { return _mm512_loadu_ps(p); }

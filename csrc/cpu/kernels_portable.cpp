@@ -23,6 +23,7 @@ struct Portable {
     static constexpr int num_streams = 1;
     static constexpr int num_together = 1;
     static constexpr bool has_bf16 = false;
+    static constexpr bool has_signed_bytes = false;
 
     template <class Body> static Floats each(const Body &body) {
         Floats result;

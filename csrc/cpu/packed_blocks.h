@@ -56,6 +56,11 @@ template <class V, Format format> struct Codes {
     }
 };
 
+// What 128 adds up to as `zero` of a code.
+template <class V> int32_t offset_of_128(int32_t offset) {
+    return V::has_signed_bytes ? 0 : offset;
+}
+
 // Scales of the g-th group of a unit. Their products are exact: of 11 and 8 bits at most.
 template <class V> struct HalfScale {
     static constexpr int sign = 0;
@@ -140,7 +145,9 @@ struct PackedBlock {
         if constexpr (packing.zero == 0) {
             return V::dots(0);
         } else {
-            return V::dots(x.offset_of(part, quantized_group / group) / (128 / packing.zero));
+            const int32_t offset = x.offset_of(part, quantized_group / group);
+            return V::dots(packing.zero == 128 ? offset_of_128<V>(offset)
+                                               : offset / (128 / packing.zero));
         }
     }
 };

@@ -157,6 +157,8 @@ KERNELS(portable)
 #if defined(__x86_64__)
 KERNELS(avx2, __attribute__((target("avx2"))))
 KERNELS(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,prefer-vector-width=512"))))
+#elif defined(__aarch64__)
+KERNELS(neon) // which every processor has: as portable
 #endif
 
 } // namespace
@@ -172,6 +174,10 @@ const SamplerKernels *find_sampler_kernels(Isa isa) {
     }
     if (isa == Isa::avx2 || (isa == Isa::best && has_avx2)) {
         return has_avx2 ? &avx2::kernels : nullptr;
+    }
+#elif defined(__aarch64__)
+    if (isa == Isa::neon || isa == Isa::best) {
+        return &neon::kernels;
     }
 #endif
     return isa == Isa::best || isa == Isa::portable ? &portable::kernels : nullptr;

@@ -23,7 +23,7 @@ from headrace.native_core import load_core
 WATCHER = -1  # in the place of a rank: maps the group without being a part of it
 NUMBERS = ("float32", "float16", "bfloat16")  # as `Number` of csrc/collectives/rank_sums.h
 COLLECTIVES = ("nothing", "all_reduce", "all_gather", "broadcast")
-ISAS = ("best", "portable", "avx2", "avx512")  # as `Isa` of csrc/cpu/kernels.h
+ISAS = ("best", "portable", "avx2", "avx512", "neon")  # as `Isa` of csrc/cpu/kernels.h
 
 
 class Array(Protocol):

@@ -24,7 +24,7 @@ class Machine:
     """Cores, memory, devices and limits."""
 
     processor: str
-    isa: str  # of the kernels that run: avx512, with amx or without, avx2, portable or none
+    isa: str  # of the kernels that run, see `best_kernels`; "none" if the core is missing
     is_refused_tiles: bool  # which the processor has: the system keeps them from this process
     num_cores: int
     num_usable: int  # that this process may run on,

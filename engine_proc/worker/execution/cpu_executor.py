@@ -84,6 +84,7 @@ class Isa(StrEnum):
     PORTABLE = "portable"
     AVX2 = "avx2"
     AVX512 = "avx512"
+    NEON = "neon"  # of arm64, with all else that the processor has
 
 
 # The order of these is the numbering of csrc/cpu.
