@@ -15,26 +15,26 @@ namespace {
 struct NeonBf16 : Neon {
     static constexpr bool has_bf16 = true;
 
-    static bfloat16x8_t pairs(float32x4_t x) { return vreinterpretq_bf16_f32(x); }
+    INLINED bfloat16x8_t pairs(float32x4_t x) { return vreinterpretq_bf16_f32(x); }
     // The two products are added first, then the sum. Each rounds to odd, and denormals are zero.
-    static Floats add_dot(const Floats &x, const Floats &w, const Floats &sum) {
+    INLINED Floats add_dot(Floats x, Floats w, Floats sum) {
         return each(
             [&](int i) { return vbfdotq_f32(sum.part[i], pairs(x.part[i]), pairs(w.part[i])); });
     }
-    static Floats first_of_pairs(const Floats &x) {
+    INLINED Floats first_of_pairs(Floats x) {
         const uint32x4_t mask = vdupq_n_u32(0xffff);
         return each([&](int i) {
             return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.part[i]), mask));
         });
     }
-    static void store_bf16(float *p, const Floats &low, const Floats &high) {
+    INLINED void store_bf16(float *p, Floats low, Floats high) {
         for (int i = 0; i < 2; ++i) {
             const float32x4_t *first = low.part + 2 * i, *second = high.part + 2 * i;
             vst1q_f32(p + 4 * i, eight(first[0], first[1]));
             vst1q_f32(p + 8 + 4 * i, eight(second[0], second[1]));
         }
     }
-    static float32x4_t eight(float32x4_t first, float32x4_t second) {
+    INLINED float32x4_t eight(float32x4_t first, float32x4_t second) {
         return vreinterpretq_f32_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second));
     }
 };

@@ -23,17 +23,17 @@ struct NeonDot : Neon {
     struct Fours {
         int8x16_t part[4];
     };
-    static Totals totals(int32_t x) {
+    INLINED Totals totals(int32_t x) {
         const int32x4_t same = vdupq_n_s32(x);
         return {{same, same, same, same}};
     }
-    static Dots dots(int32_t start) { return {totals(0), totals(start)}; }
-    static Floats to_floats(const Dots &x) {
+    INLINED Dots dots(int32_t start) { return {totals(0), totals(start)}; }
+    INLINED Floats to_floats(Dots x) {
         return each([&](int i) {
             return vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(x.high.part[i], 8), x.low.part[i]));
         });
     }
-    static void store_steps(Int16Group &group, int first, const Floats &x) {
+    INLINED void store_steps(Int16Group &group, int first, Floats x) {
         int16x4_t high[4], low[4];
         for (int i = 0; i < 4; ++i) {
             const int32x4_t steps = vcvtq_s32_f32(x.part[i]);
@@ -46,25 +46,25 @@ struct NeonDot : Neon {
             vst1_u8(numbers + quantized_group, bytes_of(low[i], low[i + 1]));
         }
     }
-    static uint8x8_t bytes_of(int16x4_t first, int16x4_t second) {
+    INLINED uint8x8_t bytes_of(int16x4_t first, int16x4_t second) {
         return vreinterpret_u8_s8(vmovn_s16(vcombine_s16(first, second)));
     }
-    static int8x16_t less_128(uint8x16_t bytes) {
+    INLINED int8x16_t less_128(uint8x16_t bytes) {
         return vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(128)));
     }
-    static Fours fours(const Bytes &x) {
+    INLINED Fours fours(Bytes x) {
         return {{vreinterpretq_s8_u8(x.part[0]), vreinterpretq_s8_u8(x.part[1]),
                  vreinterpretq_s8_u8(x.part[2]), vreinterpretq_s8_u8(x.part[3])}};
     }
-    static Fours weights(const uint8_t *p) {
+    INLINED Fours weights(const uint8_t *p) {
         return {{less_128(vld1q_u8(p)), less_128(vld1q_u8(p + 16)), less_128(vld1q_u8(p + 32)),
                  less_128(vld1q_u8(p + 48))}};
     }
-    static Bytes look_up(const uint8_t *table, const Bytes &places) {
+    INLINED Bytes look_up(const uint8_t *table, Bytes places) {
         const uint8x16_t numbers = vreinterpretq_u8_s8(less_128(vld1q_u8(table)));
         return each_bytes([&](int i) { return vqtbl1q_u8(numbers, places.part[i]); });
     }
-    static Totals add_dot(const Totals &sum, const Fours &weights, const uint8_t *four) {
+    INLINED Totals add_dot(Totals sum, Fours weights, const uint8_t *four) {
         int32_t numbers;
         std::memcpy(&numbers, four, 4);
         const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(numbers));
@@ -73,7 +73,7 @@ struct NeonDot : Neon {
                  vdotq_s32(sum.part[2], weights.part[2], x),
                  vdotq_s32(sum.part[3], weights.part[3], x)}};
     }
-    static Dots dot(const Dots &sum, const Fours &weights, const Int16Group &x, int k) {
+    INLINED Dots dot(Dots sum, Fours weights, const Int16Group &x, int k) {
         return {add_dot(sum.high, weights, x.numbers + k),
                 add_dot(sum.low, weights, x.numbers + quantized_group + k)};
     }
@@ -82,11 +82,11 @@ struct NeonDot : Neon {
 // The low byte alone of each number.
 struct NeonByteDot : NeonDot {
     using Dots = Totals;
-    static Dots dots(int32_t start) { return totals(start); }
-    static Floats to_floats(const Dots &x) {
+    INLINED Dots dots(int32_t start) { return totals(start); }
+    INLINED Floats to_floats(Dots x) {
         return each([&](int i) { return vcvtq_f32_s32(x.part[i]); });
     }
-    static Dots dot(const Dots &sum, const Fours &weights, const Int16Group &x, int k) {
+    INLINED Dots dot(Dots sum, Fours weights, const Int16Group &x, int k) {
         return add_dot(sum, weights, x.numbers + quantized_group + k);
     }
 };

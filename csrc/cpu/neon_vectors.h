@@ -5,6 +5,9 @@
 
 #include <arm_neon.h>
 
+// A call that stays one would keep a tile's sums in memory, even if it is never made.
+#define INLINED static inline __attribute__((always_inline))
+
 namespace headrace {
 
 namespace {
@@ -20,75 +23,75 @@ struct Neon {
     static constexpr bool has_bf16 = false;
     static constexpr bool has_signed_bytes = false;
 
-    template <class Body> static Floats each(const Body &body) {
+    template <class Body> INLINED Floats each(const Body &body) {
         return {{body(0), body(1), body(2), body(3)}};
     }
-    static Floats set(float x) {
+    INLINED Floats set(float x) {
         const float32x4_t same = vdupq_n_f32(x);
         return {{same, same, same, same}};
     }
-    static Floats load(const float *p) {
+    INLINED Floats load(const float *p) {
         return each([&](int i) { return vld1q_f32(p + 4 * i); });
     }
-    static void store(float *p, const Floats &x) {
+    INLINED void store(float *p, Floats x) {
         vst1q_f32(p, x.part[0]);
         vst1q_f32(p + 4, x.part[1]);
         vst1q_f32(p + 8, x.part[2]);
         vst1q_f32(p + 12, x.part[3]);
     }
-    static Floats add(const Floats &a, const Floats &b) {
+    INLINED Floats add(Floats a, Floats b) {
         return each([&](int i) { return vaddq_f32(a.part[i], b.part[i]); });
     }
-    static Floats sub(const Floats &a, const Floats &b) {
+    INLINED Floats sub(Floats a, Floats b) {
         return each([&](int i) { return vsubq_f32(a.part[i], b.part[i]); });
     }
-    static Floats mul(const Floats &a, const Floats &b) {
+    INLINED Floats mul(Floats a, Floats b) {
         return each([&](int i) { return vmulq_f32(a.part[i], b.part[i]); });
     }
-    static Floats div(const Floats &a, const Floats &b) {
+    INLINED Floats div(Floats a, Floats b) {
         return each([&](int i) { return vdivq_f32(a.part[i], b.part[i]); });
     }
-    static Floats fma(const Floats &a, const Floats &b, const Floats &c) {
+    INLINED Floats fma(Floats a, Floats b, Floats c) {
         return each([&](int i) { return vfmaq_f32(c.part[i], a.part[i], b.part[i]); });
     }
-    static Floats fms(const Floats &a, const Floats &b, const Floats &c) {
+    INLINED Floats fms(Floats a, Floats b, Floats c) {
         return each([&](int i) { return vfmaq_f32(vnegq_f32(c.part[i]), a.part[i], b.part[i]); });
     }
     // As x86 has it: the second, unless the first is larger. NEON's own maximum keeps NaN.
-    static float32x4_t larger(float32x4_t a, float32x4_t b) {
+    INLINED float32x4_t larger(float32x4_t a, float32x4_t b) {
         return vbslq_f32(vcgtq_f32(a, b), a, b);
     }
-    static Floats max(const Floats &a, const Floats &b) {
+    INLINED Floats max(Floats a, Floats b) {
         return each([&](int i) { return larger(a.part[i], b.part[i]); });
     }
-    static Floats min(const Floats &a, const Floats &b) {
+    INLINED Floats min(Floats a, Floats b) {
         return each([&](int i) {
             return vbslq_f32(vcltq_f32(a.part[i], b.part[i]), a.part[i], b.part[i]);
         });
     }
-    static Floats round(const Floats &x) {
+    INLINED Floats round(Floats x) {
         return each([&](int i) { return vrndnq_f32(x.part[i]); });
     }
-    static Floats times_power_of_two(const Floats &x, const Floats &n) {
+    INLINED Floats times_power_of_two(Floats x, Floats n) {
         return each([&](int i) {
             const int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(n.part[i]), vdupq_n_s32(127));
             return vmulq_f32(x.part[i], vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
         });
     }
-    static Floats zero_below(const Floats &x, float limit, const Floats &y) {
+    INLINED Floats zero_below(Floats x, float limit, Floats y) {
         return each([&](int i) {
             const uint32x4_t below = vcltq_f32(x.part[i], vdupq_n_f32(limit));
             return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y.part[i]), below));
         });
     }
     // In the order of AVX2's and AVX-512's.
-    static float sum(const Floats &x) {
+    INLINED float sum(Floats x) {
         const float32x4_t four =
             vaddq_f32(vaddq_f32(x.part[0], x.part[2]), vaddq_f32(x.part[1], x.part[3]));
         const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
         return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
     }
-    static float highest(const Floats &x) {
+    INLINED float highest(Floats x) {
         const float32x4_t four = larger(larger(x.part[0], x.part[2]), larger(x.part[1], x.part[3]));
         const float32x4_t two = larger(four, vextq_f32(four, four, 2));
         const float first = vgetq_lane_f32(two, 0), second = vgetq_lane_f32(two, 1);
@@ -99,20 +102,20 @@ struct Neon {
     struct Dots {
         int32x4_t lane[lanes];
     };
-    static Floats to_floats(const Dots &x) {
+    INLINED Floats to_floats(const Dots &x) {
         return each([&](int i) {
             const int32x4_t *four = x.lane + 4 * i;
             return vcvtq_f32_s32(
                 vpaddq_s32(vpaddq_s32(four[0], four[1]), vpaddq_s32(four[2], four[3])));
         });
     }
-    static void store_steps(Int16Group &group, int first, const Floats &x) {
+    INLINED void store_steps(Int16Group &group, int first, Floats x) {
         for (int i = 0; i < 4; ++i) {
             const int16x4_t steps = vmovn_s32(vcvtq_s32_f32(x.part[i]));
             vst1_u8(group.numbers + 2 * first + 8 * i, vreinterpret_u8_s16(steps));
         }
     }
-    static Dots dots(int32_t x) {
+    INLINED Dots dots(int32_t x) {
         Dots result;
         for (int32x4_t &lane : result.lane) {
             lane = vsetq_lane_s32(x, vdupq_n_s32(0), 0);
@@ -126,13 +129,13 @@ struct Neon {
     struct Bytes {
         uint8x16_t part[4];
     };
-    template <class Body> static Bytes each_bytes(const Body &body) {
+    template <class Body> INLINED Bytes each_bytes(const Body &body) {
         return {{body(0), body(1), body(2), body(3)}};
     }
-    static Bytes bytes(const uint8_t *p) {
+    INLINED Bytes bytes(const uint8_t *p) {
         return each_bytes([&](int i) { return vld1q_u8(p + 16 * i); });
     }
-    static Fours fours(const Bytes &x) {
+    INLINED Fours fours(Bytes x) {
         Fours result;
         for (int i = 0; i < 4; ++i) {
             result.pair[2 * i] = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(x.part[i])));
@@ -140,8 +143,8 @@ struct Neon {
         }
         return result;
     }
-    static Fours weights(const uint8_t *p) { return fours(bytes(p)); }
-    static Dots dot(Dots sum, const Fours &weights, const Int16Group &x, int k) {
+    INLINED Fours weights(const uint8_t *p) { return fours(bytes(p)); }
+    INLINED Dots dot(Dots sum, const Fours &weights, const Int16Group &x, int k) {
         const uint8x8_t numbers = vld1_u8(x.numbers + 2 * k);
         const int16x8_t twice = vreinterpretq_s16_u8(vcombine_u8(numbers, numbers));
         for (int i = 0; i < lanes / 2; ++i) {
@@ -152,7 +155,7 @@ struct Neon {
         return sum;
     }
     // Of each byte of the words at `p`, the i-th `width` bits, moved to `place`.
-    template <int width, int place = 0> static Bytes bits(const uint8_t *p, int i) {
+    template <int width, int place = 0> INLINED Bytes bits(const uint8_t *p, int i) {
         const int shift = i * width - place;
         const uint8x16_t mask = vdupq_n_u8(((1 << width) - 1) << place);
         return each_bytes([&](int part) {
@@ -161,32 +164,32 @@ struct Neon {
                             mask);
         });
     }
-    static Bytes either(const Bytes &a, const Bytes &b) {
+    INLINED Bytes either(Bytes a, Bytes b) {
         return each_bytes([&](int i) { return vorrq_u8(a.part[i], b.part[i]); });
     }
-    static Bytes look_up(const uint8_t *table, const Bytes &places) {
+    INLINED Bytes look_up(const uint8_t *table, Bytes places) {
         const uint8x16_t bytes = vld1q_u8(table);
         return each_bytes([&](int i) { return vqtbl1q_u8(bytes, places.part[i]); });
     }
 
-    static uint32x4_t four_words(const uint8_t *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
-    static Floats bf16_even(const uint8_t *p) {
+    INLINED uint32x4_t four_words(const uint8_t *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+    INLINED Floats bf16_even(const uint8_t *p) {
         return each(
             [&](int i) { return vreinterpretq_f32_u32(vshlq_n_u32(four_words(p + 16 * i), 16)); });
     }
-    static Floats bf16_odd(const uint8_t *p) {
+    INLINED Floats bf16_odd(const uint8_t *p) {
         const uint32x4_t mask = vdupq_n_u32(0xffff0000);
         return each(
             [&](int i) { return vreinterpretq_f32_u32(vandq_u32(four_words(p + 16 * i), mask)); });
     }
-    static Floats fp16(const uint8_t *p) {
+    INLINED Floats fp16(const uint8_t *p) {
         return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i))); });
     }
-    static uint32x4_t four_bytes(uint8x16_t bytes, int i) {
+    INLINED uint32x4_t four_bytes(uint8x16_t bytes, int i) {
         const uint16x8_t eight = i < 2 ? vmovl_u8(vget_low_u8(bytes)) : vmovl_high_u8(bytes);
         return i % 2 == 0 ? vmovl_u16(vget_low_u16(eight)) : vmovl_high_u16(eight);
     }
-    static Floats int8(const uint8_t *p) {
+    INLINED Floats int8(const uint8_t *p) {
         const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
         return each([&](int i) {
             const int16x8_t eight = i < 2 ? vmovl_s8(vget_low_s8(bytes)) : vmovl_high_s8(bytes);
@@ -194,13 +197,13 @@ struct Neon {
                                             : vmovl_high_s16(eight));
         });
     }
-    static Floats uint8(const uint8_t *p) {
+    INLINED Floats uint8(const uint8_t *p) {
         const uint8x16_t bytes = vld1q_u8(p);
         return each([&](int i) { return vcvtq_f32_u32(four_bytes(bytes, i)); });
     }
     // first + step * code, of `width` bits, of the j-th column of the words at `p`.
     template <int width, int first = 0, int step = 1>
-    static Floats number(const uint8_t *p, int j) {
+    INLINED Floats number(const uint8_t *p, int j) {
         const int place = j % 4 * 8 + j / 4 * width;
         const uint32x4_t mask = vdupq_n_u32((1 << width) - 1);
         return each([&](int i) {
@@ -212,7 +215,7 @@ struct Neon {
         });
     }
     // As table[code], of four bits.
-    static Floats number_in(const float *table, const uint8_t *p, int j) {
+    INLINED Floats number_in(const float *table, const uint8_t *p, int j) {
         const int place = j % 4 * 8 + j / 4 * 4;
         const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t *>(table));
         return each([&](int i) {
@@ -223,7 +226,7 @@ struct Neon {
         });
     }
     // 2^(byte - 128), whose exponent is 0 at the lowest two.
-    static Floats half_power(const uint8_t *p) {
+    INLINED Floats half_power(const uint8_t *p) {
         const uint8x16_t bytes = vld1q_u8(p);
         const int32x4_t one = vdupq_n_s32(1);
         return each([&](int i) {
