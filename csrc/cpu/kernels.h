@@ -15,8 +15,9 @@ enum class Gate : int32_t { silu, gelu, gelu_tanh };
 struct Kernels {
     Isa isa;
     void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
-    void (*gemm_int16)(Format, const Int16Operands &, int rows, int num_blocks);
-    void (*gemm_int8)(const Int16Operands &, int rows, int num_blocks);
+    // `room` is what panels take (gemm_panels.h).
+    void (*gemm_int16)(Format, const Int16Operands &, int rows, int num_blocks, void *room);
+    void (*gemm_int8)(const Int16Operands &, int rows, int num_blocks, void *room);
     void (*quantize_row)(const float *x, int cols, int bits, Int16Group *groups);
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);

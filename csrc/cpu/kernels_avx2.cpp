@@ -84,7 +84,27 @@ struct Avx2 {
         return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
     }
 
-    static Floats to_floats(Dots x) {
+    using Ints = Dots;
+    static Ints to_steps(Dots x) { return x; }
+    static Ints to_steps(Floats x) {
+        return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)};
+    }
+    static Ints steps(int32_t x) { return dots(x); }
+    static __m256i eight_int8(const uint8_t *p) {
+        return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+    }
+    static __m256i eight_uint8(const uint8_t *p) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+    }
+    static Ints int8_steps(const uint8_t *p) { return {eight_int8(p), eight_int8(p + 8)}; }
+    static Ints uint8_steps(const uint8_t *p) { return {eight_uint8(p), eight_uint8(p + 8)}; }
+    static Ints times(Ints a, Ints b) {
+        return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
+    }
+    static Ints plus(Ints a, Ints b) {
+        return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+    }
+    static Floats to_floats(Ints x) {
         return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
     }
     // Numbers are 16 bits each, in the order of `Fours`.
@@ -145,6 +165,31 @@ struct Avx2 {
     }
     static Fours fours(Bytes bytes) { return fours(bytes.low, bytes.high); }
 
+    // Of panels: two columns of each lane, in 16 bits.
+    static constexpr int panel_rows = 4, panel_blocks = 1, fewest_panel_rows = 12;
+    using Pairs = Dots;
+    template <int zero> static void to_pairs(const Fours &fours, Pairs &even, Pairs &odd) {
+        const __m256i center = _mm256_set1_epi16(zero);
+        even = {_mm256_sub_epi16(fours.low_even, center),
+                _mm256_sub_epi16(fours.high_even, center)};
+        odd = {_mm256_sub_epi16(fours.low_odd, center), _mm256_sub_epi16(fours.high_odd, center)};
+    }
+    static __m256i both_of(__m256i x) {
+        return _mm256_or_si256(_mm256_slli_epi32(x, 16),
+                               _mm256_and_si256(x, _mm256_set1_epi32(0xffff)));
+    }
+    static Pairs both(Ints x) { return {both_of(x.low), both_of(x.high)}; }
+    static Pairs times_pairs(Pairs a, Pairs b) {
+        return {_mm256_mullo_epi16(a.low, b.low), _mm256_mullo_epi16(a.high, b.high)};
+    }
+    static __m256i same_pair(int32_t pair) { return _mm256_set1_epi32(pair); }
+    static void add_pairs(Ints &sum, __m256i x, const Pairs &weights) {
+        sum = plus(sum, {_mm256_madd_epi16(weights.low, x), _mm256_madd_epi16(weights.high, x)});
+    }
+    static void store_pairs(const Int16Group &x, int32_t *pairs) {
+        std::memcpy(pairs, x.numbers, sizeof x.numbers);
+    }
+
     static __m256i eight_words(const uint8_t *p) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
     }
@@ -161,16 +206,8 @@ struct Avx2 {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
     static Floats fp16(const uint8_t *p) { return {eight_halves(p), eight_halves(p + 16)}; }
-    static __m256 eight_int8(const uint8_t *p) {
-        return _mm256_cvtepi32_ps(
-            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
-    }
-    static Floats int8(const uint8_t *p) { return {eight_int8(p), eight_int8(p + 8)}; }
-    static __m256 eight_uint8(const uint8_t *p) {
-        return _mm256_cvtepi32_ps(
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
-    }
-    static Floats uint8(const uint8_t *p) { return {eight_uint8(p), eight_uint8(p + 8)}; }
+    static Floats int8(const uint8_t *p) { return to_floats(int8_steps(p)); }
+    static Floats uint8(const uint8_t *p) { return to_floats(uint8_steps(p)); }
     template <int width, int first, int step> static __m256 eight_numbers(const uint8_t *p, int j) {
         const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * width);
         const __m256i shifted = _mm256_srlv_epi32(eight_words(p), place);

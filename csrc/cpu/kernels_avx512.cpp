@@ -63,9 +63,22 @@ struct Avx512 {
         __m512i high, low;
     };
     static Dots dots(int32_t start) { return {ints(0), ints(start)}; }
-    static Floats to_floats(const Dots &x) {
-        return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(x.high, 8), x.low));
+    using Ints = __m512i;
+    static Ints to_steps(const Dots &x) {
+        return _mm512_add_epi32(_mm512_slli_epi32(x.high, 8), x.low);
     }
+    static Ints to_steps(Floats x) { return _mm512_cvtps_epi32(x); }
+    static Ints steps(int32_t x) { return ints(x); }
+    static Ints int8_steps(const uint8_t *p) {
+        return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static Ints uint8_steps(const uint8_t *p) {
+        return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static Ints times(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
+    static Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+    static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+    static Floats to_floats(const Dots &x) { return to_floats(to_steps(x)); }
     using Fours = __m512i;
     static Fours weights(const uint8_t *p) { return _mm512_loadu_si512(p); }
     static __m512i four(const uint8_t *p) {
@@ -93,6 +106,35 @@ struct Avx512 {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), places);
     }
     static Fours fours(Bytes bytes) { return bytes; }
+
+    // Of panels: two columns of each lane, in 16 bits. The first and the third of four are one
+    // pair.
+    static constexpr int panel_rows = 4, panel_blocks = 4, fewest_panel_rows = 40;
+    using Pairs = __m512i;
+    template <int zero> static void to_pairs(Fours fours, Pairs &even, Pairs &odd) {
+        const __m512i center = _mm512_set1_epi16(zero);
+        even = _mm512_sub_epi16(_mm512_and_si512(fours, _mm512_set1_epi16(255)), center);
+        odd = _mm512_sub_epi16(_mm512_srli_epi16(fours, 8), center);
+    }
+    static Pairs both(Ints x) {
+        return _mm512_or_si512(_mm512_slli_epi32(x, 16), _mm512_and_si512(x, ints(0xffff)));
+    }
+    static Pairs times_pairs(Pairs a, Pairs b) { return _mm512_mullo_epi16(a, b); }
+    static Pairs same_pair(int32_t pair) { return ints(pair); }
+    // GCC 12 copies the sum for the intrinsic.
+    static void add_pairs(Ints &sum, Pairs x, Pairs weights) {
+        asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(weights));
+    }
+    static void store_pairs(const Int16Group &x, int32_t *pairs) {
+        const auto wide = [&](int first) {
+            return _mm512_cvtepi8_epi16(
+                _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x.numbers + first)));
+        };
+        const __m512i numbers =
+            _mm512_add_epi16(_mm512_slli_epi16(wide(0), 8), wide(quantized_group));
+        const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+        _mm512_storeu_si512(pairs, _mm512_shuffle_epi8(numbers, _mm512_broadcast_i32x4(order)));
+    }
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
 
@@ -117,14 +159,8 @@ struct Avx512 {
     static Floats fp16(const uint8_t *p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
-    static Floats int8(const uint8_t *p) {
-        return _mm512_cvtepi32_ps(
-            _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
-    }
-    static Floats uint8(const uint8_t *p) {
-        return _mm512_cvtepi32_ps(
-            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
-    }
+    static Floats int8(const uint8_t *p) { return to_floats(int8_steps(p)); }
+    static Floats uint8(const uint8_t *p) { return to_floats(uint8_steps(p)); }
     // first + step * code, of `width` bits, of the j-th column of the words at `p`. The permutation
     // reads four bits of each lane, so it masks and converts in one instruction.
     template <int width, int first = 0, int step = 1>
@@ -152,9 +188,9 @@ struct Avx512 {
 
 // The low byte alone of each number.
 struct Avx512Byte : Avx512 {
+    static constexpr int panel_rows = 0;
     using Dots = __m512i;
     static Dots dots(int32_t start) { return ints(start); }
-    static Floats to_floats(Dots x) { return _mm512_cvtepi32_ps(x); }
     static Dots dot(Dots sum, Fours weights, const Int16Group &x, int k) {
         return _mm512_dpbusd_epi32(sum, weights, four(x.numbers + quantized_group + k));
     }

@@ -9,14 +9,14 @@ namespace headrace {
 
 // By dot products of four bytes (FEAT_DotProd). All three go together: activations have an order
 // of their own.
-void gemm_int16_by_dots(Format, const Int16Operands &, int rows, int num_blocks);
-void gemm_int8_by_dots(const Int16Operands &, int rows, int num_blocks);
+void gemm_int16_by_dots(Format, const Int16Operands &, int rows, int num_blocks, void *room);
+void gemm_int8_by_dots(const Int16Operands &, int rows, int num_blocks, void *room);
 void quantize_row_for_dots(const float *x, int cols, int bits, Int16Group *groups);
 
 // The same products, of several rows by those of small matrices (FEAT_I8MM). Equal bits: sums of
 // integers have no order.
-void gemm_int16_by_matrices(Format, const Int16Operands &, int rows, int num_blocks);
-void gemm_int8_by_matrices(const Int16Operands &, int rows, int num_blocks);
+void gemm_int16_by_matrices(Format, const Int16Operands &, int rows, int num_blocks, void *room);
+void gemm_int8_by_matrices(const Int16Operands &, int rows, int num_blocks, void *room);
 
 // By products of bf16 (FEAT_BF16), which round their sums otherwise than fp32.
 void gemm_bf16_by_dots(const Operands &, int rows, int num_blocks);

@@ -10,12 +10,13 @@
 
 namespace headrace {
 
-void gemm_int16_by_dots(Format format, const Int16Operands &o, int rows, int num_blocks) {
-    gemm_int16<NeonDot>(format, o, rows, num_blocks);
+void gemm_int16_by_dots(Format format, const Int16Operands &o, int rows, int num_blocks,
+                        void *room) {
+    gemm_int16<NeonDot>(format, o, rows, num_blocks, room);
 }
 
-void gemm_int8_by_dots(const Int16Operands &o, int rows, int num_blocks) {
-    gemm_int8<NeonByteDot>(o, rows, num_blocks);
+void gemm_int8_by_dots(const Int16Operands &o, int rows, int num_blocks, void *room) {
+    gemm_int8<NeonByteDot>(o, rows, num_blocks, room);
 }
 
 void quantize_row_for_dots(const float *x, int cols, int bits, Int16Group *groups) {

@@ -73,30 +73,29 @@ inline __attribute__((always_inline)) void add_octets(const Octet *weights, cons
     }
 }
 
-// Two rows, which may be the same.
+// The columns of a group, for two rows, which may be the same.
 template <class W, bool is_int8>
 void add_row_pair(const Octet (&weights)[num_octets], const GroupScales<W> &scales,
-                  const Int16Group &x, const Int16Group &y, V::Floats &x_sum, V::Floats &y_sum) {
-    constexpr int count = num_octets / parts_of<W>;
-    GroupDots<V, W> x_dots, y_dots;
-    x_dots.start(x);
-    y_dots.start(y);
-    add_octets<is_int8, count>(weights, x, y, 0, x_dots.first, y_dots.first);
-    if constexpr (parts_of<W> == 2) {
-        add_octets<is_int8, count>(weights + count, x, y, count, x_dots.last, y_dots.last);
-    }
-    const V::Floats x_after = x_dots.scaled(scales, x, x_sum);
-    y_sum = y_dots.scaled(scales, y, y_sum);
-    x_sum = x_after;
+                  const Int16Group &x, const Int16Group &y, BlockSum<V, W> *sums) {
+    each_fours<W>([&](auto part, int first, int) {
+        constexpr int count = num_octets / parts_of<W>;
+        V::Dots x_dots = W::start(x, part), y_dots = W::start(y, part);
+        add_octets<is_int8, count>(weights + first / 2, x, y, first / 2, x_dots, y_dots);
+        const auto &own = part == 0 ? scales.first : scales.last;
+        sums[0].template add_part<part>(x_dots, own, x);
+        sums[1].template add_part<part>(y_dots, own, y);
+    });
 }
 
 template <class W, bool is_int8> void multiply_block(const Int16Operands &o, int rows) {
     const ptrdiff_t ahead = o.next - o.blocks;
-    V::Floats sums[max_tall_rows];
-    for (int m = 0; m < rows; ++m) {
-        sums[m] = o.accumulate ? V::load(o.out + size_t(m) * o.out_stride) : V::set(0.0f);
+    const int even_rows = (rows + 1) / 2 * 2;
+    BlockSum<V, W> sums[max_tall_rows];
+    for (int m = 0; m < even_rows; ++m) {
+        const bool goes_on = o.accumulate && m < rows;
+        sums[m].total = goes_on ? V::load(o.out + size_t(m) * o.out_stride) : V::set(0.0f);
     }
-    each_group<W>(o, [&](const uint8_t *unit, int g, const Int16Group *x) {
+    const auto add_group = [&](const uint8_t *unit, int g, const Int16Group *x) {
         const GroupScales<W> scales(unit, g);
         Octet weights[num_octets];
         for (int i = 0; i < num_octets; ++i) {
@@ -107,11 +106,23 @@ template <class W, bool is_int8> void multiply_block(const Int16Operands &o, int
         for (int m = 0; m < rows; m += 2) {
             const int other = m + 1 < rows ? m + 1 : m;
             add_row_pair<W, is_int8>(weights, scales, x[size_t(m) * o.x_stride],
-                                     x[size_t(other) * o.x_stride], sums[m], sums[other]);
+                                     x[size_t(other) * o.x_stride], sums + m);
+        }
+    };
+    each_unit<W>(o, [&](const uint8_t *unit, const Int16Group *x) {
+        for (int m = 0; m < even_rows; ++m) {
+            sums[m].begin_unit();
+        }
+        for (int g = 0; g < W::unit / quantized_group; ++g) {
+            add_group(unit, g, x + g);
+        }
+        const typename W::Scales scales(unit, 0);
+        for (int m = 0; m < even_rows; ++m) {
+            sums[m].end_unit(scales);
         }
     });
     for (int m = 0; m < rows; ++m) {
-        V::store(o.out + size_t(m) * o.out_stride, sums[m]);
+        V::store(o.out + size_t(m) * o.out_stride, sums[m].total);
     }
 }
 
@@ -128,9 +139,10 @@ void multiply_pairs(const Int16Operands &o, int rows, int num_blocks) {
 
 } // namespace
 
-void gemm_int16_by_matrices(Format format, const Int16Operands &o, int rows, int num_blocks) {
+void gemm_int16_by_matrices(Format format, const Int16Operands &o, int rows, int num_blocks,
+                            void *room) {
     if (rows == 1) {
-        return gemm_int16_by_dots(format, o, rows, num_blocks);
+        return gemm_int16_by_dots(format, o, rows, num_blocks, room);
     }
     if (format == Format::int8) {
         return multiply_pairs<Int8Bytes<V>, false>(o, rows, num_blocks);
@@ -139,9 +151,9 @@ void gemm_int16_by_matrices(Format format, const Int16Operands &o, int rows, int
                   [&](auto block) { multiply_pairs<decltype(block), false>(o, rows, num_blocks); });
 }
 
-void gemm_int8_by_matrices(const Int16Operands &o, int rows, int num_blocks) {
+void gemm_int8_by_matrices(const Int16Operands &o, int rows, int num_blocks, void *room) {
     if (rows == 1) {
-        return gemm_int8_by_dots(o, rows, num_blocks);
+        return gemm_int8_by_dots(o, rows, num_blocks, room);
     }
     multiply_pairs<Int8Bytes<V>, true>(o, rows, num_blocks);
 }

@@ -88,7 +88,32 @@ struct Portable {
         return result;
     }
 
-    static Floats to_floats(const Dots &x) {
+    using Ints = Dots;
+    static constexpr int panel_rows = 0;
+    template <class Body> static Ints each_int(const Body &body) {
+        Ints result;
+        for (int i = 0; i < lanes; ++i) {
+            result.lane[i] = body(i);
+        }
+        return result;
+    }
+    static Ints to_steps(const Dots &x) { return x; }
+    static Ints to_steps(const Floats &x) {
+        return each_int([&](int i) { return int32_t(x.lane[i]); });
+    }
+    static Ints int8_steps(const uint8_t *p) {
+        return each_int([&](int i) { return int8_t(p[i]); });
+    }
+    static Ints uint8_steps(const uint8_t *p) {
+        return each_int([&](int i) { return p[i]; });
+    }
+    static Ints times(const Ints &a, const Ints &b) {
+        return each_int([&](int i) { return a.lane[i] * b.lane[i]; });
+    }
+    static Ints plus(const Ints &a, const Ints &b) {
+        return each_int([&](int i) { return a.lane[i] + b.lane[i]; });
+    }
+    static Floats to_floats(const Ints &x) {
         return each([&](int i) { return float(x.lane[i]); });
     }
     static void store_steps(Int16Group &group, int first, const Floats &x) {
@@ -98,11 +123,7 @@ struct Portable {
         }
     }
     static Dots dots(int32_t x) {
-        Dots result;
-        for (int32_t &lane : result.lane) {
-            lane = x;
-        }
-        return result;
+        return each_int([&](int) { return x; });
     }
     template <class Body> static Fours each_byte(const Body &body) {
         Fours result;
@@ -154,12 +175,8 @@ struct Portable {
             return from_fp16(half);
         });
     }
-    static Floats int8(const uint8_t *p) {
-        return each([&](int i) { return float(int8_t(p[i])); });
-    }
-    static Floats uint8(const uint8_t *p) {
-        return each([&](int i) { return float(p[i]); });
-    }
+    static Floats int8(const uint8_t *p) { return to_floats(int8_steps(p)); }
+    static Floats uint8(const uint8_t *p) { return to_floats(uint8_steps(p)); }
     // first + step * code, of `width` bits, of the j-th column of the words at `p`.
     template <int width, int first = 0, int step = 1>
     static Floats number(const uint8_t *p, int j) {

@@ -14,25 +14,24 @@ struct NeonDot : Neon {
     // Both factors are signed: of bytes that are 128 more than the weight, 128 is taken away.
     static constexpr bool has_signed_bytes = true;
 
-    struct Totals {
-        int32x4_t part[4];
-    };
     struct Dots {
-        Totals high, low;
+        Ints high, low;
     };
     struct Fours {
         int8x16_t part[4];
     };
-    INLINED Totals totals(int32_t x) {
+    INLINED Ints steps(int32_t x) {
         const int32x4_t same = vdupq_n_s32(x);
         return {{same, same, same, same}};
     }
-    INLINED Dots dots(int32_t start) { return {totals(0), totals(start)}; }
-    INLINED Floats to_floats(Dots x) {
-        return each([&](int i) {
-            return vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(x.high.part[i], 8), x.low.part[i]));
-        });
+    INLINED Dots dots(int32_t start) { return {steps(0), steps(start)}; }
+    using Neon::to_floats;
+    using Neon::to_steps;
+    INLINED Ints to_steps(const Dots &x) {
+        return each_int(
+            [&](int i) { return vaddq_s32(vshlq_n_s32(x.high.part[i], 8), x.low.part[i]); });
     }
+    INLINED Floats to_floats(const Dots &x) { return to_floats(to_steps(x)); }
     INLINED void store_steps(Int16Group &group, int first, Floats x) {
         int16x4_t high[4], low[4];
         for (int i = 0; i < 4; ++i) {
@@ -64,7 +63,7 @@ struct NeonDot : Neon {
         const uint8x16_t numbers = vreinterpretq_u8_s8(less_128(vld1q_u8(table)));
         return each_bytes([&](int i) { return vqtbl1q_u8(numbers, places.part[i]); });
     }
-    INLINED Totals add_dot(Totals sum, Fours weights, const uint8_t *four) {
+    INLINED Ints add_dot(Ints sum, Fours weights, const uint8_t *four) {
         int32_t numbers;
         std::memcpy(&numbers, four, 4);
         const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(numbers));
@@ -81,11 +80,11 @@ struct NeonDot : Neon {
 
 // The low byte alone of each number.
 struct NeonByteDot : NeonDot {
-    using Dots = Totals;
-    INLINED Dots dots(int32_t start) { return totals(start); }
-    INLINED Floats to_floats(Dots x) {
-        return each([&](int i) { return vcvtq_f32_s32(x.part[i]); });
-    }
+    using Dots = Ints;
+    INLINED Dots dots(int32_t start) { return steps(start); }
+    using Neon::to_floats;
+    using Neon::to_steps;
+    INLINED Ints to_steps(Ints x) { return x; }
     INLINED Dots dot(Dots sum, Fours weights, const Int16Group &x, int k) {
         return add_dot(sum, weights, x.numbers + quantized_group + k);
     }

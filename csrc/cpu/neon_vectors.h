@@ -98,17 +98,37 @@ struct Neon {
         return first > second ? first : second;
     }
 
+    struct Ints {
+        int32x4_t part[4];
+    };
+    template <class Body> INLINED Ints each_int(const Body &body) {
+        return {{body(0), body(1), body(2), body(3)}};
+    }
+    INLINED Floats to_floats(Ints x) {
+        return each([&](int i) { return vcvtq_f32_s32(x.part[i]); });
+    }
+    INLINED Ints to_steps(Floats x) {
+        return each_int([&](int i) { return vcvtq_s32_f32(x.part[i]); });
+    }
+    INLINED Ints times(Ints a, Ints b) {
+        return each_int([&](int i) { return vmulq_s32(a.part[i], b.part[i]); });
+    }
+    INLINED Ints plus(Ints a, Ints b) {
+        return each_int([&](int i) { return vaddq_s32(a.part[i], b.part[i]); });
+    }
+
+    static constexpr int panel_rows = 0;
     // Four sums of a lane, one for each column of four.
     struct Dots {
         int32x4_t lane[lanes];
     };
-    INLINED Floats to_floats(const Dots &x) {
-        return each([&](int i) {
+    INLINED Ints to_steps(const Dots &x) {
+        return each_int([&](int i) {
             const int32x4_t *four = x.lane + 4 * i;
-            return vcvtq_f32_s32(
-                vpaddq_s32(vpaddq_s32(four[0], four[1]), vpaddq_s32(four[2], four[3])));
+            return vpaddq_s32(vpaddq_s32(four[0], four[1]), vpaddq_s32(four[2], four[3]));
         });
     }
+    INLINED Floats to_floats(const Dots &x) { return to_floats(to_steps(x)); }
     INLINED void store_steps(Int16Group &group, int first, Floats x) {
         for (int i = 0; i < 4; ++i) {
             const int16x4_t steps = vmovn_s32(vcvtq_s32_f32(x.part[i]));
@@ -189,18 +209,19 @@ struct Neon {
         const uint16x8_t eight = i < 2 ? vmovl_u8(vget_low_u8(bytes)) : vmovl_high_u8(bytes);
         return i % 2 == 0 ? vmovl_u16(vget_low_u16(eight)) : vmovl_high_u16(eight);
     }
-    INLINED Floats int8(const uint8_t *p) {
+    INLINED Ints int8_steps(const uint8_t *p) {
         const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
-        return each([&](int i) {
+        return each_int([&](int i) {
             const int16x8_t eight = i < 2 ? vmovl_s8(vget_low_s8(bytes)) : vmovl_high_s8(bytes);
-            return vcvtq_f32_s32(i % 2 == 0 ? vmovl_s16(vget_low_s16(eight))
-                                            : vmovl_high_s16(eight));
+            return i % 2 == 0 ? vmovl_s16(vget_low_s16(eight)) : vmovl_high_s16(eight);
         });
     }
-    INLINED Floats uint8(const uint8_t *p) {
+    INLINED Ints uint8_steps(const uint8_t *p) {
         const uint8x16_t bytes = vld1q_u8(p);
-        return each([&](int i) { return vcvtq_f32_u32(four_bytes(bytes, i)); });
+        return each_int([&](int i) { return vreinterpretq_s32_u32(four_bytes(bytes, i)); });
     }
+    INLINED Floats int8(const uint8_t *p) { return to_floats(int8_steps(p)); }
+    INLINED Floats uint8(const uint8_t *p) { return to_floats(uint8_steps(p)); }
     // first + step * code, of `width` bits, of the j-th column of the words at `p`.
     template <int width, int first = 0, int step = 1>
     INLINED Floats number(const uint8_t *p, int j) {

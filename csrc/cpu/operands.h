@@ -73,6 +73,12 @@ struct Int16Operands {
     }
 };
 
+// Of a panel (gemm_panels.h), and of a group of a row beside it: words of two numbers.
+constexpr int num_pairs = quantized_group / 2;
+constexpr int slab_groups = super_block / quantized_group; // columns of a panel
+constexpr size_t most_panel_bytes = 48 << 10;
+using RowPairs = int32_t[num_pairs];
+
 // Of what is decoded at a time: as wide as the widest tile of many rows, and short enough for the
 // nearest cache. Units are whole.
 constexpr int decoded_blocks = 2, decoded_columns = super_block;

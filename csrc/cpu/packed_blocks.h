@@ -84,30 +84,46 @@ template <class V> struct HalfScaleAndMinimum {
     typename V::Floats scale, minimum;
 };
 
+template <class V> typename V::Floats negated(typename V::Floats x) {
+    return V::sub(V::set(0.0f), x);
+}
+
+// Scales of the groups are integers, of up to 8 bits, under one fp16 scale of the unit. Beside
+// integers, so are the minima: floor * unit_floor.
 template <class V> struct BytePairs {
     static constexpr int sign = -1;
     BytePairs(const uint8_t *header, int g)
-        : scale(V::mul(V::fp16(header), V::uint8(header + 64 + g * 32))),
-          minimum(V::mul(V::fp16(header + 32), V::uint8(header + 80 + g * 32))) {}
-    typename V::Floats scale, minimum;
+        : steps(V::uint8_steps(header + 64 + g * 32)), floor(V::uint8(header + 80 + g * 32)),
+          unit_scale(V::fp16(header)), unit_floor(negated<V>(V::fp16(header + 32))),
+          scale(V::mul(unit_scale, V::to_floats(steps))),
+          minimum(V::mul(V::fp16(header + 32), floor)) {}
+    typename V::Ints steps;
+    typename V::Floats floor, unit_scale, unit_floor, scale, minimum;
 };
 
 template <class V> struct SignedBytes {
     static constexpr int sign = 0;
     SignedBytes(const uint8_t *header, int g)
-        : scale(V::mul(V::fp16(header), V::int8(header + 32 + g * 16))) {}
-    typename V::Floats scale;
+        : steps(V::int8_steps(header + 32 + g * 16)), unit_scale(V::fp16(header)),
+          scale(V::mul(unit_scale, V::to_floats(steps))) {}
+    typename V::Ints steps;
+    typename V::Floats unit_scale, scale;
 };
 
 // Four pairs of nibbles in a word: a scale and, four columns on, its minimum.
 template <class V> struct NibblePairs {
     static constexpr int sign = -1;
     NibblePairs(const uint8_t *header, int g)
-        : scale(V::mul(V::fp16(header), V::template number<4>(words(header, g), g % 4))),
-          minimum(
-              V::mul(V::fp16(header + 32), V::template number<4>(words(header, g), 4 + g % 4))) {}
+        : floor(V::template number<4>(words(header, g), 4 + g % 4)), unit_scale(V::fp16(header)),
+          unit_floor(negated<V>(V::fp16(header + 32))),
+          minimum(V::mul(V::fp16(header + 32), floor)) {
+        const auto numbers = V::template number<4>(words(header, g), g % 4);
+        steps = V::to_steps(numbers);
+        scale = V::mul(unit_scale, numbers);
+    }
     static const uint8_t *words(const uint8_t *header, int g) { return header + 64 + g / 4 * 64; }
-    typename V::Floats scale, minimum;
+    typename V::Ints steps;
+    typename V::Floats floor, unit_scale, unit_floor, scale, minimum;
 };
 
 // Half of a power of two.
@@ -126,6 +142,8 @@ struct PackedBlock {
     static constexpr int unit = packing.unit, group = packing.group, chunk = Code::chunk;
     static constexpr int header_bytes = packing.header_bytes, chunk_bytes = Code::chunk_bytes;
     static constexpr int sign = packing.zero == 0 ? Scales::sign : 0; // beside integers
+    static constexpr int zero = packing.zero;
+    static constexpr bool has_steps = unit == super_block; // scales of groups are integers
     static constexpr int num_scales = Scales::sign == 0 ? 1 : 2, max_rows = most_rows;
 
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {

@@ -233,22 +233,23 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     const Matrix &weight = p.weight;
     const uint8_t *first = weight.block(part.block);
     const size_t bytes = block_bytes(weight.format, weight.cols);
+    float *scratch = state.model.workspace.scratch[part.thread].as<float>();
     if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int16Group *x = p.x.quantized + size_t(part.row) * num_groups;
         const Int16Operands operands{first,      bytes, num_groups, x,
                                      num_groups, out,   out_stride, next};
         if (state.config.activation_bits == 8) {
-            state.model.kernels->gemm_int8(operands, part.rows, part.blocks);
+            state.model.kernels->gemm_int8(operands, part.rows, part.blocks, scratch);
         } else {
-            state.model.kernels->gemm_int16(weight.format, operands, part.rows, part.blocks);
+            state.model.kernels->gemm_int16(weight.format, operands, part.rows, part.blocks,
+                                            scratch);
         }
     } else {
         const bool is_rounded = rounds_to_bf16(state, weight);
         const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(part.row) * p.x.stride;
         const Operands operands{first,      bytes, weight.cols,   x, p.x.stride, out,
                                 out_stride, false, prefetch_bytes};
-        float *scratch = state.model.workspace.scratch[part.thread].as<float>();
         multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, part.rows,
                         part.blocks, scratch);
     }
@@ -290,6 +291,10 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 void multiply_each(StepState &state, const std::vector<Extent> &extents, const Matrix &weight,
                    const MultiplyPart &multiply) {
     each_part(state.model.pool, extents, most_rows(state, weight), tile_unit, multiply);
+}
+
+size_t room_for_panels() {
+    return (most_panel_bytes + rounded_rows_per_part * slab_groups * sizeof(RowPairs)) / 4;
 }
 
 size_t room_for_gates(int num_rows) {

@@ -70,6 +70,9 @@ void multiply_gated_part(StepState &state, const GatedProduct &product, const Pr
 // Floats that a thread needs for gates of so many rows.
 size_t room_for_gates(int num_rows);
 
+// Floats that products of integers need, each thread of its own.
+size_t room_for_panels();
+
 // Each task applies the activation to what it has just computed. Unread values are not written,
 // and gates leave no core's cache.
 void multiply_gated(StepState &state, const GatedProduct &product);

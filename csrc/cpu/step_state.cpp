@@ -72,9 +72,10 @@ void StepState::find_room() {
     const size_t cols = widest;
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
+    const size_t panels = room_for_panels();
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);
     for (Buffer &scratch : space.scratch) {
-        scratch.floats(std::max(decoded, scores + 2 * partial));
+        scratch.floats(std::max({decoded, scores + 2 * partial, panels}));
     }
     for (Buffer &gates : space.gates) {
         gates.floats(room_for_gates(num_tokens));

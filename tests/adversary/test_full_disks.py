@@ -89,7 +89,7 @@ def test_limit_on_files_changes_no_text(tiny_folder: Path, tmp_path: Path) -> No
     server = RunningServer(str(tiny_folder), *FLAGS, "--record", str(tmp_path / "record"))
     try:
         expected = answers(server)
-        for title, process in server.ring.items():
+        for title, process in server.processes.items():
             if title != "headrace: supervisor":  # its children would inherit the limit
                 process.rlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         assert not difference(answers(server), expected)

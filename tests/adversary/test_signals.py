@@ -59,9 +59,8 @@ class Strikes:
 
 
 def pids(server: RunningServer) -> dict[str, int]:
-    """Return the processes of the ring; those that try grammars come and go."""
-    ring = server.ring.items()
-    return {title: p.pid for title, p in ring if not title.startswith("headrace: grammars")}
+    """Return the processes of the ring."""
+    return {title: process.pid for title, process in server.ring.items()}
 
 
 def kill(server: RunningServer, name: str) -> None:

@@ -74,6 +74,11 @@ class RunningServer:
 
     @property
     def ring(self) -> dict[str, psutil.Process]:
+        """The processes that the supervisor keeps, by title; not their children on demand."""
+        return {title: one for title, one in self.processes.items() if " of " not in title}
+
+    @property
+    def processes(self) -> dict[str, psutil.Process]:
         """All processes of the server that have begun and not ended, by title."""
         supervisor = psutil.Process(self.process.pid)
         found = {}

@@ -209,7 +209,7 @@ def test_long_body_overtakes_a_huge_one_at_work(server: RunningServer) -> None:
 
     assert post(huge) == 200
     tokenizer = server.ring["headrace: tokenizer 1"]
-    child = server.ring[f"headrace: offload of {tokenizer.pid}"]
+    child = server.processes[f"headrace: offload of {tokenizer.pid}"]
     with ExitStack() as clients:
         child.suspend()
         clients.callback(child.resume)

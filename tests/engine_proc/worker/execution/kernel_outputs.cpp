@@ -120,6 +120,7 @@ public:
         : kernels_(kernels), path_(path), cols_(cols), stride_(padded(cols) + lanes),
           x_(random.numbers(size_t(num_rows) * stride_)), groups_(num_rows * groups_of(cols)) {
         fill(weight_, format, num_blocks * lanes, cols, random);
+        panels_.allocate(most_panel_bytes + num_rows * slab_groups * sizeof(RowPairs));
         std::fill_n(x_.begin() + 3 * stride_, stride_, 0.0f);
         std::vector<float> rounded(stride_);
         for (int row = 0; row < num_rows; ++row) {
@@ -148,9 +149,9 @@ public:
                                      groups_of(cols_),     out.data(),
                                      blocks * lanes,       weight_.block(0)};
         if (path_ == Path::int8) {
-            kernels_.gemm_int8(integers, rows, blocks);
+            kernels_.gemm_int8(integers, rows, blocks, panels_.as<void>());
         } else if (path_ == Path::int16) {
-            kernels_.gemm_int16(weight_.format, integers, rows, blocks);
+            kernels_.gemm_int16(weight_.format, integers, rows, blocks, panels_.as<void>());
         } else if (path_ == Path::rounded && kernels_.gemm_bf16) {
             kernels_.gemm_bf16(o, rows, blocks);
         } else {
@@ -183,6 +184,7 @@ private:
     std::vector<float> x_;
     std::vector<Int16Group> groups_;
     Matrix weight_;
+    Buffer panels_;
 };
 
 void try_products(const Kernels &kernels) {

@@ -49,7 +49,7 @@ BF16: dict[str, Any] = {
 WIDE_HEADS = dataclasses.replace(
     SPEC, num_heads=3, num_kv_heads=1, head_dim=80, layers=(LayerSpec(window=50), LayerSpec())
 )
-STEPS = np.float32(127 * 256)  # of the largest activation of a group, in 16 bits
+STEPS = np.float32(127 * 128)  # of the largest activation of a group, in 16 bits
 BYTE_STEPS = np.float32(127)  # in 8 bits, beside int8
 CPU_SPECS = SPECS | {"wide heads": WIDE_HEADS}
 

@@ -1,0 +1,137 @@
+// What one row and one block have in common in the products of integers (gemm_int16.h): the numbers
+// of 32 columns, the scales of these, and the sum.
+#pragma once
+#include "cpu/gemm.h"
+
+namespace headrace {
+
+// int8 as bytes, four columns of each lane at a time: packed_blocks.h has the other formats. A sum
+// of products starts from what `zero` adds up to.
+template <class V> struct Int8Bytes {
+    static constexpr int unit = quantized_group, group = unit, chunk = 4;
+    static constexpr int header_bytes = 32, chunk_bytes = 64, sign = 0, zero = 128;
+    static constexpr bool has_steps = false;
+    using Scales = typename Q8Block<V>::Scales;
+    static auto four(const uint8_t *chunk_start, int) { return V::weights(chunk_start); }
+    static auto start(const Int16Group &x, int) { return V::dots(offset_of_128<V>(x.offset)); }
+};
+
+constexpr int num_fours = quantized_group / 4;
+
+// The i-th four columns of the g-th 32 of a unit.
+template <class W>
+inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, int g, int i) {
+    constexpr int chunks = quantized_group / W::chunk, fours = W::chunk / 4;
+    const uint8_t *chunk = unit_start + W::header_bytes + (g * chunks + i / fours) * W::chunk_bytes;
+    return W::four(chunk, i % fours);
+}
+
+// Prefetch the i-th part of what the g-th 32 columns of a unit take, with their share of headers,
+// so far ahead of them.
+template <class W>
+inline __attribute__((always_inline)) void fetch_part(const uint8_t *unit_start, int g, int i,
+                                                      ptrdiff_t ahead) {
+    constexpr int group_bytes = unit_bytes<W> / (W::unit / quantized_group);
+    constexpr int lines = (group_bytes + 63) / 64;
+    for (int line = i * lines / num_fours; line < (i + 1) * lines / num_fours; ++line) {
+        __builtin_prefetch(unit_start + g * group_bytes + line * 64 + ahead);
+    }
+}
+
+// Of 32 columns, which have one scale or two.
+template <class W> constexpr int parts_of = quantized_group / W::group;
+
+template <class W> struct GroupScales {
+    typename W::Scales first, last;
+
+    GroupScales(const uint8_t *unit, int g)
+        : first(unit, g * parts_of<W>), last(unit, (g + 1) * parts_of<W> - 1) {}
+};
+
+// Call body(part, first, last) for the parts of a group, with the fours of columns of each.
+template <class W, class Body>
+inline __attribute__((always_inline)) void each_fours(const Body &body) {
+    body(std::integral_constant<int, 0>{}, 0, num_fours / parts_of<W>);
+    if constexpr (parts_of<W> == 2) {
+        body(std::integral_constant<int, 1>{}, num_fours / 2, num_fours);
+    }
+}
+
+// A row times one block. Where the scales of groups are integers, so is the dot of a group, and the
+// unit's scale comes last. `V::to_floats` rounds it.
+template <class V, class W> struct BlockSum {
+    using Floats = typename V::Floats;
+    Floats total;
+    Floats steps, floors;   // of this unit
+    typename V::Ints whole; // of this group, of the parts so far
+
+    void begin_unit() {
+        if constexpr (W::has_steps) {
+            steps = floors = V::set(0.0f);
+        }
+    }
+    // The numbers of a part of a group, times those of `x`.
+    template <int part>
+    __attribute__((always_inline)) void
+    add_part(const typename V::Dots &dots, const typename W::Scales &scales, const Int16Group &x) {
+        if constexpr (W::has_steps) {
+            const auto own = V::times(V::to_steps(dots), scales.steps);
+            if constexpr (part == 0) {
+                whole = own;
+            } else {
+                whole = V::plus(whole, own);
+            }
+            if constexpr (part == parts_of<W> - 1) {
+                add_steps(V::to_floats(whole), x);
+            }
+            if constexpr (W::sign != 0) {
+                add_floor<part>(scales.floor, x);
+            }
+        } else {
+            add_group(V::to_floats(dots), scales.scale, x);
+            if constexpr (W::sign != 0) {
+                add_minimum(scales.minimum, x);
+            }
+        }
+    }
+    template <class Scales> void end_unit(const Scales &scales) {
+        if constexpr (W::has_steps) {
+            total = V::fma(steps, scales.unit_scale, total);
+            if constexpr (W::sign != 0) {
+                total = V::fma(floors, scales.unit_floor, total);
+            }
+        }
+    }
+
+    void add_steps(Floats dots, const Int16Group &x) {
+        steps = V::fma(dots, V::set(x.scale), steps);
+    }
+    template <int part> void add_floor(Floats floor, const Int16Group &x) {
+        floors = V::fma(floor, V::set(x.sum_of(part, parts_of<W>)), floors);
+    }
+    // Where a unit is a group.
+    void add_group(Floats dots, Floats scale, const Int16Group &x) {
+        total = V::fma(dots, V::mul(scale, V::set(x.scale)), total);
+    }
+    void add_minimum(Floats minimum, const Int16Group &x) {
+        total = V::fma(minimum, V::set(W::sign * x.sum), total);
+    }
+};
+
+// The part of all columns that begins at group `g`.
+template <class W> Int16Operands slab_of(const Int16Operands &o, int g) {
+    const auto unit_at = [](int group) {
+        return ptrdiff_t(group * quantized_group / W::unit) * unit_bytes<W>;
+    };
+    Int16Operands slab = o;
+    slab.blocks += unit_at(g);
+    slab.x += g;
+    slab.num_groups = o.num_groups - g < slab_groups ? o.num_groups - g : slab_groups;
+    slab.accumulate = g > 0;
+    if (g + slab_groups < o.num_groups) {
+        slab.next = slab.blocks + unit_at(slab_groups);
+    }
+    return slab;
+}
+
+} // namespace headrace
