@@ -71,7 +71,7 @@ def compile_for_arm64(folder: Path, pool: ThreadPoolExecutor) -> Path:
 
     def compile_one(source: Path) -> Path:
         level = "-O0" if source.name == PORTABLE else "-O1"
-        command = [COMPILER, *FLAGS, level, f"-I{csrc}", "-include", "older_glibc.h", "-c", source]
+        command = [COMPILER, *FLAGS, level, f"-I{csrc}", "-c", source]
         compiled = folder / f"{source.stem}.o"
         subprocess.run([*command, "-o", compiled], check=True, timeout=DEADLINE_S)
         return compiled
