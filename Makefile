@@ -77,7 +77,7 @@ adversary: .venv/dev
 # and most of an hour, so `make test` skips them. A client is installed when its tests begin:
 # `make ecosystem ARGS="-k instructor"` installs one. Rows of docs/clients.md are written.
 ecosystem: .venv/ecosystem .venv/schema-suite
-	ECOSYSTEM=1 TEST_S=0 PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
+	ECOSYSTEM=1 TEST_S=0 PYTHONPATH=$(CURDIR)/.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
 
 # Files that people download, beside transformers: Qwen2.5-Coder-Instruct of 0.5B and of 1.5B in
 # Q4_K_M. They are fetched once, 1.6 GB, and take 9 GB of memory; `make test` skips them.

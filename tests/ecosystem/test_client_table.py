@@ -1,8 +1,11 @@
 """The table in docs/clients.md."""
 
+import os
 from pathlib import Path
 
 import client_table
+import clients
+import pytest
 from clients import CAPABILITIES, CLIENTS, PACKAGES, version
 
 OK = {name: {"capability": name, "outcome": "ok", "note": ""} for name in CAPABILITIES}
@@ -38,6 +41,17 @@ def test_table_keeps_rows_of_clients_not_run(tmp_path: Path) -> None:
         "| anthropic",
     ]
     assert "failed" not in page.read_text()
+
+
+def test_client_takes_no_package_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "ours")
+    environs = []
+    monkeypatch.setattr(
+        clients.subprocess, "run", lambda _, env=None, **rest: environs.append(env or os.environ)
+    )
+    clients.install("openai")
+    assert ["PYTHONPATH" in environ for environ in environs] == [False]
 
 
 def test_client_version_is_that_of_its_own_package() -> None:

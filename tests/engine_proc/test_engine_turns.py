@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from engine_rig import FIRST, WAIT_MS, Rig, generate
 
-from headrace.engine_proc.engine_core import MAX_TURN_BYTES, MESSAGE_BYTES
+from headrace.engine_proc.request_io.turn import MAX_TURN_BYTES, MESSAGE_BYTES
 
 
 @pytest.fixture

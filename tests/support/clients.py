@@ -98,7 +98,8 @@ def install(environment: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder)  # without a pip of its own
         pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
-        subprocess.run([*pip, "install", *PACKAGES[environment]], check=True)
+        # pip would take what is on PYTHONPATH, `.venv/ecosystem`, for installed.
+        subprocess.run([*pip, "install", *PACKAGES[environment]], env=own_environ(), check=True)
         (folder / "installed").write_text(wanted)
     return folder
 

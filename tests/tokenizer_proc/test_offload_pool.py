@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -30,15 +31,23 @@ CONFIG = TokenizerConfig(
     batch_wait_ms=0,
     trust_request_chat_template=True,
 )
+LARGE = "{% set x = 'x' * 400000000 %}"  # bytes
+MAX_BYTES = 320 << 20  # a child that is loaded has a third of that
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@contextmanager
+def closing_children(pool: OffloadPool) -> Iterator[OffloadPool]:
+    yield pool
+    for child in children():
+        child.kill()
+        child.wait()
 
 
 @pytest.fixture
 def pool() -> Iterator[OffloadPool]:
-    yield OffloadPool(CONFIG)
-    for child in children():
-        child.kill()
-        child.wait()
+    with closing_children(OffloadPool(CONFIG)) as made:
+        yield made
 
 
 def children() -> list[psutil.Process]:
@@ -75,10 +84,10 @@ class Asked:
         raise AssertionError("it waits twice")
 
 
-def endless(pool: OffloadPool) -> Asked:
-    """Ask for what takes a child as long as it may."""
+def endless(pool: OffloadPool, before: str = "") -> Asked:
+    """Ask for what takes a child as long as it may, after another template."""
     messages = [{"role": "user", "content": "x"}]
-    return Asked(pool, "/v1/chat/completions", messages=messages, chat_template=ENDLESS)
+    return Asked(pool, "/v1/chat/completions", messages=messages, chat_template=before + ENDLESS)
 
 
 def error_of(asked: Asked) -> RequestError:
@@ -133,6 +142,15 @@ def test_child_out_of_cpu_time_refuses_its_request(pool: OffloadPool) -> None:
     refused = error_of(asked)
     assert isinstance(refused, InvalidValue)
     assert "s of CPU time to handle" in str(refused)
+
+
+def test_child_out_of_memory_refuses_its_request() -> None:
+    with closing_children(OffloadPool(CONFIG, max_bytes=MAX_BYTES)) as pool:
+        assert isinstance(Asked(pool, prompt="one").outcome(), Sequences)
+        refused = error_of(endless(pool, before=LARGE))
+        assert isinstance(refused, InvalidValue)
+        assert "the body takes more than 320 MiB of memory to handle" in str(refused)
+        assert isinstance(Asked(pool, prompt="two").outcome(), Sequences)
 
 
 def test_child_whose_client_leaves_is_ended(pool: OffloadPool) -> None:

@@ -1,16 +1,21 @@
 """A child of a tokenizer process, and the messages between both, each after its length, u32."""
 
 import contextlib
+import math
 import struct
 import subprocess
 import sys
 import threading
+import time
 from typing import IO, TypeVar
 
 import msgspec
 
+from headrace.system.procfs import own_bytes
+
 T = TypeVar("T")
 LENGTH = struct.Struct("<I")
+POLL_INTERVAL_S = 0.1  # between looks at a process that is at a message
 
 
 def write(sink: IO[bytes], message: msgspec.Struct) -> None:
@@ -39,13 +44,21 @@ class ChildPipe:
         setup: its first message.
         deadline_s: for an answer, of a process that may hang.
         stderr: as `subprocess.Popen` has it; None is that of this process.
+        max_bytes: of memory that a process may have of its own.
     """
 
     def __init__(
-        self, module: str, setup: msgspec.Struct, deadline_s: float, stderr: int | None = None
+        self,
+        module: str,
+        setup: msgspec.Struct,
+        deadline_s: float,
+        stderr: int | None = None,
+        max_bytes: float = math.inf,
     ) -> None:
         self.deadline_s = deadline_s
+        self.max_bytes = max_bytes
         self.process: subprocess.Popen[bytes] | None = None
+        self.is_too_large = False  # the process, which was ended for it at the last message
         self._module = module
         self._setup = setup
         self._stderr = stderr
@@ -69,13 +82,15 @@ class ChildPipe:
         return self.process
 
     def ask(self, message: msgspec.Struct, kind: type[T]) -> T | None:
-        """Return the answer to a message; None where the process dies, or hangs and is ended."""
+        """Return the answer to a message; None where the process dies, or is ended.
+
+        It is ended where it hangs, or has too much memory.
+        """
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
-        killer = threading.Timer(self.deadline_s, process.kill)
-        killer.daemon = True
-        killer.start()
+        self.is_too_large, is_over = False, threading.Event()
+        threading.Thread(target=self._watch, args=(process, is_over), daemon=True).start()
         answer = None
         with contextlib.suppress(BrokenPipeError):
             if not self._is_set_up:
@@ -83,8 +98,17 @@ class ChildPipe:
                 self._is_set_up = True
             write(process.stdin, message)
             answer = read(process.stdout, kind)
-        killer.cancel()
+        is_over.set()
         return answer
+
+    def _watch(self, process: "subprocess.Popen[bytes]", is_over: threading.Event) -> None:
+        """End a process that takes too long for an answer, or too much memory."""
+        deadline = time.monotonic() + self.deadline_s
+        while not is_over.wait(POLL_INTERVAL_S):
+            self.is_too_large = (own_bytes(process.pid) or 0) > self.max_bytes
+            if self.is_too_large or time.monotonic() >= deadline:
+                process.kill()
+                return
 
     def end(self) -> int | None:
         """End the process, and return its exit code."""

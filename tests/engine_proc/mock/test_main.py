@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from engine_configs import engine_config
+from engine_rig import WAIT_MS, generate
 
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import EngineField
@@ -20,6 +21,7 @@ from headrace.engine_proc.mock.main import MockEngine, read_words
 from headrace.engine_proc.mock.profile import Profile, read_profile, shipped_profiles
 from headrace.engine_proc.mock.rows import Rows
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.request_io.turn import MAX_TURN_BYTES
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
@@ -33,8 +35,10 @@ from headrace.ipc.messages import (
     StopSequence,
     Tensor,
     Times,
+    ToEngine,
     request_id,
 )
+from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.supervision.supervisor import seats_of
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)
@@ -55,6 +59,9 @@ class Heard(DetokenizerLinks):
         self.told[detokenizer].append((output, array("I", tokens).tolist()))
 
     def send_ready(self) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
 
@@ -272,6 +279,21 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
     assert rig.shown("QUEUE_REFUSALS", "WAITING") == [1, 0]  # shown with the next step
     rig.engine.step()
     assert rig.shown("RUNNING", "WAITING") == [2, 1]
+
+
+def test_messages_beyond_a_turn_wait_for_the_next(rig: Rig, tmp_path: Path) -> None:
+    where = address(str(tmp_path), "engine")
+    inbox: Inbox[ToEngine] = Inbox(where, ToEngine)
+    outbox = Outbox(where)
+    outbox.send_all([(generate(FIRST + index), bytes(MAX_TURN_BYTES)) for index in range(3)])
+    assert inbox.wait(WAIT_MS)
+    waiting = []
+    for _ in range(3):
+        rig.engine.receive(inbox)
+        waiting += rig.shown("WAITING")
+    assert waiting == [1, 2, 3]
+    outbox.close()
+    inbox.close()
 
 
 def test_an_abort_ends_all_sequences_and_is_reported_once(rig: Rig) -> None:
