@@ -1,5 +1,5 @@
-// The sum of a row and a block in the products of integers (gemm_int16.h): 32 columns at a time,
-// their scales, and the order of what is added.
+// The sum of a row and a block in the products of integers (gemm_int16.h). Columns come 32 at a
+// time, with their scales, and are added in order.
 #pragma once
 #include "cpu/gemm.h"
 
