@@ -1,5 +1,5 @@
-// What one row and one block have in common in the products of integers (gemm_int16.h): the numbers
-// of 32 columns, the scales of these, and the sum.
+// The sum of a row and a block in the products of integers (gemm_int16.h). Columns come 32 at a
+// time, with their scales, and are added in order.
 #pragma once
 #include "cpu/gemm.h"
 
