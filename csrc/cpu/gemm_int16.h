@@ -46,7 +46,8 @@ template <class V> void quantize_row(const float *x, int cols, int bits, Int16Gr
 // of products starts from what `zero` adds up to.
 template <class V> struct Int8Bytes {
     static constexpr int unit = quantized_group, group = unit, chunk = 4;
-    static constexpr int header_bytes = 32, chunk_bytes = 64, sign = 0;
+    static constexpr int header_bytes = 32, chunk_bytes = 64;
+    static constexpr bool has_minimum = false;
     using Scales = typename Q8Block<V>::Scales;
     static auto four(const uint8_t *chunk_start, int) { return V::weights(chunk_start); }
     static auto start(const Int16Group &x, int) { return V::dots(x.offset); } // zero is 128
@@ -108,10 +109,10 @@ template <class V, class W> struct GroupDots {
             sum =
                 V::fma(V::fma(V::to_floats(last), scales.last.scale, steps), V::set(x.scale), sum);
         }
-        if constexpr (W::sign != 0) {
-            sum = V::fma(scales.first.minimum, V::set(W::sign * x.sum_of(0, parts_of<W>)), sum);
+        if constexpr (W::has_minimum) {
+            sum = V::fma(scales.first.minimum, V::set(x.sum_of(0, parts_of<W>)), sum);
             if constexpr (parts_of<W> == 2) {
-                sum = V::fma(scales.last.minimum, V::set(W::sign * x.sum_of(1, 2)), sum);
+                sum = V::fma(scales.last.minimum, V::set(x.sum_of(1, 2)), sum);
             }
         }
         return sum;
@@ -174,7 +175,7 @@ inline __attribute__((always_inline)) void
 add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupScales<W> (&scales)[2],
          const Int16Group *x, int x_stride, typename V::Floats (*sums)[num_blocks]) {
     GroupDots<V, W> dots[num_rows][num_blocks];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
         for (int n = 0; n < num_blocks; ++n) {
@@ -183,7 +184,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
     }
 #pragma GCC unroll 8
     for (int i = 0; i < num_fours; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
@@ -191,7 +192,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
             }
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
         for (int n = 0; n < num_blocks; ++n) {
@@ -199,6 +200,10 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
         }
     }
 }
+
+// Two scales take twice the sums, which leave no registers for as many rows.
+template <class V, class W>
+constexpr int rows_together = parts_of<W> == 1 ? V::num_together : (V::num_together + 1) / 2;
 
 // Some rows: weights are unpacked for all of them. What is prefetched meanwhile is the next tile's:
 // it lies as far behind this one's everywhere.
@@ -227,9 +232,14 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
             }
         }
         int m = 0;
-        for (; m + V::num_together <= rows; m += V::num_together) {
-            add_rows<V, W, V::num_together>(fours, scales, x + m * o.x_stride, o.x_stride,
-                                            sums + m);
+        for (; m + rows_together<V, W> <= rows; m += rows_together<V, W>) {
+            add_rows<V, W, rows_together<V, W>>(fours, scales, x + m * o.x_stride, o.x_stride,
+                                                sums + m);
+        }
+        if constexpr (rows_together<V, W> > 2) {
+            for (; m + 2 <= rows; m += 2) {
+                add_rows<V, W, 2>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);
+            }
         }
         for (; m < rows; ++m) {
             add_rows<V, W, 1>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);

@@ -1,7 +1,7 @@
 // How to read the packed blocks of GGUF's formats (matrix.h): scales, and codes in planes of bits.
 //
-// A number is scale * (code - zero) + sign * minimum, see `Packing`. Codes are read one column at a
-// time, as floats, or four columns of each lane at a time, as bytes.
+// A number is scale * (code - zero), plus the minimum where there is one: see `Packing`. Codes are
+// read one column at a time, as floats, or four columns of each lane at a time, as bytes.
 #pragma once
 #include "cpu/operands.h"
 
@@ -56,16 +56,22 @@ template <class V, Format format> struct Codes {
     }
 };
 
-// Scales of the g-th group of a unit. Their products are exact: of 11 and 8 bits at most.
+// Zero becomes minus zero.
+template <class V> typename V::Floats minus(typename V::Floats x) {
+    return V::sub(V::set(-0.0f), x);
+}
+
+// Scales of the g-th group of a unit. Their products are exact: of 11 and 8 bits at most. Stored
+// minimums are subtracted.
 template <class V> struct HalfScale {
-    static constexpr int sign = 0;
+    static constexpr bool has_minimum = false;
     HalfScale(const uint8_t *header, int) : scale(V::fp16(header)) {}
     typename V::Floats scale;
 };
 
 // Of Q4_0. Beside floats, its zero is a minimum: one operation less for each number.
 template <class V> struct CenteredHalfScale {
-    static constexpr int sign = 1;
+    static constexpr bool has_minimum = true;
     CenteredHalfScale(const uint8_t *header, int)
         : scale(V::fp16(header)),
           minimum(V::mul(scale, V::set(-float(packing_of(Format::q4_0).zero)))) {}
@@ -73,22 +79,22 @@ template <class V> struct CenteredHalfScale {
 };
 
 template <class V> struct HalfScaleAndMinimum {
-    static constexpr int sign = 1;
+    static constexpr bool has_minimum = true;
     HalfScaleAndMinimum(const uint8_t *header, int)
         : scale(V::fp16(header)), minimum(V::fp16(header + 32)) {}
     typename V::Floats scale, minimum;
 };
 
 template <class V> struct BytePairs {
-    static constexpr int sign = -1;
+    static constexpr bool has_minimum = true;
     BytePairs(const uint8_t *header, int g)
         : scale(V::mul(V::fp16(header), V::uint8(header + 64 + g * 32))),
-          minimum(V::mul(V::fp16(header + 32), V::uint8(header + 80 + g * 32))) {}
+          minimum(V::mul(minus<V>(V::fp16(header + 32)), V::uint8(header + 80 + g * 32))) {}
     typename V::Floats scale, minimum;
 };
 
 template <class V> struct SignedBytes {
-    static constexpr int sign = 0;
+    static constexpr bool has_minimum = false;
     SignedBytes(const uint8_t *header, int g)
         : scale(V::mul(V::fp16(header), V::int8(header + 32 + g * 16))) {}
     typename V::Floats scale;
@@ -96,18 +102,18 @@ template <class V> struct SignedBytes {
 
 // Four pairs of nibbles in a word: a scale and, four columns on, its minimum.
 template <class V> struct NibblePairs {
-    static constexpr int sign = -1;
+    static constexpr bool has_minimum = true;
     NibblePairs(const uint8_t *header, int g)
         : scale(V::mul(V::fp16(header), V::template number<4>(words(header, g), g % 4))),
-          minimum(
-              V::mul(V::fp16(header + 32), V::template number<4>(words(header, g), 4 + g % 4))) {}
+          minimum(V::mul(minus<V>(V::fp16(header + 32)),
+                         V::template number<4>(words(header, g), 4 + g % 4))) {}
     static const uint8_t *words(const uint8_t *header, int g) { return header + 64 + g / 4 * 64; }
     typename V::Floats scale, minimum;
 };
 
 // Half of a power of two.
 template <class V> struct Exponent {
-    static constexpr int sign = 0;
+    static constexpr bool has_minimum = false;
     Exponent(const uint8_t *header, int) : scale(V::half_power(header)) {}
     typename V::Floats scale;
 };
@@ -120,18 +126,16 @@ struct PackedBlock {
     static constexpr Packing packing = Code::packing;
     static constexpr int unit = packing.unit, group = packing.group, chunk = Code::chunk;
     static constexpr int header_bytes = packing.header_bytes, chunk_bytes = Code::chunk_bytes;
-    static constexpr int sign = packing.zero == 0 ? Scales::sign : 0; // beside integers
-    static constexpr int num_scales = Scales::sign == 0 ? 1 : 2, max_rows = most_rows;
+    static constexpr bool has_minimum = packing.zero == 0 && Scales::has_minimum; // with integers
+    static constexpr int num_scales = Scales::has_minimum ? 2 : 1, max_rows = most_rows;
 
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
-        constexpr int sign = Scales::sign, zero = sign == 0 ? packing.zero : 0;
+        constexpr int zero = Scales::has_minimum ? 0 : packing.zero;
         const auto number = Code::template number<zero>(chunk_start, j);
-        if constexpr (sign == 0) {
-            return V::mul(scales.scale, number);
-        } else if constexpr (sign > 0) {
+        if constexpr (Scales::has_minimum) {
             return V::fma(scales.scale, number, scales.minimum);
         } else {
-            return V::fms(scales.scale, number, scales.minimum);
+            return V::mul(scales.scale, number);
         }
     }
     static auto four(const uint8_t *chunk_start, int i) { return Code::four(chunk_start, i); }
