@@ -75,7 +75,7 @@ template <class Sum, int num_rows, int num_blocks> struct Sums {
     template <class Weights>
     __attribute__((always_inline)) void add(const Operands &o, int pair, int n, int count,
                                             const Weights &weights) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
             for (int b = 0; b < count; ++b) {
@@ -115,7 +115,13 @@ template <class Sum, int num_rows, int num_blocks> void multiply_bf12(const Oper
     constexpr int at_once = num_rows > num_blocks ? num_blocks : 1;
     Sums<Sum, num_rows, num_blocks> sums = {};
     const uint8_t *units = o.blocks + bf12_header_bytes(o.cols);
+    // Few blocks are passed in less time, so more of each is on its way: six units in all. Behind
+    // the end of a block, those of the next tile are.
+    constexpr int units_ahead = num_blocks < 6 ? (6 + num_blocks - 1) / num_blocks : 1;
+    const int last_unit = o.cols / bf12_cols - units_ahead;
+    const ptrdiff_t to_next = (num_blocks - 1) * o.block_bytes + bf12_header_bytes(o.cols);
     for (int u = 0; u < o.cols / bf12_cols; ++u, units += bf12_unit_bytes) {
+        const ptrdiff_t ahead = units_ahead * bf12_unit_bytes + (u < last_unit ? 0 : to_next);
         __m512i tables[num_blocks];
         bool is_packed = true;
 #pragma GCC unroll 6
@@ -133,7 +139,7 @@ template <class Sum, int num_rows, int num_blocks> void multiply_bf12(const Oper
             for (int b = 0; b < at_once; ++b) {
                 const uint8_t *unit = units + (n + b) * o.block_bytes;
                 for (int line = 0; line < 3; ++line) {
-                    __builtin_prefetch(unit + bf12_ahead + (3 * g + line) * 64);
+                    __builtin_prefetch(unit + ahead + (3 * g + line) * 64);
                 }
                 const auto *stored = header_of(o.blocks + (n + b) * o.block_bytes, u).stored;
                 if (is_packed || !stored) {
@@ -201,6 +207,7 @@ int bf12_groups(const Operands &o, int first_row, int rows, int num_blocks) {
 template <class Sum, int max_rows> void bf12_by(const Operands &o, int rows, int num_blocks) {
     int row = 0;
     if constexpr (max_rows > 2) {
+        row = bf12_groups<Sum, 16, 1>(o, row, rows, num_blocks);
         row = bf12_groups<Sum, 8, 2>(o, row, rows, num_blocks);
         row = bf12_groups<Sum, 4, 4>(o, row, rows, num_blocks);
     }

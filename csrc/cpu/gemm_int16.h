@@ -114,7 +114,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
          const Int16Group *x, int x_stride, BlockSum<V, W> (*sums)[num_blocks]) {
     each_fours<W>([&](auto part, int first, int last) {
         typename V::Dots dots[num_rows][num_blocks];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
@@ -123,7 +123,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
         }
 #pragma GCC unroll 8
         for (int i = first; i < last; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
                 for (int n = 0; n < num_blocks; ++n) {
@@ -131,7 +131,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
                 }
             }
         }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int m = 0; m < num_rows; ++m) {
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
@@ -170,6 +170,11 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
         for (; m + V::num_together <= rows; m += V::num_together) {
             add_rows<V, W, V::num_together>(fours, scales, x + m * o.x_stride, o.x_stride,
                                             sums + m);
+        }
+        if constexpr (V::num_together > 2) {
+            for (; m + 2 <= rows; m += 2) {
+                add_rows<V, W, 2>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);
+            }
         }
         for (; m < rows; ++m) {
             add_rows<V, W, 1>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);

@@ -29,7 +29,7 @@ struct Avx512 {
     static constexpr int max_sums = 24;    // of 32 registers; the rest hold weights
     static constexpr int num_unpacked = 2; // blocks whose weights of a group wait in 16 registers
     static constexpr int num_streams = 6;  // blocks that one row reads side by side
-    static constexpr int num_together = 2; // rows that share unpacked weights
+    static constexpr int num_together = 4; // rows that share unpacked weights
     static constexpr bool has_bf16 = true;
     static constexpr bool has_signed_bytes = false;
 
