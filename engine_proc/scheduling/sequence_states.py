@@ -58,17 +58,15 @@ class SequenceStates:
         last_border = end // page_tokens * page_tokens
         return last_border if end < sequence.num_expected and last_border > start else end
 
-    def begin(self, chunks: Iterable[Chunk]) -> None:
+    def begin(self, chunks: list[Chunk]) -> None:
         """Give the chunks of a step their slots."""
-        if not self.are_used:
-            return
-        for chunk in chunks:
+        for chunk in chunks if self.are_used else ():
             chunk.state_in = chunk.sequence.state
             chunk.state_out = chunk.sequence.state = self._slots.allocate()
 
-    def close(self, chunks: Iterable[Chunk]) -> None:
+    def close(self, chunks: list[Chunk]) -> None:
         """Free what the chunks of a step have read: it will not be run again."""
-        for chunk in chunks:
+        for chunk in chunks if self.are_used else ():
             if chunk.state_in != NO_STATE:
                 self._slots.free(chunk.state_in)
                 chunk.state_in = NO_STATE
