@@ -180,7 +180,7 @@ def test_two_workers_generate_the_text_of_a_hybrid(
 def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:
     conv = LayerSpec(mixer=ShortConvSpec(channels=512, kernel_size=3))
     spec = dataclasses.replace(
-        WHOLE_BLOCKS, num_heads=32, num_kv_heads=2, layers=(conv, LayerSpec())
+        WHOLE_BLOCKS, intermediate_size=1024, num_heads=32, layers=(conv, LayerSpec())
     )
     weights = random_weights(spec, Format.Q4_K)
     team = team_of(spec, weights, 2, num_states=NUM_STATES)
