@@ -313,12 +313,14 @@ GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
     "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
 )  # fmt: skip
+GGUF_HYBRIDS = ("lfm2", "lfm2_moe")
 
 
 def test_every_architecture_of_ggufs_is_shared() -> None:
     dense = of_files(GGUF_FAMILIES)
-    assert dense | {"qwen2vl"} == set(gguf_config.ARCHITECTURES)  # it has the tensors of qwen2
-    assert of_files(GGUF_MIXTURES) == set(gguf_config.MIXTURES)
+    known = set(gguf_config.ARCHITECTURES) | set(gguf_config.MIXTURES)
+    # "qwen2vl" has the tensors of qwen2.
+    assert dense | of_files(GGUF_MIXTURES) | of_files(GGUF_HYBRIDS) | {"qwen2vl"} == known
 
 
 def of_files(families: Iterable[str]) -> set[str]:
@@ -326,17 +328,19 @@ def of_files(families: Iterable[str]) -> set[str]:
     return {gguf_twins.ARCHITECTURES.get(family, family) for family in families}
 
 
-@pytest.mark.parametrize("model_type", [*GGUF_FAMILIES, *GGUF_MIXTURES])
+@pytest.mark.parametrize("model_type", [*GGUF_FAMILIES, *GGUF_MIXTURES, *GGUF_HYBRIDS])
 def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: TeamOf) -> None:
     if model_type in GGUF_MIXTURES:
         model = tiny_mixture(model_type, **BUILT_IN.get(model_type, {}))
+    elif model_type in GGUF_HYBRIDS:
+        model = tiny_hybrid(model_type)
     else:
         head_dim = 16 if model_type == "hunyuan_v1_dense" else None  # it needs one
         model = tiny_model(model_type, head_dim=head_dim)
     file = open_model(write_gguf(tmp_path / "tiny.gguf", model, fuse_qkv=model_type == "llama"))
-    step = batch([(0, 0, 20)])
+    step = with_states(batch([(0, 0, 20)]))
     step = dataclasses.replace(step, token_ids=step.token_ids % 96)
-    logits = team_of(file.spec, file.weights, 2).forward(step)
+    logits = team_of(file.spec, file.weights, 2, num_states=NUM_STATES).forward(step)
     with torch.inference_mode():
         expected = model(torch.tensor(step.token_ids, dtype=torch.long)[None]).logits[0]
     np.testing.assert_allclose(logits, expected.numpy(), atol=5e-5)
