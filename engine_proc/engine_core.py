@@ -425,6 +425,8 @@ class EngineCore:
         self._slot[EngineField.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
         self._slot[EngineField.PAGES_TOTAL] = self._pool.num_pages
         self._slot[EngineField.PAGES_FREE] = self._pool.num_free
+        self._slot[EngineField.STATES_TOTAL] = self._scheduler.slots.num_slots
+        self._slot[EngineField.STATES_FREE] = self._scheduler.slots.num_free
         counts = self._scheduler.counts
         self._slot[EngineField.STEPS] = counts.steps
         self._slot[EngineField.STEPS_AHEAD] = counts.steps_ahead

@@ -1,6 +1,7 @@
 """Engine process: token ids in, token ids out, one step after the other.
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
+import logging
 import math
 import pkgutil
 from collections.abc import Callable
@@ -17,13 +18,14 @@ from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.sockets import Inbox, address
-from headrace.ipc.worker_messages import WorkerReady
+from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE, WorkerReady
 from headrace.runtime.process import Context
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 SHORT_STEP_S = 0.004  # longer steps gain nothing ahead, and a new request waits for two
 
+
+log = logging.getLogger(__name__)
 
 MOCK = "headrace.engine_proc.mock.main:main"  # by name: the engine does not load the mock
 
@@ -132,6 +136,19 @@ def make_scheduler(
 ) -> Scheduler:
     """Return the scheduler for the flags."""
     execution = config.execution
+    slots = StateSlots(ready.num_states)
+    num_seqs = ready.num_states // SLOTS_PER_SEQUENCE
+    if ready.num_states and num_seqs < execution.max_num_seqs:
+        log.warning(
+            "%d state slots are enough for %d running sequences, not for --max-num-seqs %d; raise "
+            "--kv-cache-memory-bytes or lower that",
+            ready.num_states,
+            num_seqs,
+            execution.max_num_seqs,
+        )
+    drafts = config.speculative == "ngram"
+    if drafts and ready.num_states:
+        log.warning("--speculative ngram is off: a draft cannot be taken out of this model's state")
     longest = execution.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
@@ -142,9 +159,10 @@ def make_scheduler(
             whole_prompts=ready.whole_prompts,
         ),
         Policy(config.scheduling_policy),
-        NgramProposer() if config.speculative == "ngram" else None,
+        NgramProposer() if drafts and not ready.num_states else None,
         config.enable_prefix_caching,
         images,
+        slots,
     )
 
 

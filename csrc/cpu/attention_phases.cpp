@@ -135,7 +135,7 @@ void store_token(const StepState &state, int index, int token) {
         norm_token(state, layer, token, q, k);
     }
     place_queries(state, layer.config, token, q);
-    place_keys_and_values(state, index, token, k, v);
+    place_keys_and_values(state, layer.kv_index, token, k, v);
 }
 
 // Fold `next` into `into`, both over the same rows. Always called in segment order.
@@ -173,6 +173,8 @@ public:
         : state_(state), tile_(tile), kv_head_(kv_head),
           sinks_(state.model.layers[layer].vectors[slot_sinks]) {
         const Config &config = state.config;
+        const KvPages &kv = state.model.kv;
+        const int kv_layer = state.model.layers[layer].kv_index;
         const size_t row = size_t(kv_head) * state.num_tokens + tile.first_token;
         operands_ = {state.queries + row * state.group * config.head_dim,
                      state.rounds_attention,
@@ -184,11 +186,11 @@ public:
                      state.step.last_seen ? state.step.last_seen + tile.first_token : nullptr,
                      state.model.layers[layer].config.window,
                      config.attention_softcap,
-                     state.model.kv.format(),
-                     state.model.kv.keys(layer, kv_head),
-                     state.model.kv.values(layer, kv_head),
-                     is_last ? nullptr : state.model.kv.keys(layer, kv_head + 1),
-                     state.model.kv.page_bytes(),
+                     kv.format(),
+                     kv.keys(kv_layer, kv_head),
+                     kv.values(kv_layer, kv_head),
+                     is_last ? nullptr : kv.keys(kv_layer, kv_head + 1),
+                     kv.page_bytes(),
                      config.page_tokens,
                      state.step.page_table + size_t(tile.sequence) * state.step.max_pages};
     }

@@ -35,6 +35,8 @@ struct Kernels {
     float (*squares)(const float *x, int n, float mean);
     void (*add)(const float *x, float multiplier, int n, float *sum);
     void (*scale)(const float *x, float factor, int n, float *out);
+    void (*multiply)(const float *x, const float *y, int n, float *out);
+    void (*convolve)(const ConvTap *taps, int num_taps, const float *bias, int n, float *out);
     void (*rotate)(float *head, int num_pairs, bool interleaved, const float *cos,
                    const float *sin);
     void (*store_head)(const HeadPlace &, const float *key, const float *value);
@@ -127,6 +129,8 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.squares = squares_of<V>;
     kernels.add = add_row<V>;
     kernels.scale = scale_row<V>;
+    kernels.multiply = multiply_row<V>;
+    kernels.convolve = convolve_row<V>;
     kernels.rotate = rotate<V>;
     kernels.store_head = store_head<V>;
     kernels.rounds_attention = V::has_bf16;

@@ -2,10 +2,26 @@
 
 namespace headrace {
 
+size_t Layer::state_numbers() const {
+    switch (config.mixer) {
+    case Mixer::attention:
+        return 0;
+    case Mixer::short_conv:
+        return size_t(config.short_conv.kernel_size - 1) * config.short_conv.channels;
+    }
+    return 0;
+}
+
 Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig *rope_configs)
     : config(c), kernels(find_kernels(c.isa)), layers(c.num_layers), pool(c.num_threads) {
+    int num_kv_layers = 0;
+    size_t state_numbers = 0;
     for (int i = 0; i < c.num_layers; ++i) {
         layers[i].config = layer_configs[i];
+        layers[i].kv_index = num_kv_layers;
+        num_kv_layers += layers[i].config.mixer == Mixer::attention;
+        layers[i].state_offset = state_numbers;
+        state_numbers += layers[i].state_numbers();
         if (c.qk_norm == QKNorm::unweighted_after_rope && layer_configs[i].rope >= 0) {
             for (const int slot : {slot_q_norm, slot_k_norm}) {
                 layers[i].vectors[slot].assign(c.head_dim, 1.0f);
@@ -19,7 +35,8 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
                          rope.interleaved != 0, rope.scale});
     }
     peers.first_tokens = {0, c.vocab_size};
-    kv.allocate(c.kv_format, c.num_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim);
+    kv.allocate(c.kv_format, num_kv_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim);
+    states.allocate(c.num_states, state_numbers);
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
     workspace.gates = std::vector<Buffer>(pool.num_threads());
 }

@@ -4,6 +4,7 @@
 #include "cpu/kv_pages.h"
 #include "cpu/matrix.h"
 #include "cpu/peers.h"
+#include "cpu/state_slots.h"
 #include "cpu/thread_pool.h"
 
 #include <memory>
@@ -14,6 +15,7 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
+enum class Mixer : int32_t { attention, short_conv };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -28,6 +30,7 @@ struct Config {
     QKNorm qk_norm;
     Gate activation;
     int32_t num_pages, page_tokens;
+    int32_t num_states; // slots
     Format kv_format;
     int32_t num_threads;
     Isa isa;
@@ -47,9 +50,14 @@ struct MixtureConfig {
     RouterScore score;
     int32_t normalized, num_groups, groups_per_token, group_score_experts;
     int32_t shared_intermediate_size, shared_gate;
-    float weight_sum_min, weight_scale, sparsemixer_eps, swish_beta;
+    float weight_sum_min, weight_sum_eps, weight_scale, sparsemixer_eps, swish_beta;
     float clamp;           // 0: the decoder's activation
     int32_t weighs_inputs; // experts' inputs are weighted, not their outputs
+};
+
+// The fields of ShortConvSpec; of this worker's channels.
+struct ShortConvConfig {
+    int32_t channels, kernel_size;
 };
 
 struct LayerConfig {
@@ -58,6 +66,8 @@ struct LayerConfig {
     float temperature_scale;    // of queries; 0: none
     int32_t temperature_tokens; // positions from step to step
     MixtureConfig mixture;
+    Mixer mixer;
+    ShortConvConfig short_conv;
 };
 
 struct RopeConfig {
@@ -90,6 +100,10 @@ enum MatrixSlot {
     slot_shared_gate,
     slot_shared_up,
     slot_shared_down,
+    slot_in_b,
+    slot_in_c,
+    slot_in_x,
+    slot_out,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -116,14 +130,24 @@ enum VectorSlot {
     slot_attn_post_norm_bias,
     slot_mlp_norm_bias,
     slot_mlp_post_norm_bias,
+    slot_conv, // [kernel_size, channels], the weight of the oldest token first
+    slot_conv_bias,
+    slot_in_b_bias,
+    slot_in_c_bias,
+    slot_in_x_bias,
+    slot_out_bias,
     num_vector_slots
 };
 
 struct Layer {
     bool is_mixture() const { return config.mixture.num_experts > 0; }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
+    // The fp32 numbers of a sequence's state.
+    size_t state_numbers() const;
 
     LayerConfig config;
+    int kv_index = 0;        // among the layers with keys and values
+    size_t state_offset = 0; // of its numbers in a slot
     Matrix matrices[num_matrix_slots];
     std::vector<float> vectors[num_vector_slots]; // empty when the model has none
 };
@@ -138,7 +162,7 @@ struct MixtureWorkspace {
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
-        gathered;
+        gathered, conv_b, conv_c, conv_x;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
 };
@@ -153,6 +177,7 @@ struct Model {
     Matrix embed, head;                            // `head` stays empty when tied
     std::vector<float> norm, norm_bias, head_bias; // empty when the model has none
     KvPages kv;
+    StateSlots states;
     Peers peers;
     Workspace workspace;
     ThreadPool pool;
@@ -174,6 +199,9 @@ struct Step {
     float *logits; // [num_logit_rows, stride_of(vocab)], or null and instead of them ...
     float *maxima; // [num_logit_rows, num_blocks_of(vocab)], of each 64 logits of a row
     float *hidden; // ... what the head would see, [num_logit_rows, hidden]
+    // [num_sequences], the slots that states are read from and written to; -1: the sequence begins.
+    // Null where no layer has a state.
+    const int32_t *state_in, *state_out;
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
 };
 

@@ -8,7 +8,6 @@ namespace headrace {
 namespace {
 
 constexpr float lowest = -INFINITY;
-constexpr float least_sum = 1e-20f; // as in transformers: a sum of weights is never zero
 
 void softmax(const float *logits, int n, float *out) {
     const float largest = *std::max_element(logits, logits + n);
@@ -128,7 +127,7 @@ void scale_weights(const MixtureConfig &config, float *weights) {
         sum += weights[slot];
     }
     sum = std::max(sum, config.weight_sum_min);
-    const float divisor = config.normalized ? sum + least_sum : 1.0f;
+    const float divisor = config.normalized ? sum + config.weight_sum_eps : 1.0f;
     for (int slot = 0; slot < config.experts_per_token; ++slot) {
         weights[slot] = weights[slot] / divisor * config.weight_scale;
     }

@@ -76,6 +76,32 @@ template <class V> void add_row(const float *x, float multiplier, int n, float *
     }
 }
 
+// out = x * y
+template <class V> void multiply_row(const float *x, const float *y, int n, float *out) {
+    for (int i = 0; i < n; i += lanes) {
+        store_of<V>(out, i, n, V::mul(load_of<V>(x, i, n), load_of<V>(y, i, n)));
+    }
+}
+
+// What a causal convolution sees of one token: x, or gate * x.
+struct ConvTap {
+    const float *weight, *x, *gate; // null: it is x
+};
+
+// out *= bias + the sum of weight * tap over the taps, in their order. Null: no bias.
+template <class V>
+void convolve_row(const ConvTap *taps, int num_taps, const float *bias, int n, float *out) {
+    for (int i = 0; i < n; i += lanes) {
+        auto sum = bias ? load_of<V>(bias, i, n) : V::set(0.0f);
+        for (const ConvTap *tap = taps; tap < taps + num_taps; ++tap) {
+            auto x = load_of<V>(tap->x, i, n);
+            x = tap->gate ? V::mul(load_of<V>(tap->gate, i, n), x) : x;
+            sum = V::fma(load_of<V>(tap->weight, i, n), x, sum);
+        }
+        store_of<V>(out, i, n, V::mul(load_of<V>(out, i, n), sum));
+    }
+}
+
 // out = factor * x
 template <class V> void scale_row(const float *x, float factor, int n, float *out) {
     for (int i = 0; i < n; i += lanes) {

@@ -6,6 +6,7 @@
 #include "cpu/attention_phases.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
+#include "cpu/short_conv.h"
 
 #include <algorithm>
 #include <cmath>
@@ -98,7 +99,7 @@ void normalize(const StepState &s, const std::vector<float> &weight, const std::
     }
 }
 
-// What the attention of a layer reads, if there is one more.
+// What the mixer of a layer reads, if there is one more.
 void enter_layer(const StepState &s, int index, int token) {
     if (index == s.config.num_layers) {
         return;
@@ -106,7 +107,11 @@ void enter_layer(const StepState &s, int index, int token) {
     const Layer &layer = s.model.layers[index];
     const Matrix *of = layer.matrices;
     normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
-    round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
+    if (layer.config.mixer == Mixer::short_conv) {
+        round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
+    } else {
+        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
+    }
 }
 
 // The shared MLP of a mixture may be stored in another format than its experts. A router reads
@@ -171,6 +176,19 @@ void run_attention(StepState &s, int index) {
              {{{out, s.attended, &layer.vectors[slot_o_bias]}, s.sublayer, s.hidden_stride}});
 }
 
+// sublayer = mixer(normed)
+void run_mixer(StepState &s, int index) {
+    const Layer &layer = s.model.layers[index];
+    switch (layer.config.mixer) {
+    case Mixer::attention:
+        run_attention(s, index);
+        break;
+    case Mixer::short_conv:
+        run_short_conv(s, layer);
+        break;
+    }
+}
+
 // sublayer = down(act(gate(normed)) * up(normed))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
@@ -189,10 +207,10 @@ void run_mlp(StepState &s, int index) {
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }
 
-// sublayer += attention(normed), where both parts of a layer read the same norm: one sum over the
+// sublayer += mixer(normed), where both parts of a layer read the same norm: one sum over the
 // workers does for both.
 void run_both(StepState &s, int index) {
-    run_attention(s, index);
+    run_mixer(s, index);
     std::swap(s.sublayer, s.other_sublayer);
     s.model.pool.clock.enter(StepPart::rows);
     s.each_row([&](int token) { enter_mlp(s, index, token); });
@@ -209,7 +227,7 @@ void run_layer(StepState &s, int index) {
     if (s.config.placement == Placement::parallel && !s.model.peers.alone()) {
         run_both(s, index);
     } else {
-        run_attention(s, index);
+        run_mixer(s, index);
         add_sublayer(s, vectors[slot_attn_post_norm], vectors[slot_attn_post_norm_bias],
                      [&](int token) { enter_mlp(s, index, token); });
         run_mlp(s, index);
@@ -275,6 +293,22 @@ bool is_valid_image(const Step &step, int i) {
            step.positions[i + ahead] == step.positions[i] + ahead;
 }
 
+// Whether a token's sequence reads and writes slots that there are, not the same. It begins at
+// position 0 without a state, and at others with one.
+bool is_valid_state(const Model &model, const Step &step, int i, bool follows) {
+    if (!model.states.used()) {
+        return true;
+    }
+    if (!step.state_in || !step.state_out) {
+        return false;
+    }
+    const int in = step.state_in[step.sequences[i]], out = step.state_out[step.sequences[i]];
+    const int num_slots = model.states.num_slots();
+    const bool begins = i == 0 || step.sequences[i - 1] != step.sequences[i];
+    return in >= -1 && in < num_slots && out >= 0 && out < num_slots && in != out &&
+           (begins ? (in < 0) == (step.positions[i] == 0) : follows);
+}
+
 } // namespace
 
 bool is_valid(const Model &model, const Step &step) {
@@ -293,6 +327,9 @@ bool is_valid(const Model &model, const Step &step) {
         }
         const bool follows =
             i > 0 && step.sequences[i - 1] == sequence && step.positions[i - 1] == position - 1;
+        if (!is_valid_state(model, step, i, follows)) {
+            return false;
+        }
         const int first_seen = position < window ? 0 : position - window + 1;
         const int32_t *pages = step.page_table + int64_t(sequence) * step.max_pages;
         for (int p = follows ? last : first_seen / config.page_tokens; p <= last; ++p) {

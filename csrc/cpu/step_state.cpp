@@ -15,6 +15,12 @@ StepState::StepState(Model &m, const Step &s)
     for (const Rope &rope : model.ropes) {
         rope_pairs = std::max(rope_pairs, int(rope.inv_freq.size()));
     }
+    for (const Layer &layer : model.layers) {
+        if (layer.config.mixer == Mixer::short_conv) {
+            conv_channels = std::max(conv_channels, layer.config.short_conv.channels);
+            conv_stride = stride_of(conv_channels);
+        }
+    }
     cut_tiles();
     find_room();
 }
@@ -54,12 +60,16 @@ void StepState::find_room() {
     squares = space.squares.floats(2 * n);
     other_sublayer = model.peers.alone() ? nullptr : space.other_sublayer.floats(n * hidden_stride);
     // No product multiplies `normed` once there is `attended`, so they share room.
-    const int outer = std::max(config.hidden_size, config.num_heads * config.head_dim);
+    const int mixed = std::max(config.num_heads * config.head_dim, conv_channels);
+    const int outer = std::max(config.hidden_size, mixed);
     const int inner = config.intermediate_size;
     float *rounded = space.rounded.floats(n * stride_of(outer));
     auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
     normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
     attended = {space.attended.floats(n * q_stride), q_stride, rounded, quantized};
+    conv_b = space.conv_b.floats(n * conv_stride);
+    conv_x = space.conv_x.floats(n * conv_stride);
+    convolved = {space.conv_c.floats(n * conv_stride), conv_stride, rounded, quantized};
     gated = {space.gated.floats(n * inner_stride), inner_stride,
              space.rounded_gated.floats(n * inner_stride),
              space.quantized_gated.room<Int16Group>(n * groups_of(inner))};

@@ -62,11 +62,14 @@ struct StepState {
     const bool rounds_attention; // where keys, values and products are bf16
     const int group;             // query heads per KV head
     const int hidden_stride, q_stride, kv_stride, inner_stride;
+    int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
     std::vector<Tile> tiles;
     int tile_rows = 0;  // of the largest tile
     int rope_pairs = 0; // of the widest rope
 
     Activations normed, attended, gated; // of hidden, q and inner stride
+    Activations convolved;               // of conv_stride: c, which becomes c * conv(b * x)
+    float *conv_b, *conv_x;              // [tokens, conv_stride]
     float *residual, *sublayer;          // [tokens, hidden_stride]
     float *q;                            // [tokens, q_stride]
     float *k, *v;                        // [tokens, kv_stride]

@@ -8,10 +8,12 @@ from headrace.engine_proc.sequence.chunk import Chunk
 
 @dataclass(slots=True)
 class InflightStep:
-    """Its chunks, and pages that were given up since: it, or one before it, may write to them."""
+    """Its chunks, and pages and state slots that were given up since: it, or one before it, may
+    write to them."""
 
     chunks: list[Chunk]
     given_up: "list[array[int]]" = field(default_factory=list)
+    states_given_up: "array[int]" = field(default_factory=lambda: array("i"))
 
     @property
     def is_foreseeable(self) -> bool:

@@ -18,15 +18,18 @@ running set and keeps its pages until another sequence needs them.
 from array import array
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import InflightStep
-from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, NgramProposer
+from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import NO_MARKS, PagePool, chain_digests
 from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler_stats import SchedulerStats
+from headrace.engine_proc.scheduling.sequence_states import SequenceStates
+from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.image_placeholder import page_marks, whole_end
@@ -58,21 +61,6 @@ class SchedulerLimits:
     whole_prompts: bool = False  # no chunks, no prefixes; a step must hold the longest prompt
 
 
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start of the scheduler."""
-
-    steps: int = 0
-    steps_ahead: int = 0  # those that were chosen while another was being computed
-    preemptions: int = 0
-    prefix_queries: int = 0  # tokens looked up in the prefix cache, ...
-    prefix_hits: int = 0  # ... and those found
-    drafts: int = 0  # tokens guessed, ...
-    accepted_drafts: int = 0  # ... and those right
-    draft_rounds: int = 0  # steps of sequences with guesses
-    right_at: list[int] = field(default_factory=lambda: [0] * MAX_LENGTH)  # by place of the guess
-
-
 class MustWait(Exception):
     """The next step cannot be chosen before the step in flight has ended."""
 
@@ -91,12 +79,15 @@ class Scheduler:
         speculation: NgramProposer | None = None,
         reuses_prefixes: bool = True,
         images: EncoderQueue | None = None,
+        slots: StateSlots | None = None,
     ) -> None:
         self._pool = pool
         self._images = images
-        self._limits = limits
         self._speculation = speculation
         self._reuses_prefixes = reuses_prefixes and not limits.whole_prompts
+        self.slots = slots or StateSlots(0)
+        self._states = SequenceStates(self.slots, pool, self._reuses_prefixes)
+        self._limits = replace(limits, max_num_seqs=self._states.limit(limits.max_num_seqs))
         self.running: list[Sequence] = []  # the most important first
         self._shares = FairShare()
         self.waiting = WaitingQueue(policy, pool, self._shares)
@@ -193,13 +184,16 @@ class Scheduler:
             sequence.num_computed = chunk.start + chunk.count
             if chunk.is_last and sequence.num_expected < sequence.num_computable:
                 sequence.num_expected += 1
+        self._states.begin(chunks)
         return chunks
 
     @property
     def _can_look_ahead(self) -> bool:
         """Whether a step can be chosen while another is being computed."""
         is_drafting = self._speculation is not None
-        return not (is_drafting or self._suspects) and self._open[-1].is_foreseeable
+        most = min(self._limits.max_num_seqs, len(self.running) + len(self.waiting))
+        can_choose = not (is_drafting or self._suspects) and self._states.have_room(most)
+        return can_choose and self._open[-1].is_foreseeable
 
     def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step: running sequences first, then admitted ones."""
@@ -324,9 +318,9 @@ class Scheduler:
         count = min(sequence.num_pending, budget)
         if sequence.needs_prompt_logprobs:
             count = min(count, MAX_WATCHED)
-        if not sequence.images:
-            return count
         start = sequence.num_computed
+        if not sequence.images:
+            return self._states.chunk_end(sequence, start + count) - start
         end = min(start + count, sequence.computable_end)
         return whole_end(sequence.images, start, end, budget + self._spare) - start
 
@@ -356,10 +350,12 @@ class Scheduler:
             return 0
         page_tokens = self._pool.page_tokens
         first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
-        found = self._pool.match_prefix(sequence.digests[first:end])
+        digests = self._states.reusable(sequence, sequence.digests[first:end])
+        found = self._pool.match_prefix(digests)
         if not found:
             return 0
-        self._give_back(sequence.pages[first:])
+        self._give_back(sequence.pages[first:], self._states.remove(sequence))
+        self._states.adopt(sequence, digests[-1])
         sequence.pages = sequence.pages[:first] + found
         num_before = sequence.num_computed
         sequence.num_computed = (first + len(found)) * page_tokens
@@ -370,14 +366,15 @@ class Scheduler:
             self.counts.prefix_hits += num_tokens
             sequence.num_cached += num_tokens
 
-    def _remember(self, sequence: Sequence, start: int, end: int) -> None:
-        """Put the pages that the tokens from `start` to `end` have filled into the prefix cache."""
-        page_tokens = self._pool.page_tokens
-        first, last = start // page_tokens, end // page_tokens
+    def _remember(self, chunk: Chunk, end: int) -> None:
+        """Put the pages that a chunk, and its drafts up to `end`, have filled into the cache."""
+        sequence, page_tokens = chunk.sequence, self._pool.page_tokens
+        first, last = chunk.start // page_tokens, end // page_tokens
         if self._reuses_prefixes and first < last:
             self._digest(sequence, end)
             for page in range(first, last):
                 self._pool.cache(sequence.pages[page], sequence.digests[page])
+            self._states.remember(chunk, end)
 
     def _missing_pages(self, sequence: Sequence, count: int) -> int:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
@@ -415,6 +412,8 @@ class Scheduler:
             for chunk in step.chunks:
                 sequence = chunk.sequence
                 if not sequence.has_ended:
+                    if sequence.num_computed >= chunk.start:
+                        self._states.take_back(chunk)
                     sequence.num_computed = min(sequence.num_computed, chunk.start)
                     sequence.num_expected = len(sequence.tokens)
             self._close(step)
@@ -436,30 +435,35 @@ class Scheduler:
         for sequence in self.waiting:
             self._reset(sequence)
         self._pool.reset()
+        self._states.reset()
         return deadly
 
     def _reset(self, sequence: Sequence) -> None:
-        """Free a sequence's pages, so that all of its tokens are recomputed."""
+        """Free a sequence's pages and state, so that all of its tokens are recomputed."""
         self._release(sequence)
         if not sequence.has_started:
             sequence.prompt_logprobs.clear()
             sequence.num_cached = 0
 
     def _release(self, sequence: Sequence) -> None:
-        self._give_back(sequence.pages)
+        self._give_back(sequence.pages, self._states.remove(sequence))
         sequence.pages = array("i")
         sequence.num_computed = 0
 
-    def _give_back(self, pages: "array[int]") -> None:
-        """Let go of pages, once no open step may write to them."""
+    def _give_back(self, pages: "array[int]", states: "array[int]") -> None:
+        """Let go of pages and state slots, once no open step may write to them."""
         if self._open:
             self._open[-1].given_up.append(pages)
+            self._open[-1].states_given_up += states
         else:
             self._pool.free(pages)
+            self._states.free(states)
 
     def _close(self, step: InflightStep) -> None:
         for pages in step.given_up:
             self._pool.free(pages)
+        self._states.free(step.states_given_up)
+        self._states.close(step.chunks)
 
     def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
         """Account for the oldest step, which has ended; return the outputs."""
@@ -472,7 +476,7 @@ class Scheduler:
                 outcome.pass_over(chunk)
                 continue
             if chunk.is_decode:
-                news.append(self._advance(sequence, outcome.token()))
+                news.append(self._advance(chunk, outcome.token()))
                 continue
             if chunk.watched:
                 self._collect_prompt_logprobs(chunk, outcome)
@@ -487,7 +491,7 @@ class Scheduler:
             elif chunk.is_last:
                 news.append(self._accept_tokens(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)
-            self._remember(sequence, chunk.start, end)
+            self._remember(chunk, end)
             if chunk.is_last and news[-1].finished is not None:
                 self._forget(sequence)
         self._close(step)
@@ -495,14 +499,15 @@ class Scheduler:
             self._suspects.look(chunks[0].sequence)
         return news
 
-    def _advance(self, sequence: Sequence, token: int) -> SequenceOutput:
+    def _advance(self, chunk: Chunk, token: int) -> SequenceOutput:
         """Do what `update` does for a chunk, for one that `is_decode`."""
+        sequence = chunk.sequence
         sequence.tokens.append(token)
         self._shares.charge(sequence.request.key, 1)
         finished = finish_reason(sequence, token)
         end = len(sequence.tokens) - 1
         if not end % self._pool.page_tokens:
-            self._remember(sequence, end - 1, end)
+            self._remember(chunk, end)
         if finished is not None:
             self._forget(sequence)
         return SequenceOutput(sequence, [token], finished)

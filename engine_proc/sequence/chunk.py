@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass
 
-from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 
 NO_TOKENS: "array[int]" = array("i")  # not to be added to
 NOWHERE = range(0)
@@ -22,6 +22,8 @@ class Chunk:
     drafts: "array[int]"  # only behind the last token
     is_last: bool  # the sequence's next token, or its embedding, comes out of this step
     is_decode: bool = False  # the newest token of a plain sequence, alone: there is a fast way
+    state_in: int = NO_STATE  # the slot with the state before it; none before the first token
+    state_out: int = NO_STATE  # the slot that gets the state behind it
     watched: range = NOWHERE  # the positions whose successors' log probabilities are wanted
 
     @classmethod

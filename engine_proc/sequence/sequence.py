@@ -10,6 +10,7 @@ from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.ipc.messages import GenerateRequest, Sampling
 
 PLAIN = Sampling()
+NO_STATE = -1
 # The fields of `Sampling` that need or report more than the last token.
 MORE = (
     "presence_penalty",
@@ -47,6 +48,9 @@ class Sequence:
     row: int = -1  # of the last step that samples its next token; kept by `build_step`
     has_ended: bool = False  # results of its steps in flight are ignored
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
+    state: int = NO_STATE  # the slot of its state behind `num_computed` tokens
+    branch: int = 0  # the border of pages up to which others have computed the same tokens
+    newest_checkpoint: bytes = b""  # the digest of the one that its next one takes the place of
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are reported

@@ -3,7 +3,7 @@
 from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
-from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.step.image_columns import ImageColumns
 from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
@@ -53,6 +53,7 @@ def build_step(chunks: list[Chunk]) -> Step:
                 sequence.row = len(logit_rows)
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
     images = ImageColumns(chunks)
+    states_in, states_out = state_columns(chunks)
     return Step(
         token_ids=token_ids.tobytes(),
         positions=positions.tobytes(),
@@ -70,7 +71,17 @@ def build_step(chunks: list[Chunk]) -> Step:
         rope_positions=images.rope_positions,
         last_seen=images.last_seen,
         token_sources=relay_column(token_sources, len(token_ids)),
+        state_in=states_in,
+        state_out=states_out,
     )
+
+
+def state_columns(chunks: list[Chunk]) -> tuple[bytes, bytes]:
+    """Return the slots that states are read from and written to, where sequences have some."""
+    if chunks[0].state_out == NO_STATE:
+        return b"", b""
+    states_in = array("i", [chunk.state_in for chunk in chunks])
+    return states_in.tobytes(), array("i", [chunk.state_out for chunk in chunks]).tobytes()
 
 
 def relay_column(token_sources: dict[int, int], num_tokens: int) -> bytes:

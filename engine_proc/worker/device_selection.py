@@ -72,6 +72,8 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
     if any(layer.mixture is not None for layer in spec.layers):
         return "experts"
+    if any(layer.mixer is not None for layer in spec.layers):
+        return "short convolutions"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
     if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):

@@ -13,11 +13,13 @@ from headrace.engine_proc.worker.device_selection import (
     check_on_cpu,
     place,
 )
+from headrace.engine_proc.worker.execution.cache_split import split_cache
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
     KVDtype,
     WeightDtype,
     page_bytes,
+    state_bytes,
 )
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
@@ -114,12 +116,19 @@ def in_core(
     if group is not None:
         peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
     kv_dtype = KV[config.kv_cache_dtype]
-    num_pages = config.cpu_kv_bytes // all_page_bytes(model.spec, peers, kv_dtype)
+    specs = share_specs(model.spec, peers)
+    split = split_cache(
+        config.cpu_kv_bytes,
+        sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for own in specs),
+        sum(map(state_bytes, specs)),
+        config.max_num_seqs,
+    )
     num_threads = threads_of_rank(config.tp)
     executor = CpuExecutor(
         model.spec,
         model.weights,
-        num_pages=num_pages,
+        num_pages=split.num_pages,
+        num_states=split.num_states,
         page_tokens=PAGE_TOKENS,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
@@ -129,13 +138,12 @@ def in_core(
         progress=progress,
     )
     runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
-    return LoadedModel(runner, num_pages)
+    return LoadedModel(runner, split.num_pages, num_states=split.num_states)
 
 
-def all_page_bytes(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None, kv_dtype: KVDtype) -> int:
-    """Return what a page takes in all workers together: the same number in each of them."""
-    specs = [spec] if peers is None else [shard_spec(spec, shard) for shard in peers.shards]
-    return sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for own in specs)
+def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:
+    """Return the shares of all workers: the same list in each of them."""
+    return [spec] if peers is None else [shard_spec(spec, shard) for shard in peers.shards]
 
 
 def sum_over(group: ShmAllReduce | None, number: int) -> int:

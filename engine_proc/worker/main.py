@@ -59,7 +59,13 @@ def main(config: WorkerConfig, context: Context) -> None:
     heartbeat.end()
     context.ready()
     results.send(
-        WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
+        WorkerReady(
+            loaded.num_pages,
+            PAGE_TOKENS,
+            loaded.whole_prompts,
+            loaded.looks_ahead,
+            loaded.num_states,
+        )
     )
     while True:
         step = steps.receive(POLL_INTERVAL_S if answers.is_open else IDLE_S)

@@ -166,6 +166,8 @@ class EngineField(BoardField):
     WAITING_IMAGES = GAUGE  # to be encoded, or in progress
     EMBEDDING_ROWS = GAUGE  # of the embedding area,
     EMBEDDING_ROWS_FREE = GAUGE  # and those that no sequence needs
+    STATES_TOTAL = GAUGE  # state slots,
+    STATES_FREE = GAUGE  # and those that no sequence and no step uses
 
 
 class WorkerField(BoardField):

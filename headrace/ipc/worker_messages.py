@@ -8,6 +8,7 @@ from msgspec import field
 from headrace.ipc.messages import Message, Tensor
 
 ITEM_BYTES = 4  # of the columns of a `Step`
+SLOTS_PER_SEQUENCE = 2  # a step reads a state from one slot and writes it to another
 
 
 class Step(Message, tag="step", frozen=True, kw_only=True):
@@ -36,6 +37,10 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     # i32, by token: the logit row of the step before this one whose drawn token takes its place.
     # -1 is none; empty where all tokens are known. So a step can be sent while the last one runs.
     token_sources: bytes = b""
+    # i32, by sequence: the slot that the state is read from, -1 for none, and the one it is written
+    # to. Empty in models without states. A step may be run again: it reads no slot that it writes.
+    state_in: bytes = b""
+    state_out: bytes = b""
 
     @property
     def num_tokens(self) -> int:
@@ -127,6 +132,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
     page_tokens: int
     whole_prompts: bool = False  # an encoder: all tokens of a text see each other, in one step
     looks_ahead: bool = False  # a step had better be sent while the one before it is computed
+    num_states: int = 0  # slots for the states of sequences; 0 in models without states
 
 
 ToWorker = Step | Masks | Resume

@@ -84,6 +84,8 @@ GAUGES: list[tuple[str, str, BoardField]] = [
     ("kv_pages", "Pages of the KV cache", EngineField.PAGES_TOTAL),
     ("kv_pages_total", "As kv_pages; goes with the next release", EngineField.PAGES_TOTAL),
     ("kv_pages_free", "Free pages of the KV cache", EngineField.PAGES_FREE),
+    ("state_slots", "Slots for the states of sequences", EngineField.STATES_TOTAL),
+    ("state_slots_free", "Those that no sequence uses", EngineField.STATES_FREE),
     ("num_images_waiting", "Images to be encoded", EngineField.WAITING_IMAGES),
     ("embedding_rows", "Rows for embeddings of images", EngineField.EMBEDDING_ROWS),
     (

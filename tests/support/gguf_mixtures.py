@@ -114,7 +114,7 @@ def tensors(name: str, numbers: Floats, architecture: str) -> Iterator[tuple[str
     else:
         for theirs, ggufs in NAMES.items():
             name = name.replace(theirs, ggufs)
-        yield name, numbers
+        yield name, numbers[:, 0] if name.endswith("conv.conv.weight") else numbers  # LFM2
 
 
 def fused(stored: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import gguf
+import gguf_hybrids
 import gguf_mixtures
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ ARCHITECTURES = {  # that are not called as in transformers
     "mistral": "llama",
     "olmo3": "olmo2",
     **gguf_mixtures.ARCHITECTURES,
+    **gguf_hybrids.ARCHITECTURES,
 }
 PERMUTED = {"llama", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
 GEMMAS = {"gemma", "gemma2", "gemma3"}
@@ -58,6 +60,7 @@ NAMES = {
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
     "mlp.gate_up_proj": "ffn_up",
+    **gguf_hybrids.NAMES,
     **GGUF_NAMES,
 }
 FIELDS = {
@@ -66,6 +69,7 @@ FIELDS = {
     "embedding_multiplier": "embedding_scale",
     "final_logit_softcapping": "final_logit_softcapping",
     "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
     "logit_scale": "logit_scale",
     "logits_scaling": "logit_scale",
     "residual_multiplier": "residual_scale",
@@ -176,6 +180,7 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     if architecture == "stablelm":
         yield "use_parallel_residual", config.use_parallel_residual
     yield from gguf_mixtures.metadata(config, architecture)
+    yield from gguf_hybrids.metadata(config, architecture)
     yield from rope(config, head_dim)
 
 

@@ -20,6 +20,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QueryTemperature,
     RopeTable,
     RouterScore,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 
@@ -199,6 +200,35 @@ MIXTURES = {
         SPECS["cohere"], experts_per_token=1, num_experts=5, expert_bias=True
     ),
 }
+# Between them, these use every mixer that has a state.
+HYBRIDS = {
+    "lfm2": dataclasses.replace(
+        SPEC,
+        qk_norm=QKNorm.PER_HEAD,
+        layers=(
+            LayerSpec(mixer=ShortConvSpec(channels=96, kernel_size=3)),
+            LayerSpec(),
+            LayerSpec(mixer=ShortConvSpec(channels=96, kernel_size=5)),
+        ),
+    ),
+    "odd sizes, biases, parallel": dataclasses.replace(
+        SPECS["cohere"],
+        hidden_size=50,
+        layers=(
+            LayerSpec(window=40),
+            LayerSpec(mixer=ShortConvSpec(channels=70, kernel_size=4, bias=True)),
+        ),
+    ),
+    "mixture": with_mixture(
+        dataclasses.replace(
+            SPEC, layers=(LayerSpec(mixer=ShortConvSpec(channels=96, kernel_size=2)), LayerSpec())
+        ),
+        score=RouterScore.SIGMOID,
+        selection_bias=True,
+        weight_sum_eps=0.1,
+    ),
+}
+NUM_STATES = 4 * (LENGTH + 1)  # a slot behind each position of four sequences
 
 
 def stored(numbers: Floats, format: Format = Format.F32) -> StoredTensor:
@@ -260,6 +290,17 @@ def batch(parts: Sequence[tuple[int, int, int]], page_tokens: int = 16) -> Batch
         page_table=table.astype(np.int32),
         logit_rows=np.arange(sum(counts), dtype=np.int32),
     )
+
+
+def with_states(step: Batch) -> Batch:
+    """Give the sequences of a batch the slots of their first and last positions."""
+    state_in, state_out = np.full((2, len(step.page_table)), -1, np.int32)
+    for sequence in np.unique(step.sequences):
+        positions = step.positions[step.sequences == sequence]
+        own = sequence * (LENGTH + 1)
+        state_in[sequence] = own + positions[0] if positions[0] else -1
+        state_out[sequence] = own + positions[-1] + 1
+    return dataclasses.replace(step, state_in=state_in, state_out=state_out)
 
 
 def with_images(step: Batch, spec: DecoderSpec, whole: bool = True) -> Batch:

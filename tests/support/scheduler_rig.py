@@ -1,6 +1,7 @@
 """A scheduler with its pool and a stand-in for a worker, for tests."""
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,9 @@ from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
+from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.sequence.chunk import Chunk
-from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 from headrace.engine_proc.step.step_builder import build_step
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling, request_id
 from headrace.ipc.token_logprobs import PAIR, ROW
@@ -70,7 +72,7 @@ class Died(Exception):
 
 
 class FakeWorker:
-    """A model that sees tokens only through pages, as a real one does.
+    """A model that sees tokens only through pages and states, as a real one does.
 
     A sequence's results are found only at the pages and rows where they were put. A scheduler that
     shares, forgets or skips a page therefore gets other tokens.
@@ -80,6 +82,7 @@ class FakeWorker:
         self.deadly = deadly
         self._page_tokens = pool.page_tokens
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
+        self._states: dict[int, list[int]] = {}  # the tokens behind which each slot's state is
         self._drawn: list[int] = []  # in the last step
 
     def run(self, chunks: list[Chunk]) -> ResultReader:
@@ -105,6 +108,7 @@ class FakeWorker:
         for token, position, owner in zip(ids, positions, owners, strict=True):
             page = table[width * owner + position // self._page_tokens]
             self._cache[page][position % self._page_tokens] = token
+        states = self._run_states(step, ids, positions, owners)
         history = [x if x >= 0 else self._drawn[-1 - x] for x in array("i", step.history)]
         drawn, logprobs = [], b""
         rows = sampling_rows(step.rows)
@@ -112,7 +116,9 @@ class FakeWorker:
             owner = owners[place]
             pages = table[width * owner : width * (owner + 1)]
             cached = [token for page in pages for token in self._cache[page]]
-            said = self.next_token(cached[: positions[place] + 1])
+            seen = cached[: positions[place] + 1]
+            assert owner not in states or states[owner][: len(seen)] == seen, "of another state"
+            said = self.next_token(seen)
             assert row.position == positions[place] + 1
             if row.num_history:
                 end = row.history_start + row.num_history
@@ -122,6 +128,20 @@ class FakeWorker:
                 logprobs += ROW.pack(said, row.position) + PAIR.pack(said, 0) * row.num_logprobs
         self._drawn = drawn
         return StepResult(array("i", drawn).tobytes(), logprobs)
+
+    def _run_states(
+        self, step: Step, ids: Items[int], positions: Items[int], owners: Items[int]
+    ) -> dict[int, list[int]]:
+        """Put each sequence's tokens behind its state; return those behind the new ones."""
+        states_in, states_out = array("i", step.state_in), array("i", step.state_out)
+        assert len({*states_out}) == len(states_out) and not {*states_in} & {*states_out}
+        states = {}
+        for owner, slot in enumerate(states_in):
+            states[owner] = [] if slot == NO_STATE else [*self._states[slot]]
+            assert len(states[owner]) == positions[owners.index(owner)]
+            states[owner] += [id for id, row in zip(ids, owners, strict=True) if row == owner]
+        self._states |= {states_out[owner]: tokens for owner, tokens in states.items()}
+        return states
 
     def next_token(self, tokens: list[int]) -> int:
         return next_token(tokens)
@@ -136,6 +156,7 @@ class Rig:
     budget: int
     max_num_seqs: int
     depth: int = 1  # steps that are open at once; with 2, one is sent while another is run
+    slots: StateSlots | None = None  # of a model with states
 
     def __post_init__(self) -> None:
         self.worker = FakeWorker(self.pool)
@@ -152,11 +173,14 @@ class Rig:
         budget: int,
         max_num_seqs: int,
         depth: int = 1,
+        num_states: int = 0,
         **options: Any,
     ) -> "Rig":
+        slots = StateSlots(num_states)
         pool = PagePool(num_pages, page_tokens)
         limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-        return cls(pool, Scheduler(pool, limits, **options), budget, max_num_seqs, depth)
+        scheduler = Scheduler(pool, limits, slots=slots, **options)
+        return cls(pool, scheduler, budget, max_num_seqs, depth, slots)
 
     def add(self, sequence: Sequence) -> None:
         self.said[sequence.id] = []
@@ -174,6 +198,7 @@ class Rig:
         assert not self.scheduler.running
         assert self.pool.num_free == self.pool.num_pages
         self.check_pages()
+        assert self.slots is None or len(self.slots._free) == self.slots.num_slots
 
     def fail(self) -> None:
         """Have no memory for a step, of which something may have been written."""
@@ -234,6 +259,7 @@ class Rig:
         ]
         assert len(written) == len(set(written)), "a page is written by two"
         self.check_open_steps()
+        self.check_states()
         assert len(self.scheduler.running) <= self.max_num_seqs
         for sequence in self.scheduler.running:
             assert len(sequence.pages) * self.pool.page_tokens >= sequence.num_computed
@@ -242,6 +268,21 @@ class Rig:
         for sequence in waiting:
             assert sequence.num_computed == 0 or self.open
             assert not sequence.pages or self.open
+
+    def check_states(self) -> None:
+        """Every slot in use has the users that there are; a written one has no other."""
+        if self.slots is None:
+            return
+        sequences = [*self.scheduler.running, *self.scheduler.waiting]
+        users = Counter(s.state for s in sequences if s.state != NO_STATE)
+        for step in self.scheduler._open:
+            users.update(c.state_in for c in step.chunks if c.state_in != NO_STATE)
+            users.update(step.states_given_up)
+        assert {s: n for s, n in enumerate(self.slots._num_users) if n} == users
+        assert self.slots.num_free == self.slots.num_slots - len(users)
+        for _, step in self.open:
+            for slot in array("i", step.state_out):
+                assert slot not in self.slots._digests, "a checkpoint is written"
 
     def check_open_steps(self) -> None:
         """Check that a page being written has one user, and gets no other before the step ends."""

@@ -23,6 +23,7 @@ MXFP4_NUMBERS = 32
 # Of one row or column, which files and formats write in several ways.
 VECTORS = ("e_score_correction_bias", "exp_probs_b.bias")
 ROWS = ("ffn_gate_inp_shexp.weight",)
+CONVOLUTIONS = ("conv.conv.weight", "shortconv.conv.weight")  # of LFM2: [channels, (1,) kernel]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def is_stack(name: str, tensor: StoredTensor) -> bool:
     """Whether a tensor has a part for each expert."""
     has_numbers = math.prod(tensor.shape) > 0
     rank = len(tensor.shape)
+    if name.endswith(CONVOLUTIONS):
+        return False
     return has_numbers and (rank == 3 or (rank == 2 and name.endswith(STACKED_BIASES)))
 
 
@@ -169,7 +172,9 @@ def mxfp4_parts(
 
 
 def reshaped(name: str, tensor: StoredTensor) -> StoredTensor:
-    """Return a vector as a vector, and a matrix of one row as a matrix."""
+    """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat."""
+    if name.endswith(CONVOLUTIONS):
+        return replace(tensor, shape=(math.prod(tensor.shape),))
     if name.endswith(VECTORS) and len(tensor.shape) == 2 and tensor.shape[0] == 1:
         return replace(tensor, shape=tensor.shape[1:])
     if name.endswith(ROWS) and len(tensor.shape) == 1:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
-from dataclasses import astuple
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -22,11 +21,14 @@ from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.file_order import fits_twice, in_file_order
 from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
-from headrace.engine_proc.worker.execution.cpu_mixture import (
-    MixtureConfig,
-    mixture_config,
-    why_not,
+from headrace.engine_proc.worker.execution.cpu_layers import (
+    LayerConfig,
+    RopeConfig,
+    layer_configs,
+    num_channels_of,
+    why_no_mixer,
 )
+from headrace.engine_proc.worker.execution.cpu_mixture import why_not
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.held_matrices import (
     LANES,
@@ -50,7 +52,6 @@ from headrace.system.machine import usable_cores
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 Q8_0_GROUP = 32  # numbers under one scale
-UNLIMITED = 2**31 - 1
 WAITING_WEIGHTS = 64  # that are being packed, or will be next
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
 KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilities take more
@@ -111,36 +112,14 @@ class Config(Structure):
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
         *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
-        *((name, c_int32) for name in ("num_pages", "page_tokens", "kv_format")),
+        *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states")),
+        ("kv_format", c_int32),
         *((name, c_int32) for name in ("num_threads", "isa")),
         *((name, c_int32) for name in ("rounds_activations", "activation_bits")),
         *((name, c_float) for name in ("norm_eps", "qkv_clip", "attention_scale")),
         *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
         *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
         ("logit_multiplier", c_float),
-    )
-
-
-class LayerConfig(Structure):
-    """`LayerConfig` of csrc/cpu/model.h."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("rope", "window", "is_chunked")),
-        ("temperature_scale", c_float),
-        ("temperature_tokens", c_int32),
-        ("mixture", MixtureConfig),
-    )
-
-
-class RopeConfig(Structure):
-    """`RopeConfig` of csrc/cpu/model.h."""
-
-    _fields_ = (
-        ("inv_freq", POINTER(c_float)),
-        ("axes", POINTER(c_int32)),
-        ("num_pairs", c_int32),
-        ("interleaved", c_int32),
-        ("scale", c_float),
     )
 
 
@@ -152,6 +131,7 @@ class NativeStep(Structure):
         *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
         *((name, c_void_p) for name in ("rope_positions", "last_seen", "embeds")),
         *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
+        *((name, c_void_p) for name in ("state_in", "state_out")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
         *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
     )
@@ -162,6 +142,7 @@ class CpuExecutor:
 
     Args:
         page_tokens: a multiple of 16 that divides 256.
+        num_states: slots for the states of sequences, in decoders that have some.
         weight_dtype: `packed` keeps what is stored, but decodes F16 to fp32, which is exact.
             `int8` rounds activations, too, to 8 bits.
         rounds_activations: to bf16 where they meet weights in bf16, and in attention to keys and
@@ -186,6 +167,7 @@ class CpuExecutor:
         *,
         num_pages: int,
         page_tokens: int = 32,
+        num_states: int = 0,
         weight_dtype: WeightDtype | str = WeightDtype.PACKED,
         kv_dtype: KVDtype | str = KVDtype.FLOAT32,
         rounds_activations: bool = False,
@@ -223,6 +205,7 @@ class CpuExecutor:
             activation=ACTIVATIONS.index(spec.activation),
             num_pages=num_pages,
             page_tokens=page_tokens,
+            num_states=num_states,
             kv_format=FORMATS.index(
                 Format.F32 if KVDtype(kv_dtype) == KVDtype.FLOAT32 else Format.BF16
             ),
@@ -241,7 +224,9 @@ class CpuExecutor:
         )
         self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec)))
         if not self.model:
-            raise MemoryError(f"{num_pages} KV pages of {page_tokens} tokens do not fit")
+            raise MemoryError(
+                f"{num_pages} KV pages of {page_tokens} tokens and {num_states} states do not fit"
+            )
         number: int = self.core.headrace_cpu_isa(self.model)
         self.isa = ISAS[number]  # the one in use
         if self.isa == Isa.BEST:
@@ -319,6 +304,9 @@ class CpuExecutor:
             numbers = np.ascontiguousarray(tensor.to_float32())
             if self.spec.norm == Norm.RMS_ONE_PLUS and name.endswith("norm"):
                 numbers = numbers + np.float32(1.0)
+            if name.endswith(".conv"):  # the core has the channels of a token side by side
+                num_channels = num_channels_of(self.spec, place.layer)
+                numbers = np.ascontiguousarray(numbers.reshape(num_channels, -1).T).ravel()
             if place.is_expert:
                 numbers = np.pad(numbers, (0, -len(numbers) % LANES))
             self.core.headrace_cpu_set_vector(
@@ -435,6 +423,8 @@ class CpuExecutor:
             address(logits),
             address(maxima),
             address(hidden),
+            address(batch.state_in),
+            address(batch.state_out),
             num_tokens,
             *arrays[3].shape,
             len(arrays[4]),
@@ -443,7 +433,7 @@ class CpuExecutor:
         status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
         if status == 1:
             raise ValueError(
-                "the batch names a token, position, sequence, page or row beyond its range"
+                "the batch names a token, position, sequence, page, state or row beyond its range"
             )
         if status == 2:
             raise MemoryError(f"a step of {num_tokens} tokens does not fit")
@@ -465,7 +455,12 @@ def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
     itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
     padded_dim = -(-spec.head_dim // LANES) * LANES
     numbers = page_tokens * spec.num_kv_heads * (spec.head_dim + padded_dim)
-    return len(spec.layers) * numbers * itemsize
+    return spec.num_kv_layers * numbers * itemsize
+
+
+def state_bytes(spec: DecoderSpec) -> int:
+    """Return the bytes of a state slot."""
+    return 4 * spec.state_numbers
 
 
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
@@ -482,6 +477,8 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
                 f"ropes: {len(rope.inv_freq)} pairs in a head_dim of {spec.head_dim}"
             )
     for layer in spec.layers:
+        if layer.mixer is not None and (why := why_no_mixer(layer.mixer)):
+            raise UnsupportedSpec(why)
         if layer.mixture is not None and (why := why_not(layer.mixture)):
             raise UnsupportedSpec(why)
 
@@ -537,30 +534,6 @@ def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
     """Return what a matrix takes in the core; None is int8. BF16 may take a quarter less."""
     nbytes: int = declared_core().headrace_cpu_matrix_bytes(FORMATS.index(format), *shape)
     return nbytes
-
-
-def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
-    """Return the arrays of `LayerConfig` and `RopeConfig`."""
-    layers = (LayerConfig * len(spec.layers))()
-    for i, layer in enumerate(spec.layers):
-        layers[i] = LayerConfig(
-            -1 if layer.rope is None else layer.rope,
-            UNLIMITED if layer.window is None else layer.window,
-            layer.is_chunked,
-            *((0.0, 1) if layer.temperature is None else astuple(layer.temperature)),
-            MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
-        )
-    ropes = (RopeConfig * max(1, len(spec.ropes)))()
-    for i, rope in enumerate(spec.ropes):
-        num_pairs = len(rope.inv_freq)
-        ropes[i] = RopeConfig(
-            (c_float * num_pairs)(*rope.inv_freq),
-            (c_int32 * num_pairs)(*rope.axes),  # zeros where there are none
-            num_pairs,
-            rope.interleaved,
-            rope.scale,
-        )
-    return layers, ropes
 
 
 @cache

@@ -17,8 +17,8 @@ class MixtureConfig(Structure):
         *((name, c_int32) for name in ("normalized", "num_groups", "groups_per_token")),
         *((name, c_int32) for name in ("group_score_experts", "shared_intermediate_size")),
         ("shared_gate", c_int32),
-        *((name, c_float) for name in ("weight_sum_min", "weight_scale", "sparsemixer_eps")),
-        *((name, c_float) for name in ("swish_beta", "clamp")),
+        *((name, c_float) for name in ("weight_sum_min", "weight_sum_eps", "weight_scale")),
+        *((name, c_float) for name in ("sparsemixer_eps", "swish_beta", "clamp")),
         ("weighs_inputs", c_int32),
     )
 
@@ -39,6 +39,7 @@ def mixture_config(mixture: MixtureSpec) -> MixtureConfig:
         shared_intermediate_size=mixture.shared_intermediate_size,
         shared_gate=mixture.shared_gate,
         weight_sum_min=mixture.weight_sum_min,
+        weight_sum_eps=mixture.weight_sum_eps,
         weight_scale=mixture.weight_scale,
         sparsemixer_eps=mixture.sparsemixer_eps,
         swish_beta=mixture.swish_beta,

@@ -1,7 +1,8 @@
 """The interface of decoder executors: one call per engine step, on the CPU or a GPU.
 
-An executor owns its weights and its KV pages. The batch names the tokens and their pages. An
-executor keeps no state per request, so a worker that dies loses only the KV cache.
+An executor owns the memory of its weights, its KV pages and its state slots. The batch names the
+tokens, their pages and their slots. An executor keeps no state per request, so a worker that dies
+loses only the cache.
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ class Batch:
     last_seen: Int32s | None = None  # [tokens], the last position it sees, in this batch, too
     # The row of the batch before whose drawn token comes in; -1 is none. None relays nothing.
     token_sources: Int32s | None = None  # [tokens]
+    # Of decoders with states. No slot is in both.
+    state_in: Int32s | None = None  # [sequences], slots with their states; -1 is at position 0
+    state_out: Int32s | None = None  # [sequences], slots that get those behind their last tokens
 
 
 @dataclass(frozen=True)

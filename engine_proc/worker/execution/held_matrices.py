@@ -12,6 +12,7 @@ LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many ro
 MATRICES = (
     "q", "k", "v", "o", "gate", "up", "down",
     "router", "shared.gate", "shared.up", "shared.down",
+    "in_b", "in_c", "in_x", "out",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -27,6 +28,8 @@ VECTORS = (
     "shared.up.bias",
     "shared.down.bias",
     *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
+    "conv",
+    *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out")),
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 

@@ -78,6 +78,7 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """
     hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
     numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
+    numbers += 3 * max((layer.mixer.channels for layer in spec.layers if layer.mixer), default=0)
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if len(mixtures) < len(spec.layers):
         numbers += 2 * spec.intermediate_size

@@ -98,6 +98,8 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
         embeds=embeds,
         rope_positions=None if rope_positions is None else rope_positions.reshape(-1, 3),
         last_seen=optional(step.last_seen),
+        state_in=optional(step.state_in),
+        state_out=optional(step.state_out),
     )
 
 

@@ -79,7 +79,8 @@ class MixtureSpec:
     intermediate_size: int  # of each expert
     score: RouterScore = RouterScore.SOFTMAX
     normalized: bool = True  # weights of the chosen experts are divided by their sum
-    weight_sum_min: float = 0.0  # the least divisor of weights, where they are normalized
+    weight_sum_min: float = 0.0  # the least sum of weights, where they are normalized
+    weight_sum_eps: float = 1e-20  # added to that sum
     weight_scale: float = 1.0  # multiplies weights, after they are normalized
     weighs_inputs: bool = False  # Llama 4: weights multiply what experts see, not what they give
     selection_bias: bool = False  # a learned term per expert that only the choice sees
@@ -111,8 +112,28 @@ class QueryTemperature:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConvSpec:
+    """LFM2's gated short convolution, a mixer without keys and values.
+
+    `out(c * conv(b * x))`, where b, c and x are projections of the layer's input. The convolution
+    is causal and depthwise. Its state is b * x of the last `kernel_size` - 1 tokens.
+    """
+
+    channels: int
+    kernel_size: int  # tokens, the newest included: `conv_L_cache`
+    bias: bool = False  # of the convolution and all projections
+
+    @property
+    def state_numbers(self) -> int:
+        """The fp32 numbers of a sequence's state in this layer: [kernel_size - 1, channels]."""
+        return (self.kernel_size - 1) * self.channels
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """The part of a spec that may differ from layer to layer."""
+
+    mixer: ShortConvSpec | None = None  # None is attention
 
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all
@@ -154,3 +175,13 @@ class DecoderSpec:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
+
+    @property
+    def num_kv_layers(self) -> int:
+        """The layers with keys and values."""
+        return sum(layer.mixer is None for layer in self.layers)
+
+    @property
+    def state_numbers(self) -> int:
+        """The fp32 numbers of a sequence's state over all layers; 0 is a decoder without states."""
+        return sum(layer.mixer.state_numbers for layer in self.layers if layer.mixer is not None)

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, RopeTable
+from headrace.engine_proc.worker.models.hybrid_families import CONV
 from headrace.engine_proc.worker.models.lowering import lower_fields
 from headrace.engine_proc.worker.models.model_families import FULL, SLIDING
 from headrace.errors import ModelError
@@ -62,6 +63,7 @@ HUNYUAN = {  # sizes that the tensors repeat
     "expert_shared_count": "num_shared_expert",
 }
 NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
+LFM2 = {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"}
 COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
@@ -76,6 +78,7 @@ class Architecture:
     family: str  # a key of `FAMILIES`
     permuted: bool = False
     slides: bool = False  # the family reads `layer_types`
+    has_convs: bool = False  # layers without KV heads are short convolutions
     is_partial: bool = False  # the family reads `partial_rotary_factor`
     constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -102,6 +105,9 @@ ARCHITECTURES = {
     "exaone4": Architecture(family="exaone4", slides=True),
     "command-r": Architecture(family="cohere", keys=COHERE),
     "cohere2": Architecture(family="cohere2", slides=True, constants=SILU | WINDOW, keys=COHERE),
+    "lfm2": Architecture(
+        family="lfm2", has_convs=True, constants={"block_auto_adjust_ff_dim": False}, keys=LFM2
+    ),
     "seed_oss": Architecture(family="seed_oss"),
     "hunyuan-dense": Architecture(family="hunyuan_v1_dense"),
     "stablelm": Architecture(
@@ -159,6 +165,18 @@ MIXTURES = {
             "expert_feed_forward_length": "intermediate_size",
             "feed_forward_length": "intermediate_size_mlp",
             "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        gating=SIGMOID,
+    ),
+    "lfm2moe": Architecture(
+        family="lfm2_moe",
+        has_convs=True,
+        constants={"num_dense_layers": 0},
+        keys=EXPERTS
+        | LFM2
+        | {
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "num_dense_layers",
         },
         gating=SIGMOID,
     ),
@@ -282,12 +300,7 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
     num_layers = config["num_hidden_layers"] = num_layers_of(fields, tensors)
     if fields.get("expert_gating_func", 0) not in (0, architecture.gating):
         raise fields.wrong("expert_gating_func", f"{architecture.gating}")
-    if architecture.family == "glm4_moe":
-        config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
-    if architecture.family == "llama4_text":
-        config["use_qk_norm"] = fields.get("expert_count") != EXPERTS_OF_MAVERICK
-        if fields.get("attention.sliding_window", None) is not None:
-            raise fields.wrong("attention.sliding_window", "absent: chunks have 8192 tokens")
+    config |= family_config(fields, architecture, tensors, num_layers)
     if architecture.slides and "sliding_window" in config:
         config["layer_types"] = layer_types(fields, num_layers)
     elif architecture.slides:
@@ -295,6 +308,34 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
     head_dim = head_dim_of(fields, tensors)
     rope = rope_config(fields, architecture.yarn)
     return config | head_config(fields, architecture, head_dim) | rope
+
+
+def family_config(
+    fields: ConfigFields, architecture: Architecture, tensors: Weights, num_layers: int
+) -> dict[str, Any]:
+    """Return what some families' files say by their tensors, or in a form of their own."""
+    config: dict[str, Any] = {}
+    if architecture.has_convs:
+        config |= conv_config(fields, num_layers)
+    if architecture.family == "lfm2_moe":
+        config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in tensors)
+    if architecture.family == "glm4_moe":
+        config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    if architecture.family == "llama4_text":
+        config["use_qk_norm"] = fields.get("expert_count") != EXPERTS_OF_MAVERICK
+        if fields.get("attention.sliding_window", None) is not None:
+            raise fields.wrong("attention.sliding_window", "absent: chunks have 8192 tokens")
+    return config
+
+
+def conv_config(fields: ConfigFields, num_layers: int) -> dict[str, Any]:
+    """Return which layers attend, those with KV heads, and how many KV heads they have."""
+    counts = fields.one_per_layer("attention.head_count_kv", num_layers) or []
+    kinds = {count for count in counts if count}
+    if len(kinds) != 1:
+        raise fields.wrong("attention.head_count_kv", "a list of one number and of zeros")
+    layer_types = [FULL if count else CONV for count in counts]
+    return {"num_key_value_heads": kinds.pop(), "layer_types": layer_types}
 
 
 def num_layers_of(fields: ConfigFields, tensors: Weights) -> int:
@@ -315,12 +356,13 @@ def head_dim_of(fields: ConfigFields, tensors: Weights) -> int:
     )
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise fields.wrong("attention.value_length", f"{head_dim}, the length of a key")
-    output = tensors.get("blk.0.attn_output.weight")
-    if output is None:
-        raise ModelError("tensor 'blk.0.attn_output.weight' is missing")
-    if output.shape[-1] != num_heads * head_dim:
+    outputs = (name for name in tensors if name.endswith(".attn_output.weight"))
+    name = next(outputs, "blk.0.attn_output.weight")
+    if name not in tensors:
+        raise ModelError(f"tensor {name!r} is missing")
+    if tensors[name].shape[-1] != num_heads * head_dim:
         raise ModelError(
-            f"tensor 'blk.0.attn_output.weight' has {output.shape[-1]} columns, "
+            f"tensor {name!r} has {tensors[name].shape[-1]} columns, "
             f"but {num_heads} heads of {head_dim} have {num_heads * head_dim}"
         )
     return head_dim

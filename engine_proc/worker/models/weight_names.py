@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     MixtureSpec,
     NormPlacement,
     QKNorm,
+    ShortConvSpec,
 )
 from headrace.errors import ModelError
 
@@ -38,7 +39,11 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         shapes["head.bias"] = (spec.vocab_size,)
     shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
     for i, layer in enumerate(spec.layers):
-        of_layer = attention_shapes(spec)
+        of_layer = norm_shapes(spec)
+        if layer.mixer is None:
+            of_layer |= attention_shapes(spec)
+        else:
+            of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
         if layer.mixture is None:
             of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
         else:
@@ -47,10 +52,8 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     return shapes
 
 
-def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Return the weights of a layer's norms and attention."""
-    hidden = spec.hidden_size
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+def norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the weights of a layer's norms."""
     norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
     if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
         norms.append("mlp_norm")
@@ -58,7 +61,15 @@ def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         norms += ["attn_post_norm", "mlp_post_norm"]
     shapes: dict[str, Shape] = {}
     for name in norms:
-        shapes |= linear_shapes(name, (hidden,), spec.norm_bias)
+        shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
+    return shapes
+
+
+def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the weights of a layer's attention."""
+    hidden = spec.hidden_size
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, Shape] = {}
     if spec.qk_norm in (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE):
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
     elif spec.qk_norm == QKNorm.FULL:
@@ -73,6 +84,15 @@ def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     ):
         shapes |= linear_shapes(name, shape, bias)
     return shapes
+
+
+def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
+    """Return the weights of a short convolution. Those of one channel are adjacent in `conv`."""
+    shapes: dict[str, Shape] = {"conv": (conv.channels * conv.kernel_size,)}
+    for name in ("in_b", "in_c", "in_x"):
+        shapes |= linear_shapes(name, (conv.channels, hidden), conv.bias)
+    shapes |= linear_shapes("out", (hidden, conv.channels), conv.bias)
+    return shapes | ({"conv.bias": (conv.channels,)} if conv.bias else {})
 
 
 def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
@@ -204,6 +224,16 @@ HF_LAYER = {
     "k_norm": "self_attn.k_norm.weight",
     "sinks": "self_attn.sinks",
 }
+HF_LFM2 = {
+    "q_norm": "self_attn.q_layernorm.weight",
+    "k_norm": "self_attn.k_layernorm.weight",
+    "attn_norm": "operator_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "o": "self_attn.out_proj.weight",
+    "gate": "feed_forward.w1.weight",
+    "up": "feed_forward.w3.weight",
+    "down": "feed_forward.w2.weight",
+}
 HF_HUNYUAN_NORMS = {
     "q_norm": "self_attn.query_layernorm.weight",
     "k_norm": "self_attn.key_layernorm.weight",
@@ -230,18 +260,13 @@ HF_LINEAR = {
 def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
-    names = HF_LAYER | with_biases(HF_LINEAR)
-    if f"{prefix}layers.0.post_self_attn_layernorm.weight" in tensors:  # GLM-4
-        names |= HF_GLM4_NORMS
-    elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention
-        names["mlp_norm"] = "pre_feedforward_layernorm.weight"
-    if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
-        names |= HF_HUNYUAN_NORMS
+    names = hf_layer(spec, f"{prefix}layers.0.", tensors)
+    last_norm = "embedding_norm" if f"{prefix}embedding_norm.weight" in tensors else "norm"  # LFM2
     sources = {
         "embed": WeightSource(f"{prefix}embed_tokens.weight"),
         "head": WeightSource("lm_head.weight"),
         "head.bias": WeightSource("lm_head.bias"),
-        "norm": WeightSource(f"{prefix}norm.weight"),
+        "norm": WeightSource(f"{prefix}{last_norm}.weight"),
         "norm.bias": WeightSource(f"{prefix}norm.bias"),
     }
     for i in range(len(spec.layers)):
@@ -249,6 +274,8 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= {
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
+        if (conv := spec.layers[i].mixer) is not None:
+            sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
         if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4
             sources |= {
                 f"layers.{i}.{name}": WeightSource(f"{layer}feed_forward.{name}_proj.weight")
@@ -263,6 +290,20 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
     return sources
 
 
+def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> dict[str, str]:
+    """Return the names of weights within a layer, by what the first layer has."""
+    names = HF_LAYER | with_biases(HF_LINEAR)
+    if f"{first}post_self_attn_layernorm.weight" in tensors:  # GLM-4
+        names |= HF_GLM4_NORMS
+    elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention
+        names["mlp_norm"] = "pre_feedforward_layernorm.weight"
+    if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
+        names |= HF_HUNYUAN_NORMS
+    if f"{first}operator_norm.weight" in tensors:
+        names |= HF_LFM2
+    return names
+
+
 HF_MIXTURE = {  # of each weight, the names that families have for it
     "router": (
         "mlp.gate.weight",
@@ -272,12 +313,14 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "block_sparse_moe.router.weight",
         "mlp.gate.wg.weight",
         "feed_forward.router.weight",
+        "feed_forward.gate.weight",  # LFM2
     ),
     "router.bias": ("mlp.router.bias",),
     "router.selection_bias": (
         "mlp.gate.e_score_correction_bias",
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
+        "feed_forward.expert_bias",  # LFM2
     ),
     "shared.router": ("mlp.shared_expert_gate.weight",),
 }
@@ -327,8 +370,10 @@ def hf_expert(
             return sources | {f"{ours}down": WeightSource(f"{theirs}{down}[{expert}]")}
     if f"{theirs}mlp.experts.gate_up_proj[{expert}][0::2]" in tensors:
         return alternating_expert(ours, f"{theirs}mlp.experts.", expert)
-    if f"{theirs}block_sparse_moe.experts.{expert}.w1.weight" in tensors:
-        linear = {o: f"block_sparse_moe.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
+    for module in ("block_sparse_moe", "feed_forward"):  # Mixtral, LFM2
+        if f"{theirs}{module}.experts.{expert}.w1.weight" in tensors:
+            linear = {o: f"{module}.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
+            break
     else:
         linear = {name: f"mlp.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
     return {ours + o: WeightSource(theirs + t) for o, t in with_biases(linear).items()}
@@ -350,6 +395,18 @@ def alternating_expert(ours: str, theirs: str, expert: int) -> dict[str, WeightS
 def gate_and_up(ours: str, tensor: str, size: int) -> dict[str, WeightSource]:
     """Name the rows of gate, and of up after them."""
     return {f"{ours}gate": WeightSource(tensor), f"{ours}up": WeightSource(tensor, size)}
+
+
+def short_conv(conv: ShortConvSpec, ours: str, theirs: str) -> dict[str, WeightSource]:
+    """Name the weights of a short convolution: its inputs are rows of one matrix."""
+    first = {"in_b": 0, "in_c": conv.channels, "in_x": 2 * conv.channels}
+    sources = {f"{ours}conv": WeightSource(f"{theirs}conv.weight")}
+    sources[f"{ours}conv.bias"] = WeightSource(f"{theirs}conv.bias")
+    for bias, suffix in (("", ".weight"), (".bias", ".bias")):
+        sources[f"{ours}out{bias}"] = WeightSource(f"{theirs}out_proj{suffix}")
+        for name, row in first.items():
+            sources[f"{ours}{name}{bias}"] = WeightSource(f"{theirs}in_proj{suffix}", row)
+    return sources
 
 
 def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
@@ -400,11 +457,15 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
     }
     if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
         names["mlp_norm"] = "post_attention_norm.weight"
+    if "output_norm.weight" not in tensors:  # LFM2
+        sources["norm"] = WeightSource("token_embd_norm.weight")
     for i in range(len(spec.layers)):
         ours, theirs = f"layers.{i}.", f"blk.{i}."
         sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
         if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
+        if (conv := spec.layers[i].mixer) is not None:
+            sources |= short_conv(conv, ours, f"{theirs}shortconv.")
         if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:

@@ -9,6 +9,8 @@ Experts of a mixture stay whole: each worker has a range of them, routes all tok
 experts that it has. A shared MLP is cut as any other; where it has too few blocks, the last workers
 have nothing of it.
 
+Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns.
+
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
@@ -25,6 +27,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     MixtureSpec,
     Norm,
     QKNorm,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ModelError
@@ -50,6 +53,7 @@ class Shard:
     # Of the layers that are mixtures, by layer: experts, and numbers of the shared MLP.
     experts: Mapping[int, range] = field(default_factory=dict)
     shared: Mapping[int, range] = field(default_factory=dict)
+    channels: Mapping[int, range] = field(default_factory=dict)  # of short convolutions, by layer
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
@@ -106,6 +110,8 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
             f"there is nothing for some in an MLP of {spec.intermediate_size}, in parts of {unit}, "
             f"or in {spec.vocab_size} tokens"
         )
+    if any(not channels for channels in all_shards[-1].channels.values()):
+        return "there are no channels of the short convolutions for some"
     block = max_block(spec, weights, "o")
     if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
         return (
@@ -126,6 +132,10 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
         for i, mixture in mixtures(spec)
         if (size := mixture.shared_intermediate_size)
     }
+    channels = {
+        i: cut(n, num_ranks, unit_of(n, weights[f"layers.{i}.out"], num_ranks))
+        for i, n in ((i, conv.channels) for i, conv in convolutions(spec))
+    }
     return [
         Shard(
             rank,
@@ -135,6 +145,7 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
             owns_keys=first_of[heads[rank][1].start] == rank,
             experts={i: ranges[rank] for i, ranges in experts.items()},
             shared={i: ranges[rank] for i, ranges in shared.items()},
+            channels={i: ranges[rank] for i, ranges in channels.items()},
         )
         for rank in range(num_ranks)
     ]
@@ -143,6 +154,11 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
 def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
     """Return the layers that are mixtures."""
     return [(i, layer.mixture) for i, layer in enumerate(spec.layers) if layer.mixture is not None]
+
+
+def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec]]:
+    """Return the layers that are short convolutions."""
+    return [(i, layer.mixer) for i, layer in enumerate(spec.layers) if layer.mixer is not None]
 
 
 def dense_layers(spec: DecoderSpec) -> list[int]:
@@ -163,9 +179,9 @@ def unit_of(size: int, down: Weight, num_ranks: int) -> int:
 
 
 def max_block(spec: DecoderSpec, weights: Weights, name: str) -> int:
-    """Return how many numbers of a row are quantized as one in a matrix of any layer."""
-    blocks = (weights[f"layers.{i}.{name}"].block_numbers for i in range(len(spec.layers)))
-    return max(blocks, default=1)
+    """Return how many numbers of a row are quantized as one in a matrix, in any layer with it."""
+    names = (f"layers.{i}.{name}" for i in range(len(spec.layers)))
+    return max((weights[name].block_numbers for name in names if name in weights), default=1)
 
 
 def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
@@ -180,6 +196,8 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
             shared_gate=mixture.shared_gate and shared_size > 0,
         )
         layers[i] = replace(layers[i], mixture=own)
+    for i, conv in convolutions(spec):
+        layers[i] = replace(layers[i], mixer=replace(conv, channels=len(shard.channels[i])))
     return replace(
         spec,
         layers=tuple(layers),
@@ -211,7 +229,9 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
         tensor = weights[name]
         local = name.split(".", 2)[2] if name.startswith("layers.") else name
         weight_name = local.removesuffix(".bias")
-        if local.startswith("shared."):
+        if weight_name in CONVOLUTION:
+            tensor = share_of_convolution(spec, name, tensor, shard)
+        elif local.startswith("shared."):
             share = shard.shared[int(name.split(".")[1])]
             tensor = share_of_shared(local.removeprefix("shared."), tensor, share, shard.rank)
         elif weight_name in row_shares:
@@ -231,6 +251,20 @@ def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:
         return tensor
     nothing = np.zeros(tensor.shape, np.float32)
     return StoredTensor(Format.F32, tensor.shape, nothing.view(np.uint8))
+
+
+CONVOLUTION = ("conv", "in_b", "in_c", "in_x", "out")
+
+
+def share_of_convolution(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
+    """Return the share of a weight of a short convolution."""
+    _, index, local = name.split(".", 2)
+    channels, conv = shard.channels[int(index)], spec.layers[int(index)].mixer
+    if local.startswith("out"):
+        return column_share(local, tensor, channels, shard.rank)
+    assert conv is not None
+    unit = conv.kernel_size if local == "conv" else 1
+    return tensor.rows(channels.start * unit, channels.stop * unit)
 
 
 def share_of_shared(name: str, tensor: Weight, share: range, rank: int) -> Weight:

@@ -20,6 +20,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     QueryTemperature,
     RopeTable,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.reference.torch_attention import (
     Places,
@@ -41,6 +42,7 @@ class TorchExecutor:
         *,
         num_pages: int,
         page_tokens: int,
+        num_states: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -55,6 +57,11 @@ class TorchExecutor:
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
         page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
         self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
+        self.states = {
+            i: torch.zeros(num_states, layer.mixer.kernel_size - 1, layer.mixer.channels)
+            for i, layer in enumerate(spec.layers)
+            if layer.mixer is not None
+        }
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Floats:
@@ -90,7 +97,7 @@ class TorchExecutor:
             for rope, inv_freq in zip(spec.ropes, self.inv_freqs, strict=True)
         ]
         for index, layer in enumerate(spec.layers):
-            x = self.layer(index, layer, x, places, rotations)
+            x = self.layer(index, layer, x, batch, places, rotations)
         return self.norm("norm", x[to_tensor(batch.logit_rows, self.device)])
 
     def layer(
@@ -98,6 +105,7 @@ class TorchExecutor:
         index: int,
         layer: LayerSpec,
         x: Tensor,
+        batch: Batch,
         places: Places,
         rotations: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
@@ -108,7 +116,10 @@ class TorchExecutor:
         multiplier = self.spec.residual_multiplier
 
         normed = self.norm(f"{name}.attn_norm", x) if before else x
-        attended = self.attention(index, layer, normed, places, rotations)
+        if layer.mixer is None:
+            attended = self.attention(index, layer, normed, places, rotations)
+        else:
+            attended = self.short_conv(index, layer.mixer, normed, batch, places)
         if self.spec.placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
@@ -169,6 +180,26 @@ class TorchExecutor:
                 sinks=self.weights.get(f"{name}.sinks"),
             )
         return self.linear(f"{name}.o", out.flatten(1))
+
+    def short_conv(
+        self, index: int, conv: ShortConvSpec, x: Tensor, batch: Batch, places: Places
+    ) -> Tensor:
+        """Convolve each sequence's tokens behind its state, [tokens, hidden] -> the same."""
+        name, states = f"layers.{index}", self.states[index]
+        assert batch.state_in is not None and batch.state_out is not None
+        weight = self.weights[f"{name}.conv"].view(conv.channels, 1, conv.kernel_size)
+        bias = self.weights.get(f"{name}.conv.bias")
+        b, c, y = (self.linear(f"{name}.{part}", x) for part in ("in_b", "in_c", "in_x"))
+        gated, mixed = b * y, torch.empty_like(c)
+        for stretch in places.stretches:
+            sequence = batch.sequences[stretch.rows.start]
+            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
+            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+            columns = torch.cat([before.to(gated), gated[stretch.rows]])
+            summed = F.conv1d(columns.T[None], weight, bias, groups=conv.channels)[0].T
+            mixed[stretch.rows] = c[stretch.rows] * summed
+            states[slot_out] = columns[-(conv.kernel_size - 1) :].float().to(states.device)
+        return self.linear(f"{name}.out", mixed)
 
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""

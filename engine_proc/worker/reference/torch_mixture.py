@@ -26,7 +26,7 @@ def choose_experts(
         weights = scores.gather(-1, experts)
     if mixture.normalized:
         total = weights.sum(-1, keepdim=True).clamp(min=mixture.weight_sum_min)
-        weights = weights / (total + 1e-20)
+        weights = weights / (total + mixture.weight_sum_eps)
     return experts, weights * mixture.weight_scale
 
 

@@ -121,6 +121,7 @@ class Story:
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     depth=st.integers(1, 2),
+    num_states=st.sampled_from([0, 2, 3, 7, 12, 30]),
 )
 def test_every_sequence_says_what_it_would_say_alone(
     script: list[Arrival],
@@ -134,6 +135,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     deaths: set[int],
     failures: set[int],
     depth: int,
+    num_states: int,
 ) -> None:
     longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
     num_pages = -(-longest // page_tokens) + spare_pages
@@ -143,8 +145,9 @@ def test_every_sequence_says_what_it_would_say_alone(
         max_num_seqs + spare_budget,
         max_num_seqs,
         depth,
+        num_states,
         policy=policy,
-        speculation=speculation,
+        speculation=None if num_states else speculation,
         reuses_prefixes=reuses_prefixes,
     )
     story = Story(rig, script)
@@ -162,6 +165,7 @@ def test_every_sequence_says_what_it_would_say_alone(
             break
     assert not rig.scheduler.has_work, "it does not come to an end"
     assert rig.pool.num_free == rig.pool.num_pages
+    assert rig.slots is not None and rig.slots.num_free == num_states
     story.check()
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +14,14 @@ import pytest
 import torch
 from gguf_mixtures import BUILT_IN
 from gguf_twins import tiny_model, write_gguf
+from hybrid_models import HYBRIDS as HYBRID_CASES
+from hybrid_models import NUM_TOKENS, PROMPTS, Generation, tiny_hybrid
 from mixture_models import tiny_mixture
 from random_decoders import (
     BLOCKS,
+    HYBRIDS,
     MIXTURES,
+    NUM_STATES,
     SPEC,
     SPECS,
     WHOLE_BLOCKS,
@@ -26,15 +31,17 @@ from random_decoders import (
     stored,
     with_images,
     with_mixture,
+    with_states,
 )
+from reference import endless_answers
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.models import gguf_config
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, ShortConvSpec
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import (
@@ -97,6 +104,10 @@ class Team:
         """Return the largest of each 64 logits of a step."""
         return self.run(lambda executor: executor.logits(step).maxima)
 
+    def logits(self, step: Batch) -> Logits:
+        """Return the logits of a step as executors do."""
+        return Logits(self.forward(step))
+
     def close(self) -> None:
         """End the threads, and whatever they wait for."""
         self.groups[0].abort()
@@ -137,6 +148,47 @@ def test_workers_share_the_experts_of_a_mixture(name: str, num_ranks: int, team_
     np.testing.assert_allclose(one, whole[60:], atol=5e-5)
     again = team.forward(batch([(1, 0, 40), (0, 0, 33), (2, 0, 1)]))
     np.testing.assert_array_equal(again[40:73], prompt[:33])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_workers_share_the_channels_of_a_hybrid(name: str, num_ranks: int, team_of: TeamOf) -> None:
+    spec = HYBRIDS[name]
+    spec = dataclasses.replace(spec, num_heads=9, num_kv_heads=3)
+    weights = random_weights(spec)
+    team = team_of(spec, weights, num_ranks, num_states=NUM_STATES)
+    alone = cpu(spec, weights, num_states=NUM_STATES)
+    assert sum(e.spec.state_numbers for e in team.executors) == spec.state_numbers
+    for parts in ([(0, 0, 60)], [(1, 0, 3), (0, 60, 61)], [(0, 61, 90), (1, 3, 4)]):
+        step = with_states(batch(parts))
+        np.testing.assert_allclose(team.forward(step), alone.forward(step), atol=5e-5)
+
+
+@pytest.mark.parametrize("case", HYBRID_CASES)
+def test_two_workers_generate_the_text_of_a_hybrid(
+    case: str, tmp_path: Path, team_of: TeamOf
+) -> None:
+    model = tiny_hybrid(case)
+    model.save_pretrained(tmp_path)
+    ours = open_model(tmp_path)
+    generation = Generation(partial(team_of, ours.spec, ours.weights, 2), budget=20)
+    expected = endless_answers(model, PROMPTS, NUM_TOKENS)
+    assert generation.answers(PROMPTS) == expected
+    assert generation.answers(PROMPTS) == expected, "from checkpoints"
+
+
+def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:
+    conv = LayerSpec(mixer=ShortConvSpec(channels=512, kernel_size=3))
+    spec = dataclasses.replace(
+        WHOLE_BLOCKS, intermediate_size=1024, num_heads=32, layers=(conv, LayerSpec())
+    )
+    weights = random_weights(spec, Format.Q4_K)
+    team = team_of(spec, weights, 2, num_states=NUM_STATES)
+    alone = cpu(spec, weights, num_states=NUM_STATES)
+    step = with_states(batch([(0, 0, 40)]))
+    np.testing.assert_allclose(team.forward(step), alone.forward(step), atol=5e-5)
+    with pytest.raises(CannotCut, match=r"channels.*it can be 1, 2$"):
+        shards(spec, weights, 3)
 
 
 @pytest.mark.parametrize("expert", [0, 11])
@@ -261,12 +313,14 @@ GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
     "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
 )  # fmt: skip
+GGUF_HYBRIDS = ("lfm2", "lfm2_moe")
 
 
 def test_every_architecture_of_ggufs_is_shared() -> None:
     dense = of_files(GGUF_FAMILIES)
-    assert dense | {"qwen2vl"} == set(gguf_config.ARCHITECTURES)  # it has the tensors of qwen2
-    assert of_files(GGUF_MIXTURES) == set(gguf_config.MIXTURES)
+    known = set(gguf_config.ARCHITECTURES) | set(gguf_config.MIXTURES)
+    # "qwen2vl" has the tensors of qwen2.
+    assert dense | of_files(GGUF_MIXTURES) | of_files(GGUF_HYBRIDS) | {"qwen2vl"} == known
 
 
 def of_files(families: Iterable[str]) -> set[str]:
@@ -274,17 +328,19 @@ def of_files(families: Iterable[str]) -> set[str]:
     return {gguf_twins.ARCHITECTURES.get(family, family) for family in families}
 
 
-@pytest.mark.parametrize("model_type", [*GGUF_FAMILIES, *GGUF_MIXTURES])
+@pytest.mark.parametrize("model_type", [*GGUF_FAMILIES, *GGUF_MIXTURES, *GGUF_HYBRIDS])
 def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: TeamOf) -> None:
     if model_type in GGUF_MIXTURES:
         model = tiny_mixture(model_type, **BUILT_IN.get(model_type, {}))
+    elif model_type in GGUF_HYBRIDS:
+        model = tiny_hybrid(model_type)
     else:
         head_dim = 16 if model_type == "hunyuan_v1_dense" else None  # it needs one
         model = tiny_model(model_type, head_dim=head_dim)
     file = open_model(write_gguf(tmp_path / "tiny.gguf", model, fuse_qkv=model_type == "llama"))
-    step = batch([(0, 0, 20)])
+    step = with_states(batch([(0, 0, 20)]))
     step = dataclasses.replace(step, token_ids=step.token_ids % 96)
-    logits = team_of(file.spec, file.weights, 2).forward(step)
+    logits = team_of(file.spec, file.weights, 2, num_states=NUM_STATES).forward(step)
     with torch.inference_mode():
         expected = model(torch.tensor(step.token_ids, dtype=torch.long)[None]).logits[0]
     np.testing.assert_allclose(logits, expected.numpy(), atol=5e-5)

@@ -1,0 +1,130 @@
+"""Moves the states of sequences from slot to slot, and chooses which are kept. Pure.
+
+A chunk reads the slot with the state before its first token, and writes another one. The slot that
+it read is freed when its step closes, so a step can be run again.
+
+Checkpoints lie on page borders, where chunks end for them. A sequence leaves one at the last full
+page of its prompt, and one where the pages that others have computed end without a checkpoint. Of
+all other borders that it passes only the newest keeps one. That is the end of its turn, or where it
+goes on after a preemption.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
+from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE
+
+
+class SequenceStates:
+    """The states of all sequences. Without slots, of a model without states, it does nothing.
+
+    Args:
+        pool: of the pages behind which checkpoints lie.
+        caches: whether checkpoints are kept.
+    """
+
+    def __init__(self, slots: StateSlots, pool: PagePool, caches: bool) -> None:
+        self._slots = slots
+        self._pool = pool
+        self.are_used = slots.num_slots > 0
+        self._caches = caches and self.are_used
+
+    def limit(self, max_num_seqs: int) -> int:
+        """Return how many sequences may run, at most `max_num_seqs`."""
+        if not self.are_used:
+            return max_num_seqs
+        return min(max_num_seqs, self._slots.num_slots // SLOTS_PER_SEQUENCE)
+
+    def have_room(self, num_sequences: int) -> bool:
+        """Whether so many sequences can be in a step while another is open.
+
+        Each may go on from a checkpoint, which is then not free, and writes a slot.
+        """
+        return not self.are_used or self._slots.num_free >= SLOTS_PER_SEQUENCE * num_sequences
+
+    def chunk_end(self, sequence: Sequence, end: int) -> int:
+        """Return where a chunk ends that could end at `end`: at a border where there is one."""
+        if not self._caches:
+            return end
+        start, page_tokens = sequence.num_computed, self._pool.page_tokens
+        kept = self._prompt_border(sequence), sequence.branch
+        borders = [border for border in kept if start < border < end]
+        if borders:
+            return min(borders)
+        last_border = end // page_tokens * page_tokens
+        return last_border if end < sequence.num_expected and last_border > start else end
+
+    def begin(self, chunks: list[Chunk]) -> None:
+        """Give the chunks of a step their slots."""
+        for chunk in chunks if self.are_used else ():
+            chunk.state_in = chunk.sequence.state
+            chunk.state_out = chunk.sequence.state = self._slots.allocate()
+
+    def close(self, chunks: list[Chunk]) -> None:
+        """Free what the chunks of a step have read: it will not be run again."""
+        for chunk in chunks if self.are_used else ():
+            if chunk.state_in != NO_STATE:
+                self._slots.free(chunk.state_in)
+                chunk.state_in = NO_STATE
+
+    def take_back(self, chunk: Chunk) -> None:
+        """Return a sequence to the state before a chunk, which will be scheduled again."""
+        self.free(self.remove(chunk.sequence))
+        chunk.sequence.state, chunk.state_in = chunk.state_in, NO_STATE
+
+    def remove(self, sequence: Sequence) -> "array[int]":
+        """Take a sequence's state from it; return the slot, to be freed."""
+        slots = array("i") if sequence.state == NO_STATE else array("i", [sequence.state])
+        sequence.state = NO_STATE
+        return slots
+
+    def free(self, slots: Iterable[int]) -> None:
+        """End one use of each slot."""
+        for slot in slots:
+            self._slots.free(slot)
+
+    def reusable(self, sequence: Sequence, digests: list[bytes]) -> list[bytes]:
+        """Return those of a sequence's next pages from which it can go on.
+
+        All of them are cached, and the last is followed by a checkpoint.
+        """
+        if not self.are_used:
+            return digests
+        num_known = self._pool.count_cached(digests)
+        count = num_known
+        while count and not self._slots.has(digests[count - 1]):
+            count -= 1
+        if num_known > count and not sequence.num_computed:
+            sequence.branch = num_known * self._pool.page_tokens
+        return digests[:count]
+
+    def adopt(self, sequence: Sequence, digest: bytes) -> None:
+        """Let a sequence, whose own state is removed, go on from a checkpoint."""
+        if self.are_used:
+            sequence.state = self._slots.find(digest)
+
+    def remember(self, chunk: Chunk, end: int) -> None:
+        """Keep the state behind a chunk that has been computed up to `end`, a page's border."""
+        sequence, page_tokens = chunk.sequence, self._pool.page_tokens
+        if not self._caches or end % page_tokens:
+            return
+        digest = sequence.digests[end // page_tokens - 1]
+        is_new = self._slots.cache(chunk.state_out, digest)
+        if digest == sequence.newest_checkpoint:  # it was preempted, and is there again
+            return
+        self._slots.drop(sequence.newest_checkpoint)
+        is_kept = end in (sequence.branch, self._prompt_border(sequence))
+        sequence.newest_checkpoint = digest if is_new and not is_kept else b""
+
+    def _prompt_border(self, sequence: Sequence) -> int:
+        """Return the end of the last full page before a prompt's last token."""
+        page_tokens = self._pool.page_tokens
+        return (sequence.num_prompt - 1) // page_tokens * page_tokens
+
+    def reset(self) -> None:
+        """Forget all states: the workers' memory is lost, and no sequence has one."""
+        self._slots.reset()

@@ -1,0 +1,110 @@
+"""The families of hybrids, some of whose layers have a state in place of keys and values."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headrace.engine_proc.worker.models.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    LayerSpec,
+    QKNorm,
+    RouterScore,
+    ShortConvSpec,
+)
+from headrace.engine_proc.worker.models.mixture_families import mixture, whole, with_mixture
+from headrace.engine_proc.worker.models.model_families import FULL, decoder
+
+CONV = "conv"
+# Published fields of LFM2 that transformers does not read: how it was trained, and sizes again.
+LFM2_FIELDS = (
+    "block_dim",
+    "block_mlp_init_scale",
+    "block_norm_eps",
+    "block_out_init_scale",
+    "block_use_swiglu",
+    "block_use_xavier_init",
+    "conv_dim",
+    "conv_dim_out",
+    "conv_use_xavier_init",
+    "num_heads",
+    "use_pos_enc",
+)
+
+
+def lfm2(fields: ConfigFields) -> DecoderSpec:
+    """Short convolutions, and attention in the layers that `layer_types` or `full_attn_idxs` name.
+
+    `intermediate_size`, or the older `block_ff_dim`, is a size before it is adjusted.
+    """
+    num_layers = fields.integer("num_hidden_layers")
+    attends = fields.get("full_attn_idxs", None)
+    if not isinstance(attends, list | None):
+        raise fields.wrong("full_attn_idxs", "a list of layers")
+    types = fields.one_per_layer("layer_types", num_layers)
+    if types is None:
+        types = [FULL if attends is None or i in attends else CONV for i in range(num_layers)]
+    return lfm2_decoder(fields, types, adjusted_size(fields))
+
+
+def adjusted_size(fields: ConfigFields) -> int:
+    """Return the intermediate size: two thirds of what the config says, made a multiple."""
+    size = fields.integer("intermediate_size", 12288)
+    size = fields.integer("block_ff_dim", size)
+    unit = fields.integer("block_multiple_of", 256)
+    multiplier = fields.positive("block_ffn_dim_multiplier", 1.0)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    return -(-int(multiplier * int(2 * size / 3)) // unit) * unit
+
+
+def lfm2_moe(fields: ConfigFields) -> DecoderSpec:
+    """LFM2 with a mixture from layer `num_dense_layers` on."""
+    num_layers = fields.integer("num_hidden_layers")
+    types = fields.one_per_layer("layer_types", num_layers)
+    if types is None:
+        raise fields.wrong("layer_types", f"a list of {num_layers}")
+    spec = lfm2_decoder(fields, types, fields.integer("intermediate_size"))
+    own = mixture(
+        fields,
+        score=RouterScore.SIGMOID,
+        normalized=fields.flag("norm_topk_prob", True),
+        weight_sum_eps=1e-6,
+        weight_scale=fields.number("routed_scaling_factor", 1.0),
+        selection_bias=fields.flag("use_expert_bias", True),
+    )
+    first = whole(fields, "num_dense_layers", 2)
+    return with_mixture(spec, own, lambda i: i >= first)
+
+
+def lfm2_decoder(fields: ConfigFields, types: list[Any], intermediate_size: int) -> DecoderSpec:
+    """Lower what both have."""
+    for name in LFM2_FIELDS:
+        fields.get(name, None)
+    if not set(types) <= {CONV, FULL} or FULL not in types:
+        raise fields.wrong("layer_types", f"a list of {CONV!r} and {FULL!r}, with one that attends")
+    conv = ShortConvSpec(
+        channels=fields.integer("hidden_size"),
+        kernel_size=fields.integer("conv_L_cache", 3),
+        bias=fields.flag("conv_bias", False),
+    )
+    # Whatever the config may leave out: the activation is built in.
+    fields.values = {
+        "hidden_act": "silu",
+        **fields.values,
+        "intermediate_size": intermediate_size,
+    }
+    tied = fields.flag("tie_embedding", True)
+    spec = decoder(
+        fields,
+        eps="norm_eps",
+        rope_theta=1e6,
+        layers=tuple(LayerSpec(mixer=conv if kind == CONV else None) for kind in types),
+        tied_head=tied,
+        qk_norm=QKNorm.PER_HEAD,
+    )
+    given = fields.get("tie_embedding", None)  # which transformers prefers
+    return spec if given is None else replace(spec, tied_head=tied)
+
+
+HYBRIDS: dict[str, Callable[[ConfigFields], DecoderSpec]] = {"lfm2": lfm2, "lfm2_moe": lfm2_moe}

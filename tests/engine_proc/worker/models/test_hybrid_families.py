@@ -1,0 +1,261 @@
+"""Every family of hybrids, lowered, generates the text of transformers, whatever its sequences go
+through: batch mates, chunks, cached prefixes, preemptions, retries and deaths."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_twins import write_gguf
+from hybrid_models import (
+    HYBRIDS,
+    NUM_TOKENS,
+    PROMPTS,
+    TINY,
+    Generation,
+    tiny_hybrid,
+)
+from reference import endless_answers
+
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Executor
+from headrace.engine_proc.worker.models import hybrid_families
+from headrace.engine_proc.worker.models.lowering import lower_config
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
+from headrace.errors import ModelError
+
+Make = Callable[..., Executor]
+Answers = list[list[int]]
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A case's folder, and what transformers answers."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    model = tiny_hybrid(request.param)
+    model.save_pretrained(folder)
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPTS[2]])).logits[0].numpy()
+    assert np.abs(logits).max() > 1, "a model that says nothing agrees with anything"
+    return folder, logits, endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
+@pytest.fixture
+def make(hybrid: Any) -> Make:
+    """Makes executors in the core."""
+    model = open_model(hybrid[0])
+    return partial(CpuExecutor, model.spec, model.weights, threads=2)
+
+
+@pytest.fixture
+def expected(hybrid: Any) -> Answers:
+    answers: Answers = hybrid[2]
+    return answers
+
+
+@pytest.mark.parametrize("executor", [TorchExecutor, CpuExecutor])
+def test_logits_of_hybrids_are_those_of_transformers(hybrid: Any, executor: Any) -> None:
+    folder, expected, _ = hybrid
+    model = open_model(folder)
+    count = len(PROMPTS[2])
+    step = Batch(
+        token_ids=np.array(PROMPTS[2], np.int32),
+        positions=np.arange(count, dtype=np.int32),
+        sequences=np.zeros(count, np.int32),
+        page_table=np.array([[5, 0, 3, 2]], np.int32),
+        logit_rows=np.arange(count, dtype=np.int32),
+        state_in=np.array([-1], np.int32),
+        state_out=np.array([1], np.int32),
+    )
+    run = executor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
+    np.testing.assert_allclose(run.forward(step), expected, atol=3e-5, rtol=0)
+
+
+def test_hybrids_answer_as_transformers_alone(make: Make, expected: Answers) -> None:
+    generation = Generation(make)
+    assert [generation.answers([prompt])[0] for prompt in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("budget", [4, 7, 16, 19, 64])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_hybrids_answer_together_in_chunks(
+    make: Make, expected: Answers, budget: int, depth: int
+) -> None:
+    generation = Generation(make, budget=budget, depth=depth)
+    assert generation.answers(PROMPTS) == expected
+    assert (generation.scheduler.counts.steps_ahead > 0) == (depth == 2)
+
+
+def test_hybrids_without_prefix_cache_answer_the_same(make: Make, expected: Answers) -> None:
+    assert Generation(make, reuses_prefixes=False).answers(PROMPTS) == expected
+
+
+def test_hybrids_answer_after_a_cached_prompt(make: Make, expected: Answers) -> None:
+    """The second time, all but the last page of each prompt is known."""
+    generation = Generation(make)
+    assert generation.answers(PROMPTS) == expected
+    assert generation.scheduler.counts.prefix_hits == 0
+    assert generation.answers(PROMPTS) == expected
+    assert generation.scheduler.counts.prefix_hits == 0 + 16 + 48
+
+
+def test_next_turn_of_a_hybrid_goes_on_where_one_ended(make: Make, expected: Answers) -> None:
+    generation = Generation(make)
+    generation.answers(PROMPTS)
+    turn = generation.add([*PROMPTS[2], *expected[2], 5, 6, 7])
+    generation.run()
+    assert turn.num_cached == (53 + 24 - 1) // 16 * 16
+    fresh = Generation(make, reuses_prefixes=False)
+    assert [list(turn.generated)] == fresh.answers([list(turn.tokens[: turn.num_prompt])])
+
+
+def test_a_shared_beginning_of_hybrids_gets_a_checkpoint(make: Make) -> None:
+    """The first prompt leaves none there, the second one does, and the third goes on from it."""
+    generation = Generation(make)
+    turns = []
+    for own in ([1] * 20, [2] * 20, [3] * 20):
+        turns.append(generation.add([*PROMPTS[1], *own], 4))
+        generation.run()
+    assert [turn.num_cached for turn in turns] == [0, 0, 32]
+    fresh = Generation(make, reuses_prefixes=False)
+    assert fresh.answers([[*PROMPTS[1], *[3] * 20]])[0][:4] == list(turns[2].generated)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preempted_hybrids_answer_the_same(make: Make, expected: Answers, depth: int) -> None:
+    generation = Generation(make, num_pages=7, depth=depth)
+    assert generation.answers(PROMPTS) == expected
+    assert generation.scheduler.counts.preemptions > 0
+
+
+def test_preempted_hybrid_resumes_at_its_checkpoint(make: Make, expected: Answers) -> None:
+    generation = Generation(make)
+    sequence = generation.add(PROMPTS[2])
+    while len(sequence.tokens) < 70:
+        generation.step()
+    generation.scheduler._preempt(sequence)
+    (chunk,) = generation.scheduler.schedule()
+    assert chunk.start == 64, "behind the last page that it had filled"
+    generation.scheduler.retry()
+    generation.run()
+    assert list(sequence.generated) == expected[2]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("what", ["die", "fail"])
+def test_hybrids_answer_after_lost_steps(
+    make: Make, expected: Answers, what: str, depth: int
+) -> None:
+    generation = Generation(make, budget=24, depth=depth)
+    sequences = [generation.add(prompt) for prompt in PROMPTS]
+    for _ in range(3):
+        for _ in range(6):
+            generation.step()
+        getattr(generation, what)()
+    assert generation.scheduler.has_work
+    generation.run()
+    assert [list(sequence.generated) for sequence in sequences] == expected
+
+
+def test_hybrids_answer_with_few_slots(make: Make, expected: Answers) -> None:
+    """Two for each of two sequences that run: checkpoints come and go."""
+    generation = Generation(make, num_states=4)
+    for _ in range(2):
+        assert generation.answers(PROMPTS) == expected
+
+
+@pytest.mark.parametrize("case", ["lfm2", "lfm2_moe without a bias of experts", "lfm2_moe"])
+def test_gguf_files_of_hybrids_generate_the_same(case: str, tmp_path: Path) -> None:
+    built_in = {"norm_topk_prob": True, "routed_scaling_factor": 1.0} if "moe" in case else {}
+    model = tiny_hybrid(case, **built_in)
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    ours = open_model(path)
+    generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
+    assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("architecture", [gguf.MODEL_ARCH.LFM2, gguf.MODEL_ARCH.LFM2MOE])
+def test_gguf_names_are_those_of_llama_cpp(architecture: gguf.MODEL_ARCH, tmp_path: Path) -> None:
+    """The converter's own table has the names that the files of these tests have."""
+    case = gguf.MODEL_ARCH_NAMES[architecture].replace("2moe", "2_moe")
+    model = tiny_hybrid(case)
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    table = gguf.get_tensor_name_map(architecture, TINY["num_hidden_layers"])
+    names = {
+        table.get_name(name.removesuffix(".weight"))
+        for name in model.state_dict()
+        if name != "lm_head.weight" and ".experts." not in name
+    }
+    stored = {
+        tensor.name.removesuffix(".weight").removesuffix(".bias")
+        for tensor in gguf.GGUFReader(path).tensors
+        if "_exps" not in tensor.name
+    }
+    assert names == stored
+
+
+@pytest.mark.parametrize("counts", [[2] * 4, [0] * 4, [2, 0, 1, 0], [2, 0]])
+def test_gguf_files_with_other_kv_heads_are_refused(counts: list[int], tmp_path: Path) -> None:
+    keys = {"attention.head_count_kv": counts}
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_hybrid("lfm2"), keys=keys)
+    with pytest.raises(ModelError, match=r"head_count_kv|blk"):
+        open_model(path)
+
+
+def test_every_family_of_hybrids_has_a_case() -> None:
+    assert {case.split()[0] for case in HYBRIDS} == set(hybrid_families.HYBRIDS)
+
+
+PUBLISHED = {  # as LFM2's own config.json has it
+    "architectures": ["Lfm2ForCausalLM"],
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_mlp_init_scale": 1.0,
+    "block_multiple_of": 256,
+    "block_norm_eps": 1e-05,
+    "block_out_init_scale": 1.0,
+    "block_use_swiglu": True,
+    "block_use_xavier_init": True,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "conv_dim_out": 2048,
+    "conv_use_xavier_init": True,
+    "full_attn_idxs": [2, 5],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "model_type": "lfm2",
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_heads": 32,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "use_pos_enc": True,
+    "vocab_size": 65536,
+}
+
+
+def test_older_config_of_lfm2_is_read() -> None:
+    spec = lower_config(PUBLISHED)
+    assert [layer.mixer is None for layer in spec.layers] == [i in (2, 5) for i in range(6)]
+    assert (spec.intermediate_size, spec.tied_head, spec.state_numbers) == (8192, True, 4 * 4096)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layer_types": ["conv"] * 4}, {"layer_types": ["mamba"] * 4}, {"conv_L_cache": 0}]
+)
+def test_wrong_hybrids_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    tiny_hybrid("lfm2").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(ModelError, match=next(iter(wrong))):
+        open_model(tmp_path)

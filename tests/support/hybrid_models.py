@@ -1,0 +1,172 @@
+"""Tiny random hybrids of transformers, and a scheduler that runs them on an executor."""
+
+import itertools
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
+from headrace.engine_proc.worker.execution.executor import Executor
+from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.ipc.messages import GenerateRequest, Sampling, request_id
+from headrace.ipc.worker_messages import Step
+
+PAGE_TOKENS, NUM_PAGES, NUM_STATES = 16, 16, 24
+NUM_TOKENS = 24
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}
+EXPERTS = {
+    "num_dense_layers": 1,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "lfm2 with biases and an adjusted size": {
+        "conv_bias": True,
+        "conv_L_cache": 4,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.5,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+    "lfm2_moe": EXPERTS | {"routed_scaling_factor": 1.7},
+    "lfm2_moe without a bias of experts": EXPERTS
+    | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+}
+# The first ends within a page, the second on a border, the third has several pages.
+PROMPTS = [[17, 3, 94, 55, 8], [*range(20, 52)], [(7 * i) % 90 + 3 for i in range(53)]]
+
+
+def tiny_hybrid(case: str, **differences: Any) -> Any:
+    """Make the random model of a case, whose name begins with the family's."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        case.split()[0], **TINY | HYBRIDS[case] | differences
+    )
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if "norm" in name or name.endswith("bias"):  # they start as ones and zeros
+            numbers.data += 0.3 * torch.randn_like(numbers)
+    return model.eval()
+
+
+class Generation:
+    """A scheduler whose steps an executor runs: an engine without its links.
+
+    Args:
+        make: makes an executor of so many pages and states; another one after a death.
+        depth: steps that are open at once; with 2, one is sent while another is run.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Executor],
+        *,
+        num_pages: int = NUM_PAGES,
+        num_states: int = NUM_STATES,
+        budget: int = 64,
+        max_num_seqs: int = 4,
+        depth: int = 1,
+        **options: Any,
+    ) -> None:
+        self._make = lambda: make(
+            num_pages=num_pages, page_tokens=PAGE_TOKENS, num_states=num_states
+        )
+        self._depth = depth
+        self._num_requests = 0
+        self._open: list[tuple[list[Chunk], Step]] = []
+        self.slots = StateSlots(num_states)
+        self.scheduler = Scheduler(
+            PagePool(num_pages, PAGE_TOKENS),
+            SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+            slots=self.slots,
+            **options,
+        )
+        self.start_worker()
+
+    def start_worker(self) -> None:
+        """Begin with an executor that knows nothing."""
+        executor = self._make()
+        self._runner = GenerationRunner(executor, Sampler(TINY["vocab_size"], threads=1))
+
+    def add(self, prompt: list[int], num_tokens: int = NUM_TOKENS) -> Sequence:
+        """Ask for the greedy text of a prompt."""
+        self._num_requests += 1
+        request = GenerateRequest(
+            id=request_id(0, self._num_requests),
+            detokenizer=0,
+            max_tokens=num_tokens,
+            sampling=Sampling(),
+            stop_token_ids=[],
+            plan=b"",
+        )
+        sequence = Sequence.of(request, array("I", prompt).tobytes())
+        self.scheduler.add(sequence)
+        return sequence
+
+    def die(self) -> None:
+        """Lose the worker in the middle of a step."""
+        self._send()
+        self.scheduler.recompute()
+        self._open.clear()
+        self.start_worker()
+
+    def fail(self) -> None:
+        """Run a step whose result is lost: it is run again."""
+        self._send()
+        if self._open:
+            self._runner.run(self._open[0][1])
+            self.scheduler.retry()
+            self._open.clear()
+
+    def _send(self) -> bool:
+        chunks = self.scheduler.schedule()
+        if chunks:
+            self._open.append((chunks, build_step(chunks)))
+        return bool(chunks)
+
+    def step(self) -> None:
+        """Send a step, then run the oldest unless another can be sent before."""
+        if self._send() and len(self._open) < self._depth:
+            return
+        chunks, step = self._open.pop(0)
+        result = self._runner.run(step)
+        self.scheduler.update(chunks, ResultReader(result, 0))
+
+    def run(self) -> None:
+        """Step until all sequences have ended: then no slot is in use."""
+        while self.scheduler.has_work:
+            self.step()
+        assert self.slots.num_free == self.slots.num_slots
+
+    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
+        """Return the texts of prompts that come together."""
+        sequences = [self.add(prompt) for prompt in prompts]
+        self.run()
+        return [list(sequence.generated) for sequence in sequences]
