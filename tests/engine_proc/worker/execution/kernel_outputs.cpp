@@ -253,6 +253,10 @@ void try_norms(const Kernels &kernels, int n, Random &random) {
     write("rotate" + size, head);
     kernels.rotate(head.data(), n, true, x.data(), y.data());
     write("rotate pairs" + size, head);
+    const ConvTap taps[] = {{y.data(), x.data(), nullptr}, {x.data(), y.data(), x.data()}};
+    out = y;
+    kernels.convolve(taps, 2, x.data(), n, out.data());
+    write("convolve" + size, out);
 }
 
 void try_rows(const Kernels &kernels) {
@@ -445,8 +449,9 @@ public:
 
 private:
     static constexpr int hidden = 256, vocab = 112, max_pages = 2;
-    static constexpr LayerConfig layers[2] = {{0, {INT32_MAX, 0}, 0.0f, 0, {}},
-                                              {0, {9, 0}, 0.0f, 0, {}}};
+    static constexpr LayerConfig layers[2] = {
+        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}},
+        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}}};
     static constexpr float inv_freq[32] = {1.0f, 0.7f, 0.5f, 0.3f, 0.2f, 0.1f, 0.05f, 0.01f};
     static constexpr int32_t axes[32] = {};
     static constexpr RopeConfig rope = {inv_freq, axes, 32, 0, 1.0f};
