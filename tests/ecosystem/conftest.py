@@ -1,8 +1,10 @@
 """The servers and the clients of `make ecosystem`, and the table that a run of it leaves."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import client_table
@@ -12,6 +14,8 @@ from client_table import Outcomes
 from clients import Client
 from servers import RunningServer
 
+from headrace.config.model_card import find_demo_model
+from headrace.model.tokenizer_json import read_tokenizer_json
 from support.real_models import fetch, real_file
 
 QWEN = "qwen2.5-coder-1.5b"
@@ -44,6 +48,20 @@ def served(
     running = RunningServer(*MODEL_ARGUMENTS[name], "--served-model-name", name)
     yield name, running
     assert running.stop() == 0
+
+
+@pytest.fixture
+def tokenizer(served: tuple[str, RunningServer], tmp_path: Path) -> Path:
+    """A folder with the served model's tokenizer, for tools that make prompts of a length."""
+    model, _ = served
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    file = real_file(QWEN) if model == "qwen" else find_demo_model()
+    (folder / "tokenizer.json").write_bytes(read_tokenizer_json(file))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
 
 
 @pytest.fixture

@@ -11,9 +11,6 @@ import clients
 import pytest
 from servers import RunningServer
 
-from headrace.config.model_card import find_demo_model
-from headrace.model.tokenizer_json import read_tokenizer_json
-
 NUM_REQUESTS = 6
 CONCURRENCY = 2
 INPUT_TOKENS, OUTPUT_TOKENS = 32, 8
@@ -26,17 +23,6 @@ VLLM_ROUTES = {
 }
 Served = tuple[str, RunningServer]
 Run = Callable[..., None]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo model's tokenizer, by which prompts of a length are made."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    (folder / "tokenizer.json").write_bytes(read_tokenizer_json(find_demo_model()))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    return folder
 
 
 @pytest.fixture
