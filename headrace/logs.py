@@ -99,7 +99,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Hands lines to a thread, and never waits for it."""
+    """Hands lines to a thread, and never waits for it.
+
+    The thread starts with the first line. A process that has said nothing has no thread whose locks
+    a copy of it could inherit.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -109,8 +113,7 @@ class LineWriter(logging.Handler):
         self._num_unwritten = 0  # by the writer thread,
         self._num_reported = 0  # and how many of both the log has reported
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
-        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Have a record written."""
@@ -119,6 +122,9 @@ class LineWriter(logging.Handler):
             if self.keep is not None:
                 self.keep(line.encode(errors="backslashreplace"))
             self._lines.put_nowait(line)
+            if self._thread is None:  # the caller holds this handler's lock
+                self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+                self._thread.start()
         except queue.Full:
             self._num_lost += 1
         except Exception:  # a record that cannot be formatted; the logging thread goes on
@@ -126,7 +132,7 @@ class LineWriter(logging.Handler):
 
     def close(self) -> None:
         """Write the remaining lines, while the log is read."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             try:
                 self._lines.put(None, timeout=LAST_S)
             except queue.Full:

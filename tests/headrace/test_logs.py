@@ -161,7 +161,7 @@ def test_failure_hides_the_text_of_its_error_in_json() -> None:
     code = (
         "import logging; from headrace import logs\n"
         "logs.setup('engine', 'info', 'json')\n"
-        "try: raise ValueError('secret')\n"
+        "try: raise ValueError('sec' + 'ret')\n"  # 3.13 quotes the line
         "except ValueError as error:\n"
         "    logs.log_failure(logging.getLogger('x'), 'it fails', error, 'abc')\n"
     )
@@ -171,3 +171,17 @@ def test_failure_hides_the_text_of_its_error_in_json() -> None:
     assert (found["message"], found["request_id"]) == ("it fails: ValueError", "abc")
     assert "line 3" in found["exception"]
     assert "secret" not in done.stderr
+
+
+def test_no_thread_runs_before_the_first_line() -> None:
+    code = (
+        "import logging, threading; from headrace import logs\n"
+        "logs.setup('supervisor', 'info')\n"
+        "print(threading.active_count())\n"
+        "logging.warning('said')\n"
+        "print(threading.active_count())\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout.split() == ["1", "2"]
+    assert done.stderr.endswith("supervisor WARNING said\n")

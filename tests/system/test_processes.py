@@ -67,6 +67,11 @@ def test_processes_with_short_work_take_a_core_at_once(server: RunningServer) ->
         assert ring[name].nice() == min(usual + more, 19), name
 
 
+def test_supervisor_is_copied_without_threads(own_server: RunningServer) -> None:
+    supervisor = own_server.ring["headrace: supervisor"]
+    assert supervisor.num_threads() == 1, "a copy may inherit a lock that another thread holds"
+
+
 def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
     for index in range(2):
