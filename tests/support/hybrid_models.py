@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import mixture_models
 import torch
 import transformers
 
@@ -23,18 +24,9 @@ from headrace.ipc.worker_messages import Step
 
 PAGE_TOKENS, NUM_PAGES, NUM_STATES = 16, 16, 24
 NUM_TOKENS = 24
-TINY: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
+TINY = mixture_models.TINY | {
     "intermediate_size": 96,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
 }
 EXPERTS = {

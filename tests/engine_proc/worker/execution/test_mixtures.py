@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_steps import assert_bits_alone, drawn_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_decoders import (
@@ -95,22 +96,8 @@ def test_batch_mates_change_no_bit_of_a_mixture(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 120))
     alone = cpu(spec, threads=1, **options).forward(batch([(0, 0, length)]))
     executor = cpu(spec, threads=data.draw(st.integers(1, 4)), **options)
-    done = dict.fromkeys(range(4), 0)
-    while done[0] < length:
-        parts = []
-        for sequence in data.draw(st.permutations(range(4))):
-            count = data.draw(st.integers(1 if sequence == 0 else 0, 60))
-            end = min(done[sequence] + count, length if sequence == 0 else LENGTH)
-            if end > done[sequence]:
-                parts.append((sequence, done[sequence], end))
-        logits = executor.forward(batch(parts))
-        first = 0
-        for sequence, start, stop in parts:
-            if sequence == 0:
-                rows = logits[first : first + stop - start]
-                np.testing.assert_array_equal(rows, alone[start:stop])
-            first += stop - start
-            done[sequence] = stop
+    for parts in drawn_steps(data, length, LENGTH):
+        assert_bits_alone(parts, executor.forward(batch(parts)), alone)
 
 
 def mixture_for(format: Format) -> DecoderSpec:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_steps import assert_bits_alone, drawn_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_decoders import (
@@ -75,24 +76,11 @@ def test_chunks_and_batch_mates_change_no_bit_of_a_hybrid(data: st.DataObject) -
     length = data.draw(st.integers(1, 120))
     alone = make(spec, threads=1, **options).forward(step_of((0, 0, length)))
     executor = make(spec, threads=data.draw(st.integers(1, 4)), **options)
-    done = dict.fromkeys(range(4), 0)
-    while done[0] < length:
-        parts = []
-        for sequence in data.draw(st.permutations(range(4))):
-            count = data.draw(st.integers(1 if sequence == 0 else 0, 60))
-            end = min(done[sequence] + count, length if sequence == 0 else LENGTH)
-            if end > done[sequence]:
-                parts.append((sequence, done[sequence], end))
+    for parts in drawn_steps(data, length, LENGTH):
         step = step_of(*parts)
         logits = executor.forward(step)
         np.testing.assert_array_equal(executor.forward(step), logits, "run again")
-        first = 0
-        for sequence, start, stop in parts:
-            if sequence == 0:
-                rows = logits[first : first + stop - start]
-                np.testing.assert_array_equal(rows, alone[start:stop])
-            first += stop - start
-            done[sequence] = stop
+        assert_bits_alone(parts, logits, alone)
 
 
 def test_a_prompt_cut_anywhere_has_the_bits_of_a_whole_one() -> None:
