@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 SHORT_STEP_S = 0.004  # longer steps gain nothing ahead, and a new request waits for two
 
+MOCK = "headrace.engine_proc.mock.main:main"  # by name: the engine does not load the mock
 
 log = logging.getLogger(__name__)
-
-MOCK = "headrace.engine_proc.mock.main:main"  # by name: the engine does not load the mock
 
 
 def main(config: EngineConfig, context: Context) -> NoReturn:

@@ -11,8 +11,9 @@
 
 namespace headrace {
 
-// 32 products with weights of 13 bits, those of Q6_K times the scales of its groups, fit 32 bits.
-constexpr int most_int16_steps = 127 * 128;
+// The dot of a group fits 32 bits: the largest weights are those of Q6_K, times a group's scale.
+constexpr int most_int16_steps = 127 * 128, most_weight_steps = 32 * 128;
+static_assert(int64_t(quantized_group) * most_weight_steps * most_int16_steps <= INT32_MAX);
 
 // Round a row to 8 or 16 bits: the largest number of a group becomes `most_steps` or -`most_steps`.
 template <class V> void quantize_row(const float *x, int cols, int bits, Int16Group *groups) {

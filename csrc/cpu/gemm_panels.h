@@ -67,7 +67,7 @@ private:
 // Rows and blocks whose sums stay in registers.
 template <class V, class W, int num_rows, int num_blocks> class PanelTile {
 public:
-    // Of one panel: `x` is where its first group is.
+    // Of one panel: `pairs` and `o.x` begin at its first group.
     static void multiply(const Panel<V, W, num_blocks> &panel, const RowPairs *pairs,
                          const Int16Operands &o) {
         BlockSum<V, W> sums[num_rows][num_blocks];

@@ -77,7 +77,7 @@ template <class V> void add_row(const float *x, float multiplier, int n, float *
 }
 
 // out = x * y
-template <class V> void multiply_row(const float *x, const float *y, int n, float *out) {
+template <class V> void multiply_elements(const float *x, const float *y, int n, float *out) {
     for (int i = 0; i < n; i += lanes) {
         store_of<V>(out, i, n, V::mul(load_of<V>(x, i, n), load_of<V>(y, i, n)));
     }

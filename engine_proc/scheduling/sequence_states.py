@@ -30,12 +30,12 @@ class SequenceStates:
     def __init__(self, slots: StateSlots, pool: PagePool, caches: bool) -> None:
         self._slots = slots
         self._pool = pool
-        self.are_used = slots.num_slots > 0
-        self._caches = caches and self.are_used
+        self._are_used = slots.num_slots > 0
+        self._caches = caches and self._are_used
 
     def limit(self, max_num_seqs: int) -> int:
         """Return how many sequences may run, at most `max_num_seqs`."""
-        if not self.are_used:
+        if not self._are_used:
             return max_num_seqs
         return min(max_num_seqs, self._slots.num_slots // SLOTS_PER_SEQUENCE)
 
@@ -44,7 +44,7 @@ class SequenceStates:
 
         Each may go on from a checkpoint, which is then not free, and writes a slot.
         """
-        return not self.are_used or self._slots.num_free >= SLOTS_PER_SEQUENCE * num_sequences
+        return not self._are_used or self._slots.num_free >= SLOTS_PER_SEQUENCE * num_sequences
 
     def chunk_end(self, sequence: Sequence, end: int) -> int:
         """Return where a chunk ends that could end at `end`: at a border where there is one."""
@@ -60,13 +60,13 @@ class SequenceStates:
 
     def begin(self, chunks: list[Chunk]) -> None:
         """Give the chunks of a step their slots."""
-        for chunk in chunks if self.are_used else ():
+        for chunk in chunks if self._are_used else ():
             chunk.state_in = chunk.sequence.state
             chunk.state_out = chunk.sequence.state = self._slots.allocate()
 
     def close(self, chunks: list[Chunk]) -> None:
         """Free what the chunks of a step have read: it will not be run again."""
-        for chunk in chunks if self.are_used else ():
+        for chunk in chunks if self._are_used else ():
             if chunk.state_in != NO_STATE:
                 self._slots.free(chunk.state_in)
                 chunk.state_in = NO_STATE
@@ -92,7 +92,7 @@ class SequenceStates:
 
         All of them are cached, and the last is followed by a checkpoint.
         """
-        if not self.are_used:
+        if not self._are_used:
             return digests
         num_known = self._pool.count_cached(digests)
         count = num_known
@@ -104,7 +104,7 @@ class SequenceStates:
 
     def adopt(self, sequence: Sequence, digest: bytes) -> None:
         """Let a sequence, whose own state is removed, go on from a checkpoint."""
-        if self.are_used:
+        if self._are_used:
             sequence.state = self._slots.find(digest)
 
     def remember(self, chunk: Chunk, end: int) -> None:
