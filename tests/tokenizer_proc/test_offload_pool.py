@@ -15,7 +15,7 @@ from headrace.config.model_card import read_card
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest, request_id
 from headrace.tokenizer_proc.jobs.stages import Check, ImmediateResponse, Outcome, Sequences
-from headrace.tokenizer_proc.offload_pool import OffloadPool
+from headrace.tokenizer_proc.offload_pool import SMALL_BYTES, OffloadPool
 
 pytestmark = pytest.mark.slow  # each test starts a process that loads a tokenizer
 
@@ -73,6 +73,10 @@ class Asked:
         assert isinstance(check, Check)
         self._check = check
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._check.found is None
+
     def outcome(self) -> Outcome:
         """Return the outcome as soon as it is known."""
         wait_until(lambda: self._check.found is not None, "no outcome")
@@ -94,6 +98,11 @@ def error_of(asked: Asked) -> RequestError:
     with pytest.raises(RequestError) as refused:
         asked.outcome()
     return refused.value
+
+
+def large(pool: OffloadPool) -> Asked:
+    """Ask for what takes a child as long as it may, in a large body."""
+    return endless(pool, before=" " * SMALL_BYTES)
 
 
 def test_child_returns_sequences_and_answers(pool: OffloadPool) -> None:
@@ -121,6 +130,17 @@ def test_slow_template_is_refused_by_the_child_alone(pool: OffloadPool) -> None:
     refused = slow.outcome()
     assert isinstance(refused, ImmediateResponse)
     assert b"takes more than 2 s of CPU time" in refused.body
+
+
+def test_large_bodies_leave_a_child_to_small_ones(pool: OffloadPool) -> None:
+    pool._max_processes = 2
+    asked = [large(pool), large(pool)]
+    assert isinstance(Asked(pool, prompt="one two").outcome(), Sequences)
+    assert [one.is_waiting for one in asked] == [True, True]
+    assert len(children()) == 2
+    for one in asked:
+        one.stages.close()
+    assert isinstance(Asked(pool, prompt="three").outcome(), Sequences)
 
 
 def test_request_at_which_two_children_die_fails(pool: OffloadPool) -> None:
