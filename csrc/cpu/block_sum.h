@@ -48,6 +48,9 @@ template <class W> struct GroupScales {
         : first(unit, g * parts_of<W>), last(unit, (g + 1) * parts_of<W> - 1) {}
 };
 
+// Minima are integers under a scale of the unit.
+template <class W> constexpr bool has_floors = W::has_steps && W::sign != 0;
+
 // Call body(part, first, last) for the parts of a group, with the fours of columns of each.
 template <class W, class Body>
 inline __attribute__((always_inline)) void each_fours(const Body &body) {
@@ -70,7 +73,7 @@ template <class V, class W> struct BlockSum {
             steps = floors = V::set(0.0f);
         }
     }
-    // The numbers of a part of a group, times those of `x`.
+    // The numbers of a part of a group, times those of `x`; floors are added apart.
     template <int part>
     __attribute__((always_inline)) void
     add_part(const typename V::Dots &dots, const typename W::Scales &scales, const Int16Group &x) {
@@ -83,9 +86,6 @@ template <class V, class W> struct BlockSum {
             }
             if constexpr (part == parts_of<W> - 1) {
                 add_steps(V::to_floats(whole), x);
-            }
-            if constexpr (W::sign != 0) {
-                add_floor<part>(scales.floor, x);
             }
         } else {
             add_group(V::to_floats(dots), scales.scale, x);

@@ -84,8 +84,11 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
             }
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
-                sums[n].template add_part<part>(
-                    dots[n], {unit + n * o.block_bytes, g * parts_of<W> + part}, x);
+                const typename W::Scales own(unit + n * o.block_bytes, g * parts_of<W> + part);
+                sums[n].template add_part<part>(dots[n], own, x);
+                if constexpr (has_floors<W>) {
+                    sums[n].template add_floor<part>(own.floor, x);
+                }
             }
         });
     };
@@ -143,6 +146,32 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
     });
 }
 
+// Floors of a unit, whose sums stay in a register from group to group.
+template <class V, class W, int num_blocks>
+inline __attribute__((always_inline)) void add_floors(const uint8_t *unit, int n,
+                                                      const Int16Group *x, int x_stride, int rows,
+                                                      BlockSum<V, W> (*sums)[num_blocks]) {
+    constexpr int num_groups = W::unit / quantized_group;
+    typename V::Floats floors[num_groups][parts_of<W>];
+#pragma GCC unroll 8
+    for (int g = 0; g < num_groups; ++g) {
+        const GroupScales<W> own(unit, g);
+        floors[g][0] = own.first.floor;
+        floors[g][parts_of<W> - 1] = own.last.floor;
+    }
+    for (int m = 0; m < rows; ++m, x += x_stride) {
+        auto sum = sums[m][n];
+#pragma GCC unroll 8
+        for (int g = 0; g < num_groups; ++g) {
+            sum.template add_floor<0>(floors[g][0], x[g]);
+            if constexpr (parts_of<W> == 2) {
+                sum.template add_floor<1>(floors[g][1], x[g]);
+            }
+        }
+        sums[m][n].floors = sum.floors;
+    }
+}
+
 // Some rows: weights are unpacked for all of them. What is prefetched meanwhile is the next tile's:
 // it lies as far behind this one's everywhere.
 template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
@@ -172,11 +201,6 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
             add_rows<V, W, V::num_together>(fours, scales, x + m * o.x_stride, o.x_stride,
                                             sums + m);
         }
-        if constexpr (V::num_together > 2) {
-            for (; m + 2 <= rows; m += 2) {
-                add_rows<V, W, 2>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);
-            }
-        }
         for (; m < rows; ++m) {
             add_rows<V, W, 1>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);
         }
@@ -188,6 +212,11 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
         each_sum([](auto &sum, float *, int) { sum.begin_unit(); });
         for (int g = 0; g < W::unit / quantized_group; ++g) {
             add_group(unit, g, x + g);
+        }
+        if constexpr (has_floors<W>) {
+            for (int n = 0; n < num_blocks; ++n) {
+                add_floors<V, W>(unit + n * o.block_bytes, n, x, o.x_stride, rows, sums);
+            }
         }
         each_sum([&](auto &sum, float *, int n) {
             sum.end_unit(typename W::Scales(unit + n * o.block_bytes, 0));
@@ -210,8 +239,8 @@ void each_slab(const Int16Operands &o, int rows, const Body &multiply) {
 template <class V, class W>
 void multiply_blocks(const Int16Operands &o, int rows, int num_blocks, void *room) {
     if constexpr (V::panel_rows > 0) {
-        // Two scales in a group are two dots here, and one in a panel.
-        if (rows >= V::fewest_panel_rows / parts_of<W>) {
+        // Scales that are integers multiply each dot here, and weights in a panel.
+        if (rows >= V::fewest_panel_rows / (W::has_steps ? 2 : 1)) {
             return multiply_panels<V, W>(o, rows, num_blocks, room);
         }
     }

@@ -54,7 +54,7 @@ private:
         } else {
             scales[group][n] = from.first.scale;
         }
-        if constexpr (W::has_steps && W::sign != 0) {
+        if constexpr (has_floors<W>) {
             unit_floors[n] = from.first.unit_floor;
             floors[group][0][n] = from.first.floor;
             floors[group][parts_of<W> - 1][n] = from.last.floor;
@@ -79,7 +79,7 @@ public:
         for (int g = 0; g < o.num_groups; ++g) {
             add_group(panel, pairs, o, g, sums);
         }
-        if constexpr (W::has_steps && W::sign != 0) {
+        if constexpr (has_floors<W>) {
             add_floors(panel, o, sums);
         }
         each(sums, [&](auto &sum, int m, int n) {

@@ -166,7 +166,7 @@ struct Avx2 {
     static Fours fours(Bytes bytes) { return fours(bytes.low, bytes.high); }
 
     // Of panels: two columns of each lane, in 16 bits.
-    static constexpr int panel_rows = 4, panel_blocks = 1, fewest_panel_rows = 12;
+    static constexpr int panel_rows = 4, panel_blocks = 1, fewest_panel_rows = 4;
     using Pairs = Dots;
     template <int zero> static void to_pairs(const Fours &fours, Pairs &even, Pairs &odd) {
         const __m256i center = _mm256_set1_epi16(zero);

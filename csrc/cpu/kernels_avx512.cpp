@@ -29,7 +29,7 @@ struct Avx512 {
     static constexpr int max_sums = 24;    // of 32 registers; the rest hold weights
     static constexpr int num_unpacked = 2; // blocks whose weights of a group wait in 16 registers
     static constexpr int num_streams = 6;  // blocks that one row reads side by side
-    static constexpr int num_together = 4; // rows that share unpacked weights
+    static constexpr int num_together = 2; // rows that share unpacked weights
     static constexpr bool has_bf16 = true;
     static constexpr bool has_signed_bytes = false;
 
@@ -109,7 +109,7 @@ struct Avx512 {
 
     // Of panels: two columns of each lane, in 16 bits. The first and the third of four are one
     // pair.
-    static constexpr int panel_rows = 4, panel_blocks = 4, fewest_panel_rows = 40;
+    static constexpr int panel_rows = 6, panel_blocks = 2, fewest_panel_rows = 40;
     using Pairs = __m512i;
     template <int zero> static void to_pairs(Fours fours, Pairs &even, Pairs &odd) {
         const __m512i center = _mm512_set1_epi16(zero);
