@@ -96,12 +96,32 @@ SHAPES["qwen3-30b-a3b"] = MIXTURE | {
     "num_key_value_heads": 4,
     "head_dim": 128,
 }
+# All layers of LFM2-1.2B, with the demo model's vocabulary.
+SHAPES["lfm2-1.2b"] = {
+    "model_type": "lfm2",
+    "architectures": ["Lfm2ForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "block_auto_adjust_ff_dim": False,
+    "num_hidden_layers": 16,
+    "layer_types": ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "rope_theta": 1_000_000.0,
+    "norm_eps": 1e-5,
+    "max_position_embeddings": 128_000,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
 SHAPES["micro"] = SHAPES["tiny"] | {"vocab_size": 512}  # for kernels alone: texts have more tokens
 
 
 def full_config(name: str) -> dict[str, Any]:
     """Return the `config.json` of a shape."""
-    return {"rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 2} | SHAPES[name]
+    shape = SHAPES[name]
+    eps = {} if "norm_eps" in shape else {"rms_norm_eps": 1e-6}
+    return {"hidden_act": "silu", "eos_token_id": 2} | eps | shape
 
 
 def shape_folder(name: str, layers: int = 0) -> Path:
