@@ -92,7 +92,9 @@ class Reference:
         config = full_config(shape)
         made = AutoConfig.for_model(config.pop("model_type"), **config)
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            made, dtype=torch.bfloat16
+        )
         self._model = model.eval()
         self._torch = torch
 
