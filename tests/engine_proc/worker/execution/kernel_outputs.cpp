@@ -257,12 +257,35 @@ void try_norms(const Kernels &kernels, int n, Random &random) {
     out = y;
     kernels.convolve(taps, 2, x.data(), n, out.data());
     write("convolve" + size, out);
+    const ConvTap plain[] = {{y.data(), x.data(), nullptr}, {x.data(), y.data(), nullptr}};
+    kernels.convolve_silu(plain, 2, n, out.data());
+    write("convolve and silu" + size, out);
+    kernels.sigmoid_gate(x.data(), n, out.data());
+    write("sigmoid gate" + size, out);
+}
+
+// Three tokens of a head with `n` columns, behind a state and behind none.
+void try_delta_rule(const Kernels &kernels, int n, Random &random) {
+    const int key_dim = 13, num_tokens = 3;
+    const std::vector<float> keys = random.numbers(num_tokens * key_dim);
+    const std::vector<float> queries = random.numbers(num_tokens * key_dim);
+    const std::vector<float> before = random.numbers(key_dim * n);
+    const float decays[] = {0.9f, 0.1f, 0.99f}, betas[] = {0.3f, 0.8f, 0.5f};
+    for (const bool begins : {false, true}) {
+        std::vector<float> values = random.numbers(num_tokens * n), state(key_dim * n);
+        kernels.delta_rule({queries.data(), keys.data(), decays, betas, values.data(), key_dim, 1,
+                            n, num_tokens, key_dim, n, begins ? nullptr : before.data(),
+                            state.data()});
+        values.insert(values.end(), state.begin(), state.end());
+        write((begins ? "first delta rule " : "delta rule ") + std::to_string(n), values);
+    }
 }
 
 void try_rows(const Kernels &kernels) {
     Random random(3);
     for (const int n : {1, 15, 16, 17, 64, 130}) {
         try_norms(kernels, n, random);
+        try_delta_rule(kernels, n, random);
     }
     const int n = 160;
     std::vector<float> gates = random.numbers(n), ups = random.numbers(n);

@@ -74,7 +74,7 @@ def test_logits_of_hybrids_are_those_of_transformers(hybrid: Any, executor: Any)
         state_out=np.array([1], np.int32),
     )
     run = executor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
-    np.testing.assert_allclose(run.forward(step), expected, atol=3e-5, rtol=0)
+    np.testing.assert_allclose(run.forward(step), expected, atol=1e-4, rtol=0)
 
 
 def test_hybrids_answer_as_transformers_alone(make: Make, expected: Answers) -> None:

@@ -24,6 +24,7 @@ from random_decoders import (
     NUM_STATES,
     SPEC,
     SPECS,
+    TILED,
     WHOLE_BLOCKS,
     batch,
     cpu,
@@ -41,7 +42,12 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.models import gguf_config
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, ShortConvSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LayerSpec,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import (
@@ -151,7 +157,7 @@ def test_workers_share_the_experts_of_a_mixture(name: str, num_ranks: int, team_
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", HYBRIDS.keys() - {TILED})
 def test_workers_share_the_channels_of_a_hybrid(name: str, num_ranks: int, team_of: TeamOf) -> None:
     spec = HYBRIDS[name]
     spec = dataclasses.replace(spec, num_heads=9, num_kv_heads=3)
@@ -189,6 +195,20 @@ def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:
     np.testing.assert_allclose(team.forward(step), alone.forward(step), atol=5e-5)
     with pytest.raises(CannotCut, match=r"channels.*it can be 1, 2$"):
         shards(spec, weights, 3)
+
+
+def test_delta_nets_that_cannot_be_cut_are_refused() -> None:
+    with pytest.raises(CannotCut, match=r"llama\.cpp's order; it can be 1$"):
+        shards(HYBRIDS[TILED], random_weights(HYBRIDS[TILED]), 2)
+    delta = GatedDeltaNetSpec(
+        num_key_heads=4, num_value_heads=4, key_dim=16, value_dim=128, kernel_size=4
+    )
+    layers = (LayerSpec(mixer=delta), LayerSpec())
+    spec = dataclasses.replace(WHOLE_BLOCKS, intermediate_size=1024, num_heads=64, layers=layers)
+    with pytest.raises(CannotCut, match=r"values, which would be cut from 256 .* be 1, 2$"):
+        shards(spec, random_weights(spec, Format.Q4_K), 4)
+    with pytest.raises(CannotCut, match="have 4 key heads"):
+        shards(spec, random_weights(spec), 5)
 
 
 @pytest.mark.parametrize("expert", [0, 11])

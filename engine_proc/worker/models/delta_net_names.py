@@ -1,0 +1,57 @@
+"""The weights of a gated delta net, and where files have them."""
+
+from collections.abc import Mapping
+
+from headrace.engine_proc.worker.checkpoints.weights import Weight
+from headrace.engine_proc.worker.models.decoder_spec import GatedDeltaNetSpec
+from headrace.engine_proc.worker.models.weight_source import WeightSource, interleaved
+
+
+def delta_net_shapes(hidden: int, delta: GatedDeltaNetSpec) -> dict[str, tuple[int, ...]]:
+    """Return the weights of a gated delta net."""
+    keys, values, heads = delta.key_width, delta.value_width, delta.num_value_heads
+    shapes: dict[str, tuple[int, ...]] = {
+        f"delta.{name}": (width, hidden)
+        for name, width in zip("qkvzba", (keys, keys, values, values, heads, heads), strict=True)
+    }
+    for name, width in zip("qkv", (keys, keys, values), strict=True):
+        shapes[f"delta.{name}.conv"] = (width * delta.kernel_size,)
+    return shapes | {
+        "delta.a.bias": (heads,),
+        "delta.rate": (heads,),
+        "delta.gated_norm": (delta.value_dim,),
+        "delta.out": (hidden, values),
+    }
+
+
+def hf_delta_net(
+    delta: GatedDeltaNetSpec, ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the weights of a gated delta net. Qwen3-Next's alternate by key head."""
+    sources = {
+        "a.bias": WeightSource(f"{theirs}dt_bias"),
+        "rate": WeightSource(f"{theirs}A_log", is_logarithm=True),
+        "gated_norm": WeightSource(f"{theirs}norm.weight"),
+        "out": WeightSource(f"{theirs}out_proj.weight"),
+        **{name: WeightSource(f"{theirs}in_proj_{name}.weight") for name in "zba"},
+        **delta_convs(delta, f"{theirs}conv1d.weight"),
+        **delta_rows(delta, f"{theirs}in_proj_qkv.weight"),
+    }
+    if f"{theirs}in_proj_qkvz.weight" in tensors:
+        share = delta.num_value_heads // delta.num_key_heads
+        key, value = delta.key_dim, share * delta.value_dim
+        sources |= interleaved(f"{theirs}in_proj_qkvz.weight", q=key, k=key, v=value, z=value)
+        sources |= interleaved(f"{theirs}in_proj_ba.weight", b=share, a=share)
+    return {ours + name: source for name, source in sources.items()}
+
+
+def delta_rows(delta: GatedDeltaNetSpec, tensor: str, unit: int = 1) -> dict[str, WeightSource]:
+    """Name the rows of queries, keys and values, or their numbers, `unit` of each row."""
+    first = {"q": 0, "k": delta.key_width, "v": 2 * delta.key_width}
+    return {name: WeightSource(tensor, row * unit) for name, row in first.items()}
+
+
+def delta_convs(delta: GatedDeltaNetSpec, tensor: str) -> dict[str, WeightSource]:
+    """Name the weights of the convolution."""
+    rows = delta_rows(delta, tensor, delta.kernel_size)
+    return {f"{name}.conv": source for name, source in rows.items()}
