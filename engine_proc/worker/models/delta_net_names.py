@@ -38,10 +38,31 @@ def hf_delta_net(
         **delta_rows(delta, f"{theirs}in_proj_qkv.weight"),
     }
     if f"{theirs}in_proj_qkvz.weight" in tensors:
-        share = delta.num_value_heads // delta.num_key_heads
-        key, value = delta.key_dim, share * delta.value_dim
+        group = delta.num_value_heads // delta.num_key_heads
+        key, value = delta.key_dim, group * delta.value_dim
         sources |= interleaved(f"{theirs}in_proj_qkvz.weight", q=key, k=key, v=value, z=value)
-        sources |= interleaved(f"{theirs}in_proj_ba.weight", b=share, a=share)
+        sources |= interleaved(f"{theirs}in_proj_ba.weight", b=group, a=group)
+    return {ours + name: source for name, source in sources.items()}
+
+
+def gguf_delta_net(
+    delta: GatedDeltaNetSpec, ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the tensors of a GGUF file. Only gates of Qwen3-Next still alternate there."""
+    sources = {
+        "z": WeightSource(f"{theirs}attn_gate.weight"),
+        "b": WeightSource(f"{theirs}ssm_beta.weight"),
+        "a": WeightSource(f"{theirs}ssm_alpha.weight"),
+        "a.bias": WeightSource(f"{theirs}ssm_dt.bias"),
+        "rate": WeightSource(f"{theirs}ssm_a"),
+        "gated_norm": WeightSource(f"{theirs}ssm_norm.weight"),
+        "out": WeightSource(f"{theirs}ssm_out.weight"),
+        **delta_convs(delta, f"{theirs}ssm_conv1d.weight"),
+        **delta_rows(delta, f"{theirs}attn_qkv.weight"),
+    }
+    if f"{theirs}ssm_ba.weight" in tensors:
+        group = delta.num_value_heads // delta.num_key_heads
+        sources |= interleaved(f"{theirs}ssm_ba.weight", b=group, a=group)
     return {ours + name: source for name, source in sources.items()}
 
 

@@ -16,7 +16,11 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.delta_net_names import delta_net_shapes, hf_delta_net
+from headrace.engine_proc.worker.models.delta_net_names import (
+    delta_net_shapes,
+    gguf_delta_net,
+    hf_delta_net,
+)
 from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
 
@@ -488,8 +492,13 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
         if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
-        if isinstance(conv := spec.layers[i].mixer, ShortConvSpec):
-            sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+            case GatedDeltaNetSpec() as delta:
+                sources |= gguf_delta_net(delta, f"{ours}delta.", theirs, tensors)
+        if spec.attention_gate:
+            sources |= gated_queries(spec, ours, f"{theirs}attn_q")
         if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
