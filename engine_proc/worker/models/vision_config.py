@@ -29,7 +29,7 @@ NOT_THE_DECODERS = frozenset(
 
 
 def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
-    """Lower the decoder of a `config.json` of one of `vision.FAMILIES`.
+    """Lower the decoder of a `config.json` of one of `FAMILIES`, or of `TEXT_ONLY`.
 
     Raises:
         ModelError: as `lower_config` does, or the decoder makes more of a row than it is.

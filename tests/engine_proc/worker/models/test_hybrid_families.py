@@ -11,7 +11,9 @@ import gguf
 import gguf_hybrids
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import transformers
 from gguf_twins import write_gguf
 from hybrid_models import (
     HYBRIDS,
@@ -238,6 +240,47 @@ def test_gguf_files_with_other_kv_heads_are_refused(counts: list[int], tmp_path:
         open_model(path)
 
 
+VISION = {  # as small as it goes
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_text_of_models_that_take_images_is_served(
+    family: str, is_tied: bool, tmp_path: Path
+) -> None:
+    text = tiny_hybrid(f"{family}_text").config.to_dict()
+    config = transformers.AutoConfig.for_model(
+        family, text_config=text, vision_config=VISION, tie_word_embeddings=is_tied
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    model.save_pretrained(tmp_path)
+    ours = open_model(tmp_path)
+    assert ours.spec.tied_head == is_tied
+    generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
+    assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
+def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
+    tiny_hybrid("qwen3_5_text").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    extra = {"mtp.fc.weight": torch.ones(64, 128), "mtp.layers.0.mlp.up_proj.weight": torch.ones(2)}
+    safetensors.torch.save_file(safetensors.torch.load_file(path) | extra, path)
+    config = tmp_path / "config.json"
+    published = {"mtp_num_hidden_layers": 1, "attn_output_gate": True, "mlp_only_layers": []}
+    published |= {"mamba_ssm_dtype": "float32", "mtp_use_dedicated_embeddings": False}
+    config.write_text(json.dumps(json.loads(config.read_text()) | published))
+    assert not any("mtp" in name for name in open_model(tmp_path).weights)
+
+
 def test_every_family_of_hybrids_has_a_case() -> None:
     assert {case.split()[0] for case in HYBRIDS} == set(hybrid_families.HYBRIDS)
 
@@ -278,6 +321,24 @@ def test_older_config_of_lfm2_is_read() -> None:
     spec = lower_config(PUBLISHED)
     assert [layer.mixer is None for layer in spec.layers] == [i in (2, 5) for i in range(6)]
     assert (spec.intermediate_size, spec.tied_head, spec.state_numbers) == (8192, True, 4 * 4096)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layer_types": ["linear_attention"] * 4},
+        {"linear_num_value_heads": 5},
+        {"linear_conv_kernel_dim": 0},
+        {"attn_output_gate": False},
+        {"norm_topk_prob": False},
+    ],
+)
+def test_wrong_delta_nets_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    tiny_hybrid("qwen3_5_moe_text").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(ModelError, match=next(iter(wrong))):
+        open_model(tmp_path)
 
 
 @pytest.mark.parametrize(
