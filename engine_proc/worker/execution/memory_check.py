@@ -100,7 +100,7 @@ def mixer_numbers(mixer: Mixer) -> int:
         case ShortConvSpec():
             return 3 * mixer.channels
         case GatedDeltaNetSpec():
-            return 4 * (mixer.key_width + mixer.value_width) + 2 * mixer.num_value_heads
+            return 4 * mixer.key_width + 5 * mixer.value_width + 2 * mixer.num_value_heads
 
 
 def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:
