@@ -1,6 +1,6 @@
 // The gated delta rule of one head, token by token.
 //
-// A token's state is decay * state + key x delta; delta is beta * (value - known), where `known` is
+// A token's state is decay * state + key x delta, and delta is beta * (value - known). `known` is
 // what the decayed state has for the key. The output is what the new one has for the query. Columns
 // of the state are independent: sixteen go through all tokens of a chunk before the next ones do.
 #pragma once

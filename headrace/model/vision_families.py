@@ -85,9 +85,9 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the decoder's part of a config; the whole config if it has no parts."""
     family = vision_family(config)
     nested = config.get("text_config")
-    if family is None and not isinstance(nested, dict):
-        return config
     if family is None:
+        if not isinstance(nested, dict):
+            return config
         is_tied = config.get("model_type") in TEXT_ONLY and config.get("tie_word_embeddings")
         return {**nested, "tie_word_embeddings": True} if is_tied else nested
     if not isinstance(nested, dict):

@@ -204,7 +204,6 @@ MIXTURES = {
 DELTA_NET = GatedDeltaNetSpec(
     num_key_heads=4, num_value_heads=12, key_dim=16, value_dim=40, kernel_size=4
 )
-TILED = "delta nets as llama.cpp orders them"
 # Between them, these use every mixer that has a state.
 HYBRIDS = {
     "lfm2": dataclasses.replace(
@@ -256,7 +255,7 @@ HYBRIDS = {
             LayerSpec(mixer=ShortConvSpec(channels=50, kernel_size=3)),
         ),
     ),
-    TILED: dataclasses.replace(
+    "delta nets as llama.cpp orders them": dataclasses.replace(
         SPEC,
         layers=(LayerSpec(mixer=dataclasses.replace(DELTA_NET, is_tiled=True)), LayerSpec()),
     ),

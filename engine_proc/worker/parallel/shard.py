@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from headrace.engine_proc.worker.checkpoints.interleaved_rows import InterleavedRows
+from headrace.engine_proc.worker.checkpoints.joined_columns import JoinedColumns
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
@@ -128,16 +130,14 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
 def why_no_delta_heads(spec: DecoderSpec, weights: Weights, all_shards: list[Shard]) -> str:
     """Return why the gated delta nets cannot be cut so; "" where they can."""
     for i, delta in delta_nets(spec):
-        if delta.is_tiled:
-            return "value heads of gated delta nets are in llama.cpp's order"
-        width, block = values_of_key(delta), weights[f"layers.{i}.delta.out"].block_numbers
-        starts = [shard.delta_heads[i].start for shard in all_shards]
         if not all_shards[-1].delta_heads[i]:
             return f"gated delta nets have {delta.num_key_heads} key heads"
-        if any(start * width % block for start in starts):
+        block = weights[f"layers.{i}.delta.out"].block_numbers
+        runs = [run for shard in all_shards for run in value_runs(delta, shard.delta_heads[i])]
+        if any(run.start % block for run in runs):
             return (
-                f"key heads of gated delta nets have {width} values, which would be cut from "
-                f"{block} numbers that are quantized as one"
+                f"runs of {len(runs[0])} values of gated delta nets would be cut from {block} "
+                "numbers that are quantized as one"
             )
     return ""
 
@@ -192,9 +192,15 @@ def delta_nets(spec: DecoderSpec) -> list[tuple[int, GatedDeltaNetSpec]]:
     return [(i, mixer) for i, mixer in mixers if isinstance(mixer, GatedDeltaNetSpec)]
 
 
-def values_of_key(delta: GatedDeltaNetSpec) -> int:
-    """Return how many numbers the values have that read one key head."""
-    return delta.value_width // delta.num_key_heads
+def value_runs(delta: GatedDeltaNetSpec, heads: range) -> list[range]:
+    """Return the numbers of the values that read some key heads, by what is adjacent."""
+    group = delta.num_value_heads // delta.num_key_heads
+    if not delta.is_tiled:
+        return [numbers(heads, group * delta.value_dim)]
+    firsts = range(0, delta.num_value_heads, delta.num_key_heads)
+    return [
+        numbers(range(first + heads.start, first + heads.stop), delta.value_dim) for first in firsts
+    ]
 
 
 def dense_layers(spec: DecoderSpec) -> list[int]:
@@ -316,10 +322,15 @@ def share_of_delta_net(spec: DecoderSpec, name: str, tensor: Weight, shard: Shar
     if local == "gated_norm":
         return tensor
     if local == "out":
-        values = numbers(heads, values_of_key(delta))
-        return column_share(local, tensor, values, shard.rank)
+        runs = value_runs(delta, heads)
+        return JoinedColumns(tuple(tensor.columns(run.start, run.stop) for run in runs))
     unit = tensor.shape[0] // delta.num_key_heads
-    return tensor.rows(heads.start * unit, heads.stop * unit)
+    if not delta.is_tiled or local[0] in "qk":
+        return tensor.rows(heads.start * unit, heads.stop * unit)
+    num_rows = unit * len(heads)
+    unit = tensor.shape[0] // delta.num_value_heads
+    period = unit * delta.num_key_heads
+    return InterleavedRows(tensor, heads.start * unit, len(heads) * unit, period, 0, num_rows)
 
 
 def share_of_shared(name: str, tensor: Weight, share: range, rank: int) -> Weight:

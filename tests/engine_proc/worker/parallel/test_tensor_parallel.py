@@ -24,7 +24,6 @@ from random_decoders import (
     NUM_STATES,
     SPEC,
     SPECS,
-    TILED,
     WHOLE_BLOCKS,
     batch,
     cpu,
@@ -157,7 +156,7 @@ def test_workers_share_the_experts_of_a_mixture(name: str, num_ranks: int, team_
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", HYBRIDS.keys() - {TILED})
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_workers_share_the_channels_of_a_hybrid(name: str, num_ranks: int, team_of: TeamOf) -> None:
     spec = HYBRIDS[name]
     spec = dataclasses.replace(spec, num_heads=9, num_kv_heads=3)
@@ -198,14 +197,12 @@ def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:
 
 
 def test_delta_nets_that_cannot_be_cut_are_refused() -> None:
-    with pytest.raises(CannotCut, match=r"llama\.cpp's order; it can be 1$"):
-        shards(HYBRIDS[TILED], random_weights(HYBRIDS[TILED]), 2)
     delta = GatedDeltaNetSpec(
         num_key_heads=4, num_value_heads=4, key_dim=16, value_dim=128, kernel_size=4
     )
     layers = (LayerSpec(mixer=delta), LayerSpec())
     spec = dataclasses.replace(WHOLE_BLOCKS, intermediate_size=1024, num_heads=64, layers=layers)
-    with pytest.raises(CannotCut, match=r"values, which would be cut from 256 .* be 1, 2$"):
+    with pytest.raises(CannotCut, match=r"128 values .* be cut from 256 .* be 1, 2$"):
         shards(spec, random_weights(spec, Format.Q4_K), 4)
     with pytest.raises(CannotCut, match="have 4 key heads"):
         shards(spec, random_weights(spec), 5)
@@ -333,7 +330,7 @@ GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
     "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
 )  # fmt: skip
-GGUF_HYBRIDS = ("lfm2", "lfm2_moe")
+GGUF_HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def test_every_architecture_of_ggufs_is_shared() -> None:
@@ -363,7 +360,8 @@ def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: 
     logits = team_of(file.spec, file.weights, 2, num_states=NUM_STATES).forward(step)
     with torch.inference_mode():
         expected = model(torch.tensor(step.token_ids, dtype=torch.long)[None]).logits[0]
-    np.testing.assert_allclose(logits, expected.numpy(), atol=5e-5)
+    atol = 1e-4 if model_type in GGUF_HYBRIDS else 5e-5  # transformers takes 64 tokens at once
+    np.testing.assert_allclose(logits, expected.numpy(), atol=atol)
 
 
 @pytest.mark.parametrize("name", ["biases, odd sizes", "olmo"])
