@@ -69,11 +69,12 @@ def open_model(path: Path | str, load_format: str = "auto") -> DecoderModel:
 def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
     """Open a folder with `config.json` and safetensors, or with the config alone."""
     config = read_json(folder / "config.json")
-    has_towers = vision_family(config) is not None or config.get("model_type") in TEXT_ONLY
+    takes_images = vision_family(config) is not None
+    has_towers = takes_images or config.get("model_type") in TEXT_ONLY
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     try:
-        quantization = None if has_towers else quantization_of(config)
+        quantization = None if takes_images else quantization_of(config)
         plain = {name: value for name, value in config.items() if name not in CONFIG_FIELDS}
         spec = lower_vision(config) if has_towers else lower_config(plain)
     except ModelError as error:

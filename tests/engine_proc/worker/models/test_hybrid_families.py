@@ -250,21 +250,49 @@ VISION = {  # as small as it goes
 }
 
 
+def model_with_tower(family: str, is_tied: bool = False) -> Any:
+    """Make a random model that takes images."""
+    text = tiny_hybrid(f"{family}_text").config.to_dict()
+    config = transformers.AutoConfig.for_model(
+        family, text_config=text, vision_config=VISION, tie_word_embeddings=is_tied
+    )
+    return transformers.AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
 def test_text_of_models_that_take_images_is_served(
     family: str, is_tied: bool, tmp_path: Path
 ) -> None:
-    text = tiny_hybrid(f"{family}_text").config.to_dict()
-    config = transformers.AutoConfig.for_model(
-        family, text_config=text, vision_config=VISION, tie_word_embeddings=is_tied
-    )
-    model = transformers.AutoModelForImageTextToText.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = model_with_tower(family, is_tied)
     model.save_pretrained(tmp_path)
     ours = open_model(tmp_path)
     assert ours.spec.tied_head == is_tied
+    generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
+    assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_delta_nets_in_8_bit_floats_are_read(family: str, tmp_path: Path) -> None:
+    """Rows that alternate by head are taken apart, whatever their format."""
+    model = tiny_hybrid(family) if family == "qwen3_next" else model_with_tower(family)
+    codes = {}
+    for name, weight in model.named_parameters():
+        if name.endswith((".in_proj_qkv.weight", ".in_proj_qkvz.weight", "attn.q_proj.weight")):
+            scale = weight.detach().abs().amax(1, keepdim=True) / 448
+            codes[name] = (weight.detach() / scale).to(torch.float8_e4m3fn)
+            codes[name + "_scale"] = scale
+            weight.data = codes[name].float() * scale
+    model.save_pretrained(tmp_path)
+    path, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    stored = safetensors.torch.load_file(path)
+    assert codes.keys() & stored.keys()
+    safetensors.torch.save_file(stored | codes, path)
+    fields = json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps(fields))
+    ours = open_model(tmp_path)
     generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
     assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
 
