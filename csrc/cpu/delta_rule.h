@@ -10,9 +10,11 @@ namespace headrace {
 
 struct DeltaHead {
     const float *queries, *keys; // [tokens, key_stride], of key_dim numbers
-    const float *decays, *betas; // [tokens, gate_stride], one number
+    const float *betas;          // [tokens, beta_stride], one number
+    const float *decays;         // [tokens, decay_stride], one number or, `by_row`, of key_dim
     float *values;               // [tokens, value_stride]; become the outputs
-    int key_stride, gate_stride, value_stride;
+    int key_stride, beta_stride, decay_stride, value_stride;
+    bool by_row;
     int num_tokens, key_dim, value_dim;
     // [blocks of 16 columns, key_dim, columns], before the first token and behind the last. Null:
     // zeros.
@@ -42,7 +44,8 @@ template <class V, class Term> typename V::Floats sum_over_rows(int num_rows, co
 }
 
 // Columns from `first` on: sixteen, or `width`, fewer, unless `is_whole`.
-template <class V, bool is_whole> void delta_columns(const DeltaHead &head, int first) {
+template <class V, bool is_whole, bool by_row>
+void delta_columns(const DeltaHead &head, int first) {
     using Floats = typename V::Floats;
     const int width = is_whole ? lanes : head.value_dim - first, num_rows = head.key_dim;
     float *const state = head.state + size_t(first) * num_rows;
@@ -54,16 +57,19 @@ template <class V, bool is_whole> void delta_columns(const DeltaHead &head, int 
         const float *key = head.keys + size_t(t) * head.key_stride;
         const float *query = head.queries + size_t(t) * head.key_stride;
         float *value = head.values + size_t(t) * head.value_stride + first;
-        const Floats decay = V::set(head.decays[size_t(t) * head.gate_stride]);
-        const Floats beta = V::set(head.betas[size_t(t) * head.gate_stride]);
+        const float *decays = head.decays + size_t(t) * head.decay_stride;
+        const Floats beta = V::set(head.betas[size_t(t) * head.beta_stride]);
         const Floats known = sum_over_rows<V>(num_rows, [&](int i, Floats sum) {
-            return V::fma(load_of<V>(before + size_t(i) * width, 0, width), V::set(key[i]), sum);
+            const float factor = by_row ? key[i] * decays[i] : key[i];
+            return V::fma(load_of<V>(before + size_t(i) * width, 0, width), V::set(factor), sum);
         });
-        const Floats wrong = V::sub(load_of<V>(value, 0, width), V::mul(known, decay));
+        const Floats decayed = by_row ? known : V::mul(known, V::set(decays[0]));
+        const Floats wrong = V::sub(load_of<V>(value, 0, width), decayed);
         const Floats delta = V::mul(wrong, beta);
         const Floats read = sum_over_rows<V>(num_rows, [&](int i, Floats sum) {
             const auto old = load_of<V>(before + size_t(i) * width, 0, width);
-            const auto row = V::fma(delta, V::set(key[i]), V::mul(old, decay));
+            const auto row =
+                V::fma(delta, V::set(key[i]), V::mul(old, V::set(decays[by_row ? i : 0])));
             store_of<V>(state + size_t(i) * width, 0, width, row);
             return V::fma(row, V::set(query[i]), sum);
         });
@@ -71,14 +77,18 @@ template <class V, bool is_whole> void delta_columns(const DeltaHead &head, int 
     }
 }
 
-template <class V> void apply_delta_rule(const DeltaHead &head) {
+template <class V, bool by_row> void delta_head(const DeltaHead &head) {
     int first = 0;
     for (; first + lanes <= head.value_dim; first += lanes) {
-        delta_columns<V, true>(head, first);
+        delta_columns<V, true, by_row>(head, first);
     }
     if (first < head.value_dim) {
-        delta_columns<V, false>(head, first);
+        delta_columns<V, false, by_row>(head, first);
     }
+}
+
+template <class V> void apply_delta_rule(const DeltaHead &head) {
+    head.by_row ? delta_head<V, true>(head) : delta_head<V, false>(head);
 }
 
 } // namespace headrace

@@ -18,16 +18,18 @@ constexpr float l2_eps = 1e-6f; // of the norms of queries and keys
 struct DeltaRoom {
     DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens);
 
-    int key_stride, value_stride, gate_stride;
+    int key_stride, value_stride, beta_stride, decay_stride;
     float *in_q, *in_k, *in_v; // [tokens, stride], what is convolved
     float *q, *k, *v;          // likewise, convolved; v becomes what heads put out
-    float *betas, *decays;     // [tokens, gate_stride]
-    Activations gated;         // of value_stride: z, which becomes silu(z) * norm(v)
+    float *betas;              // [tokens, beta_stride]
+    float *decays;             // [tokens, decay_stride]
+    Activations gated;         // of value_stride: z, which becomes the gated norm of v
+    Activations low_z, low_a;  // what z and a are projections of, where that is not `normed`
 };
 
 DeltaRoom::DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens)
     : key_stride(stride_of(config.key_width())), value_stride(stride_of(config.value_width())),
-      gate_stride(stride_of(config.num_value_heads)) {
+      beta_stride(stride_of(config.num_value_heads)), decay_stride(stride_of(config.num_decays())) {
     DeltaWorkspace &space = model.workspace.delta;
     const size_t n = num_tokens;
     in_q = space.in_q.floats(n * key_stride);
@@ -36,11 +38,16 @@ DeltaRoom::DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens)
     q = space.q.floats(n * key_stride);
     k = space.k.floats(n * key_stride);
     v = space.v.floats(n * value_stride);
-    betas = space.betas.floats(n * gate_stride);
-    decays = space.decays.floats(n * gate_stride);
-    gated = {space.gated.floats(n * value_stride), value_stride,
-             space.rounded.floats(n * value_stride),
-             space.quantized.room<Int16Group>(n * groups_of(config.value_width()))};
+    betas = space.betas.floats(n * beta_stride);
+    decays = space.decays.floats(n * decay_stride);
+    const auto activations = [n](Buffer &rows, Buffer &rounded, Buffer &quantized, int width) {
+        const int stride = stride_of(width);
+        return Activations{rows.floats(n * stride), stride, rounded.floats(n * stride),
+                           quantized.room<Int16Group>(n * groups_of(width))};
+    };
+    gated = activations(space.gated, space.rounded, space.quantized, config.value_width());
+    low_z = activations(space.low_z, space.rounded_z, space.quantized_z, config.gate_rank);
+    low_a = activations(space.low_a, space.rounded_a, space.quantized_a, config.gate_rank);
 }
 
 struct Chunk { // a sequence's tokens in the step
@@ -120,17 +127,31 @@ private:
 };
 
 void DeltaNet::project() {
-    const auto product = [&](MatrixSlot matrix, float *out, int stride) {
+    const auto product = [&](MatrixSlot matrix, const Activations &x, float *out, int stride) {
         const auto *bias = matrix == slot_delta_a ? &layer_.vectors[slot_delta_a_bias] : nullptr;
-        return Product{{layer_.matrices[matrix], s_.normed, bias}, out, stride};
+        return Product{{layer_.matrices[matrix], x, bias}, out, stride};
     };
+    const bool is_direct = config_.gate_rank == 0;
+    const Activations &low_z = room_.low_z, &low_a = room_.low_a;
+    const auto z =
+        product(slot_delta_z, is_direct ? s_.normed : low_z, room_.gated.rows, room_.value_stride);
+    const auto a =
+        product(slot_delta_a, is_direct ? s_.normed : low_a, room_.decays, room_.decay_stride);
     multiply(s_, s_.num_tokens,
-             {product(slot_delta_q, room_.in_q, room_.key_stride),
-              product(slot_delta_k, room_.in_k, room_.key_stride),
-              product(slot_delta_v, room_.in_v, room_.value_stride),
-              product(slot_delta_z, room_.gated.rows, room_.value_stride),
-              product(slot_delta_b, room_.betas, room_.gate_stride),
-              product(slot_delta_a, room_.decays, room_.gate_stride)});
+             {product(slot_delta_q, s_.normed, room_.in_q, room_.key_stride),
+              product(slot_delta_k, s_.normed, room_.in_k, room_.key_stride),
+              product(slot_delta_v, s_.normed, room_.in_v, room_.value_stride),
+              product(slot_delta_b, s_.normed, room_.betas, room_.beta_stride),
+              is_direct ? z : product(slot_delta_z_in, s_.normed, low_z.rows, low_z.stride),
+              is_direct ? a : product(slot_delta_a_in, s_.normed, low_a.rows, low_a.stride)});
+    if (!is_direct) {
+        s_.each_row([&](int token) {
+            round_activations(s_, low_z, {&z.weight}, token);
+            round_activations(s_, low_a, {&a.weight}, token);
+        });
+        multiply(s_, s_.num_tokens, {z});
+        multiply(s_, s_.num_tokens, {a});
+    }
 }
 
 // Queries, keys and values of a token, and the gates of its heads.
@@ -147,12 +168,15 @@ void DeltaNet::convolve(int token) const {
     }
     normalize(room_.q + size_t(token) * room_.key_stride, 1.0f / std::sqrt(float(config_.key_dim)));
     normalize(room_.k + size_t(token) * room_.key_stride, 1.0f);
-    float *betas = room_.betas + size_t(token) * room_.gate_stride;
-    float *decays = room_.decays + size_t(token) * room_.gate_stride;
+    float *betas = room_.betas + size_t(token) * room_.beta_stride;
+    float *decays = room_.decays + size_t(token) * room_.decay_stride;
     const std::vector<float> &rates = layer_.vectors[slot_delta_rate];
+    const int per_head = config_.num_decays() / config_.num_value_heads;
     for (int h = 0; h < config_.num_value_heads; ++h) {
         betas[h] = 1.0f / (1.0f + std::exp(-betas[h]));
-        decays[h] = std::exp(rates[h] * softplus(decays[h]));
+        for (int i = 0; i < per_head; ++i, ++decays) {
+            *decays = std::exp(rates[h] * softplus(*decays));
+        }
     }
 }
 
@@ -179,15 +203,27 @@ void DeltaNet::recur_head(const Chunk &chunk, int head) const {
     const size_t at = matrices_offset_ + size_t(head) * config_.key_dim * config_.value_dim;
     const size_t first = chunk.first_token;
     const size_t key = first * room_.key_stride + config_.key_head(head) * config_.key_dim;
-    const size_t gate = first * room_.gate_stride + head;
-    s_.model.kernels->delta_rule(
-        {room_.q + key, room_.k + key, room_.decays + gate, room_.betas + gate,
-         room_.v + first * room_.value_stride + head * config_.value_dim, room_.key_stride,
-         room_.gate_stride, room_.value_stride, chunk.num_tokens, config_.key_dim,
-         config_.value_dim, in < 0 ? nullptr : states.slot(in) + at, states.slot(out) + at});
+    const int per_head = config_.num_decays() / config_.num_value_heads;
+    DeltaHead work;
+    work.queries = room_.q + key;
+    work.keys = room_.k + key;
+    work.betas = room_.betas + first * room_.beta_stride + head;
+    work.decays = room_.decays + first * room_.decay_stride + head * per_head;
+    work.values = room_.v + first * room_.value_stride + head * config_.value_dim;
+    work.key_stride = room_.key_stride;
+    work.beta_stride = room_.beta_stride;
+    work.decay_stride = room_.decay_stride;
+    work.value_stride = room_.value_stride;
+    work.by_row = config_.gate_rank > 0;
+    work.num_tokens = chunk.num_tokens;
+    work.key_dim = config_.key_dim;
+    work.value_dim = config_.value_dim;
+    work.before = in < 0 ? nullptr : states.slot(in) + at;
+    work.state = states.slot(out) + at;
+    s_.model.kernels->delta_rule(work);
 }
 
-// gated = silu(z) * norm(v), the norm within each head
+// gated = silu(z) * norm(v), the norm within each head; Kimi's sigmoid(z) * norm(v)
 void DeltaNet::gate(int token) const {
     const Kernels &kernels = *s_.model.kernels;
     const float *weight = layer_.vectors[slot_delta_norm].data();
@@ -196,7 +232,14 @@ void DeltaNet::gate(int token) const {
         float *head = heads + h * config_.value_dim;
         kernels.norm(head, weight, config_.value_dim, s_.config.norm_eps, false, head);
     }
-    kernels.gate(Gate::silu, room_.gated.row(token), heads, padded(config_.value_width()));
+    float *gated = room_.gated.row(token);
+    const int width = config_.value_width();
+    if (config_.gate_rank > 0) {
+        kernels.sigmoid_gate(gated, width, heads);
+        std::copy_n(heads, width, gated);
+    } else {
+        kernels.gate(Gate::silu, gated, heads, padded(width));
+    }
 }
 
 } // namespace

@@ -63,10 +63,13 @@ struct ShortConvConfig {
 // The fields of GatedDeltaNetSpec; of this worker's heads.
 struct DeltaNetConfig {
     int32_t num_key_heads, num_value_heads, key_dim, value_dim, kernel_size;
-    int32_t is_tiled; // value head h reads key head h % num_key_heads
+    int32_t is_tiled;  // value head h reads key head h % num_key_heads
+    int32_t gate_rank; // 0: z and a are projections; more: of that many numbers of each
 
     int key_width() const { return num_key_heads * key_dim; }
     int value_width() const { return num_value_heads * value_dim; }
+    // Decays of a token: one of each value head, or of each of its rows.
+    int num_decays() const { return num_value_heads * (gate_rank > 0 ? key_dim : 1); }
     int key_head(int value_head) const {
         return is_tiled ? value_head % num_key_heads
                         : value_head / (num_value_heads / num_key_heads);
@@ -131,6 +134,8 @@ enum MatrixSlot {
     slot_delta_b,
     slot_delta_a,
     slot_delta_out,
+    slot_delta_z_in,
+    slot_delta_a_in,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -196,6 +201,7 @@ struct MixtureWorkspace {
 // Those of layers that are gated delta nets; see DeltaRoom.
 struct DeltaWorkspace {
     Buffer in_q, in_k, in_v, q, k, v, betas, decays, gated, rounded, quantized;
+    Buffer low_z, rounded_z, quantized_z, low_a, rounded_a, quantized_a;
 };
 
 // Buffers of one step, kept for the next and grown when a step is larger.

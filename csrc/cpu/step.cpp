@@ -111,9 +111,11 @@ void enter_layer(const StepState &s, int index, int token) {
     if (layer.config.mixer == Mixer::short_conv) {
         round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
     } else if (layer.config.mixer == Mixer::gated_delta_net) {
+        const bool is_direct = layer.config.delta.gate_rank == 0;
         round_activations(s, s.normed,
                           {of + slot_delta_q, of + slot_delta_k, of + slot_delta_v,
-                           of + slot_delta_z, of + slot_delta_b, of + slot_delta_a},
+                           of + slot_delta_b, of + (is_direct ? slot_delta_z : slot_delta_z_in),
+                           of + (is_direct ? slot_delta_a : slot_delta_a_in)},
                           token);
     } else if (layer.has_attention_gate()) {
         round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v, of + slot_attn_gate},

@@ -85,7 +85,7 @@ void StepState::find_room() {
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;
         widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size,
-                           layer.config.delta.value_width()});
+                           layer.config.delta.value_width(), layer.config.delta.gate_rank});
     }
     const size_t cols = widest;
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;

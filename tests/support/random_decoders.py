@@ -255,6 +255,11 @@ HYBRIDS = {
             LayerSpec(mixer=ShortConvSpec(channels=50, kernel_size=3)),
         ),
     ),
+    "kimi": dataclasses.replace(
+        SPEC,
+        qk_norm=QKNorm.FULL,
+        layers=(LayerSpec(mixer=dataclasses.replace(DELTA_NET, gate_rank=24)), LayerSpec()),
+    ),
     "delta nets as llama.cpp orders them": dataclasses.replace(
         SPEC,
         layers=(LayerSpec(mixer=dataclasses.replace(DELTA_NET, is_tiled=True)), LayerSpec()),

@@ -28,7 +28,7 @@ class DeltaNetConfig(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_key_heads", "num_value_heads", "key_dim")),
-        *((name, c_int32) for name in ("value_dim", "kernel_size", "is_tiled")),
+        *((name, c_int32) for name in ("value_dim", "kernel_size", "is_tiled", "gate_rank")),
     )
 
 

@@ -14,6 +14,7 @@ MATRICES = (
     "router", "shared.gate", "shared.up", "shared.down",
     "in_b", "in_c", "in_x", "out", "attn_gate",
     "delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a", "delta.out",
+    "delta.z_in", "delta.a_in",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",

@@ -100,7 +100,8 @@ def mixer_numbers(mixer: Mixer) -> int:
         case ShortConvSpec():
             return 3 * mixer.channels
         case GatedDeltaNetSpec():
-            return 4 * mixer.key_width + 5 * mixer.value_width + 2 * mixer.num_value_heads
+            of_gates = mixer.num_value_heads + mixer.num_decays + 6 * mixer.gate_rank
+            return 4 * mixer.key_width + 5 * mixer.value_width + of_gates
 
 
 def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:

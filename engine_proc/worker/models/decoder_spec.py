@@ -140,6 +140,9 @@ class GatedDeltaNetSpec:
 
     with beta = sigmoid(b) and decay = exp(rate * softplus(a + bias)), all rates negative. The state
     is S, beside what the convolution sees of the last `kernel_size` - 1 tokens.
+
+    Kimi's has a decay for each row of S, and sigmoid(z) as its gate. a and z are projections of
+    `gate_rank` numbers each, which are projections of the layer's input.
     """
 
     num_key_heads: int  # of queries, too
@@ -149,6 +152,7 @@ class GatedDeltaNetSpec:
     kernel_size: int  # tokens, the newest included
     # Value head h reads key head h % num_key_heads (llama.cpp), not one of its own neighborhood.
     is_tiled: bool = False
+    gate_rank: int = 0  # 0 is Qwen3-Next's
 
     @property
     def key_width(self) -> int:
@@ -157,6 +161,10 @@ class GatedDeltaNetSpec:
     @property
     def value_width(self) -> int:
         return self.num_value_heads * self.value_dim
+
+    @property
+    def num_decays(self) -> int:
+        return self.num_value_heads * (self.key_dim if self.gate_rank else 1)
 
     @property
     def state_numbers(self) -> int:

@@ -10,14 +10,21 @@ from headrace.engine_proc.worker.models.weight_source import WeightSource, inter
 def delta_net_shapes(hidden: int, delta: GatedDeltaNetSpec) -> dict[str, tuple[int, ...]]:
     """Return the weights of a gated delta net."""
     keys, values, heads = delta.key_width, delta.value_width, delta.num_value_heads
+    gate_columns = delta.gate_rank or hidden
     shapes: dict[str, tuple[int, ...]] = {
-        f"delta.{name}": (width, hidden)
-        for name, width in zip("qkvzba", (keys, keys, values, values, heads, heads), strict=True)
+        "delta.q": (keys, hidden),
+        "delta.k": (keys, hidden),
+        "delta.v": (values, hidden),
+        "delta.b": (heads, hidden),
+        "delta.z": (values, gate_columns),
+        "delta.a": (delta.num_decays, gate_columns),
     }
+    if delta.gate_rank:
+        shapes["delta.z_in"] = shapes["delta.a_in"] = (delta.gate_rank, hidden)
     for name, width in zip("qkv", (keys, keys, values), strict=True):
         shapes[f"delta.{name}.conv"] = (width * delta.kernel_size,)
     return shapes | {
-        "delta.a.bias": (heads,),
+        "delta.a.bias": (delta.num_decays,),
         "delta.rate": (heads,),
         "delta.gated_norm": (delta.value_dim,),
         "delta.out": (hidden, values),

@@ -319,7 +319,7 @@ def share_of_delta_net(spec: DecoderSpec, name: str, tensor: Weight, shard: Shar
     """Return the share of a weight of a gated delta net."""
     _, index, _, local = name.split(".", 3)
     heads, delta = shard.delta_heads[int(index)], dict(delta_nets(spec))[int(index)]
-    if local == "gated_norm":
+    if local in ("gated_norm", "a_in", "z_in"):
         return tensor
     if local == "out":
         runs = value_runs(delta, heads)

@@ -15,8 +15,8 @@ class DeltaTokens(NamedTuple):
     """What a sequence's tokens bring, by row, in fp32."""
 
     channels: Tensor  # of queries, keys and values, side by side, before the convolution
-    decays: Tensor  # [tokens, value heads]
-    betas: Tensor
+    decays: Tensor  # [tokens, value heads, key_dim or 1]
+    betas: Tensor  # [tokens, value heads]
 
 
 def run_sequence(
@@ -63,7 +63,7 @@ def delta_rule(
     queries, keys = queries[:, key_heads] / delta.key_dim**0.5, keys[:, key_heads]
     read = torch.empty_like(values)
     for i, (query, key, value) in enumerate(zip(queries, keys, values, strict=True)):
-        matrices = matrices * tokens.decays[i, :, None, None]
+        matrices = matrices * tokens.decays[i, :, :, None]
         wrong = value - (matrices * key[..., None]).sum(-2)
         matrices = matrices + key[..., None] * (wrong * tokens.betas[i, :, None])[:, None]
         read[i] = (matrices * query[..., None]).sum(-2)

@@ -224,8 +224,12 @@ class TorchExecutor:
         kernels = torch.cat([self.weights[f"{name}.{part}.conv"] for part in "qkv"])
         kernels = kernels.view(-1, delta.kernel_size)
         betas = torch.sigmoid(self.linear(f"{name}.b", x)).float()
-        steps = F.softplus(self.linear(f"{name}.a", x).float())
-        decays = torch.exp(self.weights[f"{name}.rate"].float() * steps)
+        low_a, low_z = x, x
+        if delta.gate_rank:
+            low_a, low_z = self.linear(f"{name}.a_in", x), self.linear(f"{name}.z_in", x)
+        steps = F.softplus(self.linear(f"{name}.a", low_a).float())
+        rates = self.weights[f"{name}.rate"].float()[:, None]
+        decays = torch.exp(rates * steps.view(len(x), delta.num_value_heads, -1))
         read = torch.empty(len(x), delta.num_value_heads, delta.value_dim, device=x.device)
         for stretch in places.stretches:
             sequence, rows = batch.sequences[stretch.rows.start], stretch.rows
@@ -236,8 +240,9 @@ class TorchExecutor:
             states[slot_out] = after.to(states.device)
         read = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.spec.norm_eps)
         read = read * self.weights[f"{name}.gated_norm"].float()
-        z = F.silu(self.linear(f"{name}.z", x).float())
-        return self.linear(f"{name}.out", (z * read.flatten(1)).to(self.dtype))
+        z = self.linear(f"{name}.z", low_z).float()
+        gate = torch.sigmoid(z) if delta.gate_rank else F.silu(z)
+        return self.linear(f"{name}.out", (gate * read.flatten(1)).to(self.dtype))
 
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""

@@ -270,12 +270,24 @@ void try_delta_rule(const Kernels &kernels, int n, Random &random) {
     const std::vector<float> keys = random.numbers(num_tokens * key_dim);
     const std::vector<float> queries = random.numbers(num_tokens * key_dim);
     const std::vector<float> before = random.numbers(key_dim * n);
-    const float decays[] = {0.9f, 0.1f, 0.99f}, betas[] = {0.3f, 0.8f, 0.5f};
+    const std::vector<float> decays = random.numbers(num_tokens * key_dim);
+    const float betas[] = {0.3f, 0.8f, 0.5f};
     for (const bool begins : {false, true}) {
         std::vector<float> values = random.numbers(num_tokens * n), state(key_dim * n);
-        kernels.delta_rule({queries.data(), keys.data(), decays, betas, values.data(), key_dim, 1,
-                            n, num_tokens, key_dim, n, begins ? nullptr : before.data(),
-                            state.data()});
+        DeltaHead head;
+        head.queries = queries.data();
+        head.keys = keys.data();
+        head.betas = betas;
+        head.decays = decays.data();
+        head.values = values.data();
+        head.key_stride = head.decay_stride = head.key_dim = key_dim;
+        head.beta_stride = 1;
+        head.value_stride = head.value_dim = n;
+        head.by_row = begins;
+        head.num_tokens = num_tokens;
+        head.before = begins ? nullptr : before.data();
+        head.state = state.data();
+        kernels.delta_rule(head);
         values.insert(values.end(), state.begin(), state.end());
         write((begins ? "first delta rule " : "delta rule ") + std::to_string(n), values);
     }

@@ -1,6 +1,7 @@
 """Every family of hybrids, lowered, generates the text of transformers, whatever its sequences go
 through: batch mates, chunks, cached prefixes, preemptions, retries and deaths."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
@@ -23,13 +24,17 @@ from hybrid_models import (
     Generation,
     tiny_hybrid,
 )
+from random_decoders import SPEC, batch, random_weights, stored, with_states
 from reference import endless_answers
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
 from headrace.engine_proc.worker.models import hybrid_families
+from headrace.engine_proc.worker.models.decoder_spec import GatedDeltaNetSpec, LayerSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.reference.torch_attention import place
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import ModelError
 
@@ -297,6 +302,41 @@ def test_delta_nets_in_8_bit_floats_are_read(family: str, tmp_path: Path) -> Non
     assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
 
 
+def test_kimi_s_delta_net_is_that_of_transformers() -> None:
+    """The layer alone: its model attends with latent vectors."""
+    config = transformers.AutoConfig.for_model(
+        "kimi_linear", hidden_size=64, linear_head_dim=20, linear_num_heads=3, rms_norm_eps=1e-5
+    )
+    torch.manual_seed(0)
+    module = KimiLinearDeltaAttention(config, layer_idx=0)
+    for parameter in module.parameters():
+        parameter.data = 0.3 * torch.randn_like(parameter)
+    delta = GatedDeltaNetSpec(
+        num_key_heads=3, num_value_heads=3, key_dim=20, value_dim=20, kernel_size=4, gate_rank=20
+    )
+    layers = (LayerSpec(), LayerSpec(mixer=delta))
+    spec = dataclasses.replace(SPEC, hidden_size=64, layers=layers)
+    weights = dict(random_weights(spec))
+    for name, theirs in KIMI.items():
+        numbers = module.state_dict()[theirs].numpy()
+        weights[f"layers.1.delta.{name}"] = stored(numbers if "proj" in theirs else numbers.ravel())
+    weights["layers.1.delta.rate"] = stored(
+        -module.forget_gate.A_log.detach().exp().numpy().ravel()
+    )
+    for name, kernel in zip("qkv", module.conv1d.weight.detach().chunk(3), strict=True):
+        weights[f"layers.1.delta.{name}.conv"] = stored(kernel.numpy().ravel())
+    run = TorchExecutor(spec, weights, num_pages=4, page_tokens=32, num_states=2)
+    step = with_states(batch([(0, 0, 60)]))
+    step = dataclasses.replace(step, state_out=np.full(4, 1, np.int32))
+    places = place(step, 32, torch.device("cpu"))
+    x = torch.randn(60, 64)
+    with torch.inference_mode():
+        expected = module(x[None])[0]
+        expected = expected[0] if isinstance(expected, tuple) else expected
+        ours = run.delta_net(1, delta, x, step, places)
+    torch.testing.assert_close(ours, expected.view(60, 64), atol=1e-4, rtol=1e-4)
+
+
 def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
     tiny_hybrid("qwen3_5_text").save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -313,6 +353,19 @@ def test_every_family_of_hybrids_has_a_case() -> None:
     assert {case.split()[0] for case in HYBRIDS} == set(hybrid_families.HYBRIDS)
 
 
+KIMI = {  # of our weights, those that transformers' layer has as they are
+    "q": "q_proj.weight",
+    "k": "k_proj.weight",
+    "v": "v_proj.weight",
+    "b": "b_proj.weight",
+    "a_in": "forget_gate.f_a_proj.weight",
+    "a": "forget_gate.f_b_proj.weight",
+    "a.bias": "forget_gate.dt_bias",
+    "z_in": "g_a_proj.weight",
+    "z": "g_b_proj.weight",
+    "gated_norm": "o_norm.weight",
+    "out": "o_proj.weight",
+}
 PUBLISHED = {  # as LFM2's own config.json has it
     "architectures": ["Lfm2ForCausalLM"],
     "block_auto_adjust_ff_dim": True,
