@@ -55,7 +55,7 @@ class DummyWeight:
 
 
 def dummy_weights(spec: DecoderSpec) -> Weights:
-    """Return weights for a decoder: norms that scale by 1, the rest random."""
+    """Return weights for a decoder: norms that scale by 1, rates of -1, the rest random."""
     return {name: dummy(spec, name, shape) for name, shape in weight_shapes(spec).items()}
 
 
@@ -64,6 +64,8 @@ def dummy(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> Weight:
     if name.endswith("norm"):
         ones = np.full(shape, not is_one_plus(spec, name), np.float32)
         return StoredTensor(Format.F32, shape, ones.view(np.uint8))
+    if name.endswith(".rate"):  # of a state, which must not grow
+        return StoredTensor(Format.F32, shape, np.full(shape, -1.0, np.float32).view(np.uint8))
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     width = shape[1] if len(shape) > 1 else 1
     return DummyWeight(int.from_bytes(digest, "little"), shape, width)
