@@ -210,6 +210,7 @@ def test_only_some_executors_import_torch() -> None:
         (worker, "torch_profile"),
         (f"{worker}.parallel", "torch_collectives"),
         (f"{worker}.reference", "torch_attention"),
+        (f"{worker}.reference", "torch_delta_net"),
         (f"{worker}.reference", "torch_executor"),
         (f"{worker}.reference", "torch_mixture"),
         ("engine_proc.vision", "tower"),

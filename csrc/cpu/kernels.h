@@ -4,6 +4,7 @@
 // over them. Everything else is compiled once, for the oldest processor.
 #pragma once
 #include "cpu/attention.h"
+#include "cpu/delta_rule.h"
 #include "cpu/gemm_int16.h"
 #include "cpu/rows.h"
 
@@ -37,6 +38,9 @@ struct Kernels {
     void (*scale)(const float *x, float factor, int n, float *out);
     void (*multiply)(const float *x, const float *y, int n, float *out);
     void (*convolve)(const ConvTap *taps, int num_taps, const float *bias, int n, float *out);
+    void (*convolve_silu)(const ConvTap *taps, int num_taps, int n, float *out);
+    void (*sigmoid_gate)(const float *gate, int n, float *out);
+    void (*delta_rule)(const DeltaHead &); // see delta_rule.h
     void (*rotate)(float *head, int num_pairs, bool interleaved, const float *cos,
                    const float *sin);
     void (*store_head)(const HeadPlace &, const float *key, const float *value);
@@ -131,6 +135,9 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.scale = scale_row<V>;
     kernels.multiply = multiply_elements<V>;
     kernels.convolve = convolve_row<V>;
+    kernels.convolve_silu = convolve_silu_row<V>;
+    kernels.sigmoid_gate = sigmoid_gate_row<V>;
+    kernels.delta_rule = apply_delta_rule<V>;
     kernels.rotate = rotate<V>;
     kernels.store_head = store_head<V>;
     kernels.rounds_attention = V::has_bf16;

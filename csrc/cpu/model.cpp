@@ -8,6 +8,8 @@ size_t Layer::state_numbers() const {
         return 0;
     case Mixer::short_conv:
         return size_t(config.short_conv.kernel_size - 1) * config.short_conv.channels;
+    case Mixer::gated_delta_net:
+        return config.delta.state_numbers();
     }
     return 0;
 }

@@ -15,7 +15,7 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
-enum class Mixer : int32_t { attention, short_conv };
+enum class Mixer : int32_t { attention, short_conv, gated_delta_net };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -60,6 +60,27 @@ struct ShortConvConfig {
     int32_t channels, kernel_size;
 };
 
+// The fields of GatedDeltaNetSpec; of this worker's heads.
+struct DeltaNetConfig {
+    int32_t num_key_heads, num_value_heads, key_dim, value_dim, kernel_size;
+    int32_t is_tiled;  // value head h reads key head h % num_key_heads
+    int32_t gate_rank; // 0: z and a are projections; more: of that many numbers of each
+
+    int key_width() const { return num_key_heads * key_dim; }
+    int value_width() const { return num_value_heads * value_dim; }
+    // Decays of a token: one of each value head, or of each of its rows.
+    int num_decays() const { return num_value_heads * (gate_rank > 0 ? key_dim : 1); }
+    int key_head(int value_head) const {
+        return is_tiled ? value_head % num_key_heads
+                        : value_head / (num_value_heads / num_key_heads);
+    }
+    // Columns of the convolution, and a matrix of each value head.
+    size_t state_numbers() const {
+        const size_t columns = kernel_size - 1;
+        return columns * (2 * key_width() + value_width()) + size_t(key_dim) * value_width();
+    }
+};
+
 struct LayerConfig {
     int32_t rope; // -1: none
     Window window;
@@ -68,6 +89,7 @@ struct LayerConfig {
     MixtureConfig mixture;
     Mixer mixer;
     ShortConvConfig short_conv;
+    DeltaNetConfig delta;
 };
 
 struct RopeConfig {
@@ -104,6 +126,16 @@ enum MatrixSlot {
     slot_in_c,
     slot_in_x,
     slot_out,
+    slot_attn_gate,
+    slot_delta_q,
+    slot_delta_k,
+    slot_delta_v,
+    slot_delta_z,
+    slot_delta_b,
+    slot_delta_a,
+    slot_delta_out,
+    slot_delta_z_in,
+    slot_delta_a_in,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -136,11 +168,19 @@ enum VectorSlot {
     slot_in_c_bias,
     slot_in_x_bias,
     slot_out_bias,
+    slot_attn_gate_bias,
+    slot_delta_q_conv, // as slot_conv
+    slot_delta_k_conv,
+    slot_delta_v_conv,
+    slot_delta_a_bias,
+    slot_delta_rate,
+    slot_delta_norm,
     num_vector_slots
 };
 
 struct Layer {
     bool is_mixture() const { return config.mixture.num_experts > 0; }
+    bool has_attention_gate() const { return matrices[slot_attn_gate].rows > 0; }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
     // The fp32 numbers of a sequence's state.
     size_t state_numbers() const;
@@ -158,13 +198,20 @@ struct MixtureWorkspace {
         quantized_gated, outputs, shared_gated, rounded_shared, quantized_shared, shared;
 };
 
+// Those of layers that are gated delta nets; see DeltaRoom.
+struct DeltaWorkspace {
+    Buffer in_q, in_k, in_v, q, k, v, betas, decays, gated, rounded, quantized;
+    Buffer low_z, rounded_z, quantized_z, low_a, rounded_a, quantized_a;
+};
+
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
-        gathered, conv_b, conv_c, conv_x;
+        gathered, conv_b, conv_c, conv_x, attn_gate;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
+    DeltaWorkspace delta;
 };
 
 struct Model {

@@ -1,6 +1,7 @@
 // Operations on one token's row. Each is the same code for every row, so a row's result never
 // depends on its batch.
 #pragma once
+#include "cpu/math.h"
 #include "cpu/operands.h"
 
 #include <cmath>
@@ -99,6 +100,25 @@ void convolve_row(const ConvTap *taps, int num_taps, const float *bias, int n, f
             sum = V::fma(load_of<V>(tap->weight, i, n), x, sum);
         }
         store_of<V>(out, i, n, V::mul(load_of<V>(out, i, n), sum));
+    }
+}
+
+// out = silu(the sum of weight * tap over the taps, in their order)
+template <class V> void convolve_silu_row(const ConvTap *taps, int num_taps, int n, float *out) {
+    for (int i = 0; i < n; i += lanes) {
+        auto sum = V::set(0.0f);
+        for (const ConvTap *tap = taps; tap < taps + num_taps; ++tap) {
+            sum = V::fma(load_of<V>(tap->weight, i, n), load_of<V>(tap->x, i, n), sum);
+        }
+        store_of<V>(out, i, n, silu<V>(sum));
+    }
+}
+
+// out *= sigmoid(gate)
+template <class V> void sigmoid_gate_row(const float *gate, int n, float *out) {
+    for (int i = 0; i < n; i += lanes) {
+        const auto e = exp_of<V>(V::sub(V::set(0.0f), load_of<V>(gate, i, n)));
+        store_of<V>(out, i, n, V::div(load_of<V>(out, i, n), V::add(V::set(1.0f), e)));
     }
 }
 

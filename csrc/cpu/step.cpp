@@ -4,6 +4,7 @@
 // rows when there are many. Attention is cut by tile, KV head and, for few tokens, key segment.
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
+#include "cpu/gated_delta_net.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
@@ -109,6 +110,16 @@ void enter_layer(const StepState &s, int index, int token) {
     normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
     if (layer.config.mixer == Mixer::short_conv) {
         round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
+    } else if (layer.config.mixer == Mixer::gated_delta_net) {
+        const bool is_direct = layer.config.delta.gate_rank == 0;
+        round_activations(s, s.normed,
+                          {of + slot_delta_q, of + slot_delta_k, of + slot_delta_v,
+                           of + slot_delta_b, of + (is_direct ? slot_delta_z : slot_delta_z_in),
+                           of + (is_direct ? slot_delta_a : slot_delta_a_in)},
+                          token);
+    } else if (layer.has_attention_gate()) {
+        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v, of + slot_attn_gate},
+                          token);
     } else {
         round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
     }
@@ -161,16 +172,29 @@ void run_attention(StepState &s, int index) {
     const auto product = [&](MatrixSlot matrix, VectorSlot bias, float *out, int stride) {
         return Product{{layer.matrices[matrix], s.normed, &layer.vectors[bias]}, out, stride};
     };
-    multiply(s, s.num_tokens,
-             {product(slot_q, slot_q_bias, s.q, s.q_stride),
-              product(slot_k, slot_k_bias, s.k, s.kv_stride),
-              product(slot_v, slot_v_bias, s.v, s.kv_stride)});
+    const auto q = product(slot_q, slot_q_bias, s.q, s.q_stride);
+    const auto k = product(slot_k, slot_k_bias, s.k, s.kv_stride);
+    const auto v = product(slot_v, slot_v_bias, s.v, s.kv_stride);
+    const bool is_gated = layer.has_attention_gate();
+    if (is_gated) {
+        multiply(s, s.num_tokens,
+                 {q, k, v, product(slot_attn_gate, slot_attn_gate_bias, s.attn_gate, s.q_stride)});
+    } else {
+        multiply(s, s.num_tokens, {q, k, v});
+    }
     clock.enter(StepPart::attention);
     store_keys_and_values(s, index);
     attend(s, index);
     const Matrix &out = layer.matrices[slot_o];
     clock.enter(StepPart::rows);
-    s.each_row([&](int token) { round_activations(s, s.attended, {&out}, token); });
+    s.each_row([&](int token) {
+        if (is_gated) {
+            s.model.kernels->sigmoid_gate(s.attn_gate + size_t(token) * s.q_stride,
+                                          s.config.num_heads * s.config.head_dim,
+                                          s.attended.row(token));
+        }
+        round_activations(s, s.attended, {&out}, token);
+    });
     clock.enter(StepPart::products);
     multiply(s, s.num_tokens,
              {{{out, s.attended, &layer.vectors[slot_o_bias]}, s.sublayer, s.hidden_stride}});
@@ -185,6 +209,9 @@ void run_mixer(StepState &s, int index) {
         break;
     case Mixer::short_conv:
         run_short_conv(s, layer);
+        break;
+    case Mixer::gated_delta_net:
+        run_gated_delta_net(s, layer);
         break;
     }
 }

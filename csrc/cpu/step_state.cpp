@@ -1,4 +1,5 @@
 #include "cpu/step_state.h"
+#include "cpu/gated_delta_net.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 
@@ -73,11 +74,18 @@ void StepState::find_room() {
     gated = {space.gated.floats(n * inner_stride), inner_stride,
              space.rounded_gated.floats(n * inner_stride),
              space.quantized_gated.room<Int16Group>(n * groups_of(inner))};
+    bool has_gates = false;
+    for (const Layer &layer : model.layers) {
+        has_gates = has_gates || layer.has_attention_gate();
+    }
+    attn_gate = has_gates ? space.attn_gate.floats(n * q_stride) : nullptr;
     find_mixture_room(model, num_tokens);
+    find_delta_room(model, num_tokens);
     int widest = std::max(outer, inner);
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;
-        widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size});
+        widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size,
+                           layer.config.delta.value_width(), layer.config.delta.gate_rank});
     }
     const size_t cols = widest;
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;

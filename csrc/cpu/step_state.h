@@ -73,6 +73,7 @@ struct StepState {
     float *residual, *sublayer;          // [tokens, hidden_stride]
     float *q;                            // [tokens, q_stride]
     float *k, *v;                        // [tokens, kv_stride]
+    float *attn_gate;                    // [tokens, q_stride], where attention has an output gate
     float *queries;                      // [kv_heads, tokens, group, head_dim]
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares

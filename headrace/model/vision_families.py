@@ -70,6 +70,9 @@ FAMILIES = {
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
 }
 
+# Models that take images, of which only the decoder is served: images are refused.
+TEXT_ONLY = frozenset({"qwen3_5", "qwen3_5_moe"})
+
 
 def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
     """Return the family of a config; None if it takes no images."""
@@ -83,7 +86,10 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     family = vision_family(config)
     nested = config.get("text_config")
     if family is None:
-        return nested if isinstance(nested, dict) else config
+        if not isinstance(nested, dict):
+            return config
+        is_tied = config.get("model_type") in TEXT_ONLY and config.get("tie_word_embeddings")
+        return {**nested, "tie_word_embeddings": True} if is_tied else nested
     if not isinstance(nested, dict):
         nested = {name: value for name, value in config.items() if name not in NOT_THE_DECODERS}
     kind = nested.get("model_type", family.decoder["model_type"])

@@ -214,12 +214,13 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
     names = NAMES | POST_NORMS if has_post_norms or architecture == "seed_oss" else NAMES
     if architecture == "glm4":  # its "post_attention" comes after "post_self_attn"
         names = names | {"post_attention_layernorm": "ffn_norm"}
-    if architecture in gguf_mixtures.POST_NORMS:
+    if architecture in gguf_mixtures.POST_NORMS | gguf_hybrids.DELTA_NETS:
         names = names | {"post_attention_layernorm": "post_attention_norm"}
     parts = (
         part
         for name, parameter in state.items()
-        for part in gguf_mixtures.tensors(name, parameter.numpy(), architecture)
+        for own in gguf_hybrids.delta_tensors(config, architecture, name, parameter.numpy())
+        for part in gguf_mixtures.tensors(*own, architecture)
     )
     for name, numbers in parts:
         if name == "lm_head.weight" and config.tie_word_embeddings:

@@ -35,6 +35,28 @@ EXPERTS = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+DELTA_NETS = {
+    "layer_types": None,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "head_dim": 32,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 5000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [2, 3, 3],
+    "mrope_interleaved": True,
+}
+SHARED_EXPERT = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2 with biases and an adjusted size": {
@@ -48,6 +70,21 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": EXPERTS | {"routed_scaling_factor": 1.7},
     "lfm2_moe without a bias of experts": EXPERTS
     | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+    "qwen3_next": DELTA_NETS | SHARED_EXPERT,
+    "qwen3_next with dense layers and biases": DELTA_NETS
+    | SHARED_EXPERT
+    | {
+        "layer_types": ["linear_attention", "full_attention", *["linear_attention"] * 2],
+        "mlp_only_layers": [1],
+        "attention_bias": True,
+        "linear_conv_kernel_dim": 2,
+        "linear_num_value_heads": 2,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+        "partial_rotary_factor": 0.5,
+    },
+    "qwen3_5_text": DELTA_NETS | {"rope_parameters": MROPE},
+    "qwen3_5_moe_text": DELTA_NETS | SHARED_EXPERT | {"linear_num_value_heads": 2},
 }
 # The first ends within a page, the second on a border, the third has several pages.
 PROMPTS = [[17, 3, 94, 55, 8], [*range(20, 52)], [(7 * i) % 90 + 3 for i in range(53)]]
@@ -65,6 +102,8 @@ def tiny_hybrid(case: str, **differences: Any) -> Any:
     for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
         if "norm" in name or name.endswith("bias"):  # they start as ones and zeros
             numbers.data += 0.3 * torch.randn_like(numbers)
+        elif name.endswith("A_log"):  # states that last, and less rounding
+            numbers.data -= 2.0
     return model.eval()
 
 

@@ -12,6 +12,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
+    GatedDeltaNetSpec,
     LayerSpec,
     MixtureSpec,
     Norm,
@@ -22,7 +23,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     RouterScore,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_names import is_one_plus, weight_shapes
 
 NUM_PAGES = 80
 LENGTH = 300  # more than one attention segment
@@ -200,6 +201,9 @@ MIXTURES = {
         SPECS["cohere"], experts_per_token=1, num_experts=5, expert_bias=True
     ),
 }
+DELTA_NET = GatedDeltaNetSpec(
+    num_key_heads=4, num_value_heads=12, key_dim=16, value_dim=40, kernel_size=4
+)
 # Between them, these use every mixer that has a state.
 HYBRIDS = {
     "lfm2": dataclasses.replace(
@@ -226,6 +230,39 @@ HYBRIDS = {
         score=RouterScore.SIGMOID,
         selection_bias=True,
         weight_sum_eps=0.1,
+    ),
+    "qwen3_next": dataclasses.replace(
+        SPECS["gemma"],
+        attention_gate=True,
+        layers=(
+            LayerSpec(mixer=DELTA_NET),
+            LayerSpec(),
+            LayerSpec(mixer=dataclasses.replace(DELTA_NET, kernel_size=2)),
+        ),
+    ),
+    "delta nets of odd sizes, with a convolution": dataclasses.replace(
+        SPEC,
+        hidden_size=50,
+        attention_gate=True,
+        qkv_bias=True,
+        layers=(
+            LayerSpec(
+                mixer=GatedDeltaNetSpec(
+                    num_key_heads=5, num_value_heads=5, key_dim=13, value_dim=7, kernel_size=5
+                )
+            ),
+            LayerSpec(),
+            LayerSpec(mixer=ShortConvSpec(channels=50, kernel_size=3)),
+        ),
+    ),
+    "kimi": dataclasses.replace(
+        SPEC,
+        qk_norm=QKNorm.FULL,
+        layers=(LayerSpec(mixer=dataclasses.replace(DELTA_NET, gate_rank=24)), LayerSpec()),
+    ),
+    "delta nets as llama.cpp orders them": dataclasses.replace(
+        SPEC,
+        layers=(LayerSpec(mixer=dataclasses.replace(DELTA_NET, is_tiled=True)), LayerSpec()),
     ),
 }
 NUM_STATES = 4 * (LENGTH + 1)  # a slot behind each position of four sequences
@@ -258,7 +295,9 @@ def random_weights(spec: DecoderSpec, format: Format = Format.F32) -> Weights:
     for name, shape in weight_shapes(spec).items():
         numbers = rng.standard_normal(shape, np.float32) * np.float32(0.15)
         if name.endswith("norm"):
-            weights[name] = stored(numbers + np.float32(spec.norm != Norm.RMS_ONE_PLUS))
+            weights[name] = stored(numbers + np.float32(not is_one_plus(spec, name)))
+        elif name.endswith(".rate"):
+            weights[name] = stored(-np.exp(10 * numbers))
         elif format in BLOCKS | DECODED and len(shape) == 2:
             weights[name] = random_blocks(shape, format)
         else:

@@ -1,4 +1,4 @@
-"""Mixtures of experts, one with states, served by two workers: texts outlive one of them."""
+"""Mixtures of experts, two with states, served by two workers: texts outlive one of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +29,20 @@ FIELDS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 32,
     },
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
 }
+WITH_STATES = ("lfm2_moe", "qwen3_next")
 
 
 def texts_of(model: Any, folder: Path, prompts: list[list[int]]) -> list[str]:
@@ -64,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", FIELDS)
 def test_a_worker_s_death_changes_no_text_of_a_mixture(family: str, folder: Path) -> None:
     model = make_folder(folder, family, initializer_range=0.2, **FIELDS[family])
-    prompts = [*PROMPTS, PAGES] if family == "lfm2_moe" else PROMPTS
+    prompts = [*PROMPTS, PAGES] if family in WITH_STATES else PROMPTS
     expected = texts_of(model, folder, prompts)
     server = RunningServer(str(folder), *FLAGS)
     try:
@@ -76,7 +89,7 @@ def test_a_worker_s_death_changes_no_text_of_a_mixture(family: str, folder: Path
                 ]
                 assert [stream.result() for stream in streams] == expected
         wait_until(lambda: server.metric("process_restarts_total") >= 1, "a new worker")
-        if family == "lfm2_moe":
+        if family in WITH_STATES:
             server.await_free("state_slots")
         assert server.stop() == 0
     finally:

@@ -23,7 +23,13 @@ MXFP4_NUMBERS = 32
 # Of one row or column, which files and formats write in several ways.
 VECTORS = ("e_score_correction_bias", "exp_probs_b.bias")
 ROWS = ("ffn_gate_inp_shexp.weight",)
-CONVOLUTIONS = ("conv.conv.weight", "shortconv.conv.weight")  # of LFM2: [channels, (1,) kernel]
+# [channels, (1,) kernel]: of LFM2, and of gated delta nets.
+CONVOLUTIONS = (
+    "conv.conv.weight",
+    "shortconv.conv.weight",
+    "linear_attn.conv1d.weight",
+    "ssm_conv1d.weight",
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,19 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
     layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
     layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
+    layers.{i}.attn_gate      [heads * head_dim, hidden], with `attention_gate`
+
+A gated delta net has these in place of attention:
+
+    layers.{i}.delta.q, .k         [key heads * key_dim, hidden]
+    layers.{i}.delta.v, .z         [value heads * value_dim, hidden]
+    layers.{i}.delta.b, .a         [value heads, hidden]; with `gate_rank` rows of `a` and `a.bias`
+                                   are [value heads * key_dim], and columns of `a` and `z` that many
+    layers.{i}.delta.a_in, .z_in   [gate_rank, hidden], with `gate_rank`
+    layers.{i}.delta.{q,k,v}.conv  [channels * kernel_size], those of a channel adjacent
+    layers.{i}.delta.a.bias, .rate [value heads]
+    layers.{i}.delta.gated_norm    [value_dim]; it scales by `w` whatever the other norms do
+    layers.{i}.delta.out           [hidden, value heads * value_dim]
 
 A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` counts experts:
 

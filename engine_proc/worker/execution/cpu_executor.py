@@ -24,8 +24,8 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weig
 from headrace.engine_proc.worker.execution.cpu_layers import (
     LayerConfig,
     RopeConfig,
+    kernel_size_of,
     layer_configs,
-    num_channels_of,
     why_no_mixer,
 )
 from headrace.engine_proc.worker.execution.cpu_mixture import why_not
@@ -43,7 +43,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     NormPlacement,
     QKNorm,
 )
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_names import is_one_plus, weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import load_core
@@ -302,11 +302,11 @@ class CpuExecutor:
         where = (self.model, place.layer, place.slot)
         if len(tensor.shape) == 1:
             numbers = np.ascontiguousarray(tensor.to_float32())
-            if self.spec.norm == Norm.RMS_ONE_PLUS and name.endswith("norm"):
+            if is_one_plus(self.spec, name):
                 numbers = numbers + np.float32(1.0)
             if name.endswith(".conv"):  # the core has the channels of a token side by side
-                num_channels = num_channels_of(self.spec, place.layer)
-                numbers = np.ascontiguousarray(numbers.reshape(num_channels, -1).T).ravel()
+                kernel_size = kernel_size_of(self.spec, place.layer)
+                numbers = np.ascontiguousarray(numbers.reshape(-1, kernel_size).T).ravel()
             if place.is_expert:
                 numbers = np.pad(numbers, (0, -len(numbers) % LANES))
             self.core.headrace_cpu_set_vector(

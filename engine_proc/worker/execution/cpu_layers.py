@@ -5,10 +5,15 @@ from dataclasses import astuple
 from typing import Any
 
 from headrace.engine_proc.worker.execution.cpu_mixture import MixtureConfig, mixture_config
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, ShortConvSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    Mixer,
+    ShortConvSpec,
+)
 
 UNLIMITED = 2**31 - 1
-ATTENTION, SHORT_CONV = range(2)  # `Mixer` of csrc/cpu/model.h
+ATTENTION, SHORT_CONV, GATED_DELTA_NET = range(3)  # `Mixer` of csrc/cpu/model.h
 MAX_CONV_KERNEL = 16  # of csrc/cpu/short_conv.h
 
 
@@ -16,6 +21,15 @@ class ShortConvConfig(Structure):
     """`ShortConvConfig` of csrc/cpu/model.h."""
 
     _fields_ = (("channels", c_int32), ("kernel_size", c_int32))
+
+
+class DeltaNetConfig(Structure):
+    """`DeltaNetConfig` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_key_heads", "num_value_heads", "key_dim")),
+        *((name, c_int32) for name in ("value_dim", "kernel_size", "is_tiled", "gate_rank")),
+    )
 
 
 class LayerConfig(Structure):
@@ -28,6 +42,7 @@ class LayerConfig(Structure):
         ("mixture", MixtureConfig),
         ("mixer", c_int32),
         ("short_conv", ShortConvConfig),
+        ("delta", DeltaNetConfig),
     )
 
 
@@ -43,23 +58,30 @@ class RopeConfig(Structure):
     )
 
 
-def why_no_mixer(conv: ShortConvSpec) -> str:
+def why_no_mixer(conv: Mixer) -> str:
     """Return why the core cannot run a mixer; "" if it can."""
     if not 2 <= conv.kernel_size <= MAX_CONV_KERNEL:
         return f"a convolution over {conv.kernel_size} tokens; it can be 2 to {MAX_CONV_KERNEL}"
     return ""
 
 
-def short_conv(conv: ShortConvSpec) -> tuple[int, ShortConvConfig]:
-    """Return a short convolution as the core has it."""
-    return SHORT_CONV, ShortConvConfig(conv.channels, conv.kernel_size)
+def mixer_configs(mixer: Mixer | None) -> tuple[int, ShortConvConfig, DeltaNetConfig]:
+    """Return a layer's mixer as the core has it, and nothing in place of the others."""
+    match mixer:
+        case ShortConvSpec():
+            conv = ShortConvConfig(mixer.channels, mixer.kernel_size)
+            return SHORT_CONV, conv, DeltaNetConfig()
+        case GatedDeltaNetSpec():
+            return GATED_DELTA_NET, ShortConvConfig(), DeltaNetConfig(*astuple(mixer))
+        case None:
+            return ATTENTION, ShortConvConfig(), DeltaNetConfig()
 
 
-def num_channels_of(spec: DecoderSpec, layer: int) -> int:
-    """Return the channels of a layer's convolution."""
-    conv = spec.layers[layer].mixer
-    assert conv is not None
-    return conv.channels
+def kernel_size_of(spec: DecoderSpec, layer: int) -> int:
+    """Return the tokens that a layer's convolution sees."""
+    mixer = spec.layers[layer].mixer
+    assert mixer is not None
+    return mixer.kernel_size
 
 
 def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
@@ -72,7 +94,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             layer.is_chunked,
             *((0.0, 1) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
-            *((ATTENTION, ShortConvConfig()) if layer.mixer is None else short_conv(layer.mixer)),
+            *mixer_configs(layer.mixer),
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):

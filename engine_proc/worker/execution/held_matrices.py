@@ -12,7 +12,9 @@ LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many ro
 MATRICES = (
     "q", "k", "v", "o", "gate", "up", "down",
     "router", "shared.gate", "shared.up", "shared.down",
-    "in_b", "in_c", "in_x", "out",
+    "in_b", "in_c", "in_x", "out", "attn_gate",
+    "delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a", "delta.out",
+    "delta.z_in", "delta.a_in",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -29,7 +31,8 @@ VECTORS = (
     "shared.down.bias",
     *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
     "conv",
-    *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out")),
+    *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out", "attn_gate")),
+    *(f"delta.{name}" for name in ("q.conv", "k.conv", "v.conv", "a.bias", "rate", "gated_norm")),
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 

@@ -10,7 +10,13 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    Mixer,
+    MixtureSpec,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ConfigError
 
@@ -78,12 +84,24 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """
     hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
     numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
-    numbers += 3 * max((layer.mixer.channels for layer in spec.layers if layer.mixer), default=0)
+    mixers = [layer.mixer for layer in spec.layers if layer.mixer is not None]
+    numbers += max((mixer_numbers(mixer) for mixer in mixers), default=0)
+    numbers += q if spec.attention_gate else 0
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if len(mixtures) < len(spec.layers):
         numbers += 2 * spec.intermediate_size
     numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
     return 4 * num_tokens * numbers
+
+
+def mixer_numbers(mixer: Mixer) -> int:
+    """Return the numbers that a mixer with a state computes for each token."""
+    match mixer:
+        case ShortConvSpec():
+            return 3 * mixer.channels
+        case GatedDeltaNetSpec():
+            of_gates = mixer.num_value_heads + mixer.num_decays + 6 * mixer.gate_rank
+            return 4 * mixer.key_width + 5 * mixer.value_width + of_gates
 
 
 def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:

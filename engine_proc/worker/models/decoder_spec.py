@@ -130,10 +130,57 @@ class ShortConvSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetSpec:
+    """Qwen3-Next's gated delta net, a mixer without keys and values.
+
+    `out(silu(z) * norm(read))`. Queries, keys and values are projected, convolved as by a short
+    convolution, and pass SiLU; queries and keys have the length 1. Each value head has a matrix S:
+
+        S <- decay * S + beta * key x (value - decay * S . key); read = S . query / sqrt(key_dim)
+
+    with beta = sigmoid(b) and decay = exp(rate * softplus(a + bias)), all rates negative. The state
+    is S, beside what the convolution sees of the last `kernel_size` - 1 tokens.
+
+    Kimi's has a decay for each row of S, and sigmoid(z) as its gate. a and z are projections of
+    `gate_rank` numbers each, which are projections of the layer's input.
+    """
+
+    num_key_heads: int  # of queries, too
+    num_value_heads: int
+    key_dim: int  # of a head
+    value_dim: int
+    kernel_size: int  # tokens, the newest included
+    # Value head h reads key head h % num_key_heads (llama.cpp), not one of its own neighborhood.
+    is_tiled: bool = False
+    gate_rank: int = 0  # 0 is Qwen3-Next's
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_decays(self) -> int:
+        return self.num_value_heads * (self.key_dim if self.gate_rank else 1)
+
+    @property
+    def state_numbers(self) -> int:
+        """The fp32 numbers of a sequence's state in this layer."""
+        columns = self.kernel_size - 1
+        return columns * (2 * self.key_width + self.value_width) + self.key_dim * self.value_width
+
+
+Mixer = ShortConvSpec | GatedDeltaNetSpec
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """The part of a spec that may differ from layer to layer."""
 
-    mixer: ShortConvSpec | None = None  # None is attention
+    mixer: Mixer | None = None  # None is attention
 
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all
@@ -170,6 +217,7 @@ class DecoderSpec:
     head_bias: bool = False
     attention_scale: float = 1.0  # multiplies q . k
     attention_softcap: float | None = None  # c * tanh(score / c), before the mask
+    attention_gate: bool = False  # attended numbers are multiplied by sigmoid(gate . x)
     attention_sinks: bool = False  # a learned score per head, of a key that has no value
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.weight_names import is_one_plus, weight_shapes
 
 DRAWN_BYTES = 32  # by a count of the generator
 # The numbers of a byte: the odd multiples of 2^-13 up to 255, which bf16 has; 0.018 on average.
@@ -55,15 +55,17 @@ class DummyWeight:
 
 
 def dummy_weights(spec: DecoderSpec) -> Weights:
-    """Return weights for a decoder: norms that scale by 1, the rest random."""
+    """Return weights for a decoder: norms that scale by 1, rates of -1, the rest random."""
     return {name: dummy(spec, name, shape) for name, shape in weight_shapes(spec).items()}
 
 
 def dummy(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> Weight:
     """Return one weight."""
     if name.endswith("norm"):
-        ones = np.full(shape, spec.norm != Norm.RMS_ONE_PLUS, np.float32)
+        ones = np.full(shape, not is_one_plus(spec, name), np.float32)
         return StoredTensor(Format.F32, shape, ones.view(np.uint8))
+    if name.endswith(".rate"):  # of a state, which must not grow
+        return StoredTensor(Format.F32, shape, np.full(shape, -1.0, np.float32).view(np.uint8))
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     width = shape[1] if len(shape) > 1 else 1
     return DummyWeight(int.from_bytes(digest, "little"), shape, width)

@@ -13,7 +13,13 @@ import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, RopeTable
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    Mixer,
+    Norm,
+    RopeTable,
+)
 from headrace.engine_proc.worker.models.hybrid_families import CONV
 from headrace.engine_proc.worker.models.lowering import lower_fields
 from headrace.engine_proc.worker.models.model_families import FULL, SLIDING
@@ -64,6 +70,14 @@ HUNYUAN = {  # sizes that the tensors repeat
 }
 NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
 LFM2 = {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"}
+DELTA_NETS = {
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+SHARED_EXPERT = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
@@ -79,6 +93,7 @@ class Architecture:
     permuted: bool = False
     slides: bool = False  # the family reads `layer_types`
     has_convs: bool = False  # layers without KV heads are short convolutions
+    is_tiled: bool = False  # the value heads of its delta nets are in llama.cpp's order
     is_partial: bool = False  # the family reads `partial_rotary_factor`
     constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +123,7 @@ ARCHITECTURES = {
     "lfm2": Architecture(
         family="lfm2", has_convs=True, constants={"block_auto_adjust_ff_dim": False}, keys=LFM2
     ),
+    "qwen35": Architecture(family="qwen3_5_text", is_partial=True, is_tiled=True, keys=DELTA_NETS),
     "seed_oss": Architecture(family="seed_oss"),
     "hunyuan-dense": Architecture(family="hunyuan_v1_dense"),
     "stablelm": Architecture(
@@ -124,7 +140,7 @@ MIXTURES = {
     "llama": Architecture(family="mixtral", permuted=True, keys=COUNTS),
     "qwen2moe": Architecture(
         family="qwen2_moe",
-        keys=EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        keys=EXPERTS | SHARED_EXPERT,
     ),
     "qwen3moe": Architecture(
         family="qwen3_moe", constants=SILU | {"norm_topk_prob": True}, keys=EXPERTS
@@ -181,6 +197,15 @@ MIXTURES = {
         gating=SIGMOID,
     ),
     "phimoe": Architecture(family="phimoe", keys=COUNTS),
+    "qwen3next": Architecture(
+        family="qwen3_next", is_partial=True, keys=EXPERTS | SHARED_EXPERT | DELTA_NETS
+    ),
+    "qwen35moe": Architecture(
+        family="qwen3_5_moe_text",
+        is_partial=True,
+        is_tiled=True,
+        keys=EXPERTS | SHARED_EXPERT | DELTA_NETS,
+    ),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
 LACKING = {"deepseek2": "latent attention"}  # what transformers' modules run, and ours do not
@@ -250,7 +275,7 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         ropes = tuple(replace(rope, interleaved=True) for rope in ropes)
     fields.refuse_unread(INERT)
     return replace(
-        spec,
+        tiled(spec) if architecture.is_tiled else spec,
         architecture=name,
         max_position=min(spec.max_position, trained_length(metadata, tensors) or spec.max_position),
         ropes=ropes,
@@ -260,6 +285,18 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         head_bias="output.bias" in tensors,
     )
+
+
+def tiled(spec: DecoderSpec) -> DecoderSpec:
+    """Return the decoder with the value heads of its delta nets in llama.cpp's order."""
+
+    def tile(mixer: Mixer | None) -> Mixer | None:
+        if not isinstance(mixer, GatedDeltaNetSpec) or mixer.num_key_heads == mixer.num_value_heads:
+            return mixer
+        return replace(mixer, is_tiled=True)
+
+    layers = tuple(replace(layer, mixer=tile(layer.mixer)) for layer in spec.layers)
+    return replace(spec, layers=layers)
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
@@ -319,6 +356,11 @@ def family_config(
         config |= conv_config(fields, num_layers)
     if architecture.family == "lfm2_moe":
         config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in tensors)
+    if "ssm.time_step_rank" in architecture.keys:
+        size, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
+        if size % heads:
+            raise fields.wrong("ssm.inner_size", f"a multiple of {heads}")
+        config["linear_value_head_dim"] = size // heads
     if architecture.family == "glm4_moe":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if architecture.family == "llama4_text":

@@ -7,15 +7,28 @@ from typing import Any
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    GatedDeltaNetSpec,
     LayerSpec,
+    MixtureSpec,
+    Norm,
     QKNorm,
     RouterScore,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.mixture_families import mixture, whole, with_mixture
-from headrace.engine_proc.worker.models.model_families import FULL, decoder
+from headrace.engine_proc.worker.models.mixture_families import (
+    mixture,
+    qwen_sparse,
+    whole,
+    with_mixture,
+)
+from headrace.engine_proc.worker.models.model_families import FULL, biases, decoder, rope
 
-CONV = "conv"
+CONV, LINEAR = "conv", "linear_attention"
+INTERVAL = "full_attention_interval"
+MROPE = ("mrope_interleaved", "mrope_section")
+# Published fields of Qwen3.5 that transformers does not read: of layers that predict further
+# tokens, and the type of states, which are fp32 here.
+QWEN_FIELDS = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 # Published fields of LFM2 that transformers does not read: how it was trained, and sizes again.
 LFM2_FIELDS = (
     "block_dim",
@@ -107,4 +120,92 @@ def lfm2_decoder(fields: ConfigFields, types: list[Any], intermediate_size: int)
     return spec if given is None else replace(spec, tied_head=tied)
 
 
-HYBRIDS: dict[str, Callable[[ConfigFields], DecoderSpec]] = {"lfm2": lfm2, "lfm2_moe": lfm2_moe}
+def qwen3_next(fields: ConfigFields) -> DecoderSpec:
+    """Gated delta nets with a mixture, and layers between that attend."""
+    spec = delta_net_decoder(fields)
+    return with_mixture(spec, gated_mixture(fields), qwen_sparse(fields))
+
+
+def qwen3_5(fields: ConfigFields) -> DecoderSpec:
+    """Qwen3-Next without experts."""
+    fields.get("mlp_only_layers", None)  # published, but there is nothing else
+    return delta_net_decoder(fields)
+
+
+def qwen3_5_moe(fields: ConfigFields) -> DecoderSpec:
+    """Every layer has a mixture, whose weights are always divided by their sum."""
+    fields.get("mlp_only_layers", None)
+    size = fields.integer("moe_intermediate_size")
+    fields.values = {"norm_topk_prob": True, **fields.values, "intermediate_size": size}
+    if not fields.flag("norm_topk_prob"):
+        raise fields.wrong("norm_topk_prob", "true")
+    return with_mixture(delta_net_decoder(fields), gated_mixture(fields))
+
+
+def gated_mixture(fields: ConfigFields) -> MixtureSpec:
+    """Lower the mixture of all that have gated delta nets."""
+    return mixture(
+        fields,
+        normalized=fields.flag("norm_topk_prob", True),
+        shared_intermediate_size=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
+def delta_net_decoder(fields: ConfigFields) -> DecoderSpec:
+    """Lower all but the MLP. One layer in `full_attention_interval` attends, or `layer_types` says.
+
+    A quarter of each head rotates, unless the config says otherwise.
+    """
+    num_layers, interval = fields.integer("num_hidden_layers"), fields.integer(INTERVAL, 4)
+    types = fields.one_per_layer("layer_types", num_layers)
+    if types is None:
+        types = [LINEAR if (i + 1) % interval else FULL for i in range(num_layers)]
+    if not set(types) <= {LINEAR, FULL} or FULL not in types:
+        raise fields.wrong(
+            "layer_types", f"a list of {LINEAR!r} and {FULL!r}, with one that attends"
+        )
+    for name in QWEN_FIELDS:
+        fields.get(name, None)
+    if not fields.flag("attn_output_gate", True):
+        raise fields.wrong("attn_output_gate", "true")
+    delta = delta_net(fields)
+    partial = fields.number("partial_rotary_factor", 0.25)
+    head_dim = fields.integer("head_dim", 256)
+    # Positions in text have one part: sections of M-RoPE change nothing.
+    for name in ("rope_parameters", "rope_scaling"):
+        params = {k: v for k, v in fields.table(name).items() if k not in MROPE}
+        fields.values = {**fields.values, name: params}
+    return decoder(
+        fields,
+        head_dim=256,
+        ropes=(rope(fields, head_dim, 10_000.0, partial=partial),),
+        layers=tuple(LayerSpec(mixer=delta if kind == LINEAR else None) for kind in types),
+        norm=Norm.RMS_ONE_PLUS,
+        qk_norm=QKNorm.PER_HEAD,
+        attention_gate=True,
+        **biases(fields),
+    )
+
+
+def delta_net(fields: ConfigFields) -> GatedDeltaNetSpec:
+    """Lower the gated delta net of all layers that have one."""
+    delta = GatedDeltaNetSpec(
+        num_key_heads=fields.integer("linear_num_key_heads", 16),
+        num_value_heads=fields.integer("linear_num_value_heads", 32),
+        key_dim=fields.integer("linear_key_head_dim", 128),
+        value_dim=fields.integer("linear_value_head_dim", 128),
+        kernel_size=fields.integer("linear_conv_kernel_dim", 4),
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        raise fields.wrong("linear_num_value_heads", f"a multiple of {delta.num_key_heads}")
+    return delta
+
+
+HYBRIDS: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
+    "qwen3_next": qwen3_next,
+    "qwen3_5_text": qwen3_5,
+    "qwen3_5_moe_text": qwen3_5_moe,
+}

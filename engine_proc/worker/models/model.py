@@ -25,7 +25,7 @@ from headrace.errors import BAD_JSON, ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.gguf_metadata import end_token_ids
 from headrace.model.pooling import Pooling, read_pooling
-from headrace.model.vision_families import vision_family
+from headrace.model.vision_families import TEXT_ONLY, vision_family
 
 NO_DUMMY = "{path}: --load-format dummy takes no cross-encoders, and no models with images"
 
@@ -70,25 +70,26 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
     """Open a folder with `config.json` and safetensors, or with the config alone."""
     config = read_json(folder / "config.json")
     takes_images = vision_family(config) is not None
+    has_towers = takes_images or config.get("model_type") in TEXT_ONLY
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     try:
         quantization = None if takes_images else quantization_of(config)
         plain = {name: value for name, value in config.items() if name not in CONFIG_FIELDS}
-        spec = lower_vision(config) if takes_images else lower_config(plain)
+        spec = lower_vision(config) if has_towers else lower_config(plain)
     except ModelError as error:
         raise NotLowered(f"{folder}: {error}") from error
     pooling = read_pooling(folder, config)
     eos = eos_ids(generation) or eos_ids(config)
     if is_dummy:
-        if takes_images:
+        if has_towers:
             raise ModelError(NO_DUMMY.format(path=folder))
         return DecoderModel(spec, dummy_weights(spec), eos, pooling)
-    but = weight_names.TOWERS if takes_images else ()
+    but = weight_names.TOWERS if has_towers else ()
     stored = safetensors.open_folder(folder, but, is_quantized=quantization is not None)
     try:
         tensors = stored if quantization is None else weights_of(quantization, stored)
-        if takes_images:
+        if has_towers:
             tensors = weight_names.of_decoder(tensors)
         if pooling is not None and "lm_head.weight" not in tensors:
             spec = replace(spec, tied_head=True)  # it has none, and needs none

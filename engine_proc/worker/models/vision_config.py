@@ -6,7 +6,7 @@ from typing import Any
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.errors import ModelError
-from headrace.model.vision_families import decoder_config
+from headrace.model.vision_families import decoder_config, vision_family
 
 # Fields of a `text_config` that are not the decoder's: of generation, or of a connector.
 NOT_THE_DECODERS = frozenset(
@@ -29,12 +29,12 @@ NOT_THE_DECODERS = frozenset(
 
 
 def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
-    """Lower the decoder of a `config.json` of one of `vision.FAMILIES`.
+    """Lower the decoder of a `config.json` of one of `FAMILIES`, or of `TEXT_ONLY`.
 
     Raises:
         ModelError: as `lower_config` does, or the decoder makes more of a row than it is.
     """
-    if config.get("quantization_config"):
+    if config.get("quantization_config") and vision_family(config) is not None:
         raise ModelError("'quantization_config' of a model that takes images is not supported")
     fields = decoder_config(config).items()
     spec = lower_config({name: value for name, value in fields if name not in NOT_THE_DECODERS})

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,23 +9,22 @@ from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    GatedDeltaNetSpec,
     MixtureSpec,
+    Norm,
     NormPlacement,
     QKNorm,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.delta_net_names import (
+    delta_net_shapes,
+    gguf_delta_net,
+    hf_delta_net,
+)
+from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
-
-
-class WeightSource(NamedTuple):
-    """The source of a weight: rows of a tensor of the file, from `first_row` on."""
-
-    tensor: str
-    first_row: int = 0
-
-
 Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, WeightSource]]
 
 
@@ -40,10 +38,13 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
     for i, layer in enumerate(spec.layers):
         of_layer = norm_shapes(spec)
-        if layer.mixer is None:
-            of_layer |= attention_shapes(spec)
-        else:
-            of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
+        match layer.mixer:
+            case None:
+                of_layer |= attention_shapes(spec)
+            case ShortConvSpec():
+                of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
+            case GatedDeltaNetSpec():
+                of_layer |= delta_net_shapes(spec.hidden_size, layer.mixer)
         if layer.mixture is None:
             of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
         else:
@@ -83,7 +84,9 @@ def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         ("o", (hidden, q), spec.output_bias),
     ):
         shapes |= linear_shapes(name, shape, bias)
-    return shapes
+    return shapes | (
+        linear_shapes("attn_gate", (q, hidden), spec.qkv_bias) if spec.attention_gate else {}
+    )
 
 
 def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
@@ -93,6 +96,12 @@ def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
         shapes |= linear_shapes(name, (conv.channels, hidden), conv.bias)
     shapes |= linear_shapes("out", (hidden, conv.channels), conv.bias)
     return shapes | ({"conv.bias": (conv.channels,)} if conv.bias else {})
+
+
+def is_one_plus(spec: DecoderSpec, name: str) -> bool:
+    """Whether a weight is of a norm that scales by 1 + w."""
+    is_norm = name.endswith("norm") and not name.endswith("gated_norm")
+    return is_norm and spec.norm == Norm.RMS_ONE_PLUS
 
 
 def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
@@ -141,7 +150,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
         num_rows[tensor] = num_rows.get(tensor, 0) + shape[0]
     weights = {}
     for name, shape in shapes.items():
-        stored, first = sources[name]
+        stored = sources[name].tensor
         if stored not in tensors:
             raise ModelError(f"tensor {stored!r} is missing")
         wanted = (num_rows[stored], *shape[1:])
@@ -150,7 +159,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
                 f"tensor {stored!r} has shape {list(tensors[stored].shape)}, "
                 f"but a {spec.architecture} model of this config has {list(wanted)}"
             )
-        weights[name] = tensors[stored].rows(first, first + shape[0])
+        weights[name] = sources[name].weight_of(tensors[stored], shape[0])
     for name in tensors.keys() - num_rows.keys():
         if not is_redundant(name, tensors, sources):
             raise ModelError(
@@ -169,7 +178,9 @@ def is_redundant(
     Layers that predict further tokens are not executed.
     """
     layer = LAYER_NAME.match(name)
-    if name.startswith("model.mtp_") or (layer and layer[0] + layer_end(layer[1]) in tensors):
+    if name.startswith(("model.mtp_", "mtp.")) or (
+        layer and layer[0] + layer_end(layer[1]) in tensors
+    ):
         return True
     if name.endswith(".bias"):
         return not tensors[name].to_float32().any()
@@ -274,8 +285,15 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= {
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
-        if (conv := spec.layers[i].mixer) is not None:
-            sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
+            case GatedDeltaNetSpec() as delta:
+                sources |= hf_delta_net(
+                    delta, f"layers.{i}.delta.", f"{layer}linear_attn.", tensors
+                )
+        if spec.attention_gate:
+            sources |= gated_queries(spec, f"layers.{i}.", f"{layer}self_attn.q_proj")
         if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4
             sources |= {
                 f"layers.{i}.{name}": WeightSource(f"{layer}feed_forward.{name}_proj.weight")
@@ -409,6 +427,16 @@ def short_conv(conv: ShortConvSpec, ours: str, theirs: str) -> dict[str, WeightS
     return sources
 
 
+def gated_queries(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
+    """Name the rows of queries and of their gate, which alternate head by head."""
+    run = spec.head_dim
+    return {
+        f"{layer}{ours}{bias}": WeightSource(f"{theirs}{bias or '.weight'}", first, run, 2 * run)
+        for bias in ("", ".bias")
+        for ours, first in (("q", 0), ("attn_gate", run))
+    }
+
+
 def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
     """Name the rows of queries, keys and values in one matrix, and in one bias."""
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -464,8 +492,13 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
         if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
-        if (conv := spec.layers[i].mixer) is not None:
-            sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+            case GatedDeltaNetSpec() as delta:
+                sources |= gguf_delta_net(delta, f"{ours}delta.", theirs, tensors)
+        if spec.attention_gate:
+            sources |= gated_queries(spec, ours, f"{theirs}attn_q")
         if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:

@@ -9,7 +9,8 @@ Experts of a mixture stay whole: each worker has a range of them, routes all tok
 experts that it has. A shared MLP is cut as any other; where it has too few blocks, the last workers
 have nothing of it.
 
-Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns.
+Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns. So are
+key heads of a gated delta net, each with its value heads.
 
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
@@ -21,9 +22,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from headrace.engine_proc.worker.checkpoints.interleaved_rows import InterleavedRows
+from headrace.engine_proc.worker.checkpoints.joined_columns import JoinedColumns
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    GatedDeltaNetSpec,
     MixtureSpec,
     Norm,
     QKNorm,
@@ -54,6 +58,7 @@ class Shard:
     experts: Mapping[int, range] = field(default_factory=dict)
     shared: Mapping[int, range] = field(default_factory=dict)
     channels: Mapping[int, range] = field(default_factory=dict)  # of short convolutions, by layer
+    delta_heads: Mapping[int, range] = field(default_factory=dict)  # of keys, by layer
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
@@ -112,11 +117,28 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
         )
     if any(not channels for channels in all_shards[-1].channels.values()):
         return "there are no channels of the short convolutions for some"
+    if why := why_no_delta_heads(spec, weights, all_shards):
+        return why
     block = max_block(spec, weights, "o")
     if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
         return (
             f"heads of {spec.head_dim} would be cut from {block} numbers that are quantized as one"
         )
+    return ""
+
+
+def why_no_delta_heads(spec: DecoderSpec, weights: Weights, all_shards: list[Shard]) -> str:
+    """Return why the gated delta nets cannot be cut so; "" where they can."""
+    for i, delta in delta_nets(spec):
+        if not all_shards[-1].delta_heads[i]:
+            return f"gated delta nets have {delta.num_key_heads} key heads"
+        block = weights[f"layers.{i}.delta.out"].block_numbers
+        runs = [run for shard in all_shards for run in value_runs(delta, shard.delta_heads[i])]
+        if any(run.start % block for run in runs):
+            return (
+                f"runs of {len(runs[0])} values of gated delta nets would be cut from {block} "
+                "numbers that are quantized as one"
+            )
     return ""
 
 
@@ -136,6 +158,7 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
         i: cut(n, num_ranks, unit_of(n, weights[f"layers.{i}.out"], num_ranks))
         for i, n in ((i, conv.channels) for i, conv in convolutions(spec))
     }
+    delta_heads = {i: cut(delta.num_key_heads, num_ranks) for i, delta in delta_nets(spec)}
     return [
         Shard(
             rank,
@@ -146,6 +169,7 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
             experts={i: ranges[rank] for i, ranges in experts.items()},
             shared={i: ranges[rank] for i, ranges in shared.items()},
             channels={i: ranges[rank] for i, ranges in channels.items()},
+            delta_heads={i: ranges[rank] for i, ranges in delta_heads.items()},
         )
         for rank in range(num_ranks)
     ]
@@ -158,7 +182,25 @@ def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
 
 def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec]]:
     """Return the layers that are short convolutions."""
-    return [(i, layer.mixer) for i, layer in enumerate(spec.layers) if layer.mixer is not None]
+    mixers = [(i, layer.mixer) for i, layer in enumerate(spec.layers)]
+    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, ShortConvSpec)]
+
+
+def delta_nets(spec: DecoderSpec) -> list[tuple[int, GatedDeltaNetSpec]]:
+    """Return the layers that are gated delta nets."""
+    mixers = [(i, layer.mixer) for i, layer in enumerate(spec.layers)]
+    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, GatedDeltaNetSpec)]
+
+
+def value_runs(delta: GatedDeltaNetSpec, heads: range) -> list[range]:
+    """Return the numbers of the values that read some key heads, by what is adjacent."""
+    group = delta.num_value_heads // delta.num_key_heads
+    if not delta.is_tiled:
+        return [numbers(heads, group * delta.value_dim)]
+    firsts = range(0, delta.num_value_heads, delta.num_key_heads)
+    return [
+        numbers(range(first + heads.start, first + heads.stop), delta.value_dim) for first in firsts
+    ]
 
 
 def dense_layers(spec: DecoderSpec) -> list[int]:
@@ -198,6 +240,10 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         layers[i] = replace(layers[i], mixture=own)
     for i, conv in convolutions(spec):
         layers[i] = replace(layers[i], mixer=replace(conv, channels=len(shard.channels[i])))
+    for i, delta in delta_nets(spec):
+        count, group = len(shard.delta_heads[i]), delta.num_value_heads // delta.num_key_heads
+        own_delta = replace(delta, num_key_heads=count, num_value_heads=count * group)
+        layers[i] = replace(layers[i], mixer=own_delta)
     return replace(
         spec,
         layers=tuple(layers),
@@ -217,6 +263,7 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
         "q": queries,
         "k": keys,
         "v": keys,
+        "attn_gate": queries,
         "sinks": shard.heads,
         "gate": shard.inner,
         "up": shard.inner,
@@ -231,6 +278,8 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
         weight_name = local.removesuffix(".bias")
         if weight_name in CONVOLUTION:
             tensor = share_of_convolution(spec, name, tensor, shard)
+        elif local.startswith("delta."):
+            tensor = share_of_delta_net(spec, name, tensor, shard)
         elif local.startswith("shared."):
             share = shard.shared[int(name.split(".")[1])]
             tensor = share_of_shared(local.removeprefix("shared."), tensor, share, shard.rank)
@@ -259,12 +308,29 @@ CONVOLUTION = ("conv", "in_b", "in_c", "in_x", "out")
 def share_of_convolution(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
     """Return the share of a weight of a short convolution."""
     _, index, local = name.split(".", 2)
-    channels, conv = shard.channels[int(index)], spec.layers[int(index)].mixer
+    channels, conv = shard.channels[int(index)], dict(convolutions(spec))[int(index)]
     if local.startswith("out"):
         return column_share(local, tensor, channels, shard.rank)
-    assert conv is not None
     unit = conv.kernel_size if local == "conv" else 1
     return tensor.rows(channels.start * unit, channels.stop * unit)
+
+
+def share_of_delta_net(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
+    """Return the share of a weight of a gated delta net."""
+    _, index, _, local = name.split(".", 3)
+    heads, delta = shard.delta_heads[int(index)], dict(delta_nets(spec))[int(index)]
+    if local in ("gated_norm", "a_in", "z_in"):
+        return tensor
+    if local == "out":
+        runs = value_runs(delta, heads)
+        return JoinedColumns(tuple(tensor.columns(run.start, run.stop) for run in runs))
+    unit = tensor.shape[0] // delta.num_key_heads
+    if not delta.is_tiled or local[0] in "qk":
+        return tensor.rows(heads.start * unit, heads.stop * unit)
+    num_rows = unit * len(heads)
+    unit = tensor.shape[0] // delta.num_value_heads
+    period = unit * delta.num_key_heads
+    return InterleavedRows(tensor, heads.start * unit, len(heads) * unit, period, 0, num_rows)
 
 
 def share_of_shared(name: str, tensor: Weight, share: range, rank: int) -> Weight:

@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
+    GatedDeltaNetSpec,
     LayerSpec,
     MixtureSpec,
     Norm,
@@ -28,6 +29,10 @@ from headrace.engine_proc.worker.reference.torch_attention import (
     attend,
     place,
     to_tensor,
+)
+from headrace.engine_proc.worker.reference.torch_delta_net import (
+    DeltaTokens,
+    run_sequence,
 )
 from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 
@@ -58,7 +63,7 @@ class TorchExecutor:
         page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
         self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
         self.states = {
-            i: torch.zeros(num_states, layer.mixer.kernel_size - 1, layer.mixer.channels)
+            i: torch.zeros(num_states, layer.mixer.state_numbers)
             for i, layer in enumerate(spec.layers)
             if layer.mixer is not None
         }
@@ -116,10 +121,13 @@ class TorchExecutor:
         multiplier = self.spec.residual_multiplier
 
         normed = self.norm(f"{name}.attn_norm", x) if before else x
-        if layer.mixer is None:
-            attended = self.attention(index, layer, normed, places, rotations)
-        else:
-            attended = self.short_conv(index, layer.mixer, normed, batch, places)
+        match layer.mixer:
+            case None:
+                attended = self.attention(index, layer, normed, places, rotations)
+            case ShortConvSpec():
+                attended = self.short_conv(index, layer.mixer, normed, batch, places)
+            case GatedDeltaNetSpec():
+                attended = self.delta_net(index, layer.mixer, normed, batch, places)
         if self.spec.placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
@@ -179,6 +187,9 @@ class TorchExecutor:
                 softcap=spec.attention_softcap,
                 sinks=self.weights.get(f"{name}.sinks"),
             )
+        if spec.attention_gate:
+            gate = torch.sigmoid(self.linear(f"{name}.attn_gate", x))
+            return self.linear(f"{name}.o", out.flatten(1) * gate)
         return self.linear(f"{name}.o", out.flatten(1))
 
     def short_conv(
@@ -195,11 +206,43 @@ class TorchExecutor:
             sequence = batch.sequences[stretch.rows.start]
             slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
             before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+            before = before.view(conv.kernel_size - 1, conv.channels)
             columns = torch.cat([before.to(gated), gated[stretch.rows]])
             summed = F.conv1d(columns.T[None], weight, bias, groups=conv.channels)[0].T
             mixed[stretch.rows] = c[stretch.rows] * summed
-            states[slot_out] = columns[-(conv.kernel_size - 1) :].float().to(states.device)
+            last = columns[-(conv.kernel_size - 1) :].flatten()
+            states[slot_out] = last.float().to(states.device)
         return self.linear(f"{name}.out", mixed)
+
+    def delta_net(
+        self, index: int, delta: GatedDeltaNetSpec, x: Tensor, batch: Batch, places: Places
+    ) -> Tensor:
+        """Let each sequence's tokens change its matrices, [tokens, hidden] -> the same."""
+        name, states = f"layers.{index}.delta", self.states[index]
+        assert batch.state_in is not None and batch.state_out is not None
+        channels = torch.cat([self.linear(f"{name}.{part}", x) for part in "qkv"], -1)
+        kernels = torch.cat([self.weights[f"{name}.{part}.conv"] for part in "qkv"])
+        kernels = kernels.view(-1, delta.kernel_size)
+        betas = torch.sigmoid(self.linear(f"{name}.b", x)).float()
+        low_a, low_z = x, x
+        if delta.gate_rank:
+            low_a, low_z = self.linear(f"{name}.a_in", x), self.linear(f"{name}.z_in", x)
+        steps = F.softplus(self.linear(f"{name}.a", low_a).float())
+        rates = self.weights[f"{name}.rate"].float()[:, None]
+        decays = torch.exp(rates * steps.view(len(x), delta.num_value_heads, -1))
+        read = torch.empty(len(x), delta.num_value_heads, delta.value_dim, device=x.device)
+        for stretch in places.stretches:
+            sequence, rows = batch.sequences[stretch.rows.start], stretch.rows
+            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
+            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+            tokens = DeltaTokens(channels[rows].float(), decays[rows], betas[rows])
+            read[rows], after = run_sequence(delta, kernels.float(), tokens, before.to(x.device))
+            states[slot_out] = after.to(states.device)
+        read = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.spec.norm_eps)
+        read = read * self.weights[f"{name}.gated_norm"].float()
+        z = self.linear(f"{name}.z", low_z).float()
+        gate = torch.sigmoid(z) if delta.gate_rank else F.silu(z)
+        return self.linear(f"{name}.out", (gate * read.flatten(1)).to(self.dtype))
 
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""

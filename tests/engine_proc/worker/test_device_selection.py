@@ -21,10 +21,12 @@ from headrace.engine_proc.worker.device_selection import (
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.decoder_spec import (
+    GatedDeltaNetSpec,
     LayerSpec,
     MixtureSpec,
     NormPlacement,
     QKNorm,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ConfigError, ModelError
@@ -115,6 +117,12 @@ def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
     assert bool(text) == bool(why_not)
 
 
+CONVOLUTION = ShortConvSpec(channels=64, kernel_size=3)
+DELTA_NET = GatedDeltaNetSpec(
+    num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=16, kernel_size=4
+)
+
+
 def test_mixtures_of_experts_run_on_the_cpu() -> None:
     own = MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=32)
     spec = dataclasses.replace(SPEC, layers=(LayerSpec(), LayerSpec(mixture=own)))
@@ -132,6 +140,9 @@ def test_mixtures_of_experts_run_on_the_cpu() -> None:
         ({"head_bias": True}, "biases of norms or of its head"),
         ({"qk_norm": QKNorm.PER_HEAD_AFTER_ROPE}, "a norm of queries and keys after RoPE"),
         ({"layers": (LayerSpec(window=8, is_chunked=True),)}, "attention in chunks"),
+        ({"attention_gate": True}, "gates of attention"),
+        ({"layers": (LayerSpec(mixer=CONVOLUTION),)}, "short convolutions"),
+        ({"layers": (LayerSpec(mixer=DELTA_NET),)}, "gated delta nets"),
         ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
     ],
 )

@@ -257,12 +257,47 @@ void try_norms(const Kernels &kernels, int n, Random &random) {
     out = y;
     kernels.convolve(taps, 2, x.data(), n, out.data());
     write("convolve" + size, out);
+    const ConvTap plain[] = {{y.data(), x.data(), nullptr}, {x.data(), y.data(), nullptr}};
+    kernels.convolve_silu(plain, 2, n, out.data());
+    write("convolve and silu" + size, out);
+    kernels.sigmoid_gate(x.data(), n, out.data());
+    write("sigmoid gate" + size, out);
+}
+
+// Three tokens of a head with `n` columns, behind a state and behind none.
+void try_delta_rule(const Kernels &kernels, int n, Random &random) {
+    const int key_dim = 13, num_tokens = 3;
+    const std::vector<float> keys = random.numbers(num_tokens * key_dim);
+    const std::vector<float> queries = random.numbers(num_tokens * key_dim);
+    const std::vector<float> before = random.numbers(key_dim * n);
+    const std::vector<float> decays = random.numbers(num_tokens * key_dim);
+    const float betas[] = {0.3f, 0.8f, 0.5f};
+    for (const bool begins : {false, true}) {
+        std::vector<float> values = random.numbers(num_tokens * n), state(key_dim * n);
+        DeltaHead head;
+        head.queries = queries.data();
+        head.keys = keys.data();
+        head.betas = betas;
+        head.decays = decays.data();
+        head.values = values.data();
+        head.key_stride = head.decay_stride = head.key_dim = key_dim;
+        head.beta_stride = 1;
+        head.value_stride = head.value_dim = n;
+        head.by_row = begins;
+        head.num_tokens = num_tokens;
+        head.before = begins ? nullptr : before.data();
+        head.state = state.data();
+        kernels.delta_rule(head);
+        values.insert(values.end(), state.begin(), state.end());
+        write((begins ? "first delta rule " : "delta rule ") + std::to_string(n), values);
+    }
 }
 
 void try_rows(const Kernels &kernels) {
     Random random(3);
     for (const int n : {1, 15, 16, 17, 64, 130}) {
         try_norms(kernels, n, random);
+        try_delta_rule(kernels, n, random);
     }
     const int n = 160;
     std::vector<float> gates = random.numbers(n), ups = random.numbers(n);
@@ -450,8 +485,8 @@ public:
 private:
     static constexpr int hidden = 256, vocab = 112, max_pages = 2;
     static constexpr LayerConfig layers[2] = {
-        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}},
-        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}}};
+        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}},
+        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}}};
     static constexpr float inv_freq[32] = {1.0f, 0.7f, 0.5f, 0.3f, 0.2f, 0.1f, 0.05f, 0.01f};
     static constexpr int32_t axes[32] = {};
     static constexpr RopeConfig rope = {inv_freq, axes, 32, 0, 1.0f};

@@ -1,4 +1,4 @@
-"""Short convolutions on the CPU: right against torch, and the same bits whatever the chunks."""
+"""Layers with a state on the CPU: right against torch, and the same bits whatever the chunks."""
 
 import dataclasses
 from typing import Any
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_decoders import (
     BLOCKS,
+    DELTA_NET,
     HYBRIDS,
     LENGTH,
     NUM_PAGES,
@@ -31,7 +32,12 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     state_bytes,
 )
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, ShortConvSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LayerSpec,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 
 ARITHMETIC: dict[str, dict[str, Any]] = {
@@ -102,6 +108,20 @@ def test_packed_convolutions_have_the_bits_of_decoded_ones(format: Format) -> No
         np.testing.assert_array_equal(packed.forward(step), decoded.forward(step))
 
 
+@pytest.mark.parametrize("format", [Format.BF16, *BLOCKS])
+def test_packed_delta_nets_have_the_bits_of_decoded_ones(format: Format) -> None:
+    delta = GatedDeltaNetSpec(
+        num_key_heads=2, num_value_heads=4, key_dim=24, value_dim=64, kernel_size=4
+    )
+    layers = (LayerSpec(mixer=delta), LayerSpec())
+    spec = dataclasses.replace(WHOLE_BLOCKS, layers=layers, attention_gate=True)
+    weights = random_weights(spec, format)
+    packed = make(spec, weights=weights)
+    decoded = make(spec, weights=weights, weight_dtype="float32")
+    for step in (step_of((0, 0, 50)), step_of((0, 50, 51), (1, 0, 3))):
+        np.testing.assert_array_equal(packed.forward(step), decoded.forward(step))
+
+
 def logits_of(executor: CpuExecutor, **changes: Any) -> Floats:
     step = step_of((0, 0, 5))
     executor.forward(step)
@@ -128,6 +148,8 @@ def test_layers_without_attention_take_no_pages() -> None:
     attention = dataclasses.replace(LFM2, layers=(LayerSpec(),))
     assert page_bytes(LFM2, 32, KVDtype.BFLOAT16) == page_bytes(attention, 32, KVDtype.BFLOAT16)
     assert state_bytes(LFM2) == 4 * 96 * (2 + 4)
+    delta = dataclasses.replace(LFM2, layers=(LayerSpec(), LayerSpec(mixer=DELTA_NET)))
+    assert state_bytes(delta) == 4 * (3 * (2 * 4 * 16 + 12 * 40) + 12 * 16 * 40)
 
 
 @pytest.mark.parametrize("kernel_size", [1, 17])

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_configs import execution_config
-from random_decoders import NUM_PAGES, SPECS, batch, cpu
+from random_decoders import HYBRIDS, NUM_PAGES, SPECS, batch, cpu
 from tiny_vision import make_vision_folder
 
 from headrace.engine_proc.worker.backend_selection import foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.models.decoder_spec import Norm
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
@@ -50,6 +51,14 @@ def test_a_config_is_enough_to_compute_logits(tmp_path: Path) -> None:
     assert logits.std(axis=1).min() > 0.01
     again = cpu(model.spec, open_model(tmp_path, "dummy").weights)
     np.testing.assert_array_equal(again.forward(batch([(0, 0, 9)])), logits)
+
+
+def test_states_of_dummy_weights_do_not_grow() -> None:
+    weights = dummy_weights(HYBRIDS["qwen3_next"])
+    assert HYBRIDS["qwen3_next"].norm == Norm.RMS_ONE_PLUS
+    assert set(weights["layers.0.delta.rate"].to_float32()) == {-1}
+    assert set(weights["layers.0.delta.gated_norm"].to_float32()) == {1}
+    assert set(weights["layers.0.attn_norm"].to_float32()) == {0}
 
 
 @pytest.mark.parametrize("name", ["gemma", "olmo", "biases, odd sizes"])

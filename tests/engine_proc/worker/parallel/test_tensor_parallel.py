@@ -41,7 +41,12 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.models import gguf_config
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, ShortConvSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LayerSpec,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import (
@@ -191,6 +196,18 @@ def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:
         shards(spec, weights, 3)
 
 
+def test_delta_nets_that_cannot_be_cut_are_refused() -> None:
+    delta = GatedDeltaNetSpec(
+        num_key_heads=4, num_value_heads=4, key_dim=16, value_dim=128, kernel_size=4
+    )
+    layers = (LayerSpec(mixer=delta), LayerSpec())
+    spec = dataclasses.replace(WHOLE_BLOCKS, intermediate_size=1024, num_heads=64, layers=layers)
+    with pytest.raises(CannotCut, match=r"128 values .* be cut from 256 .* be 1, 2$"):
+        shards(spec, random_weights(spec, Format.Q4_K), 4)
+    with pytest.raises(CannotCut, match="have 4 key heads"):
+        shards(spec, random_weights(spec), 5)
+
+
 @pytest.mark.parametrize("expert", [0, 11])
 def test_one_worker_may_have_the_only_expert(expert: int, team_of: TeamOf) -> None:
     """All tokens choose it, so the other workers have no rows; of any number of tokens."""
@@ -313,7 +330,7 @@ GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
     "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
 )  # fmt: skip
-GGUF_HYBRIDS = ("lfm2", "lfm2_moe")
+GGUF_HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def test_every_architecture_of_ggufs_is_shared() -> None:
@@ -343,7 +360,8 @@ def test_tensors_of_a_gguf_are_shared(model_type: str, tmp_path: Path, team_of: 
     logits = team_of(file.spec, file.weights, 2, num_states=NUM_STATES).forward(step)
     with torch.inference_mode():
         expected = model(torch.tensor(step.token_ids, dtype=torch.long)[None]).logits[0]
-    np.testing.assert_allclose(logits, expected.numpy(), atol=5e-5)
+    atol = 1e-4 if model_type in GGUF_HYBRIDS else 5e-5  # transformers takes 64 tokens at once
+    np.testing.assert_allclose(logits, expected.numpy(), atol=atol)
 
 
 @pytest.mark.parametrize("name", ["biases, odd sizes", "olmo"])
