@@ -6,6 +6,7 @@
 #include "cpu/attention.h"
 #include "cpu/gemm_int16.h"
 #include "cpu/rows.h"
+#include "cpu/ssm.h"
 
 namespace headrace {
 
@@ -48,6 +49,9 @@ struct Kernels {
     void (*softcap)(float cap, float *x, int n); // n a multiple of 16, in place
     // The largest of each block of 64; NaN counts as minus infinity.
     void (*block_maxima)(const float *logits, int n, float *maxima);
+    void (*convolve_silu)(const ConvTap *taps, int num_taps, const float *bias, float multiplier,
+                          int n, float *out);
+    void (*update_ssm)(const SsmUpdate &); // see ssm.h
 };
 
 // Null when this processor, or this build, lacks the instruction set.
@@ -139,6 +143,8 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.clamped_gate = apply_clamped_gate<V>;
     kernels.softcap = apply_softcap<V>;
     kernels.block_maxima = block_maxima<V>;
+    kernels.convolve_silu = convolve_silu_row<V>;
+    kernels.update_ssm = update_ssm<V>;
     return kernels;
 }
 

@@ -15,7 +15,7 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
-enum class Mixer : int32_t { attention, short_conv };
+enum class Mixer : int32_t { attention, short_conv, mamba2, none };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -60,6 +60,17 @@ struct ShortConvConfig {
     int32_t channels, kernel_size;
 };
 
+// The fields of Mamba2Spec. Heads and groups are this worker's; a group may be another's, too.
+struct Mamba2Config {
+    int32_t num_heads, head_dim, state_size, num_groups, heads_per_group;
+    int32_t first_head; // among those of the first group
+    int32_t kernel_size;
+    int32_t norm_size;                 // numbers that are normalized together; 0: no norm
+    int32_t first_number, all_numbers; // this worker's first, and those of all
+    int32_t norm_before_gate;
+    float z_multiplier, x_multiplier, b_multiplier, c_multiplier, dt_multiplier;
+};
+
 struct LayerConfig {
     int32_t rope; // -1: none
     Window window;
@@ -68,6 +79,10 @@ struct LayerConfig {
     MixtureConfig mixture;
     Mixer mixer;
     ShortConvConfig short_conv;
+    Mamba2Config mamba2;
+    int32_t attention_beside; // the layer has attention beside its mixer, and adds both
+    int32_t has_mlp;
+    float mixer_multiplier, attention_multiplier; // of what is added
 };
 
 struct RopeConfig {
@@ -104,6 +119,8 @@ enum MatrixSlot {
     slot_in_c,
     slot_in_x,
     slot_out,
+    slot_in_z,
+    slot_in_dt,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -136,11 +153,25 @@ enum VectorSlot {
     slot_in_c_bias,
     slot_in_x_bias,
     slot_out_bias,
+    slot_in_z_bias,
+    slot_in_dt_bias,
+    slot_conv_x, // as slot_conv
+    slot_conv_b,
+    slot_conv_c,
+    slot_conv_x_bias,
+    slot_conv_b_bias,
+    slot_conv_c_bias,
+    slot_dt_bias,  // [heads], as are these
+    slot_decay,    // below 0, per unit of a step
+    slot_skip,     // what is added of a head's input
+    slot_ssm_norm, // [heads * head_dim]
     num_vector_slots
 };
 
 struct Layer {
     bool is_mixture() const { return config.mixture.num_experts > 0; }
+    bool has_mixer() const { return config.mixer != Mixer::none; }
+    bool attends() const { return config.mixer == Mixer::attention || config.attention_beside; }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
     // The fp32 numbers of a sequence's state.
     size_t state_numbers() const;
@@ -158,6 +189,11 @@ struct MixtureWorkspace {
         quantized_gated, outputs, shared_gated, rounded_shared, quantized_shared, shared;
 };
 
+// Those of layers that are Mamba-2; see Mamba2Step. Of x, B and C: as projected, and convolved.
+struct Mamba2Workspace {
+    Buffer z, out, steps, decays, squares, projected[3], convolved[3];
+};
+
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
@@ -165,6 +201,7 @@ struct Workspace {
         gathered, conv_b, conv_c, conv_x;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
+    Mamba2Workspace mamba2;
 };
 
 struct Model {

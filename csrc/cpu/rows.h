@@ -1,6 +1,7 @@
 // Operations on one token's row. Each is the same code for every row, so a row's result never
 // depends on its batch.
 #pragma once
+#include "cpu/math.h"
 #include "cpu/operands.h"
 
 #include <cmath>
@@ -99,6 +100,20 @@ void convolve_row(const ConvTap *taps, int num_taps, const float *bias, int n, f
             sum = V::fma(load_of<V>(tap->weight, i, n), x, sum);
         }
         store_of<V>(out, i, n, V::mul(load_of<V>(out, i, n), sum));
+    }
+}
+
+// out = silu(bias + multiplier * the sum of weight * x over the taps, in their order). No gates.
+template <class V>
+void convolve_silu_row(const ConvTap *taps, int num_taps, const float *bias, float multiplier,
+                       int n, float *out) {
+    for (int i = 0; i < n; i += lanes) {
+        auto sum = V::set(0.0f);
+        for (const ConvTap *tap = taps; tap < taps + num_taps; ++tap) {
+            sum = V::fma(load_of<V>(tap->weight, i, n), load_of<V>(tap->x, i, n), sum);
+        }
+        const auto added = bias ? load_of<V>(bias, i, n) : V::set(0.0f);
+        store_of<V>(out, i, n, silu<V>(V::fma(V::set(multiplier), sum, added)));
     }
 }
 

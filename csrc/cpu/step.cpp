@@ -4,6 +4,7 @@
 // rows when there are many. Attention is cut by tile, KV head and, for few tokens, key segment.
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
+#include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
@@ -99,21 +100,6 @@ void normalize(const StepState &s, const std::vector<float> &weight, const std::
     }
 }
 
-// What the mixer of a layer reads, if there is one more.
-void enter_layer(const StepState &s, int index, int token) {
-    if (index == s.config.num_layers) {
-        return;
-    }
-    const Layer &layer = s.model.layers[index];
-    const Matrix *of = layer.matrices;
-    normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
-    if (layer.config.mixer == Mixer::short_conv) {
-        round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
-    } else {
-        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
-    }
-}
-
 // The shared MLP of a mixture may be stored in another format than its experts. A router reads
 // `normed` as it is.
 void round_for_mlp(const StepState &s, const Layer &layer, int token) {
@@ -133,6 +119,46 @@ void enter_mlp(const StepState &s, int index, int token) {
         normalize(s, layer.vectors[slot_mlp_norm], layer.vectors[slot_mlp_norm_bias], token);
     }
     round_for_mlp(s, layer, token);
+}
+
+// Round `normed` for the mixer of a layer; attention beside it is not meant.
+void round_for_mixer(const StepState &s, const Layer &layer, int token) {
+    const Matrix *of = layer.matrices;
+    switch (layer.config.mixer) {
+    case Mixer::attention:
+        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
+        break;
+    case Mixer::short_conv:
+        round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
+        break;
+    case Mixer::mamba2:
+        round_activations(
+            s, s.normed,
+            {of + slot_in_z, of + slot_in_x, of + slot_in_b, of + slot_in_c, of + slot_in_dt},
+            token);
+        break;
+    case Mixer::none:
+        break;
+    }
+}
+
+// What a layer begins with, if there is one more.
+void enter_layer(const StepState &s, int index, int token) {
+    if (index == s.config.num_layers) {
+        return;
+    }
+    const Layer &layer = s.model.layers[index];
+    if (!layer.has_mixer()) {
+        enter_mlp(s, index, token);
+        return;
+    }
+    const Matrix *of = layer.matrices;
+    normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
+    if (layer.config.attention_beside) { // which comes first
+        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
+    } else {
+        round_for_mixer(s, layer, token);
+    }
 }
 
 // residual += norm(sublayer of all workers), without a norm where the placement has none there.
@@ -186,7 +212,34 @@ void run_mixer(StepState &s, int index) {
     case Mixer::short_conv:
         run_short_conv(s, layer);
         break;
+    case Mixer::mamba2:
+        run_mamba2(s, layer);
+        break;
+    case Mixer::none:
+        break;
     }
+}
+
+// sublayer = mixer(normed) + attention(normed), each multiplied.
+void run_mixers(StepState &s, int index) {
+    const Layer &layer = s.model.layers[index];
+    if (!layer.config.attention_beside) {
+        run_mixer(s, index);
+        return;
+    }
+    run_attention(s, index);
+    std::swap(s.sublayer, s.other_sublayer);
+    s.model.pool.clock.enter(StepPart::rows);
+    s.each_row([&](int token) { round_for_mixer(s, layer, token); });
+    run_mixer(s, index);
+    s.model.pool.clock.enter(StepPart::rows);
+    s.each_row([&](int token) {
+        const size_t at = size_t(token) * s.hidden_stride;
+        const int n = s.config.hidden_size;
+        s.model.kernels->scale(s.sublayer + at, layer.config.mixer_multiplier, n, s.sublayer + at);
+        s.model.kernels->add(s.other_sublayer + at, layer.config.attention_multiplier, n,
+                             s.sublayer + at);
+    });
 }
 
 // sublayer = down(act(gate(normed)) * up(normed))
@@ -223,17 +276,29 @@ void run_both(StepState &s, int index) {
 }
 
 void run_layer(StepState &s, int index) {
-    const auto *vectors = s.model.layers[index].vectors;
+    const Layer &layer = s.model.layers[index];
+    const auto *vectors = layer.vectors;
+    const auto enter_next = [&](int token) { enter_layer(s, index + 1, token); };
     if (s.config.placement == Placement::parallel && !s.model.peers.alone()) {
         run_both(s, index);
-    } else {
-        run_mixer(s, index);
+    } else if (layer.has_mixer()) {
+        run_mixers(s, index);
         add_sublayer(s, vectors[slot_attn_post_norm], vectors[slot_attn_post_norm_bias],
-                     [&](int token) { enter_mlp(s, index, token); });
+                     [&](int token) {
+                         if (layer.config.has_mlp) {
+                             enter_mlp(s, index, token);
+                         } else {
+                             enter_next(token);
+                         }
+                     });
+        if (!layer.config.has_mlp) {
+            return;
+        }
+        run_mlp(s, index);
+    } else {
         run_mlp(s, index);
     }
-    add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias],
-                 [&](int token) { enter_layer(s, index + 1, token); });
+    add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias], enter_next);
 }
 
 // What the head sees of row `i` of the logits.

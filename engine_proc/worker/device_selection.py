@@ -12,7 +12,12 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, QKNorm
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    Mamba2Spec,
+    QKNorm,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
 from headrace.model.gguf import read_metadata
@@ -72,8 +77,10 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
     if any(layer.mixture is not None for layer in spec.layers):
         return "experts"
-    if any(layer.mixer is not None for layer in spec.layers):
+    if any(isinstance(layer.mixer, ShortConvSpec) for layer in spec.layers):
         return "short convolutions"
+    if any(isinstance(layer.mixer, Mamba2Spec) for layer in spec.layers):
+        return "Mamba-2"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
     if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):

@@ -35,6 +35,20 @@ EXPERTS = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 16,
+}
+GRANITE = MAMBA | {
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2 with biases and an adjusted size": {
@@ -48,23 +62,45 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": EXPERTS | {"routed_scaling_factor": 1.7},
     "lfm2_moe without a bias of experts": EXPERTS
     | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+    "bamba": MAMBA | {"layer_types": None, "attn_layer_indices": [2]},
+    "bamba with biases and groups": MAMBA
+    | {
+        "layer_types": None,
+        "attn_layer_indices": [0, 3],
+        "mamba_n_groups": 2,
+        "mamba_proj_bias": True,
+        "mamba_d_conv": 3,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "granitemoehybrid": GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "granitemoehybrid without experts": GRANITE
+    | {"num_local_experts": 0, "mamba_n_groups": 4, "position_embedding_type": "rope"},
+    "granitemoehybrid of attention only": GRANITE
+    | {"num_local_experts": 0, "layer_types": ["attention"] * 4},
 }
 # The first ends within a page, the second on a border, the third has several pages.
 PROMPTS = [[17, 3, 94, 55, 8], [*range(20, 52)], [(7 * i) % 90 + 3 for i in range(53)]]
 
 
 def tiny_hybrid(case: str, **differences: Any) -> Any:
-    """Make the random model of a case, whose name begins with the family's."""
+    """Make the random model of a case, whose name begins with the family's.
+
+    None for a field of `TINY` leaves it to the family.
+    """
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        case.split()[0], **TINY | HYBRIDS[case] | differences
-    )
+    fields = TINY | HYBRIDS[case] | differences
+    given = {name: value for name, value in fields.items() if value is not None}
+    config = transformers.AutoConfig.for_model(case.split()[0], **given)
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
     for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
         if "norm" in name or name.endswith("bias"):  # they start as ones and zeros
             numbers.data += 0.3 * torch.randn_like(numbers)
+        if name.endswith(("A_log", ".D")):  # states that last, and skips that differ
+            numbers.data += 0.3 * torch.randn_like(numbers) - (3 if "A_log" in name else 0)
     return model.eval()
 
 

@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
+    Mamba2Spec,
     MixtureSpec,
     Norm,
     NormPlacement,
@@ -200,6 +201,9 @@ MIXTURES = {
         SPECS["cohere"], experts_per_token=1, num_experts=5, expert_bias=True
     ),
 }
+MAMBA2 = Mamba2Spec(
+    num_heads=6, head_dim=32, state_size=24, num_groups=2, kernel_size=4, norm_size=96
+)
 # Between them, these use every mixer that has a state.
 HYBRIDS = {
     "lfm2": dataclasses.replace(
@@ -226,6 +230,55 @@ HYBRIDS = {
         score=RouterScore.SIGMOID,
         selection_bias=True,
         weight_sum_eps=0.1,
+    ),
+    "mamba2": dataclasses.replace(
+        SPEC,
+        layers=(
+            LayerSpec(mixer=MAMBA2),
+            LayerSpec(),
+            LayerSpec(
+                mixer=dataclasses.replace(MAMBA2, norm_size=192, norm_before_gate=True),
+                mixture=EXPERTS,
+            ),
+        ),
+    ),
+    "mamba2 of odd sizes, halves of layers": dataclasses.replace(
+        SPEC,
+        hidden_size=50,
+        residual_multiplier=0.6,
+        layers=(
+            LayerSpec(has_mixer=False),
+            LayerSpec(
+                mixer=dataclasses.replace(
+                    MAMBA2,
+                    head_dim=11,
+                    num_groups=3,
+                    kernel_size=2,
+                    conv_bias=False,
+                    input_bias=True,
+                    output_bias=True,
+                    norm_size=0,
+                ),
+                has_mlp=False,
+            ),
+            LayerSpec(has_mlp=False),
+            LayerSpec(has_mixer=False, mixture=EXPERTS),
+        ),
+    ),
+    "mamba2 beside attention": dataclasses.replace(
+        SPEC,
+        output_bias=True,
+        layers=(
+            LayerSpec(
+                mixer=dataclasses.replace(
+                    MAMBA2, head_dim=80, norm_size=80, multipliers=(0.7, 1.5, 0.9, 1.2, 0.8)
+                ),
+                attention_beside=True,
+                mixer_multiplier=0.7,
+                attention_multiplier=1.3,
+            ),
+            LayerSpec(mixer=ShortConvSpec(channels=96, kernel_size=3)),
+        ),
     ),
 }
 NUM_STATES = 4 * (LENGTH + 1)  # a slot behind each position of four sequences
@@ -257,7 +310,9 @@ def random_weights(spec: DecoderSpec, format: Format = Format.F32) -> Weights:
     weights = {}
     for name, shape in weight_shapes(spec).items():
         numbers = rng.standard_normal(shape, np.float32) * np.float32(0.15)
-        if name.endswith("norm"):
+        if name.endswith("decay"):
+            weights[name] = stored(-np.abs(numbers))
+        elif name.endswith("norm"):
             weights[name] = stored(numbers + np.float32(spec.norm != Norm.RMS_ONE_PLUS))
         elif format in BLOCKS | DECODED and len(shape) == 2:
             weights[name] = random_blocks(shape, format)

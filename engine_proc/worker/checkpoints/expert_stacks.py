@@ -23,7 +23,13 @@ MXFP4_NUMBERS = 32
 # Of one row or column, which files and formats write in several ways.
 VECTORS = ("e_score_correction_bias", "exp_probs_b.bias")
 ROWS = ("ffn_gate_inp_shexp.weight",)
-CONVOLUTIONS = ("conv.conv.weight", "shortconv.conv.weight")  # of LFM2: [channels, (1,) kernel]
+CONVOLUTIONS = (  # [channels, (1,) kernel]
+    "conv.conv.weight",  # LFM2
+    "shortconv.conv.weight",
+    ".conv1d.weight",  # Mamba-2
+    ".ssm_conv1d.weight",
+)
+COLUMNS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # vectors, which GGUF has as matrices
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ def mxfp4_parts(
 
 def reshaped(name: str, tensor: StoredTensor) -> StoredTensor:
     """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat."""
-    if name.endswith(CONVOLUTIONS):
+    if name.endswith(CONVOLUTIONS + COLUMNS):
         return replace(tensor, shape=(math.prod(tensor.shape),))
     if name.endswith(VECTORS) and len(tensor.shape) == 2 and tensor.shape[0] == 1:
         return replace(tensor, shape=tensor.shape[1:])

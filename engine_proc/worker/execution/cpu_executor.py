@@ -24,8 +24,8 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weig
 from headrace.engine_proc.worker.execution.cpu_layers import (
     LayerConfig,
     RopeConfig,
+    kernel_size_of,
     layer_configs,
-    num_channels_of,
     why_no_mixer,
 )
 from headrace.engine_proc.worker.execution.cpu_mixture import why_not
@@ -101,6 +101,7 @@ FORMATS: tuple[Format | None, ...] = (
     None,  # int8, which no file has
 )  # fmt: skip
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
+CONVOLUTIONS = (".conv", ".conv_x", ".conv_b", ".conv_c")
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 
 
@@ -304,9 +305,9 @@ class CpuExecutor:
             numbers = np.ascontiguousarray(tensor.to_float32())
             if self.spec.norm == Norm.RMS_ONE_PLUS and name.endswith("norm"):
                 numbers = numbers + np.float32(1.0)
-            if name.endswith(".conv"):  # the core has the channels of a token side by side
-                num_channels = num_channels_of(self.spec, place.layer)
-                numbers = np.ascontiguousarray(numbers.reshape(num_channels, -1).T).ravel()
+            if name.endswith(CONVOLUTIONS):  # the core has the channels of a token side by side
+                kernel_size = kernel_size_of(self.spec, place.layer)
+                numbers = np.ascontiguousarray(numbers.reshape(-1, kernel_size).T).ravel()
             if place.is_expert:
                 numbers = np.pad(numbers, (0, -len(numbers) % LANES))
             self.core.headrace_cpu_set_vector(

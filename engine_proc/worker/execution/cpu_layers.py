@@ -5,10 +5,15 @@ from dataclasses import astuple
 from typing import Any
 
 from headrace.engine_proc.worker.execution.cpu_mixture import MixtureConfig, mixture_config
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, ShortConvSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    LayerSpec,
+    Mamba2Spec,
+    ShortConvSpec,
+)
 
 UNLIMITED = 2**31 - 1
-ATTENTION, SHORT_CONV = range(2)  # `Mixer` of csrc/cpu/model.h
+ATTENTION, SHORT_CONV, MAMBA2, NO_MIXER = range(4)  # `Mixer` of csrc/cpu/model.h
 MAX_CONV_KERNEL = 16  # of csrc/cpu/short_conv.h
 
 
@@ -16,6 +21,18 @@ class ShortConvConfig(Structure):
     """`ShortConvConfig` of csrc/cpu/model.h."""
 
     _fields_ = (("channels", c_int32), ("kernel_size", c_int32))
+
+
+class Mamba2Config(Structure):
+    """`Mamba2Config` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_heads", "head_dim", "state_size", "num_groups")),
+        *((name, c_int32) for name in ("heads_per_group", "first_head", "kernel_size")),
+        *((name, c_int32) for name in ("norm_size", "first_number", "all_numbers")),
+        ("norm_before_gate", c_int32),
+        *((f"{part}_multiplier", c_float) for part in ("z", "x", "b", "c", "dt")),
+    )
 
 
 class LayerConfig(Structure):
@@ -28,6 +45,9 @@ class LayerConfig(Structure):
         ("mixture", MixtureConfig),
         ("mixer", c_int32),
         ("short_conv", ShortConvConfig),
+        ("mamba2", Mamba2Config),
+        *((name, c_int32) for name in ("attention_beside", "has_mlp")),
+        *((name, c_float) for name in ("mixer_multiplier", "attention_multiplier")),
     )
 
 
@@ -43,23 +63,55 @@ class RopeConfig(Structure):
     )
 
 
-def why_no_mixer(conv: ShortConvSpec) -> str:
+def why_no_mixer(mixer: ShortConvSpec | Mamba2Spec) -> str:
     """Return why the core cannot run a mixer; "" if it can."""
-    if not 2 <= conv.kernel_size <= MAX_CONV_KERNEL:
-        return f"a convolution over {conv.kernel_size} tokens; it can be 2 to {MAX_CONV_KERNEL}"
+    if not 2 <= mixer.kernel_size <= MAX_CONV_KERNEL:
+        return f"a convolution over {mixer.kernel_size} tokens; it can be 2 to {MAX_CONV_KERNEL}"
     return ""
 
 
-def short_conv(conv: ShortConvSpec) -> tuple[int, ShortConvConfig]:
+def number_of(layer: LayerSpec) -> int:
+    """Return the `Mixer` of a layer."""
+    match layer.mixer:
+        case ShortConvSpec():
+            return SHORT_CONV
+        case Mamba2Spec():
+            return MAMBA2
+    return ATTENTION if layer.has_mixer else NO_MIXER
+
+
+def short_conv(mixer: ShortConvSpec | Mamba2Spec | None) -> ShortConvConfig:
     """Return a short convolution as the core has it."""
-    return SHORT_CONV, ShortConvConfig(conv.channels, conv.kernel_size)
+    if not isinstance(mixer, ShortConvSpec):
+        return ShortConvConfig()
+    return ShortConvConfig(mixer.channels, mixer.kernel_size)
 
 
-def num_channels_of(spec: DecoderSpec, layer: int) -> int:
-    """Return the channels of a layer's convolution."""
-    conv = spec.layers[layer].mixer
-    assert conv is not None
-    return conv.channels
+def mamba2(mixer: ShortConvSpec | Mamba2Spec | None) -> Mamba2Config:
+    """Return Mamba-2 as the core has it."""
+    if not isinstance(mixer, Mamba2Spec):
+        return Mamba2Config()
+    return Mamba2Config(
+        len(mixer.heads),
+        mixer.head_dim,
+        mixer.state_size,
+        len(mixer.groups),
+        mixer.heads_per_group,
+        mixer.heads.start - mixer.groups.start * mixer.heads_per_group,
+        mixer.kernel_size,
+        mixer.norm_size,
+        mixer.heads.start * mixer.head_dim,
+        mixer.num_heads * mixer.head_dim,
+        mixer.norm_before_gate,
+        *mixer.multipliers,
+    )
+
+
+def kernel_size_of(spec: DecoderSpec, layer: int) -> int:
+    """Return the tokens that a layer's convolution sees."""
+    mixer = spec.layers[layer].mixer
+    assert mixer is not None
+    return mixer.kernel_size
 
 
 def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
@@ -72,7 +124,13 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             layer.is_chunked,
             *((0.0, 1) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
-            *((ATTENTION, ShortConvConfig()) if layer.mixer is None else short_conv(layer.mixer)),
+            number_of(layer),
+            short_conv(layer.mixer),
+            mamba2(layer.mixer),
+            layer.attention_beside,
+            layer.has_mlp,
+            layer.mixer_multiplier,
+            layer.attention_multiplier,
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):

@@ -13,6 +13,7 @@ MATRICES = (
     "q", "k", "v", "o", "gate", "up", "down",
     "router", "shared.gate", "shared.up", "shared.down",
     "in_b", "in_c", "in_x", "out",
+    "in_z", "in_dt",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -30,6 +31,15 @@ VECTORS = (
     *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
     "conv",
     *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out")),
+    *(f"{name}.bias" for name in ("in_z", "in_dt")),
+    "conv_x",
+    "conv_b",
+    "conv_c",
+    *(f"{name}.bias" for name in ("conv_x", "conv_b", "conv_c")),
+    "dt_bias",
+    "decay",
+    "skip",
+    "ssm_norm",
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 

@@ -10,7 +10,12 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    Mamba2Spec,
+    MixtureSpec,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ConfigError
 
@@ -78,12 +83,19 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """
     hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
     numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
-    numbers += 3 * max((layer.mixer.channels for layer in spec.layers if layer.mixer), default=0)
+    numbers += max((mixer_numbers(layer.mixer) for layer in spec.layers if layer.mixer), default=0)
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
-    if len(mixtures) < len(spec.layers):
+    if any(layer.has_dense_mlp for layer in spec.layers):
         numbers += 2 * spec.intermediate_size
     numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
     return 4 * num_tokens * numbers
+
+
+def mixer_numbers(mixer: ShortConvSpec | Mamba2Spec) -> int:
+    """Return the numbers that a mixer with a state computes for each token, at most."""
+    if isinstance(mixer, ShortConvSpec):
+        return 3 * mixer.channels
+    return 5 * mixer.inner_size + 4 * mixer.group_numbers + 2 * len(mixer.heads)
 
 
 def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
-from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    LayerSpec,
+    Mamba2Spec,
     MixtureSpec,
     NormPlacement,
     QKNorm,
@@ -39,29 +41,34 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         shapes["head.bias"] = (spec.vocab_size,)
     shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
     for i, layer in enumerate(spec.layers):
-        of_layer = norm_shapes(spec)
-        if layer.mixer is None:
+        of_layer = norm_shapes(spec, layer)
+        if layer.attends:
             of_layer |= attention_shapes(spec)
-        else:
-            of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
-        if layer.mixture is None:
-            of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
-        else:
+        match layer.mixer:
+            case ShortConvSpec() as conv:
+                of_layer |= short_conv_shapes(spec.hidden_size, conv)
+            case Mamba2Spec() as mamba2:
+                of_layer |= mamba2_shapes(spec.hidden_size, mamba2)
+        if layer.mixture is not None:
             of_layer |= mixture_shapes(spec.hidden_size, layer.mixture)
+        elif layer.has_mlp:
+            of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
 
-def norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the weights of a layer's norms."""
     norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
     if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
         norms.append("mlp_norm")
     if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
         norms += ["attn_post_norm", "mlp_post_norm"]
+    has = {"attn": layer.has_mixer, "mlp": layer.has_mlp}
     shapes: dict[str, Shape] = {}
     for name in norms:
-        shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
+        if has[name.split("_")[0]]:
+            shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
     return shapes
 
 
@@ -93,6 +100,23 @@ def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
         shapes |= linear_shapes(name, (conv.channels, hidden), conv.bias)
     shapes |= linear_shapes("out", (hidden, conv.channels), conv.bias)
     return shapes | ({"conv.bias": (conv.channels,)} if conv.bias else {})
+
+
+def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:
+    """Return the weights of Mamba-2. Those of one channel are adjacent in a convolution."""
+    inner, of_groups, heads = mamba2.inner_size, mamba2.group_numbers, len(mamba2.heads)
+    convolved = {"x": inner, "b": of_groups, "c": of_groups}
+    shapes: dict[str, Shape] = {}
+    for name, count in {"z": inner, **convolved, "dt": heads}.items():
+        shapes |= linear_shapes(f"in_{name}", (count, hidden), mamba2.input_bias)
+    for name, count in convolved.items():
+        shapes[f"conv_{name}"] = (count * mamba2.kernel_size,)
+        if mamba2.conv_bias:
+            shapes[f"conv_{name}.bias"] = (count,)
+    shapes |= {name: (heads,) for name in ("dt_bias", "decay", "skip")}
+    if mamba2.norm_size:
+        shapes["ssm_norm"] = (inner,)
+    return shapes | linear_shapes("out", (hidden, inner), mamba2.output_bias)
 
 
 def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
@@ -151,12 +175,23 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
                 f"but a {spec.architecture} model of this config has {list(wanted)}"
             )
         weights[name] = tensors[stored].rows(first, first + shape[0])
+        if stored.endswith(LOG_DECAY):
+            weights[name] = decay_of(weights[name])
     for name in tensors.keys() - num_rows.keys():
         if not is_redundant(name, tensors, sources):
             raise ModelError(
                 f"tensor {name!r} is not part of a {spec.architecture} model of this config"
             )
     return weights
+
+
+LOG_DECAY = ".A_log"  # of Mamba-2; GGUF files have the decay itself
+
+
+def decay_of(logarithm: Weight) -> Weight:
+    """Return what an exponent is multiplied by, of the logarithm that is stored."""
+    decay = -np.exp(logarithm.to_float32())
+    return StoredTensor(Format.F32, decay.shape, decay.view(np.uint8))
 
 
 def is_redundant(
@@ -242,6 +277,7 @@ HF_GLM4_NORMS = {
     "attn_post_norm": "post_self_attn_layernorm.weight",
     "mlp_post_norm": "post_mlp_layernorm.weight",
 }
+HF_LAST_NORMS = ("embedding_norm", "final_layernorm")  # LFM2; Bamba
 HF_LINEAR = {
     "attn_norm": "input_layernorm",
     "attn_post_norm": "post_attention_layernorm",
@@ -261,7 +297,8 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
     names = hf_layer(spec, f"{prefix}layers.0.", tensors)
-    last_norm = "embedding_norm" if f"{prefix}embedding_norm.weight" in tensors else "norm"  # LFM2
+    last_norms = (norm for norm in HF_LAST_NORMS if f"{prefix}{norm}.weight" in tensors)
+    last_norm = next(last_norms, "norm")
     sources = {
         "embed": WeightSource(f"{prefix}embed_tokens.weight"),
         "head": WeightSource("lm_head.weight"),
@@ -274,13 +311,17 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= {
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
-        if (conv := spec.layers[i].mixer) is not None:
-            sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
-        if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4
-            sources |= {
-                f"layers.{i}.{name}": WeightSource(f"{layer}feed_forward.{name}_proj.weight")
-                for name in ("gate", "up", "down")
-            }
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
+            case Mamba2Spec() as mamba2:
+                sources |= mamba2_parts(mamba2, f"layers.{i}.", f"{layer}mamba.", HF_MAMBA2)
+        if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4, Bamba
+            linear = with_biases({name: f"feed_forward.{name}_proj" for name in HF_NUMBERED})
+            sources |= {f"layers.{i}.{o}": WeightSource(layer + t) for o, t in linear.items()}
+        if f"{layer}shared_mlp.input_linear.weight" in tensors:  # Granite 4 without experts
+            sources |= fused_gate_up(spec, f"layers.{i}.", f"{layer}shared_mlp.input_linear")
+            sources[f"layers.{i}.down"] = WeightSource(f"{layer}shared_mlp.output_linear.weight")
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
             sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
         if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
@@ -301,6 +342,8 @@ def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> di
         names |= HF_HUNYUAN_NORMS
     if f"{first}operator_norm.weight" in tensors:
         names |= HF_LFM2
+    if f"{first}pre_ff_layernorm.weight" in tensors:  # Bamba
+        names["mlp_norm"] = "pre_ff_layernorm.weight"
     return names
 
 
@@ -409,6 +452,53 @@ def short_conv(conv: ShortConvSpec, ours: str, theirs: str) -> dict[str, WeightS
     return sources
 
 
+HF_MAMBA2 = {
+    "in": "in_proj.weight",
+    "in.bias": "in_proj.bias",
+    "conv": "conv1d.weight",
+    "conv.bias": "conv1d.bias",
+    "dt_bias": "dt_bias",
+    "decay": "A_log",
+    "skip": "D",
+    "ssm_norm": "norm.weight",
+    "out": "out_proj.weight",
+    "out.bias": "out_proj.bias",
+}
+GGUF_MAMBA2 = {
+    "in": "ssm_in.weight",
+    "in.bias": "ssm_in.bias",
+    "conv": "ssm_conv1d.weight",
+    "conv.bias": "ssm_conv1d.bias",
+    "dt_bias": "ssm_dt.bias",
+    "decay": "ssm_a",
+    "skip": "ssm_d",
+    "ssm_norm": "ssm_norm.weight",
+    "out": "ssm_out.weight",
+    "out.bias": "ssm_out.bias",
+}
+
+
+def mamba2_parts(
+    mamba2: Mamba2Spec, ours: str, theirs: str, names: Mapping[str, str]
+) -> dict[str, WeightSource]:
+    """Name the weights of Mamba-2: rows of one projection, and of one convolution."""
+    inner, of_groups = mamba2.inner_size, mamba2.group_numbers
+    sources = {ours + o: WeightSource(theirs + t) for o, t in names.items()}
+    counts = {"z": inner, "x": inner, "b": of_groups, "c": of_groups, "dt": len(mamba2.heads)}
+    first = 0
+    for part, count in counts.items():
+        for bias in ("", ".bias"):
+            sources[f"{ours}in_{part}{bias}"] = WeightSource(theirs + names[f"in{bias}"], first)
+        first += count
+    first = 0
+    for part in ("x", "b", "c"):
+        for bias, unit in (("", mamba2.kernel_size), (".bias", 1)):
+            source = WeightSource(theirs + names[f"conv{bias}"], first * unit)
+            sources[f"{ours}conv_{part}{bias}"] = source
+        first += counts[part]
+    return sources
+
+
 def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
     """Name the rows of queries, keys and values in one matrix, and in one bias."""
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -464,8 +554,11 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
         if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
-        if (conv := spec.layers[i].mixer) is not None:
-            sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+            case Mamba2Spec() as mamba2:
+                sources |= mamba2_parts(mamba2, ours, theirs, GGUF_MAMBA2)
         if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:

@@ -9,13 +9,16 @@ Experts of a mixture stay whole: each worker has a range of them, routes all tok
 experts that it has. A shared MLP is cut as any other; where it has too few blocks, the last workers
 have nothing of it.
 
-Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns.
+Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns. So are
+heads of Mamba-2. Where a group's heads are on several workers, each has the group's B and C. Norms
+over numbers of several workers sum their squares.
 
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +27,7 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    Mamba2Spec,
     MixtureSpec,
     Norm,
     QKNorm,
@@ -54,6 +58,7 @@ class Shard:
     experts: Mapping[int, range] = field(default_factory=dict)
     shared: Mapping[int, range] = field(default_factory=dict)
     channels: Mapping[int, range] = field(default_factory=dict)  # of short convolutions, by layer
+    mamba2_heads: Mapping[int, range] = field(default_factory=dict)  # of Mamba-2, by layer
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
@@ -112,6 +117,8 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
         )
     if any(not channels for channels in all_shards[-1].channels.values()):
         return "there are no channels of the short convolutions for some"
+    if any(not heads for heads in all_shards[-1].mamba2_heads.values()):
+        return "there are no heads of Mamba-2 for some"
     block = max_block(spec, weights, "o")
     if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
         return (
@@ -136,6 +143,10 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
         i: cut(n, num_ranks, unit_of(n, weights[f"layers.{i}.out"], num_ranks))
         for i, n in ((i, conv.channels) for i, conv in convolutions(spec))
     }
+    mamba2_heads = {
+        i: cut(mamba2.num_heads, num_ranks, mamba2_unit(mamba2, weights[f"layers.{i}.out"]))
+        for i, mamba2 in mamba2_layers(spec)
+    }
     return [
         Shard(
             rank,
@@ -146,6 +157,7 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
             experts={i: ranges[rank] for i, ranges in experts.items()},
             shared={i: ranges[rank] for i, ranges in shared.items()},
             channels={i: ranges[rank] for i, ranges in channels.items()},
+            mamba2_heads={i: ranges[rank] for i, ranges in mamba2_heads.items()},
         )
         for rank in range(num_ranks)
     ]
@@ -158,12 +170,24 @@ def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
 
 def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec]]:
     """Return the layers that are short convolutions."""
-    return [(i, layer.mixer) for i, layer in enumerate(spec.layers) if layer.mixer is not None]
+    mixers = ((i, layer.mixer) for i, layer in enumerate(spec.layers))
+    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, ShortConvSpec)]
+
+
+def mamba2_layers(spec: DecoderSpec) -> list[tuple[int, Mamba2Spec]]:
+    """Return the layers that are Mamba-2."""
+    mixers = ((i, layer.mixer) for i, layer in enumerate(spec.layers))
+    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, Mamba2Spec)]
+
+
+def mamba2_unit(mamba2: Mamba2Spec, out: Weight) -> int:
+    """Return the heads that are cut as one: those of whole quantized blocks."""
+    return out.block_numbers // math.gcd(out.block_numbers, mamba2.head_dim)
 
 
 def dense_layers(spec: DecoderSpec) -> list[int]:
     """Return the layers that have an MLP of their own."""
-    return [i for i, layer in enumerate(spec.layers) if layer.mixture is None]
+    return [i for i, layer in enumerate(spec.layers) if layer.has_dense_mlp]
 
 
 def inner_unit(spec: DecoderSpec, weights: Weights, num_ranks: int) -> int:
@@ -198,6 +222,9 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         layers[i] = replace(layers[i], mixture=own)
     for i, conv in convolutions(spec):
         layers[i] = replace(layers[i], mixer=replace(conv, channels=len(shard.channels[i])))
+    for i, mamba2 in mamba2_layers(spec):
+        own_heads = replace(mamba2, local_heads=shard.mamba2_heads[i])
+        layers[i] = replace(layers[i], mixer=own_heads)
     return replace(
         spec,
         layers=tuple(layers),
@@ -229,8 +256,8 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
         tensor = weights[name]
         local = name.split(".", 2)[2] if name.startswith("layers.") else name
         weight_name = local.removesuffix(".bias")
-        if weight_name in CONVOLUTION:
-            tensor = share_of_convolution(spec, name, tensor, shard)
+        if weight_name in CONVOLUTION + MAMBA2:
+            tensor = share_of_mixer(spec, name, tensor, shard)
         elif local.startswith("shared."):
             share = shard.shared[int(name.split(".")[1])]
             tensor = share_of_shared(local.removeprefix("shared."), tensor, share, shard.rank)
@@ -254,17 +281,36 @@ def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:
 
 
 CONVOLUTION = ("conv", "in_b", "in_c", "in_x", "out")
+MAMBA2 = (
+    "in_z", "in_dt", "conv_x", "conv_b", "conv_c", "dt_bias", "decay", "skip", "ssm_norm",
+)  # fmt: skip
 
 
-def share_of_convolution(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
-    """Return the share of a weight of a short convolution."""
-    _, index, local = name.split(".", 2)
-    channels, conv = shard.channels[int(index)], spec.layers[int(index)].mixer
+def share_of_mixer(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
+    """Return the share of a weight of a mixer with a state."""
+    _, layer, local = name.split(".", 2)
+    index = int(layer)
+    mixer = spec.layers[index].mixer
+    assert mixer is not None
+    if isinstance(mixer, ShortConvSpec):
+        outputs = inputs = shard.channels[index]
+    else:
+        outputs = numbers(shard.mamba2_heads[index], mixer.head_dim)
+        inputs = inputs_of_mamba2(mixer, local.removesuffix(".bias"), shard.mamba2_heads[index])
     if local.startswith("out"):
-        return column_share(local, tensor, channels, shard.rank)
-    assert conv is not None
-    unit = conv.kernel_size if local == "conv" else 1
-    return tensor.rows(channels.start * unit, channels.stop * unit)
+        return column_share(local, tensor, outputs, shard.rank)
+    is_convolution = local.startswith("conv") and not local.endswith(".bias")
+    unit = mixer.kernel_size if is_convolution else 1
+    return tensor.rows(inputs.start * unit, inputs.stop * unit)
+
+
+def inputs_of_mamba2(mamba2: Mamba2Spec, name: str, heads: range) -> range:
+    """Return the rows of a weight of Mamba-2 that some heads read."""
+    if name in ("in_b", "in_c", "conv_b", "conv_c"):
+        return numbers(replace(mamba2, local_heads=heads).groups, mamba2.state_size)
+    return (
+        heads if name in ("in_dt", "dt_bias", "decay", "skip") else numbers(heads, mamba2.head_dim)
+    )
 
 
 def share_of_shared(name: str, tensor: Weight, share: range, rank: int) -> Weight:

@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
+    Mamba2Spec,
     MixtureSpec,
     Norm,
     NormPlacement,
@@ -29,6 +30,7 @@ from headrace.engine_proc.worker.reference.torch_attention import (
     place,
     to_tensor,
 )
+from headrace.engine_proc.worker.reference.torch_mamba2 import PARTS, run_mamba2
 from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 
 
@@ -58,7 +60,7 @@ class TorchExecutor:
         page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
         self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
         self.states = {
-            i: torch.zeros(num_states, layer.mixer.kernel_size - 1, layer.mixer.channels)
+            i: torch.zeros(num_states, layer.mixer.state_numbers)
             for i, layer in enumerate(spec.layers)
             if layer.mixer is not None
         }
@@ -115,21 +117,45 @@ class TorchExecutor:
         after = self.spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         multiplier = self.spec.residual_multiplier
 
+        if not layer.has_mixer:
+            out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x))
+            return x + out * multiplier
         normed = self.norm(f"{name}.attn_norm", x) if before else x
-        if layer.mixer is None:
-            attended = self.attention(index, layer, normed, places, rotations)
-        else:
-            attended = self.short_conv(index, layer.mixer, normed, batch, places)
+        attended = self.mix(index, layer, normed, batch, places, rotations)
         if self.spec.placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         x = x + attended * multiplier
+        if not layer.has_mlp:
+            return x
 
         out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x) if before else x)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return x + out * multiplier
+
+    def mix(
+        self,
+        index: int,
+        layer: LayerSpec,
+        x: Tensor,
+        batch: Batch,
+        places: Places,
+        rotations: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Run a layer's mixer, or attention, or add both, [tokens, hidden] -> the same."""
+        match layer.mixer:
+            case None:
+                return self.attention(index, layer, x, places, rotations)
+            case ShortConvSpec() as conv:
+                return self.short_conv(index, conv, x, batch, places)
+            case Mamba2Spec() as mamba2:
+                mixed = self.mamba2(index, mamba2, x, batch, places)
+        if not layer.attention_beside:
+            return mixed
+        attended = self.attention(index, layer, x, places, rotations)
+        return mixed * layer.mixer_multiplier + attended * layer.attention_multiplier
 
     def attention(
         self,
@@ -195,11 +221,35 @@ class TorchExecutor:
             sequence = batch.sequences[stretch.rows.start]
             slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
             before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
-            columns = torch.cat([before.to(gated), gated[stretch.rows]])
+            columns = torch.cat([before.view(-1, conv.channels).to(gated), gated[stretch.rows]])
             summed = F.conv1d(columns.T[None], weight, bias, groups=conv.channels)[0].T
             mixed[stretch.rows] = c[stretch.rows] * summed
-            states[slot_out] = columns[-(conv.kernel_size - 1) :].float().to(states.device)
+            behind = columns[-(conv.kernel_size - 1) :].flatten()
+            states[slot_out] = behind.float().to(states.device)
         return self.linear(f"{name}.out", mixed)
+
+    def mamba2(
+        self, index: int, mamba2: Mamba2Spec, x: Tensor, batch: Batch, places: Places
+    ) -> Tensor:
+        """Run Mamba-2 over each sequence's tokens, [tokens, hidden] -> the same."""
+        prefix, states = f"layers.{index}.", self.states[index]
+        assert batch.state_in is not None and batch.state_out is not None
+        weights = {
+            name.removeprefix(prefix): weight
+            for name, weight in self.weights.items()
+            if name.startswith(prefix)
+        }
+        parts = {name: self.linear(f"{prefix}in_{name}", x) for name in PARTS}
+        mixed = torch.empty_like(parts["z"])
+        for stretch in places.stretches:
+            sequence = batch.sequences[stretch.rows.start]
+            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
+            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+            own = {name: part[stretch.rows] for name, part in parts.items()}
+            out, behind = run_mamba2(mamba2, weights, own, before.to(x.device), self.spec.norm_eps)
+            mixed[stretch.rows] = out.to(self.dtype)
+            states[slot_out] = behind.to(states.device)
+        return self.linear(f"{prefix}out", mixed)
 
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""
