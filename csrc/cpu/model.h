@@ -29,6 +29,7 @@ struct Config {
     Placement placement;
     QKNorm qk_norm;
     Gate activation;
+    int32_t gated_mlp;
     int32_t num_pages, page_tokens;
     int32_t num_states; // slots
     Format kv_format;
@@ -40,6 +41,7 @@ struct Config {
     float qkv_clip;                                          // 0: none
     float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
     float embedding_multiplier, residual_multiplier, logit_multiplier;
+    float gate_multiplier, mlp_multiplier;
 };
 
 // The fields of MixtureSpec. This worker has the local experts, of all that tokens choose from.

@@ -103,10 +103,11 @@ void normalize(const StepState &s, const std::vector<float> &weight, const std::
 // The shared MLP of a mixture may be stored in another format than its experts. A router reads
 // `normed` as it is.
 void round_for_mlp(const StepState &s, const Layer &layer, int token) {
-    const Matrix *of = layer.matrices, *gate = of + slot_gate, *up = of + slot_up;
+    const Matrix *of = layer.matrices, *up = of + slot_up, *shared_up = of + slot_shared_up;
+    const Matrix *gate = s.config.gated_mlp ? of + slot_gate : up;
     if (layer.has_shared_mlp()) {
-        round_activations(s, s.normed, {gate, up, of + slot_shared_gate, of + slot_shared_up},
-                          token);
+        const Matrix *shared_gate = s.config.gated_mlp ? of + slot_shared_gate : shared_up;
+        round_activations(s, s.normed, {gate, up, shared_gate, shared_up}, token);
     } else {
         round_activations(s, s.normed, {gate, up}, token);
     }
@@ -161,11 +162,12 @@ void enter_layer(const StepState &s, int index, int token) {
     }
 }
 
-// residual += norm(sublayer of all workers), without a norm where the placement has none there.
-// Then `enter(token)`, what the next sublayer begins with, while a token's row is in the cache.
+// residual += multiplier * norm(sublayer of all workers), without a norm where the placement has
+// none there. Then `enter(token)`, what the next sublayer begins with, while a token's row is in
+// the cache.
 template <class Enter>
 void add_sublayer(StepState &s, const std::vector<float> &post_norm,
-                  const std::vector<float> &post_norm_bias, const Enter &enter) {
+                  const std::vector<float> &post_norm_bias, float multiplier, const Enter &enter) {
     s.model.pool.clock.enter(StepPart::rows);
     s.model.peers.sum(s.sublayer, size_t(s.num_tokens) * s.hidden_stride);
     s.each_row([&](int token) {
@@ -173,7 +175,7 @@ void add_sublayer(StepState &s, const std::vector<float> &post_norm,
         if (!post_norm.empty()) {
             norm(s.model, post_norm, post_norm_bias, x, x);
         }
-        s.model.kernels->add(x, s.config.residual_multiplier, s.config.hidden_size,
+        s.model.kernels->add(x, multiplier, s.config.hidden_size,
                              s.residual + size_t(token) * s.hidden_stride);
         enter(token);
     });
@@ -242,7 +244,7 @@ void run_mixers(StepState &s, int index) {
     });
 }
 
-// sublayer = down(act(gate(normed)) * up(normed))
+// sublayer = down(act(gate(normed)) * up(normed)), or down(act(up(normed)))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     StepClock &clock = s.model.pool.clock;
@@ -252,10 +254,12 @@ void run_mlp(StepState &s, int index) {
         return;
     }
     const Matrix &down = layer.matrices[slot_down];
-    multiply_gated(s, {{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
-                       {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
-                       s.gated,
-                       down});
+    GatedProduct product{{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
+                         {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
+                         s.gated,
+                         down};
+    product.has_gate = s.config.gated_mlp != 0;
+    multiply_gated(s, product);
     multiply(s, s.num_tokens,
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }
@@ -284,7 +288,7 @@ void run_layer(StepState &s, int index) {
     } else if (layer.has_mixer()) {
         run_mixers(s, index);
         add_sublayer(s, vectors[slot_attn_post_norm], vectors[slot_attn_post_norm_bias],
-                     [&](int token) {
+                     s.config.residual_multiplier, [&](int token) {
                          if (layer.config.has_mlp) {
                              enter_mlp(s, index, token);
                          } else {
@@ -298,7 +302,8 @@ void run_layer(StepState &s, int index) {
     } else {
         run_mlp(s, index);
     }
-    add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias], enter_next);
+    add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias],
+                 s.config.residual_multiplier * s.config.mlp_multiplier, enter_next);
 }
 
 // What the head sees of row `i` of the logits.

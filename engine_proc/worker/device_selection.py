@@ -77,6 +77,8 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
     if any(layer.mixture is not None for layer in spec.layers):
         return "experts"
+    if not spec.gated_mlp:
+        return "MLPs without gates"
     if any(isinstance(layer.mixer, ShortConvSpec) for layer in spec.layers):
         return "short convolutions"
     if any(isinstance(layer.mixer, Mamba2Spec) for layer in spec.layers):

@@ -246,6 +246,9 @@ HYBRIDS = {
         SPEC,
         hidden_size=50,
         residual_multiplier=0.6,
+        activation=Activation.RELU2,
+        gated_mlp=False,
+        mlp_bias=True,
         layers=(
             LayerSpec(has_mixer=False),
             LayerSpec(
@@ -262,12 +265,17 @@ HYBRIDS = {
                 has_mlp=False,
             ),
             LayerSpec(has_mlp=False),
-            LayerSpec(has_mixer=False, mixture=EXPERTS),
+            LayerSpec(
+                has_mixer=False,
+                mixture=dataclasses.replace(EXPERTS, shared_intermediate_size=48),
+            ),
         ),
     ),
     "mamba2 beside attention": dataclasses.replace(
         SPEC,
         output_bias=True,
+        gate_multiplier=0.8,
+        mlp_multiplier=1.2,
         layers=(
             LayerSpec(
                 mixer=dataclasses.replace(

@@ -36,11 +36,12 @@ class QKNorm(StrEnum):
 
 
 class Activation(StrEnum):
-    """The gate of the MLP: `act(gate) * up`."""
+    """The gate of the MLP: `act(gate) * up`, or `act(up)` without a gate."""
 
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
+    RELU2 = "relu2"  # the square of what is above 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +234,7 @@ class DecoderSpec:
     qk_norm: QKNorm = QKNorm.NONE
     qkv_clip: float | None = None  # OLMo: the largest query, key and value before RoPE, either sign
     activation: Activation = Activation.SILU
+    gated_mlp: bool = True  # False: down(act(up(x))), in mixtures too
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -245,6 +247,8 @@ class DecoderSpec:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
+    gate_multiplier: float = 1.0  # of gate(x), before the activation
+    mlp_multiplier: float = 1.0  # of what an MLP adds
 
     @property
     def num_kv_layers(self) -> int:

@@ -50,9 +50,11 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
             case Mamba2Spec() as mamba2:
                 of_layer |= mamba2_shapes(spec.hidden_size, mamba2)
         if layer.mixture is not None:
-            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture)
+            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture, spec.gated_mlp)
         elif layer.has_mlp:
-            of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+            of_layer |= mlp_shapes(
+                spec.hidden_size, spec.intermediate_size, spec.mlp_bias, gated=spec.gated_mlp
+            )
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
@@ -119,27 +121,28 @@ def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:
     return shapes | linear_shapes("out", (hidden, inner), mamba2.output_bias)
 
 
-def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
-    """Return the weights of a gated MLP."""
+def mlp_shapes(
+    hidden: int, inner: int, bias: bool, prefix: str = "", gated: bool = True
+) -> dict[str, Shape]:
+    """Return the weights of an MLP."""
     return {
-        **linear_shapes(f"{prefix}gate", (inner, hidden), bias),
+        **(linear_shapes(f"{prefix}gate", (inner, hidden), bias) if gated else {}),
         **linear_shapes(f"{prefix}up", (inner, hidden), bias),
         **linear_shapes(f"{prefix}down", (hidden, inner), bias),
     }
 
 
-def mixture_shapes(hidden: int, mixture: MixtureSpec) -> dict[str, Shape]:
+def mixture_shapes(hidden: int, mixture: MixtureSpec, gated: bool) -> dict[str, Shape]:
     """Return the weights of a router, its experts and the shared MLP."""
     shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
     if mixture.selection_bias:
         shapes["router.selection_bias"] = (mixture.num_experts,)
     for expert in mixture.own_experts:
-        shapes |= mlp_shapes(
-            hidden, mixture.intermediate_size, mixture.expert_bias, f"experts.{expert}."
-        )
+        prefix, size = f"experts.{expert}.", mixture.intermediate_size
+        shapes |= mlp_shapes(hidden, size, mixture.expert_bias, prefix, gated)
     if mixture.shared_intermediate_size:
         size = mixture.shared_intermediate_size
-        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.")
+        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.", gated)
     if mixture.shared_gate:
         shapes["shared.router"] = (1, hidden)
     return shapes
@@ -204,7 +207,9 @@ def is_redundant(
     Layers that predict further tokens are not executed.
     """
     layer = LAYER_NAME.match(name)
-    if name.startswith("model.mtp_") or (layer and layer[0] + layer_end(layer[1]) in tensors):
+    if name.startswith(("model.mtp_", "mtp.")) or (
+        layer and layer[0] + layer_end(layer[1]) in tensors
+    ):
         return True
     if name.endswith(".bias"):
         return not tensors[name].to_float32().any()
@@ -254,6 +259,12 @@ def decoder_name(name: str) -> str:
     return name
 
 
+def with_biases(linear: Mapping[str, str]) -> dict[str, str]:
+    """Name the weight and the bias of each linear layer."""
+    weights = {ours: f"{theirs}.weight" for ours, theirs in linear.items()}
+    return weights | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in linear.items()}
+
+
 HF_LAYER = {
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
@@ -277,7 +288,7 @@ HF_GLM4_NORMS = {
     "attn_post_norm": "post_self_attn_layernorm.weight",
     "mlp_post_norm": "post_mlp_layernorm.weight",
 }
-HF_LAST_NORMS = ("embedding_norm", "final_layernorm")  # LFM2; Bamba
+HF_LAST_NORMS = ("embedding_norm", "final_layernorm", "norm_f")  # LFM2; Bamba; Nemotron-H
 HF_LINEAR = {
     "attn_norm": "input_layernorm",
     "attn_post_norm": "post_attention_layernorm",
@@ -291,16 +302,23 @@ HF_LINEAR = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+HF_NEMOTRON_H = with_biases(  # each layer is one of these
+    {name: f"mixer.{name}_proj" for name in ("q", "k", "v", "o", "up", "down")}
+    | {"attn_norm": "norm", "mlp_norm": "norm"}
+)
 
 
 def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
+    if "backbone.embeddings.weight" in tensors:  # Nemotron-H, as published
+        prefix = "backbone."
+    embed = "embeddings" if f"{prefix}embeddings.weight" in tensors else "embed_tokens"
     names = hf_layer(spec, f"{prefix}layers.0.", tensors)
     last_norms = (norm for norm in HF_LAST_NORMS if f"{prefix}{norm}.weight" in tensors)
     last_norm = next(last_norms, "norm")
     sources = {
-        "embed": WeightSource(f"{prefix}embed_tokens.weight"),
+        "embed": WeightSource(f"{prefix}{embed}.weight"),
         "head": WeightSource("lm_head.weight"),
         "head.bias": WeightSource("lm_head.bias"),
         "norm": WeightSource(f"{prefix}{last_norm}.weight"),
@@ -315,7 +333,9 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
             case ShortConvSpec() as conv:
                 sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
             case Mamba2Spec() as mamba2:
-                sources |= mamba2_parts(mamba2, f"layers.{i}.", f"{layer}mamba.", HF_MAMBA2)
+                sources |= mamba2_parts(
+                    mamba2, f"layers.{i}.", mamba2_module(layer, tensors), HF_MAMBA2
+                )
         if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4, Bamba
             linear = with_biases({name: f"feed_forward.{name}_proj" for name in HF_NUMBERED})
             sources |= {f"layers.{i}.{o}": WeightSource(layer + t) for o, t in linear.items()}
@@ -342,6 +362,8 @@ def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> di
         names |= HF_HUNYUAN_NORMS
     if f"{first}operator_norm.weight" in tensors:
         names |= HF_LFM2
+    if f"{first}norm.weight" in tensors:
+        names |= HF_NEMOTRON_H
     if f"{first}pre_ff_layernorm.weight" in tensors:  # Bamba
         names["mlp_norm"] = "pre_ff_layernorm.weight"
     return names
@@ -357,6 +379,7 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.gate.wg.weight",
         "feed_forward.router.weight",
         "feed_forward.gate.weight",  # LFM2
+        "mixer.gate.weight",  # Nemotron-H
     ),
     "router.bias": ("mlp.router.bias",),
     "router.selection_bias": (
@@ -364,6 +387,7 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
         "feed_forward.expert_bias",  # LFM2
+        "mixer.gate.e_score_correction_bias",
     ),
     "shared.router": ("mlp.shared_expert_gate.weight",),
 }
@@ -372,6 +396,7 @@ HF_SHARED = (
     "mlp.shared_expert",
     "mlp.shared_mlp",  # Hunyuan
     "feed_forward.shared_expert",  # Llama 4
+    "mixer.shared_experts",  # Nemotron-H
 )
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
 HF_STACKS = (  # of gate and up, and of down
@@ -418,7 +443,8 @@ def hf_expert(
             linear = {o: f"{module}.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
             break
     else:
-        linear = {name: f"mlp.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
+        module = "mixer" if f"{theirs}mixer.gate.weight" in tensors else "mlp"  # Nemotron-H
+        linear = {name: f"{module}.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
     return {ours + o: WeightSource(theirs + t) for o, t in with_biases(linear).items()}
 
 
@@ -476,6 +502,11 @@ GGUF_MAMBA2 = {
     "out": "ssm_out.weight",
     "out.bias": "ssm_out.bias",
 }
+
+
+def mamba2_module(layer: str, tensors: Mapping[str, Weight]) -> str:
+    """Return where a folder has the weights of Mamba-2."""
+    return f"{layer}mixer." if f"{layer}mixer.in_proj.weight" in tensors else f"{layer}mamba."
 
 
 def mamba2_parts(
@@ -592,9 +623,3 @@ def gguf_mixture(
             fused = f"{theirs}ffn_gate_up_exps.weight[{expert}]"
             sources |= gate_and_up(own, fused, mixture.intermediate_size)
     return sources
-
-
-def with_biases(linear: Mapping[str, str]) -> dict[str, str]:
-    """Name the weight and the bias of each linear layer."""
-    weights = {ours: f"{theirs}.weight" for ours, theirs in linear.items()}
-    return weights | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in linear.items()}

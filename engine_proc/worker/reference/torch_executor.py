@@ -253,20 +253,28 @@ class TorchExecutor:
 
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""
-        if layer.mixture is None:
-            return self.mlp(name, x)
-        return self.mixture(name, layer.mixture, x)
+        out = self.mlp(name, x) if layer.mixture is None else self.mixture(name, layer.mixture, x)
+        return out * self.spec.mlp_multiplier
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate, up = self.linear(f"{name}.gate", x), self.linear(f"{name}.up", x)
+        up = self.linear(f"{name}.up", x)
+        if f"{name}.gate" in self.weights:
+            gate = self.linear(f"{name}.gate", x) * self.spec.gate_multiplier
+            up = self.activate(gate) * up
+        else:
+            up = self.activate(up)
+        return self.linear(f"{name}.down", up)
+
+    def activate(self, x: Tensor) -> Tensor:
         match self.spec.activation:
             case Activation.SILU:
-                gate = F.silu(gate)
+                return F.silu(x)
             case Activation.GELU:
-                gate = F.gelu(gate)
+                return F.gelu(x)
             case Activation.GELU_TANH:
-                gate = F.gelu(gate, approximate="tanh")
-        return self.linear(f"{name}.down", gate * up)
+                return F.gelu(x, approximate="tanh")
+            case Activation.RELU2:
+                return F.relu(x).square()
 
     def clamped_mlp(self, name: str, clamp: float, beta: float, x: Tensor) -> Tensor:
         """Run an expert of gpt-oss."""
