@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,16 +16,16 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.mamba_names import (
+    GGUF_MAMBA2,
+    HF_MAMBA2,
+    mamba2_module,
+    mamba2_parts,
+)
+from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
-
-
-class WeightSource(NamedTuple):
-    """The source of a weight: rows of a tensor of the file, from `first_row` on."""
-
-    tensor: str
-    first_row: int = 0
 
 
 Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, WeightSource]]
@@ -475,58 +474,6 @@ def short_conv(conv: ShortConvSpec, ours: str, theirs: str) -> dict[str, WeightS
         sources[f"{ours}out{bias}"] = WeightSource(f"{theirs}out_proj{suffix}")
         for name, row in first.items():
             sources[f"{ours}{name}{bias}"] = WeightSource(f"{theirs}in_proj{suffix}", row)
-    return sources
-
-
-HF_MAMBA2 = {
-    "in": "in_proj.weight",
-    "in.bias": "in_proj.bias",
-    "conv": "conv1d.weight",
-    "conv.bias": "conv1d.bias",
-    "dt_bias": "dt_bias",
-    "decay": "A_log",
-    "skip": "D",
-    "ssm_norm": "norm.weight",
-    "out": "out_proj.weight",
-    "out.bias": "out_proj.bias",
-}
-GGUF_MAMBA2 = {
-    "in": "ssm_in.weight",
-    "in.bias": "ssm_in.bias",
-    "conv": "ssm_conv1d.weight",
-    "conv.bias": "ssm_conv1d.bias",
-    "dt_bias": "ssm_dt.bias",
-    "decay": "ssm_a",
-    "skip": "ssm_d",
-    "ssm_norm": "ssm_norm.weight",
-    "out": "ssm_out.weight",
-    "out.bias": "ssm_out.bias",
-}
-
-
-def mamba2_module(layer: str, tensors: Mapping[str, Weight]) -> str:
-    """Return where a folder has the weights of Mamba-2."""
-    return f"{layer}mixer." if f"{layer}mixer.in_proj.weight" in tensors else f"{layer}mamba."
-
-
-def mamba2_parts(
-    mamba2: Mamba2Spec, ours: str, theirs: str, names: Mapping[str, str]
-) -> dict[str, WeightSource]:
-    """Name the weights of Mamba-2: rows of one projection, and of one convolution."""
-    inner, of_groups = mamba2.inner_size, mamba2.group_numbers
-    sources = {ours + o: WeightSource(theirs + t) for o, t in names.items()}
-    counts = {"z": inner, "x": inner, "b": of_groups, "c": of_groups, "dt": len(mamba2.heads)}
-    first = 0
-    for part, count in counts.items():
-        for bias in ("", ".bias"):
-            sources[f"{ours}in_{part}{bias}"] = WeightSource(theirs + names[f"in{bias}"], first)
-        first += count
-    first = 0
-    for part in ("x", "b", "c"):
-        for bias, unit in (("", mamba2.kernel_size), (".bias", 1)):
-            source = WeightSource(theirs + names[f"conv{bias}"], first * unit)
-            sources[f"{ours}conv_{part}{bias}"] = source
-        first += counts[part]
     return sources
 
 
