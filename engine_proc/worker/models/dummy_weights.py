@@ -64,6 +64,9 @@ def dummy(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> Weight:
     if name.endswith("norm"):
         ones = np.full(shape, spec.norm != Norm.RMS_ONE_PLUS, np.float32)
         return StoredTensor(Format.F32, shape, ones.view(np.uint8))
+    if name.endswith(".decay"):  # a state that decays, whatever the text
+        decay = np.full(shape, -1, np.float32)
+        return StoredTensor(Format.F32, shape, decay.view(np.uint8))
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     width = shape[1] if len(shape) > 1 else 1
     return DummyWeight(int.from_bytes(digest, "little"), shape, width)

@@ -523,8 +523,8 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         "norm": WeightSource("output_norm.weight"),
         "norm.bias": WeightSource("output_norm.bias"),
     }
-    if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
-        names["mlp_norm"] = "post_attention_norm.weight"
+    if (norm := gguf_mlp_norm(spec, tensors)) is not None:
+        names["mlp_norm"] = norm
     if "output_norm.weight" not in tensors:  # LFM2
         sources["norm"] = WeightSource("token_embd_norm.weight")
     for i in range(len(spec.layers)):
@@ -537,11 +537,22 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
                 sources |= short_conv(conv, ours, f"{theirs}shortconv.")
             case Mamba2Spec() as mamba2:
                 sources |= mamba2_parts(mamba2, ours, theirs, GGUF_MAMBA2)
-        if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
+        if not spec.layers[i].has_mixer:  # Nemotron-H
+            sources[f"{ours}mlp_norm"] = WeightSource(f"{theirs}attn_norm.weight")
+        if spec.gated_mlp and f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= gguf_mixture(mixture, ours, theirs, tensors)
     return sources
+
+
+def gguf_mlp_norm(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> str | None:
+    """Return the name of the norm before an MLP, where it is not what most files have."""
+    if "blk.0.ffn_norm" in tensors:  # Falcon-H1
+        return "ffn_norm"
+    if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
+        return "post_attention_norm.weight"
+    return None
 
 
 GGUF_MIXTURE = {

@@ -171,10 +171,28 @@ def test_hybrids_answer_with_few_slots(make: Make, expected: Answers) -> None:
         assert generation.answers(PROMPTS) == expected
 
 
-@pytest.mark.parametrize("case", ["lfm2", "lfm2_moe without a bias of experts", "lfm2_moe"])
+IN_GGUF: dict[str, dict[str, Any]] = {  # and what llama.cpp has built in
+    "lfm2": {},
+    "lfm2_moe without a bias of experts": {"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    "lfm2_moe": {"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    "granitemoehybrid": {},
+    "granitemoehybrid without experts": {"position_embedding_type": "nope"},
+    "nemotron_h": {},
+    "nemotron_h with experts and biases": {
+        "use_bias": False,
+        "mlp_bias": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "hybrid_override_pattern": "*EM*E",
+    },
+    "falcon_h1": {},
+    "falcon_h1 without norms, with multipliers": {"mlp_bias": False, "projectors_bias": False},
+}
+
+
+@pytest.mark.parametrize("case", IN_GGUF)
 def test_gguf_files_of_hybrids_generate_the_same(case: str, tmp_path: Path) -> None:
-    built_in = {"norm_topk_prob": True, "routed_scaling_factor": 1.0} if "moe" in case else {}
-    model = tiny_hybrid(case, **built_in)
+    model = tiny_hybrid(case, **IN_GGUF[case])
     path = write_gguf(tmp_path / "tiny.gguf", model)
     ours = open_model(path)
     generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))

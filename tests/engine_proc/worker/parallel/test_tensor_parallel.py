@@ -314,14 +314,15 @@ GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
     "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
 )  # fmt: skip
-GGUF_HYBRIDS = ("lfm2", "lfm2_moe")
+GGUF_HYBRIDS = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "falcon_h1")
 
 
 def test_every_architecture_of_ggufs_is_shared() -> None:
     dense = of_files(GGUF_FAMILIES)
     known = set(gguf_config.ARCHITECTURES) | set(gguf_config.MIXTURES)
-    # "qwen2vl" has the tensors of qwen2.
-    assert dense | of_files(GGUF_MIXTURES) | of_files(GGUF_HYBRIDS) | {"qwen2vl"} == known
+    # "qwen2vl" has the tensors of qwen2, "nemotron_h_moe" those of nemotron_h and of a mixture.
+    others = of_files(GGUF_HYBRIDS) | {"qwen2vl", "nemotron_h_moe"}
+    assert dense | of_files(GGUF_MIXTURES) | others == known
 
 
 def of_files(families: Iterable[str]) -> set[str]:
