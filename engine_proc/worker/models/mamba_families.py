@@ -70,10 +70,10 @@ def bamba(fields: ConfigFields) -> DecoderSpec:
     """`attn_layer_indices` names the layers that attend. Half of each head is rotated."""
     fields.get("attn_rotary_emb", None)  # published, but not read by transformers
     attends = fields.get("attn_layer_indices", [])
-    if not isinstance(attends, list):
-        raise fields.wrong("attn_layer_indices", "a list of layers")
-    mamba2 = mamba2_of(fields, expanded(fields))
     num_layers = fields.integer("num_hidden_layers")
+    if not isinstance(attends, list) or not set(range(num_layers)).intersection(attends):
+        raise fields.wrong("attn_layer_indices", "a list of layers: a model has one that attends")
+    mamba2 = mamba2_of(fields, expanded(fields))
     head_dim = split_head_dim(fields)
     return decoder(
         fields,
@@ -111,14 +111,15 @@ def granitemoehybrid(fields: ConfigFields) -> DecoderSpec:
 
 
 def kinds_of(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return what each layer mixes with, Mamba-2 if the config does not say."""
+    """Return what each layer mixes with. Models without attention have no pages to be served on."""
     for name in ("layer_types", "layers_block_type"):
         types = fields.one_per_layer(name, num_layers)
         if types is not None:
-            if not set(types) <= KINDS.keys():
-                raise fields.wrong(name, f"a list of {MAMBA!r} and {ATTENTION!r}")
+            kinds = [KINDS.get(kind) for kind in types]
+            if None in kinds or ATTENTION not in kinds:
+                raise fields.wrong(name, f"a list of {MAMBA!r} and {ATTENTION!r}, with the latter")
             return [KINDS[kind] for kind in types]
-    return [MAMBA] * num_layers
+    raise fields.wrong("layer_types", f"a list of {num_layers}: a model has layers that attend")
 
 
 # Published fields of Nemotron-H: of training, kernels and layers that predict further tokens, and
@@ -198,12 +199,16 @@ def nemotron_kinds(fields: ConfigFields) -> list[str]:
     for name in ("layers_block_type", "layer_types"):
         types = fields.get(name, None)
         if types is not None:
-            kinds = KINDS | {MLP: MLP, MOE: MOE}
-            if not isinstance(types, list) or not types or not set(types) <= kinds.keys():
-                raise fields.wrong(name, f"a list of {', '.join(map(repr, kinds))}")
+            kinds, attention = KINDS | {MLP: MLP, MOE: MOE}, {FULL, ATTENTION}
+            if (
+                not isinstance(types, list)
+                or not set(types) <= kinds.keys()
+                or not attention & set(types)
+            ):
+                raise fields.wrong(name, f"a list of {', '.join(map(repr, kinds))}, with {FULL!r}")
             return [kinds[kind] for kind in types]
-    if not pattern or not set(pattern) <= PATTERN.keys():
-        raise fields.wrong("hybrid_override_pattern", f"letters of {''.join(PATTERN)}")
+    if "*" not in pattern or not set(pattern) <= PATTERN.keys():
+        raise fields.wrong("hybrid_override_pattern", f"letters of {''.join(PATTERN)}, with a *")
     return [PATTERN[letter] for letter in pattern]
 
 
