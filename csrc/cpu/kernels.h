@@ -7,11 +7,12 @@
 #include "cpu/delta_rule.h"
 #include "cpu/gemm_int16.h"
 #include "cpu/rows.h"
+#include "cpu/ssm.h"
 
 namespace headrace {
 
 enum class Isa : int32_t { best, portable, avx2, avx512, neon };
-enum class Gate : int32_t { silu, gelu, gelu_tanh };
+enum class Gate : int32_t { silu, gelu, gelu_tanh, relu2 };
 
 struct Kernels {
     Isa isa;
@@ -38,7 +39,6 @@ struct Kernels {
     void (*scale)(const float *x, float factor, int n, float *out);
     void (*multiply)(const float *x, const float *y, int n, float *out);
     void (*convolve)(const ConvTap *taps, int num_taps, const float *bias, int n, float *out);
-    void (*convolve_silu)(const ConvTap *taps, int num_taps, int n, float *out);
     void (*sigmoid_gate)(const float *gate, int n, float *out);
     void (*delta_rule)(const DeltaHead &); // see delta_rule.h
     void (*rotate)(float *head, int num_pairs, bool interleaved, const float *cos,
@@ -47,11 +47,15 @@ struct Kernels {
     bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
+    void (*activate)(Gate, float *x, int n);                 // likewise, without a gate
     // The same of gpt-oss: (clamped up + 1) * x * sigmoid(beta * x), of the clamped gate x.
     void (*clamped_gate)(float clamp, float beta, float *gate, const float *up, int n);
     void (*softcap)(float cap, float *x, int n); // n a multiple of 16, in place
     // The largest of each block of 64; NaN counts as minus infinity.
     void (*block_maxima)(const float *logits, int n, float *maxima);
+    void (*convolve_silu)(const ConvTap *taps, int num_taps, const float *bias, float multiplier,
+                          int n, float *out);
+    void (*update_ssm)(const SsmUpdate &); // see ssm.h
 };
 
 // Null when this processor, or this build, lacks the instruction set.
@@ -60,21 +64,29 @@ const Kernels *find_kernels(Isa isa);
 // What the best of them are, for people; asks the system for tiles, as they do.
 const char *best_kernels();
 
+template <class V> typename V::Floats activated(Gate kind, typename V::Floats x) {
+    switch (kind) {
+    case Gate::silu:
+        return silu<V>(x);
+    case Gate::gelu:
+        return gelu<V>(x);
+    case Gate::gelu_tanh:
+        return gelu_tanh<V>(x);
+    case Gate::relu2:
+        return relu2<V>(x);
+    }
+    return x;
+}
+
 template <class V> void apply_gate(Gate kind, float *gate, const float *up, int n) {
     for (int i = 0; i < n; i += lanes) {
-        auto x = V::load(gate + i);
-        switch (kind) {
-        case Gate::silu:
-            x = silu<V>(x);
-            break;
-        case Gate::gelu:
-            x = gelu<V>(x);
-            break;
-        case Gate::gelu_tanh:
-            x = gelu_tanh<V>(x);
-            break;
-        }
-        V::store(gate + i, V::mul(x, V::load(up + i)));
+        V::store(gate + i, V::mul(activated<V>(kind, V::load(gate + i)), V::load(up + i)));
+    }
+}
+
+template <class V> void activate(Gate kind, float *x, int n) {
+    for (int i = 0; i < n; i += lanes) {
+        V::store(x + i, activated<V>(kind, V::load(x + i)));
     }
 }
 
@@ -135,7 +147,6 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.scale = scale_row<V>;
     kernels.multiply = multiply_elements<V>;
     kernels.convolve = convolve_row<V>;
-    kernels.convolve_silu = convolve_silu_row<V>;
     kernels.sigmoid_gate = sigmoid_gate_row<V>;
     kernels.delta_rule = apply_delta_rule<V>;
     kernels.rotate = rotate<V>;
@@ -143,9 +154,12 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.rounds_attention = V::has_bf16;
     kernels.attend_segment = attend_segment<V>;
     kernels.gate = apply_gate<V>;
+    kernels.activate = activate<V>;
     kernels.clamped_gate = apply_clamped_gate<V>;
     kernels.softcap = apply_softcap<V>;
     kernels.block_maxima = block_maxima<V>;
+    kernels.convolve_silu = convolve_silu_row<V>;
+    kernels.update_ssm = update_ssm<V>;
     return kernels;
 }
 

@@ -74,6 +74,8 @@ public:
     }
 
 private:
+    // Without gates, what an activation is applied to is the products with `up`.
+    bool has_gate() const { return s_.config.gated_mlp != 0; }
     const Matrix &matrix(MatrixSlot slot) const { return layer_.matrices[slot]; }
     const std::vector<float> &bias(VectorSlot slot) const { return layer_.vectors[slot]; }
     float *logits_of(int token) const { return room_.router + size_t(token) * room_.router_stride; }
@@ -157,7 +159,8 @@ void Mixture::gather() {
         }
     }
     s_.each_row(int(rows.size()), [&](int i) {
-        copy_activations(s_, s_.normed, tokens_[rows[i]], {&matrix(slot_gate), &matrix(slot_up)},
+        copy_activations(s_, s_.normed, tokens_[rows[i]],
+                         {&matrix(has_gate() ? slot_gate : slot_up), &matrix(slot_up)},
                          room_.gathered, rows[i]);
     });
 }
@@ -176,13 +179,14 @@ std::vector<Extent> Mixture::extents(int expert_width, int shared_width) const {
 
 void Mixture::multiply_gates() {
     const Matrix &gate = matrix(slot_gate), &up = matrix(slot_up);
-    const GatedProduct shared{{matrix(slot_shared_gate), s_.normed, &bias(slot_shared_gate_bias)},
-                              {matrix(slot_shared_up), s_.normed, &bias(slot_shared_up_bias)},
-                              room_.shared_gated,
-                              matrix(slot_shared_down)};
+    GatedProduct shared{{matrix(slot_shared_gate), s_.normed, &bias(slot_shared_gate_bias)},
+                        {matrix(slot_shared_up), s_.normed, &bias(slot_shared_up_bias)},
+                        room_.shared_gated,
+                        matrix(slot_shared_down)};
+    shared.has_gate = has_gate();
     const int width = config_.intermediate_size;
     const float *x_weights = config_.weighs_inputs ? x_weights_.data() : nullptr;
-    multiply_each(s_, extents(width, config_.shared_intermediate_size), gate,
+    multiply_each(s_, extents(width, config_.shared_intermediate_size), up,
                   [&](int index, const ProductPart &part) {
                       if (index == int(chosen_.size())) {
                           multiply_gated_part(s_, shared, part);
@@ -200,7 +204,8 @@ void Mixture::multiply_gates() {
                                                  is_gathered ? chosen.first_row
                                                              : chosen.first_token,
                                                  chosen.first_row,
-                                                 x_weights};
+                                                 x_weights,
+                                                 has_gate()};
                       multiply_gated_part(s_, product, part);
                   });
 }

@@ -10,6 +10,14 @@ size_t Layer::state_numbers() const {
         return size_t(config.short_conv.kernel_size - 1) * config.short_conv.channels;
     case Mixer::gated_delta_net:
         return config.delta.state_numbers();
+    case Mixer::mamba2: {
+        const Mamba2Config &c = config.mamba2;
+        const size_t inner = size_t(c.num_heads) * c.head_dim;
+        const size_t channels = inner + 2 * size_t(c.num_groups) * c.state_size;
+        return (c.kernel_size - 1) * channels + inner * c.state_size;
+    }
+    case Mixer::none:
+        return 0;
     }
     return 0;
 }
@@ -21,7 +29,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     for (int i = 0; i < c.num_layers; ++i) {
         layers[i].config = layer_configs[i];
         layers[i].kv_index = num_kv_layers;
-        num_kv_layers += layers[i].config.mixer == Mixer::attention;
+        num_kv_layers += layers[i].attends();
         layers[i].state_offset = state_numbers;
         state_numbers += layers[i].state_numbers();
         if (c.qk_norm == QKNorm::unweighted_after_rope && layer_configs[i].rope >= 0) {

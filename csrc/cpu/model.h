@@ -15,7 +15,7 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
-enum class Mixer : int32_t { attention, short_conv, gated_delta_net };
+enum class Mixer : int32_t { attention, short_conv, gated_delta_net, mamba2, none };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -29,6 +29,7 @@ struct Config {
     Placement placement;
     QKNorm qk_norm;
     Gate activation;
+    int32_t gated_mlp;
     int32_t num_pages, page_tokens;
     int32_t num_states; // slots
     Format kv_format;
@@ -40,6 +41,7 @@ struct Config {
     float qkv_clip;                                          // 0: none
     float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
     float embedding_multiplier, residual_multiplier, logit_multiplier;
+    float gate_multiplier, mlp_multiplier;
 };
 
 // The fields of MixtureSpec. This worker has the local experts, of all that tokens choose from.
@@ -81,6 +83,17 @@ struct DeltaNetConfig {
     }
 };
 
+// The fields of Mamba2Spec. Heads and groups are this worker's; a group may be another's, too.
+struct Mamba2Config {
+    int32_t num_heads, head_dim, state_size, num_groups, heads_per_group;
+    int32_t first_head; // among those of the first group
+    int32_t kernel_size;
+    int32_t norm_size;                 // numbers that are normalized together; 0: no norm
+    int32_t first_number, all_numbers; // this worker's first, and those of all
+    int32_t norm_before_gate;
+    float z_multiplier, x_multiplier, b_multiplier, c_multiplier, dt_multiplier;
+};
+
 struct LayerConfig {
     int32_t rope; // -1: none
     Window window;
@@ -90,6 +103,10 @@ struct LayerConfig {
     Mixer mixer;
     ShortConvConfig short_conv;
     DeltaNetConfig delta;
+    Mamba2Config mamba2;
+    int32_t attention_beside; // the layer has attention beside its mixer, and adds both
+    int32_t has_mlp;
+    float mixer_multiplier, attention_multiplier; // of what is added
 };
 
 struct RopeConfig {
@@ -136,6 +153,8 @@ enum MatrixSlot {
     slot_delta_out,
     slot_delta_z_in,
     slot_delta_a_in,
+    slot_in_z,
+    slot_in_dt,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -175,12 +194,26 @@ enum VectorSlot {
     slot_delta_a_bias,
     slot_delta_rate,
     slot_delta_norm,
+    slot_in_z_bias,
+    slot_in_dt_bias,
+    slot_conv_x, // as slot_conv
+    slot_conv_b,
+    slot_conv_c,
+    slot_conv_x_bias,
+    slot_conv_b_bias,
+    slot_conv_c_bias,
+    slot_dt_bias,  // [heads], as are these
+    slot_decay,    // below 0, per unit of a step
+    slot_skip,     // what is added of a head's input
+    slot_ssm_norm, // [heads * head_dim]
     num_vector_slots
 };
 
 struct Layer {
     bool is_mixture() const { return config.mixture.num_experts > 0; }
     bool has_attention_gate() const { return matrices[slot_attn_gate].rows > 0; }
+    bool has_mixer() const { return config.mixer != Mixer::none; }
+    bool attends() const { return config.mixer == Mixer::attention || config.attention_beside; }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
     // The fp32 numbers of a sequence's state.
     size_t state_numbers() const;
@@ -204,6 +237,11 @@ struct DeltaWorkspace {
     Buffer low_z, rounded_z, quantized_z, low_a, rounded_a, quantized_a;
 };
 
+// Those of layers that are Mamba-2; see Mamba2Step. Of x, B and C: as projected, and convolved.
+struct Mamba2Workspace {
+    Buffer z, out, steps, decays, squares, projected[3], convolved[3];
+};
+
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
@@ -212,6 +250,7 @@ struct Workspace {
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
     DeltaWorkspace delta;
+    Mamba2Workspace mamba2;
 };
 
 struct Model {
@@ -246,8 +285,8 @@ struct Step {
     float *logits; // [num_logit_rows, stride_of(vocab)], or null and instead of them ...
     float *maxima; // [num_logit_rows, num_blocks_of(vocab)], of each 64 logits of a row
     float *hidden; // ... what the head would see, [num_logit_rows, hidden]
-    // [num_sequences], the slots that states are read from and written to; -1: the sequence begins.
-    // Null where no layer has a state.
+    // [num_sequences], the slots that states are read from and written to; -1: the sequence
+    // begins. Null where no layer has a state.
     const int32_t *state_in, *state_out;
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
 };

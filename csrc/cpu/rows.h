@@ -103,14 +103,17 @@ void convolve_row(const ConvTap *taps, int num_taps, const float *bias, int n, f
     }
 }
 
-// out = silu(the sum of weight * tap over the taps, in their order)
-template <class V> void convolve_silu_row(const ConvTap *taps, int num_taps, int n, float *out) {
+// out = silu(bias + multiplier * the sum of weight * x over the taps, in their order). No gates.
+template <class V>
+void convolve_silu_row(const ConvTap *taps, int num_taps, const float *bias, float multiplier,
+                       int n, float *out) {
     for (int i = 0; i < n; i += lanes) {
         auto sum = V::set(0.0f);
         for (const ConvTap *tap = taps; tap < taps + num_taps; ++tap) {
             sum = V::fma(load_of<V>(tap->weight, i, n), load_of<V>(tap->x, i, n), sum);
         }
-        store_of<V>(out, i, n, silu<V>(sum));
+        const auto added = bias ? load_of<V>(bias, i, n) : V::set(0.0f);
+        store_of<V>(out, i, n, silu<V>(V::fma(V::set(multiplier), sum, added)));
     }
 }
 

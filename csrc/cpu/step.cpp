@@ -5,6 +5,7 @@
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
 #include "cpu/gated_delta_net.h"
+#include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
@@ -100,38 +101,14 @@ void normalize(const StepState &s, const std::vector<float> &weight, const std::
     }
 }
 
-// What the mixer of a layer reads, if there is one more.
-void enter_layer(const StepState &s, int index, int token) {
-    if (index == s.config.num_layers) {
-        return;
-    }
-    const Layer &layer = s.model.layers[index];
-    const Matrix *of = layer.matrices;
-    normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
-    if (layer.config.mixer == Mixer::short_conv) {
-        round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
-    } else if (layer.config.mixer == Mixer::gated_delta_net) {
-        const bool is_direct = layer.config.delta.gate_rank == 0;
-        round_activations(s, s.normed,
-                          {of + slot_delta_q, of + slot_delta_k, of + slot_delta_v,
-                           of + slot_delta_b, of + (is_direct ? slot_delta_z : slot_delta_z_in),
-                           of + (is_direct ? slot_delta_a : slot_delta_a_in)},
-                          token);
-    } else if (layer.has_attention_gate()) {
-        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v, of + slot_attn_gate},
-                          token);
-    } else {
-        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
-    }
-}
-
 // The shared MLP of a mixture may be stored in another format than its experts. A router reads
 // `normed` as it is.
 void round_for_mlp(const StepState &s, const Layer &layer, int token) {
-    const Matrix *of = layer.matrices, *gate = of + slot_gate, *up = of + slot_up;
+    const Matrix *of = layer.matrices, *up = of + slot_up, *shared_up = of + slot_shared_up;
+    const Matrix *gate = s.config.gated_mlp ? of + slot_gate : up;
     if (layer.has_shared_mlp()) {
-        round_activations(s, s.normed, {gate, up, of + slot_shared_gate, of + slot_shared_up},
-                          token);
+        const Matrix *shared_gate = s.config.gated_mlp ? of + slot_shared_gate : shared_up;
+        round_activations(s, s.normed, {gate, up, shared_gate, shared_up}, token);
     } else {
         round_activations(s, s.normed, {gate, up}, token);
     }
@@ -146,11 +123,70 @@ void enter_mlp(const StepState &s, int index, int token) {
     round_for_mlp(s, layer, token);
 }
 
-// residual += norm(sublayer of all workers), without a norm where the placement has none there.
-// Then `enter(token)`, what the next sublayer begins with, while a token's row is in the cache.
+void round_for_attention(const StepState &s, const Layer &layer, int token) {
+    const Matrix *of = layer.matrices;
+    if (layer.has_attention_gate()) {
+        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v, of + slot_attn_gate},
+                          token);
+    } else {
+        round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
+    }
+}
+
+// Round `normed` for the mixer of a layer; attention beside it is not meant.
+void round_for_mixer(const StepState &s, const Layer &layer, int token) {
+    const Matrix *of = layer.matrices;
+    switch (layer.config.mixer) {
+    case Mixer::attention:
+        round_for_attention(s, layer, token);
+        break;
+    case Mixer::gated_delta_net: {
+        const bool is_direct = layer.config.delta.gate_rank == 0;
+        round_activations(s, s.normed,
+                          {of + slot_delta_q, of + slot_delta_k, of + slot_delta_v,
+                           of + slot_delta_b, of + (is_direct ? slot_delta_z : slot_delta_z_in),
+                           of + (is_direct ? slot_delta_a : slot_delta_a_in)},
+                          token);
+        break;
+    }
+    case Mixer::short_conv:
+        round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
+        break;
+    case Mixer::mamba2:
+        round_activations(
+            s, s.normed,
+            {of + slot_in_z, of + slot_in_x, of + slot_in_b, of + slot_in_c, of + slot_in_dt},
+            token);
+        break;
+    case Mixer::none:
+        break;
+    }
+}
+
+// What a layer begins with, if there is one more.
+void enter_layer(const StepState &s, int index, int token) {
+    if (index == s.config.num_layers) {
+        return;
+    }
+    const Layer &layer = s.model.layers[index];
+    if (!layer.has_mixer()) {
+        enter_mlp(s, index, token);
+        return;
+    }
+    normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
+    if (layer.config.attention_beside) { // which comes first
+        round_for_attention(s, layer, token);
+    } else {
+        round_for_mixer(s, layer, token);
+    }
+}
+
+// residual += multiplier * norm(sublayer of all workers), without a norm where the placement has
+// none there. Then `enter(token)`, what the next sublayer begins with, while a token's row is in
+// the cache.
 template <class Enter>
 void add_sublayer(StepState &s, const std::vector<float> &post_norm,
-                  const std::vector<float> &post_norm_bias, const Enter &enter) {
+                  const std::vector<float> &post_norm_bias, float multiplier, const Enter &enter) {
     s.model.pool.clock.enter(StepPart::rows);
     s.model.peers.sum(s.sublayer, size_t(s.num_tokens) * s.hidden_stride);
     s.each_row([&](int token) {
@@ -158,7 +194,7 @@ void add_sublayer(StepState &s, const std::vector<float> &post_norm,
         if (!post_norm.empty()) {
             norm(s.model, post_norm, post_norm_bias, x, x);
         }
-        s.model.kernels->add(x, s.config.residual_multiplier, s.config.hidden_size,
+        s.model.kernels->add(x, multiplier, s.config.hidden_size,
                              s.residual + size_t(token) * s.hidden_stride);
         enter(token);
     });
@@ -213,10 +249,37 @@ void run_mixer(StepState &s, int index) {
     case Mixer::gated_delta_net:
         run_gated_delta_net(s, layer);
         break;
+    case Mixer::mamba2:
+        run_mamba2(s, layer);
+        break;
+    case Mixer::none:
+        break;
     }
 }
 
-// sublayer = down(act(gate(normed)) * up(normed))
+// sublayer = mixer(normed) + attention(normed), each multiplied.
+void run_mixers(StepState &s, int index) {
+    const Layer &layer = s.model.layers[index];
+    if (!layer.config.attention_beside) {
+        run_mixer(s, index);
+        return;
+    }
+    run_attention(s, index);
+    std::swap(s.sublayer, s.other_sublayer);
+    s.model.pool.clock.enter(StepPart::rows);
+    s.each_row([&](int token) { round_for_mixer(s, layer, token); });
+    run_mixer(s, index);
+    s.model.pool.clock.enter(StepPart::rows);
+    s.each_row([&](int token) {
+        const size_t at = size_t(token) * s.hidden_stride;
+        const int n = s.config.hidden_size;
+        s.model.kernels->scale(s.sublayer + at, layer.config.mixer_multiplier, n, s.sublayer + at);
+        s.model.kernels->add(s.other_sublayer + at, layer.config.attention_multiplier, n,
+                             s.sublayer + at);
+    });
+}
+
+// sublayer = down(act(gate(normed)) * up(normed)), or down(act(up(normed)))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     StepClock &clock = s.model.pool.clock;
@@ -226,10 +289,12 @@ void run_mlp(StepState &s, int index) {
         return;
     }
     const Matrix &down = layer.matrices[slot_down];
-    multiply_gated(s, {{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
-                       {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
-                       s.gated,
-                       down});
+    GatedProduct product{{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
+                         {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
+                         s.gated,
+                         down};
+    product.has_gate = s.config.gated_mlp != 0;
+    multiply_gated(s, product);
     multiply(s, s.num_tokens,
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }
@@ -250,17 +315,30 @@ void run_both(StepState &s, int index) {
 }
 
 void run_layer(StepState &s, int index) {
-    const auto *vectors = s.model.layers[index].vectors;
+    const Layer &layer = s.model.layers[index];
+    const auto *vectors = layer.vectors;
+    const auto enter_next = [&](int token) { enter_layer(s, index + 1, token); };
     if (s.config.placement == Placement::parallel && !s.model.peers.alone()) {
         run_both(s, index);
-    } else {
-        run_mixer(s, index);
+    } else if (layer.has_mixer()) {
+        run_mixers(s, index);
         add_sublayer(s, vectors[slot_attn_post_norm], vectors[slot_attn_post_norm_bias],
-                     [&](int token) { enter_mlp(s, index, token); });
+                     s.config.residual_multiplier, [&](int token) {
+                         if (layer.config.has_mlp) {
+                             enter_mlp(s, index, token);
+                         } else {
+                             enter_next(token);
+                         }
+                     });
+        if (!layer.config.has_mlp) {
+            return;
+        }
+        run_mlp(s, index);
+    } else {
         run_mlp(s, index);
     }
     add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias],
-                 [&](int token) { enter_layer(s, index + 1, token); });
+                 s.config.residual_multiplier * s.config.mlp_multiplier, enter_next);
 }
 
 // What the head sees of row `i` of the logits.

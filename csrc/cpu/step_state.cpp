@@ -21,6 +21,10 @@ StepState::StepState(Model &m, const Step &s)
             conv_channels = std::max(conv_channels, layer.config.short_conv.channels);
             conv_stride = stride_of(conv_channels);
         }
+        if (layer.config.mixer == Mixer::mamba2) {
+            const Mamba2Config &mamba2 = layer.config.mamba2;
+            mamba2_inner = std::max(mamba2_inner, mamba2.num_heads * mamba2.head_dim);
+        }
     }
     cut_tiles();
     find_room();
@@ -59,9 +63,10 @@ void StepState::find_room() {
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
     squares = space.squares.floats(2 * n);
-    other_sublayer = model.peers.alone() ? nullptr : space.other_sublayer.floats(n * hidden_stride);
+    const bool adds_two = !model.peers.alone() || mamba2_inner > 0;
+    other_sublayer = adds_two ? space.other_sublayer.floats(n * hidden_stride) : nullptr;
     // No product multiplies `normed` once there is `attended`, so they share room.
-    const int mixed = std::max(config.num_heads * config.head_dim, conv_channels);
+    const int mixed = std::max({config.num_heads * config.head_dim, conv_channels, mamba2_inner});
     const int outer = std::max(config.hidden_size, mixed);
     const int inner = config.intermediate_size;
     float *rounded = space.rounded.floats(n * stride_of(outer));

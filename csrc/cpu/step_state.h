@@ -63,6 +63,7 @@ struct StepState {
     const int group;             // query heads per KV head
     const int hidden_stride, q_stride, kv_stride, inner_stride;
     int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
+    int mamba2_inner = 0;                   // numbers of a token in the widest Mamba-2
     std::vector<Tile> tiles;
     int tile_rows = 0;  // of the largest tile
     int rope_pairs = 0; // of the widest rope
@@ -77,7 +78,7 @@ struct StepState {
     float *queries;                      // [kv_heads, tokens, group, head_dim]
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares
-    float *other_sublayer; // [tokens, hidden_stride], where two are summed at once
+    float *other_sublayer; // [tokens, hidden_stride], where two are added
 
 private:
     void cut_tiles();

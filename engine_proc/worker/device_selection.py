@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    Mamba2Spec,
     QKNorm,
     ShortConvSpec,
 )
@@ -73,16 +74,23 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
     return device
 
 
+MIXERS = {
+    ShortConvSpec: "short convolutions",
+    GatedDeltaNetSpec: "gated delta nets",
+    Mamba2Spec: "Mamba-2",
+}
+
+
 def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
     if any(layer.mixture is not None for layer in spec.layers):
         return "experts"
-    if any(isinstance(layer.mixer, ShortConvSpec) for layer in spec.layers):
-        return "short convolutions"
-    if any(isinstance(layer.mixer, GatedDeltaNetSpec) for layer in spec.layers):
-        return "gated delta nets"
+    if mixers := {type(layer.mixer) for layer in spec.layers} & MIXERS.keys():
+        return MIXERS[mixers.pop()]
     if spec.attention_gate:
         return "gates of attention"
+    if not spec.gated_mlp:
+        return "MLPs without gates"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
     if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):

@@ -16,6 +16,7 @@ from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
+from headrace.model.config_json import decode_config
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.gguf_metadata import end_token_ids, trained_length
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
@@ -294,7 +295,7 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     if optional and not path.exists():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return decode_config(path.read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; a model folder needs it") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import gguf_hybrids
+import gguf_mambas
 import gguf_mixtures
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ ARCHITECTURES = {  # that are not called as in transformers
     "olmo3": "olmo2",
     **gguf_mixtures.ARCHITECTURES,
     **gguf_hybrids.ARCHITECTURES,
+    **gguf_mambas.ARCHITECTURES,
 }
 PERMUTED = {"llama", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
 GEMMAS = {"gemma", "gemma2", "gemma3"}
@@ -113,13 +115,15 @@ def write_gguf(
         fuse_experts: write gate and up of the experts as one tensor, as the converter can.
     """
     config = model.config
-    architecture = architecture or ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = architecture or architecture_of(config)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     for key, value in {**dict(metadata(config, architecture)), **keys}.items():
         if value is not None:
             add(writer, f"{architecture}.{key}", value)
     writer.add_eos_token_id(5)
-    stored = {**dict(tensors(model, architecture)), **extra}
+    has_mamba2 = config.model_type in gguf_mambas.ARCHITECTURES
+    own = (gguf_mambas.tensors if has_mamba2 else tensors)(model, architecture)
+    stored = {**dict(own), **extra}
     if fuse_experts:
         stored = gguf_mixtures.fused(stored)
     for name, numbers in (fused(stored) if fuse_qkv else stored).items():
@@ -129,6 +133,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def architecture_of(config: Any) -> str:
+    """Return what the file of a model calls itself."""
+    if config.model_type in gguf_mambas.ARCHITECTURES:
+        return gguf_mambas.architecture_of(config)
+    return ARCHITECTURES.get(config.model_type, config.model_type)
 
 
 def fused(stored: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -158,6 +169,9 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     """Return the keys of an architecture."""
+    if config.model_type in gguf_mambas.ARCHITECTURES:
+        yield from gguf_mambas.metadata(config, architecture)
+        return
     yield "context_length", config.max_position_embeddings
     yield "embedding_length", config.hidden_size
     yield "block_count", config.num_hidden_layers

@@ -57,6 +57,33 @@ SHARED_EXPERT = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 16,
+}
+GRANITE = MAMBA | {
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+}
+NEMOTRON = {
+    "layer_types": None,
+    "num_hidden_layers": None,
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "time_step_min": 1e-30,  # transformers bounds the steps of prompts, and no others
+    "time_step_floor": 0.5,
+}
+FALCON = MAMBA | {"layer_types": None, "mamba_d_ssm": 128, "mamba_norm_before_gate": False}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2 with biases and an adjusted size": {
@@ -85,25 +112,83 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_text": DELTA_NETS | {"rope_parameters": MROPE},
     "qwen3_5_moe_text": DELTA_NETS | SHARED_EXPERT | {"linear_num_value_heads": 2},
+    "bamba": MAMBA | {"layer_types": None, "attn_layer_indices": [2]},
+    "bamba with biases and groups": MAMBA
+    | {
+        "layer_types": None,
+        "attn_layer_indices": [0, 3],
+        "mamba_n_groups": 2,
+        "mamba_proj_bias": True,
+        "mamba_d_conv": 3,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "granitemoehybrid": GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "granitemoehybrid without experts": GRANITE
+    | {"num_local_experts": 0, "mamba_n_groups": 4, "position_embedding_type": "rope"},
+    "granitemoehybrid of attention only": GRANITE
+    | {"num_local_experts": 0, "layer_types": ["attention"] * 4},
+    "nemotron_h": NEMOTRON | {"hybrid_override_pattern": "M-M*-M"},
+    "nemotron_h with experts and biases": NEMOTRON
+    | {
+        "hybrid_override_pattern": "*EM-E",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 40,
+        "routed_scaling_factor": 1.7,
+        "n_group": 4,
+        "topk_group": 2,
+        "use_bias": True,
+        "mlp_bias": True,
+    },
+    "falcon_h1": FALCON | {"mamba_rms_norm": True, "mamba_n_groups": 2},
+    "falcon_h1 without norms, with multipliers": FALCON
+    | {
+        "mamba_d_ssm": 96,
+        "mamba_d_head": 12,
+        "mlp_bias": True,
+        "projectors_bias": True,
+        "embedding_multiplier": 1.7,
+        "lm_head_multiplier": 0.6,
+        "mlp_multipliers": [0.8, 1.2],
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.9,
+        "ssm_multipliers": [0.7, 1.3, 0.8, 1.1, 0.9],
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+    },
+    "falcon_h1 with norms before gates": FALCON
+    | {
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
+        "mamba_proj_bias": True,
+        "attention_bias": True,
+    },
 }
 # The first ends within a page, the second on a border, the third has several pages.
 PROMPTS = [[17, 3, 94, 55, 8], [*range(20, 52)], [(7 * i) % 90 + 3 for i in range(53)]]
 
 
 def tiny_hybrid(case: str, **differences: Any) -> Any:
-    """Make the random model of a case, whose name begins with the family's."""
+    """Make the random model of a case, whose name begins with the family's.
+
+    None for a field of `TINY` leaves it to the family.
+    """
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        case.split()[0], **TINY | HYBRIDS[case] | differences
-    )
+    fields = TINY | HYBRIDS[case] | differences
+    given = {name: value for name, value in fields.items() if value is not None}
+    config = transformers.AutoConfig.for_model(case.split()[0], **given)
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
     for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
         if "norm" in name or name.endswith("bias"):  # they start as ones and zeros
             numbers.data += 0.3 * torch.randn_like(numbers)
-        elif name.endswith("A_log"):  # states that last, and less rounding
-            numbers.data -= 2.0
+        if name.endswith(("A_log", ".D")):  # states that last, and skips that differ
+            numbers.data += 0.3 * torch.randn_like(numbers) - (3 if "A_log" in name else 0)
     return model.eval()
 
 

@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LayerSpec,
+    Mamba2Spec,
     MixtureSpec,
     Norm,
     NormPlacement,
@@ -204,6 +205,9 @@ MIXTURES = {
 DELTA_NET = GatedDeltaNetSpec(
     num_key_heads=4, num_value_heads=12, key_dim=16, value_dim=40, kernel_size=4
 )
+MAMBA2 = Mamba2Spec(
+    num_heads=6, head_dim=32, state_size=24, num_groups=2, kernel_size=4, norm_size=96
+)
 # Between them, these use every mixer that has a state.
 HYBRIDS = {
     "lfm2": dataclasses.replace(
@@ -264,6 +268,63 @@ HYBRIDS = {
         SPEC,
         layers=(LayerSpec(mixer=dataclasses.replace(DELTA_NET, is_tiled=True)), LayerSpec()),
     ),
+    "mamba2": dataclasses.replace(
+        SPEC,
+        layers=(
+            LayerSpec(mixer=MAMBA2),
+            LayerSpec(),
+            LayerSpec(
+                mixer=dataclasses.replace(MAMBA2, norm_size=192, norm_before_gate=True),
+                mixture=EXPERTS,
+            ),
+        ),
+    ),
+    "mamba2 of odd sizes, halves of layers": dataclasses.replace(
+        SPEC,
+        hidden_size=50,
+        residual_multiplier=0.6,
+        activation=Activation.RELU2,
+        gated_mlp=False,
+        mlp_bias=True,
+        layers=(
+            LayerSpec(has_mixer=False),
+            LayerSpec(
+                mixer=dataclasses.replace(
+                    MAMBA2,
+                    head_dim=11,
+                    num_groups=3,
+                    kernel_size=2,
+                    conv_bias=False,
+                    input_bias=True,
+                    output_bias=True,
+                    norm_size=0,
+                ),
+                has_mlp=False,
+            ),
+            LayerSpec(has_mlp=False),
+            LayerSpec(
+                has_mixer=False,
+                mixture=dataclasses.replace(EXPERTS, shared_intermediate_size=48),
+            ),
+        ),
+    ),
+    "mamba2 beside attention": dataclasses.replace(
+        SPEC,
+        output_bias=True,
+        gate_multiplier=0.8,
+        mlp_multiplier=1.2,
+        layers=(
+            LayerSpec(
+                mixer=dataclasses.replace(
+                    MAMBA2, head_dim=80, norm_size=80, multipliers=(0.7, 1.5, 0.9, 1.2, 0.8)
+                ),
+                attention_beside=True,
+                mixer_multiplier=0.7,
+                attention_multiplier=1.3,
+            ),
+            LayerSpec(mixer=ShortConvSpec(channels=96, kernel_size=3)),
+        ),
+    ),
 }
 NUM_STATES = 4 * (LENGTH + 1)  # a slot behind each position of four sequences
 
@@ -298,6 +359,8 @@ def random_weights(spec: DecoderSpec, format: Format = Format.F32) -> Weights:
             weights[name] = stored(numbers + np.float32(not is_one_plus(spec, name)))
         elif name.endswith(".rate"):
             weights[name] = stored(-np.exp(10 * numbers))
+        elif name.endswith("decay"):
+            weights[name] = stored(-np.abs(numbers))
         elif format in BLOCKS | DECODED and len(shape) == 2:
             weights[name] = random_blocks(shape, format)
         else:

@@ -1,4 +1,4 @@
-"""Mixtures of experts, two with states, served by two workers: texts outlive one of them."""
+"""Mixtures of experts, some with states, served by two workers: texts outlive one of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,8 +41,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
     },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 48,
+    },
 }
-WITH_STATES = ("lfm2_moe", "qwen3_next")
+HYBRIDS = ("lfm2_moe", "qwen3_next", "granitemoehybrid")
 
 
 def texts_of(model: Any, folder: Path, prompts: list[list[int]]) -> list[str]:
@@ -77,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", FIELDS)
 def test_a_worker_s_death_changes_no_text_of_a_mixture(family: str, folder: Path) -> None:
     model = make_folder(folder, family, initializer_range=0.2, **FIELDS[family])
-    prompts = [*PROMPTS, PAGES] if family in WITH_STATES else PROMPTS
+    prompts = [*PROMPTS, PAGES] if family in HYBRIDS else PROMPTS
     expected = texts_of(model, folder, prompts)
     server = RunningServer(str(folder), *FLAGS)
     try:
@@ -89,7 +97,7 @@ def test_a_worker_s_death_changes_no_text_of_a_mixture(family: str, folder: Path
                 ]
                 assert [stream.result() for stream in streams] == expected
         wait_until(lambda: server.metric("process_restarts_total") >= 1, "a new worker")
-        if family in WITH_STATES:
+        if family in HYBRIDS:
             server.await_free("state_slots")
         assert server.stop() == 0
     finally:

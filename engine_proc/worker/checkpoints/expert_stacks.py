@@ -23,13 +23,13 @@ MXFP4_NUMBERS = 32
 # Of one row or column, which files and formats write in several ways.
 VECTORS = ("e_score_correction_bias", "exp_probs_b.bias")
 ROWS = ("ffn_gate_inp_shexp.weight",)
-# [channels, (1,) kernel]: of LFM2, and of gated delta nets.
-CONVOLUTIONS = (
-    "conv.conv.weight",
+CONVOLUTIONS = (  # [channels, (1,) kernel]
+    "conv.conv.weight",  # LFM2
     "shortconv.conv.weight",
-    "linear_attn.conv1d.weight",
-    "ssm_conv1d.weight",
+    ".conv1d.weight",  # Mamba-2, gated delta nets
+    ".ssm_conv1d.weight",
 )
+COLUMNS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # vectors, which GGUF has as matrices
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def mxfp4_parts(
 
 def reshaped(name: str, tensor: StoredTensor) -> StoredTensor:
     """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat."""
-    if name.endswith(CONVOLUTIONS):
+    if name.endswith(CONVOLUTIONS + COLUMNS):
         return replace(tensor, shape=(math.prod(tensor.shape),))
     if name.endswith(VECTORS) and len(tensor.shape) == 2 and tensor.shape[0] == 1:
         return replace(tensor, shape=tensor.shape[1:])

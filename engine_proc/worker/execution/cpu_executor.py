@@ -101,6 +101,7 @@ FORMATS: tuple[Format | None, ...] = (
     None,  # int8, which no file has
 )  # fmt: skip
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
+CONVOLUTIONS = (".conv", ".conv_x", ".conv_b", ".conv_c")
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 
 
@@ -111,7 +112,7 @@ class Config(Structure):
         *((name, c_int32) for name in ("vocab_size", "hidden_size", "intermediate_size")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
-        *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
+        *((name, c_int32) for name in ("placement", "qk_norm", "activation", "gated_mlp")),
         *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states")),
         ("kv_format", c_int32),
         *((name, c_int32) for name in ("num_threads", "isa")),
@@ -119,7 +120,7 @@ class Config(Structure):
         *((name, c_float) for name in ("norm_eps", "qkv_clip", "attention_scale")),
         *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
         *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
-        ("logit_multiplier", c_float),
+        *((name, c_float) for name in ("logit_multiplier", "gate_multiplier", "mlp_multiplier")),
     )
 
 
@@ -203,6 +204,7 @@ class CpuExecutor:
             placement=PLACEMENTS.index(spec.placement),
             qk_norm=QK_NORMS.index(spec.qk_norm),
             activation=ACTIVATIONS.index(spec.activation),
+            gated_mlp=spec.gated_mlp,
             num_pages=num_pages,
             page_tokens=page_tokens,
             num_states=num_states,
@@ -221,6 +223,8 @@ class CpuExecutor:
             embedding_multiplier=spec.embedding_multiplier,
             residual_multiplier=spec.residual_multiplier,
             logit_multiplier=spec.logit_multiplier,
+            gate_multiplier=spec.gate_multiplier,
+            mlp_multiplier=spec.mlp_multiplier,
         )
         self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec)))
         if not self.model:
@@ -304,7 +308,7 @@ class CpuExecutor:
             numbers = np.ascontiguousarray(tensor.to_float32())
             if is_one_plus(self.spec, name):
                 numbers = numbers + np.float32(1.0)
-            if name.endswith(".conv"):  # the core has the channels of a token side by side
+            if name.endswith(CONVOLUTIONS):  # the core has the channels of a token side by side
                 kernel_size = kernel_size_of(self.spec, place.layer)
                 numbers = np.ascontiguousarray(numbers.reshape(-1, kernel_size).T).ravel()
             if place.is_expert:

@@ -8,12 +8,15 @@ from headrace.engine_proc.worker.execution.cpu_mixture import MixtureConfig, mix
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    LayerSpec,
+    Mamba2Spec,
     Mixer,
     ShortConvSpec,
 )
 
 UNLIMITED = 2**31 - 1
-ATTENTION, SHORT_CONV, GATED_DELTA_NET = range(3)  # `Mixer` of csrc/cpu/model.h
+# `Mixer` of csrc/cpu/model.h
+ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, NO_MIXER = range(5)
 MAX_CONV_KERNEL = 16  # of csrc/cpu/short_conv.h
 
 
@@ -32,6 +35,18 @@ class DeltaNetConfig(Structure):
     )
 
 
+class Mamba2Config(Structure):
+    """`Mamba2Config` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_heads", "head_dim", "state_size", "num_groups")),
+        *((name, c_int32) for name in ("heads_per_group", "first_head", "kernel_size")),
+        *((name, c_int32) for name in ("norm_size", "first_number", "all_numbers")),
+        ("norm_before_gate", c_int32),
+        *((f"{part}_multiplier", c_float) for part in ("z", "x", "b", "c", "dt")),
+    )
+
+
 class LayerConfig(Structure):
     """`LayerConfig` of csrc/cpu/model.h."""
 
@@ -43,6 +58,9 @@ class LayerConfig(Structure):
         ("mixer", c_int32),
         ("short_conv", ShortConvConfig),
         ("delta", DeltaNetConfig),
+        ("mamba2", Mamba2Config),
+        *((name, c_int32) for name in ("attention_beside", "has_mlp")),
+        *((name, c_float) for name in ("mixer_multiplier", "attention_multiplier")),
     )
 
 
@@ -58,23 +76,59 @@ class RopeConfig(Structure):
     )
 
 
-def why_no_mixer(conv: Mixer) -> str:
+def why_no_mixer(mixer: Mixer) -> str:
     """Return why the core cannot run a mixer; "" if it can."""
-    if not 2 <= conv.kernel_size <= MAX_CONV_KERNEL:
-        return f"a convolution over {conv.kernel_size} tokens; it can be 2 to {MAX_CONV_KERNEL}"
+    if not 2 <= mixer.kernel_size <= MAX_CONV_KERNEL:
+        return f"a convolution over {mixer.kernel_size} tokens; it can be 2 to {MAX_CONV_KERNEL}"
     return ""
 
 
-def mixer_configs(mixer: Mixer | None) -> tuple[int, ShortConvConfig, DeltaNetConfig]:
-    """Return a layer's mixer as the core has it, and nothing in place of the others."""
-    match mixer:
+def number_of(layer: LayerSpec) -> int:
+    """Return the `Mixer` of a layer."""
+    match layer.mixer:
         case ShortConvSpec():
-            conv = ShortConvConfig(mixer.channels, mixer.kernel_size)
-            return SHORT_CONV, conv, DeltaNetConfig()
+            return SHORT_CONV
         case GatedDeltaNetSpec():
-            return GATED_DELTA_NET, ShortConvConfig(), DeltaNetConfig(*astuple(mixer))
-        case None:
-            return ATTENTION, ShortConvConfig(), DeltaNetConfig()
+            return GATED_DELTA_NET
+        case Mamba2Spec():
+            return MAMBA2
+    return ATTENTION if layer.has_mixer else NO_MIXER
+
+
+def short_conv(mixer: Mixer | None) -> ShortConvConfig:
+    """Return a short convolution as the core has it."""
+    if not isinstance(mixer, ShortConvSpec):
+        return ShortConvConfig()
+    return ShortConvConfig(mixer.channels, mixer.kernel_size)
+
+
+def delta_net(mixer: Mixer | None) -> DeltaNetConfig:
+    """Return a gated delta net as the core has it."""
+    return (
+        DeltaNetConfig(*astuple(mixer))
+        if isinstance(mixer, GatedDeltaNetSpec)
+        else DeltaNetConfig()
+    )
+
+
+def mamba2(mixer: Mixer | None) -> Mamba2Config:
+    """Return Mamba-2 as the core has it."""
+    if not isinstance(mixer, Mamba2Spec):
+        return Mamba2Config()
+    return Mamba2Config(
+        len(mixer.heads),
+        mixer.head_dim,
+        mixer.state_size,
+        len(mixer.groups),
+        mixer.heads_per_group,
+        mixer.heads.start - mixer.groups.start * mixer.heads_per_group,
+        mixer.kernel_size,
+        mixer.norm_size,
+        mixer.heads.start * mixer.head_dim,
+        mixer.num_heads * mixer.head_dim,
+        mixer.norm_before_gate,
+        *mixer.multipliers,
+    )
 
 
 def kernel_size_of(spec: DecoderSpec, layer: int) -> int:
@@ -94,7 +148,14 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             layer.is_chunked,
             *((0.0, 1) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
-            *mixer_configs(layer.mixer),
+            number_of(layer),
+            short_conv(layer.mixer),
+            delta_net(layer.mixer),
+            mamba2(layer.mixer),
+            layer.attention_beside,
+            layer.has_mlp,
+            layer.mixer_multiplier,
+            layer.attention_multiplier,
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):

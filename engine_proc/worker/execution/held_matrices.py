@@ -15,6 +15,7 @@ MATRICES = (
     "in_b", "in_c", "in_x", "out", "attn_gate",
     "delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a", "delta.out",
     "delta.z_in", "delta.a_in",
+    "in_z", "in_dt",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -33,6 +34,15 @@ VECTORS = (
     "conv",
     *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out", "attn_gate")),
     *(f"delta.{name}" for name in ("q.conv", "k.conv", "v.conv", "a.bias", "rate", "gated_norm")),
+    *(f"{name}.bias" for name in ("in_z", "in_dt")),
+    "conv_x",
+    "conv_b",
+    "conv_c",
+    *(f"{name}.bias" for name in ("conv_x", "conv_b", "conv_c")),
+    "dt_bias",
+    "decay",
+    "skip",
+    "ssm_norm",
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 

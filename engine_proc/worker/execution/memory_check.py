@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    Mamba2Spec,
     Mixer,
     MixtureSpec,
     ShortConvSpec,
@@ -88,7 +89,7 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     numbers += max((mixer_numbers(mixer) for mixer in mixers), default=0)
     numbers += q if spec.attention_gate else 0
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
-    if len(mixtures) < len(spec.layers):
+    if any(layer.has_dense_mlp for layer in spec.layers):
         numbers += 2 * spec.intermediate_size
     numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
     return 4 * num_tokens * numbers
@@ -102,6 +103,8 @@ def mixer_numbers(mixer: Mixer) -> int:
         case GatedDeltaNetSpec():
             of_gates = mixer.num_value_heads + mixer.num_decays + 6 * mixer.gate_rank
             return 4 * mixer.key_width + 5 * mixer.value_width + of_gates
+        case Mamba2Spec():
+            return 5 * mixer.inner_size + 4 * mixer.group_numbers + 2 * len(mixer.heads)
 
 
 def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:

@@ -36,11 +36,12 @@ class QKNorm(StrEnum):
 
 
 class Activation(StrEnum):
-    """The gate of the MLP: `act(gate) * up`."""
+    """The gate of the MLP: `act(gate) * up`, or `act(up)` without a gate."""
 
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
+    RELU2 = "relu2"  # the square of what is above 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,63 @@ class GatedDeltaNetSpec:
         return columns * (2 * self.key_width + self.value_width) + self.key_dim * self.value_width
 
 
-Mixer = ShortConvSpec | GatedDeltaNetSpec
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Spec:
+    """Mamba-2, a mixer whose state is a matrix [state_size, head_dim] per head.
+
+    z, x, B, C and dt are projections of the layer's input. x, B and C pass a causal depthwise
+    convolution and a silu. A head's matrix is `S = exp(dt * decay) * S + dt * x . B`, where dt is
+    `softplus(dt + dt_bias)`. Its output is `S . C + skip * x`. That is gated by `silu(z)`,
+    normalized, and projected.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int  # of heads that share B and C
+    kernel_size: int  # tokens of the convolution, the newest included
+    conv_bias: bool = True
+    input_bias: bool = False
+    output_bias: bool = False
+    norm_size: int = 0  # adjacent numbers that are normalized together; 0 is no norm
+    norm_before_gate: bool = False
+    # Of z, x, B, C and dt, before the convolution and `dt_bias`.
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    local_heads: range | None = None  # of a tensor-parallel worker; None is all
+
+    @property
+    def heads(self) -> range:
+        """The heads whose weights are here."""
+        return range(self.num_heads) if self.local_heads is None else self.local_heads
+
+    @property
+    def heads_per_group(self) -> int:
+        return self.num_heads // self.num_groups
+
+    @property
+    def groups(self) -> range:
+        """The groups that those heads are of."""
+        heads, size = self.heads, self.heads_per_group
+        return range(heads.start // size, -(-heads.stop // size))
+
+    @property
+    def inner_size(self) -> int:
+        """The numbers of x, and of z."""
+        return len(self.heads) * self.head_dim
+
+    @property
+    def group_numbers(self) -> int:
+        """The numbers of B, and of C."""
+        return len(self.groups) * self.state_size
+
+    @property
+    def state_numbers(self) -> int:
+        """The fp32 numbers of a sequence's state: what is convolved of tokens, and matrices."""
+        window = (self.kernel_size - 1) * (self.inner_size + 2 * self.group_numbers)
+        return window + self.inner_size * self.state_size
+
+
+Mixer = ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,12 +238,26 @@ class LayerSpec:
     """The part of a spec that may differ from layer to layer."""
 
     mixer: Mixer | None = None  # None is attention
+    has_mixer: bool = True  # Nemotron-H: a layer is a mixer, attention included, ...
+    has_mlp: bool = True  # ... or an MLP
+    attention_beside: bool = False  # Falcon-H1: what attention and `mixer` give is added
+    mixer_multiplier: float = 1.0  # with `attention_beside`
+    attention_multiplier: float = 1.0  # likewise
 
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all
     is_chunked: bool = False  # Llama 4: only tokens of the same chunk of `window` are attended to
     temperature: QueryTemperature | None = None
     mixture: MixtureSpec | None = None  # None is the dense MLP of `DecoderSpec.intermediate_size`
+
+    @property
+    def attends(self) -> bool:
+        """Whether the layer has keys and values."""
+        return self.has_mixer and (self.mixer is None or self.attention_beside)
+
+    @property
+    def has_dense_mlp(self) -> bool:
+        return self.has_mlp and self.mixture is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +281,7 @@ class DecoderSpec:
     qk_norm: QKNorm = QKNorm.NONE
     qkv_clip: float | None = None  # OLMo: the largest query, key and value before RoPE, either sign
     activation: Activation = Activation.SILU
+    gated_mlp: bool = True  # False: down(act(up(x))), in mixtures too
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -223,11 +295,13 @@ class DecoderSpec:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
+    gate_multiplier: float = 1.0  # of gate(x), before the activation
+    mlp_multiplier: float = 1.0  # of what an MLP adds
 
     @property
     def num_kv_layers(self) -> int:
         """The layers with keys and values."""
-        return sum(layer.mixer is None for layer in self.layers)
+        return sum(layer.attends for layer in self.layers)
 
     @property
     def state_numbers(self) -> int:

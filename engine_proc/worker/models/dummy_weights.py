@@ -64,7 +64,7 @@ def dummy(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> Weight:
     if name.endswith("norm"):
         ones = np.full(shape, not is_one_plus(spec, name), np.float32)
         return StoredTensor(Format.F32, shape, ones.view(np.uint8))
-    if name.endswith(".rate"):  # of a state, which must not grow
+    if name.endswith((".rate", ".decay")):  # of a state, which must not grow
         return StoredTensor(Format.F32, shape, np.full(shape, -1.0, np.float32).view(np.uint8))
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     width = shape[1] if len(shape) > 1 else 1

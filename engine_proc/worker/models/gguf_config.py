@@ -22,11 +22,13 @@ from headrace.engine_proc.worker.models.decoder_spec import (
 )
 from headrace.engine_proc.worker.models.hybrid_families import CONV
 from headrace.engine_proc.worker.models.lowering import lower_fields
+from headrace.engine_proc.worker.models.mamba_families import MAMBA, MLP, MOE
 from headrace.engine_proc.worker.models.model_families import FULL, SLIDING
 from headrace.errors import ModelError
 from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
 SILU = {"hidden_act": "silu"}
+RELU2 = {"mlp_hidden_act": "relu2"}
 GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 WINDOW = {"sliding_window": 4096}  # of files that have none, though their family has
 SOFTCAPS = {
@@ -78,6 +80,12 @@ DELTA_NETS = {
     "ssm.time_step_rank": "linear_num_value_heads",
 }
 SHARED_EXPERT = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+NEMOTRON_H = {
+    **GROUPED,
+    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+}
+GRANITE_HYBRID = {**SCALES, "expert_shared_feed_forward_length": "shared_intermediate_size"}
 COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
@@ -94,6 +102,7 @@ class Architecture:
     slides: bool = False  # the family reads `layer_types`
     has_convs: bool = False  # layers without KV heads are short convolutions
     is_tiled: bool = False  # the value heads of its delta nets are in llama.cpp's order
+    has_mamba2: bool = False  # so are they Mamba-2, or beside it
     is_partial: bool = False  # the family reads `partial_rotary_factor`
     constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +123,21 @@ ARCHITECTURES = {
     "granite": Architecture(family="granite", permuted=True, keys=SCALES),
     "granite_swa": Architecture(family="granite_swa", permuted=True, slides=True, keys=SCALES),
     "olmo2": Architecture(family="olmo3", slides=True),  # OLMo 2 is OLMo 3 without windows
+    "granitehybrid": Architecture(
+        family="granitemoehybrid",
+        permuted=True,
+        has_mamba2=True,
+        constants=SILU | {"num_local_experts": 0},
+        keys=GRANITE_HYBRID,
+    ),
+    "falcon-h1": Architecture(
+        family="falcon_h1",
+        has_mamba2=True,
+        constants=SILU | {"mamba_norm_before_gate": False},
+    ),
+    "nemotron_h": Architecture(
+        family="nemotron_h", has_mamba2=True, constants=RELU2, keys=NEMOTRON_H
+    ),
     "smollm3": Architecture(family="smollm3", permuted=True),
     "glm4": Architecture(family="glm4", is_partial=True),
     "ernie4_5": Architecture(family="ernie4_5"),
@@ -150,6 +174,19 @@ MIXTURES = {
         family="granitemoeshared",
         permuted=True,
         keys=SCALES | COUNTS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+    ),
+    "granitehybrid": Architecture(
+        family="granitemoehybrid",
+        permuted=True,
+        has_mamba2=True,
+        keys=GRANITE_HYBRID | COUNTS,
+    ),
+    "nemotron_h_moe": Architecture(
+        family="nemotron_h",
+        has_mamba2=True,
+        constants=RELU2,
+        keys=NEMOTRON_H,
+        gating=SIGMOID,
     ),
     "gpt-oss": Architecture(
         family="gpt_oss",
@@ -209,6 +246,22 @@ MIXTURES = {
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
 LACKING = {"deepseek2": "latent attention"}  # what transformers' modules run, and ours do not
+MAMBA2 = {  # what families call these
+    "heads": "mamba_n_heads",
+    "head_dim": "mamba_d_head",
+    "conv_bias": "mamba_conv_bias",
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.state_size": "mamba_d_state",
+}
+NEMOTRON_MAMBA2 = {
+    "heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "conv_bias": "use_conv_bias",
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.group_count": "n_groups",
+    "ssm.state_size": "ssm_state_size",
+}
 KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -353,7 +406,9 @@ def family_config(
     """Return what some families' files say by their tensors, or in a form of their own."""
     config: dict[str, Any] = {}
     if architecture.has_convs:
-        config |= conv_config(fields, num_layers)
+        config |= attention_config(fields, num_layers, CONV)
+    if architecture.has_mamba2:
+        config |= mamba2_config(fields, architecture.family, tensors, num_layers)
     if architecture.family == "lfm2_moe":
         config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in tensors)
     if "ssm.time_step_rank" in architecture.keys:
@@ -370,14 +425,64 @@ def family_config(
     return config
 
 
-def conv_config(fields: ConfigFields, num_layers: int) -> dict[str, Any]:
+def attention_config(fields: ConfigFields, num_layers: int, other: str) -> dict[str, Any]:
     """Return which layers attend, those with KV heads, and how many KV heads they have."""
     counts = fields.one_per_layer("attention.head_count_kv", num_layers) or []
     kinds = {count for count in counts if count}
     if len(kinds) != 1:
         raise fields.wrong("attention.head_count_kv", "a list of one number and of zeros")
-    layer_types = [FULL if count else CONV for count in counts]
+    layer_types = [FULL if count else other for count in counts]
     return {"num_key_value_heads": kinds.pop(), "layer_types": layer_types}
+
+
+def mamba2_config(
+    fields: ConfigFields, family: str, tensors: Weights, num_layers: int
+) -> dict[str, Any]:
+    """Return the fields of Mamba-2, under the names of the family."""
+    inner_size, num_heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
+    if inner_size % num_heads:
+        raise fields.wrong("ssm.time_step_rank", f"a divisor of {inner_size}")
+    names = MAMBA2 | (NEMOTRON_MAMBA2 if family == "nemotron_h" else {})
+    config = {
+        names["heads"]: num_heads,
+        names["head_dim"]: inner_size // num_heads,
+        names["conv_bias"]: any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        **{names[key]: fields.integer(key) for key in MAMBA2 if key.startswith("ssm.")},
+    }
+    if family == "falcon_h1":
+        has_norm = "blk.0.ssm_norm.weight" in tensors
+        return config | {"mamba_d_ssm": inner_size, "mamba_rms_norm": has_norm}
+    config |= attention_config(fields, num_layers, MAMBA)
+    if family == "granitemoehybrid":
+        return config | granite_config(fields)
+    return config | nemotron_config(fields, num_layers)
+
+
+def granite_config(fields: ConfigFields) -> dict[str, Any]:
+    """Return the rest of what Granite 4 has in a form of its own. Bamba's files are like it."""
+    if fields.get("rope.scaling.finetuned", None) is not False:
+        raise fields.wrong("rope.scaling.finetuned", "false: layers without RoPE, unlike Bamba's")
+    hidden_size = fields.integer("embedding_length")
+    if fields.integer("ssm.inner_size") % hidden_size:
+        raise fields.wrong("ssm.inner_size", f"a multiple of {hidden_size}")
+    size = fields.integer("expert_shared_feed_forward_length", fields.get("feed_forward_length"))
+    return {
+        "mamba_expand": fields.integer("ssm.inner_size") // hidden_size,
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": size,
+    }
+
+
+def nemotron_config(fields: ConfigFields, num_layers: int) -> dict[str, Any]:
+    """Return what each layer is: with a size of an MLP, that; with KV heads, attention."""
+    layer_types = attention_config(fields, num_layers, MAMBA)["layer_types"]
+    sizes = fields.one_per_layer("feed_forward_length", num_layers) or []
+    kinds = {size for size in sizes if size}
+    if len(kinds) > 1 or not all(isinstance(size, int) for size in sizes):
+        raise fields.wrong("feed_forward_length", "a list of one number and of zeros")
+    mlp = MOE if fields.get("expert_count", 0) else MLP
+    types = [mlp if size else kind for kind, size in zip(layer_types, sizes, strict=True)]
+    return {"layer_types": types, "intermediate_size": kinds.pop() if kinds else 1}
 
 
 def num_layers_of(fields: ConfigFields, tensors: Weights) -> int:
@@ -419,7 +524,8 @@ def head_config(fields: ConfigFields, architecture: Architecture, head_dim: int)
         config["query_pre_attn_scalar"] = width if is_27b else head_dim
     if "attention.scale" in architecture.keys:
         config["attention_multiplier"] = fields.get("attention.scale", 0) or head_dim**-0.5
-        if fields.get("rope.scaling.finetuned", True) is False:
+        is_rotated = fields.get("rope.scaling.finetuned", True) is not False
+        if not is_rotated and not architecture.has_mamba2:
             raise fields.wrong("rope.scaling.finetuned", "true: Granite without RoPE")
     if architecture.is_partial:  # half of one more: the share is cut to a whole number
         dims = fields.integer("rope.dimension_count", head_dim)

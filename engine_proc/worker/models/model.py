@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from headrace.engine_proc.worker.checkpoints import gguf_tensors, safetensors
 from headrace.engine_proc.worker.checkpoints.quantized import (
     CONFIG_FIELDS,
@@ -22,6 +20,7 @@ from headrace.engine_proc.worker.models.gguf_config import lower_gguf
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.vision_config import lower_vision
 from headrace.errors import BAD_JSON, ModelError
+from headrace.model.config_json import decode_config
 from headrace.model.gguf import read_metadata
 from headrace.model.gguf_metadata import end_token_ids
 from headrace.model.pooling import Pooling, read_pooling
@@ -115,7 +114,7 @@ def open_gguf(path: Path) -> DecoderModel:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return decode_config(path.read_bytes())
     except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
 

@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "swish": Activation.SILU,
     "gelu": Activation.GELU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu2": Activation.RELU2,
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 

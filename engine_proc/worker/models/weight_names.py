@@ -10,6 +10,9 @@ from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    LayerSpec,
+    Mamba2Spec,
+    Mixer,
     MixtureSpec,
     Norm,
     NormPlacement,
@@ -20,6 +23,12 @@ from headrace.engine_proc.worker.models.delta_net_names import (
     delta_net_shapes,
     gguf_delta_net,
     hf_delta_net,
+)
+from headrace.engine_proc.worker.models.mamba_names import (
+    GGUF_MAMBA2,
+    HF_MAMBA2,
+    mamba2_module,
+    mamba2_parts,
 )
 from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
@@ -37,32 +46,38 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         shapes["head.bias"] = (spec.vocab_size,)
     shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
     for i, layer in enumerate(spec.layers):
-        of_layer = norm_shapes(spec)
+        of_layer = norm_shapes(spec, layer)
+        if layer.attends:
+            of_layer |= attention_shapes(spec)
         match layer.mixer:
-            case None:
-                of_layer |= attention_shapes(spec)
-            case ShortConvSpec():
-                of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
-            case GatedDeltaNetSpec():
-                of_layer |= delta_net_shapes(spec.hidden_size, layer.mixer)
-        if layer.mixture is None:
-            of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
-        else:
-            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture)
+            case ShortConvSpec() as conv:
+                of_layer |= short_conv_shapes(spec.hidden_size, conv)
+            case GatedDeltaNetSpec() as delta:
+                of_layer |= delta_net_shapes(spec.hidden_size, delta)
+            case Mamba2Spec() as mamba2:
+                of_layer |= mamba2_shapes(spec.hidden_size, mamba2)
+        if layer.mixture is not None:
+            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture, spec.gated_mlp)
+        elif layer.has_mlp:
+            of_layer |= mlp_shapes(
+                spec.hidden_size, spec.intermediate_size, spec.mlp_bias, gated=spec.gated_mlp
+            )
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
 
-def norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the weights of a layer's norms."""
     norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
     if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
         norms.append("mlp_norm")
     if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
         norms += ["attn_post_norm", "mlp_post_norm"]
+    has = {"attn": layer.has_mixer, "mlp": layer.has_mlp}
     shapes: dict[str, Shape] = {}
     for name in norms:
-        shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
+        if has[name.split("_")[0]]:
+            shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
     return shapes
 
 
@@ -104,27 +119,45 @@ def is_one_plus(spec: DecoderSpec, name: str) -> bool:
     return is_norm and spec.norm == Norm.RMS_ONE_PLUS
 
 
-def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
-    """Return the weights of a gated MLP."""
+def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:
+    """Return the weights of Mamba-2. Those of one channel are adjacent in a convolution."""
+    inner, of_groups, heads = mamba2.inner_size, mamba2.group_numbers, len(mamba2.heads)
+    convolved = {"x": inner, "b": of_groups, "c": of_groups}
+    shapes: dict[str, Shape] = {}
+    for name, count in {"z": inner, **convolved, "dt": heads}.items():
+        shapes |= linear_shapes(f"in_{name}", (count, hidden), mamba2.input_bias)
+    for name, count in convolved.items():
+        shapes[f"conv_{name}"] = (count * mamba2.kernel_size,)
+        if mamba2.conv_bias:
+            shapes[f"conv_{name}.bias"] = (count,)
+    shapes |= {name: (heads,) for name in ("dt_bias", "decay", "skip")}
+    if mamba2.norm_size:
+        shapes["ssm_norm"] = (inner,)
+    return shapes | linear_shapes("out", (hidden, inner), mamba2.output_bias)
+
+
+def mlp_shapes(
+    hidden: int, inner: int, bias: bool, prefix: str = "", gated: bool = True
+) -> dict[str, Shape]:
+    """Return the weights of an MLP."""
     return {
-        **linear_shapes(f"{prefix}gate", (inner, hidden), bias),
+        **(linear_shapes(f"{prefix}gate", (inner, hidden), bias) if gated else {}),
         **linear_shapes(f"{prefix}up", (inner, hidden), bias),
         **linear_shapes(f"{prefix}down", (hidden, inner), bias),
     }
 
 
-def mixture_shapes(hidden: int, mixture: MixtureSpec) -> dict[str, Shape]:
+def mixture_shapes(hidden: int, mixture: MixtureSpec, gated: bool) -> dict[str, Shape]:
     """Return the weights of a router, its experts and the shared MLP."""
     shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
     if mixture.selection_bias:
         shapes["router.selection_bias"] = (mixture.num_experts,)
     for expert in mixture.own_experts:
-        shapes |= mlp_shapes(
-            hidden, mixture.intermediate_size, mixture.expert_bias, f"experts.{expert}."
-        )
+        prefix, size = f"experts.{expert}.", mixture.intermediate_size
+        shapes |= mlp_shapes(hidden, size, mixture.expert_bias, prefix, gated)
     if mixture.shared_intermediate_size:
         size = mixture.shared_intermediate_size
-        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.")
+        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.", gated)
     if mixture.shared_gate:
         shapes["shared.router"] = (1, hidden)
     return shapes
@@ -230,6 +263,12 @@ def decoder_name(name: str) -> str:
     return name
 
 
+def with_biases(linear: Mapping[str, str]) -> dict[str, str]:
+    """Name the weight and the bias of each linear layer."""
+    weights = {ours: f"{theirs}.weight" for ours, theirs in linear.items()}
+    return weights | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in linear.items()}
+
+
 HF_LAYER = {
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
@@ -253,6 +292,7 @@ HF_GLM4_NORMS = {
     "attn_post_norm": "post_self_attn_layernorm.weight",
     "mlp_post_norm": "post_mlp_layernorm.weight",
 }
+HF_LAST_NORMS = ("embedding_norm", "final_layernorm", "norm_f")  # LFM2; Bamba; Nemotron-H
 HF_LINEAR = {
     "attn_norm": "input_layernorm",
     "attn_post_norm": "post_attention_layernorm",
@@ -266,15 +306,23 @@ HF_LINEAR = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+HF_NEMOTRON_H = with_biases(  # each layer is one of these
+    {name: f"mixer.{name}_proj" for name in ("q", "k", "v", "o", "up", "down")}
+    | {"attn_norm": "norm", "mlp_norm": "norm"}
+)
 
 
 def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
+    if "backbone.embeddings.weight" in tensors:  # Nemotron-H, as published
+        prefix = "backbone."
+    embed = "embeddings" if f"{prefix}embeddings.weight" in tensors else "embed_tokens"
     names = hf_layer(spec, f"{prefix}layers.0.", tensors)
-    last_norm = "embedding_norm" if f"{prefix}embedding_norm.weight" in tensors else "norm"  # LFM2
+    last_norms = (norm for norm in HF_LAST_NORMS if f"{prefix}{norm}.weight" in tensors)
+    last_norm = next(last_norms, "norm")
     sources = {
-        "embed": WeightSource(f"{prefix}embed_tokens.weight"),
+        "embed": WeightSource(f"{prefix}{embed}.weight"),
         "head": WeightSource("lm_head.weight"),
         "head.bias": WeightSource("lm_head.bias"),
         "norm": WeightSource(f"{prefix}{last_norm}.weight"),
@@ -285,20 +333,15 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= {
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
-        match spec.layers[i].mixer:
-            case ShortConvSpec() as conv:
-                sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
-            case GatedDeltaNetSpec() as delta:
-                sources |= hf_delta_net(
-                    delta, f"layers.{i}.delta.", f"{layer}linear_attn.", tensors
-                )
+        sources |= hf_mixer(spec.layers[i].mixer, f"layers.{i}.", layer, tensors)
         if spec.attention_gate:
             sources |= gated_queries(spec, f"layers.{i}.", f"{layer}self_attn.q_proj")
-        if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4
-            sources |= {
-                f"layers.{i}.{name}": WeightSource(f"{layer}feed_forward.{name}_proj.weight")
-                for name in ("gate", "up", "down")
-            }
+        if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4, Bamba
+            linear = with_biases({name: f"feed_forward.{name}_proj" for name in HF_NUMBERED})
+            sources |= {f"layers.{i}.{o}": WeightSource(layer + t) for o, t in linear.items()}
+        if f"{layer}shared_mlp.input_linear.weight" in tensors:  # Granite 4 without experts
+            sources |= fused_gate_up(spec, f"layers.{i}.", f"{layer}shared_mlp.input_linear")
+            sources[f"layers.{i}.down"] = WeightSource(f"{layer}shared_mlp.output_linear.weight")
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
             sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
         if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
@@ -306,6 +349,20 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= hf_mixture(mixture, f"layers.{i}.", layer, tensors)
     return sources
+
+
+def hf_mixer(
+    mixer: Mixer | None, ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the weights of a layer's mixer, where that is not attention."""
+    match mixer:
+        case ShortConvSpec():
+            return short_conv(mixer, ours, f"{theirs}conv.")
+        case GatedDeltaNetSpec():
+            return hf_delta_net(mixer, f"{ours}delta.", f"{theirs}linear_attn.", tensors)
+        case Mamba2Spec():
+            return mamba2_parts(mixer, ours, mamba2_module(theirs, tensors), HF_MAMBA2)
+    return {}
 
 
 def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> dict[str, str]:
@@ -319,6 +376,10 @@ def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> di
         names |= HF_HUNYUAN_NORMS
     if f"{first}operator_norm.weight" in tensors:
         names |= HF_LFM2
+    if f"{first}norm.weight" in tensors:
+        names |= HF_NEMOTRON_H
+    if f"{first}pre_ff_layernorm.weight" in tensors:  # Bamba
+        names["mlp_norm"] = "pre_ff_layernorm.weight"
     return names
 
 
@@ -332,6 +393,7 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.gate.wg.weight",
         "feed_forward.router.weight",
         "feed_forward.gate.weight",  # LFM2
+        "mixer.gate.weight",  # Nemotron-H
     ),
     "router.bias": ("mlp.router.bias",),
     "router.selection_bias": (
@@ -339,6 +401,7 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
         "feed_forward.expert_bias",  # LFM2
+        "mixer.gate.e_score_correction_bias",
     ),
     "shared.router": ("mlp.shared_expert_gate.weight",),
 }
@@ -347,6 +410,7 @@ HF_SHARED = (
     "mlp.shared_expert",
     "mlp.shared_mlp",  # Hunyuan
     "feed_forward.shared_expert",  # Llama 4
+    "mixer.shared_experts",  # Nemotron-H
 )
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
 HF_STACKS = (  # of gate and up, and of down
@@ -393,7 +457,8 @@ def hf_expert(
             linear = {o: f"{module}.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
             break
     else:
-        linear = {name: f"mlp.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
+        module = "mixer" if f"{theirs}mixer.gate.weight" in tensors else "mlp"  # Nemotron-H
+        linear = {name: f"{module}.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
     return {ours + o: WeightSource(theirs + t) for o, t in with_biases(linear).items()}
 
 
@@ -473,6 +538,20 @@ GGUF_LINEAR = {
 GGUF_ROPE = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 
 
+def gguf_mixer(
+    mixer: Mixer | None, ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Do as `hf_mixer`, for a GGUF file."""
+    match mixer:
+        case ShortConvSpec():
+            return short_conv(mixer, ours, f"{theirs}shortconv.")
+        case GatedDeltaNetSpec():
+            return gguf_delta_net(mixer, f"{ours}delta.", theirs, tensors)
+        case Mamba2Spec():
+            return mamba2_parts(mixer, ours, theirs, GGUF_MAMBA2)
+    return {}
+
+
 def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a GGUF file."""
     names = GGUF_LAYER | with_biases(GGUF_LINEAR)
@@ -483,8 +562,8 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         "norm": WeightSource("output_norm.weight"),
         "norm.bias": WeightSource("output_norm.bias"),
     }
-    if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
-        names["mlp_norm"] = "post_attention_norm.weight"
+    if (norm := gguf_mlp_norm(spec, tensors)) is not None:
+        names["mlp_norm"] = norm
     if "output_norm.weight" not in tensors:  # LFM2
         sources["norm"] = WeightSource("token_embd_norm.weight")
     for i in range(len(spec.layers)):
@@ -492,18 +571,25 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
         if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
-        match spec.layers[i].mixer:
-            case ShortConvSpec() as conv:
-                sources |= short_conv(conv, ours, f"{theirs}shortconv.")
-            case GatedDeltaNetSpec() as delta:
-                sources |= gguf_delta_net(delta, f"{ours}delta.", theirs, tensors)
+        sources |= gguf_mixer(spec.layers[i].mixer, ours, theirs, tensors)
         if spec.attention_gate:
             sources |= gated_queries(spec, ours, f"{theirs}attn_q")
-        if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
+        if not spec.layers[i].has_mixer:  # Nemotron-H
+            sources[f"{ours}mlp_norm"] = WeightSource(f"{theirs}attn_norm.weight")
+        if spec.gated_mlp and f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= gguf_mixture(mixture, ours, theirs, tensors)
     return sources
+
+
+def gguf_mlp_norm(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> str | None:
+    """Return the name of the norm before an MLP, where it is not what most files have."""
+    if "blk.0.ffn_norm" in tensors:  # Falcon-H1
+        return "ffn_norm"
+    if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
+        return "post_attention_norm.weight"
+    return None
 
 
 GGUF_MIXTURE = {
@@ -532,9 +618,3 @@ def gguf_mixture(
             fused = f"{theirs}ffn_gate_up_exps.weight[{expert}]"
             sources |= gate_and_up(own, fused, mixture.intermediate_size)
     return sources
-
-
-def with_biases(linear: Mapping[str, str]) -> dict[str, str]:
-    """Name the weight and the bias of each linear layer."""
-    weights = {ours: f"{theirs}.weight" for ours, theirs in linear.items()}
-    return weights | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in linear.items()}

@@ -10,13 +10,16 @@ experts that it has. A shared MLP is cut as any other; where it has too few bloc
 have nothing of it.
 
 Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns. So are
-key heads of a gated delta net, each with its value heads.
+key heads of a gated delta net, each with its value heads, and heads of Mamba-2. Where a group's
+heads are on several workers, each has the group's B and C. Norms over numbers of several workers
+sum their squares.
 
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +31,7 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    Mamba2Spec,
     MixtureSpec,
     Norm,
     QKNorm,
@@ -59,6 +63,7 @@ class Shard:
     shared: Mapping[int, range] = field(default_factory=dict)
     channels: Mapping[int, range] = field(default_factory=dict)  # of short convolutions, by layer
     delta_heads: Mapping[int, range] = field(default_factory=dict)  # of keys, by layer
+    mamba2_heads: Mapping[int, range] = field(default_factory=dict)  # of Mamba-2, by layer
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
@@ -119,6 +124,8 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
         return "there are no channels of the short convolutions for some"
     if why := why_no_delta_heads(spec, weights, all_shards):
         return why
+    if any(not heads for heads in all_shards[-1].mamba2_heads.values()):
+        return "there are no heads of Mamba-2 for some"
     block = max_block(spec, weights, "o")
     if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
         return (
@@ -159,6 +166,10 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
         for i, n in ((i, conv.channels) for i, conv in convolutions(spec))
     }
     delta_heads = {i: cut(delta.num_key_heads, num_ranks) for i, delta in delta_nets(spec)}
+    mamba2_heads = {
+        i: cut(mamba2.num_heads, num_ranks, mamba2_unit(mamba2, weights[f"layers.{i}.out"]))
+        for i, mamba2 in mamba2_layers(spec)
+    }
     return [
         Shard(
             rank,
@@ -170,6 +181,7 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
             shared={i: ranges[rank] for i, ranges in shared.items()},
             channels={i: ranges[rank] for i, ranges in channels.items()},
             delta_heads={i: ranges[rank] for i, ranges in delta_heads.items()},
+            mamba2_heads={i: ranges[rank] for i, ranges in mamba2_heads.items()},
         )
         for rank in range(num_ranks)
     ]
@@ -182,13 +194,13 @@ def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
 
 def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec]]:
     """Return the layers that are short convolutions."""
-    mixers = [(i, layer.mixer) for i, layer in enumerate(spec.layers)]
+    mixers = ((i, layer.mixer) for i, layer in enumerate(spec.layers))
     return [(i, mixer) for i, mixer in mixers if isinstance(mixer, ShortConvSpec)]
 
 
 def delta_nets(spec: DecoderSpec) -> list[tuple[int, GatedDeltaNetSpec]]:
     """Return the layers that are gated delta nets."""
-    mixers = [(i, layer.mixer) for i, layer in enumerate(spec.layers)]
+    mixers = ((i, layer.mixer) for i, layer in enumerate(spec.layers))
     return [(i, mixer) for i, mixer in mixers if isinstance(mixer, GatedDeltaNetSpec)]
 
 
@@ -203,9 +215,20 @@ def value_runs(delta: GatedDeltaNetSpec, heads: range) -> list[range]:
     ]
 
 
+def mamba2_layers(spec: DecoderSpec) -> list[tuple[int, Mamba2Spec]]:
+    """Return the layers that are Mamba-2."""
+    mixers = ((i, layer.mixer) for i, layer in enumerate(spec.layers))
+    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, Mamba2Spec)]
+
+
+def mamba2_unit(mamba2: Mamba2Spec, out: Weight) -> int:
+    """Return the heads that are cut as one: those of whole quantized blocks."""
+    return out.block_numbers // math.gcd(out.block_numbers, mamba2.head_dim)
+
+
 def dense_layers(spec: DecoderSpec) -> list[int]:
     """Return the layers that have an MLP of their own."""
-    return [i for i, layer in enumerate(spec.layers) if layer.mixture is None]
+    return [i for i, layer in enumerate(spec.layers) if layer.has_dense_mlp]
 
 
 def inner_unit(spec: DecoderSpec, weights: Weights, num_ranks: int) -> int:
@@ -244,6 +267,9 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         count, group = len(shard.delta_heads[i]), delta.num_value_heads // delta.num_key_heads
         own_delta = replace(delta, num_key_heads=count, num_value_heads=count * group)
         layers[i] = replace(layers[i], mixer=own_delta)
+    for i, mamba2 in mamba2_layers(spec):
+        own_heads = replace(mamba2, local_heads=shard.mamba2_heads[i])
+        layers[i] = replace(layers[i], mixer=own_heads)
     return replace(
         spec,
         layers=tuple(layers),
@@ -276,8 +302,8 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
         tensor = weights[name]
         local = name.split(".", 2)[2] if name.startswith("layers.") else name
         weight_name = local.removesuffix(".bias")
-        if weight_name in CONVOLUTION:
-            tensor = share_of_convolution(spec, name, tensor, shard)
+        if weight_name in CONVOLUTION + MAMBA2:
+            tensor = share_of_mixer(spec, name, tensor, shard)
         elif local.startswith("delta."):
             tensor = share_of_delta_net(spec, name, tensor, shard)
         elif local.startswith("shared."):
@@ -303,16 +329,36 @@ def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:
 
 
 CONVOLUTION = ("conv", "in_b", "in_c", "in_x", "out")
+MAMBA2 = (
+    "in_z", "in_dt", "conv_x", "conv_b", "conv_c", "dt_bias", "decay", "skip", "ssm_norm",
+)  # fmt: skip
 
 
-def share_of_convolution(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
-    """Return the share of a weight of a short convolution."""
-    _, index, local = name.split(".", 2)
-    channels, conv = shard.channels[int(index)], dict(convolutions(spec))[int(index)]
+def share_of_mixer(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
+    """Return the share of a weight of a mixer with a state."""
+    _, layer, local = name.split(".", 2)
+    index = int(layer)
+    mixer = spec.layers[index].mixer
+    assert isinstance(mixer, ShortConvSpec | Mamba2Spec)
+    if isinstance(mixer, ShortConvSpec):
+        outputs = inputs = shard.channels[index]
+    else:
+        outputs = numbers(shard.mamba2_heads[index], mixer.head_dim)
+        inputs = inputs_of_mamba2(mixer, local.removesuffix(".bias"), shard.mamba2_heads[index])
     if local.startswith("out"):
-        return column_share(local, tensor, channels, shard.rank)
-    unit = conv.kernel_size if local == "conv" else 1
-    return tensor.rows(channels.start * unit, channels.stop * unit)
+        return column_share(local, tensor, outputs, shard.rank)
+    is_convolution = local.startswith("conv") and not local.endswith(".bias")
+    unit = mixer.kernel_size if is_convolution else 1
+    return tensor.rows(inputs.start * unit, inputs.stop * unit)
+
+
+def inputs_of_mamba2(mamba2: Mamba2Spec, name: str, heads: range) -> range:
+    """Return the rows of a weight of Mamba-2 that some heads read."""
+    if name in ("in_b", "in_c", "conv_b", "conv_c"):
+        return numbers(replace(mamba2, local_heads=heads).groups, mamba2.state_size)
+    return (
+        heads if name in ("in_dt", "dt_bias", "decay", "skip") else numbers(heads, mamba2.head_dim)
+    )
 
 
 def share_of_delta_net(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:

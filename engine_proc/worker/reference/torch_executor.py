@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LayerSpec,
+    Mamba2Spec,
     MixtureSpec,
     Norm,
     NormPlacement,
@@ -34,6 +35,7 @@ from headrace.engine_proc.worker.reference.torch_delta_net import (
     DeltaTokens,
     run_sequence,
 )
+from headrace.engine_proc.worker.reference.torch_mamba2 import PARTS, run_mamba2
 from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 
 
@@ -120,24 +122,47 @@ class TorchExecutor:
         after = self.spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         multiplier = self.spec.residual_multiplier
 
+        if not layer.has_mixer:
+            out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x))
+            return x + out * multiplier
         normed = self.norm(f"{name}.attn_norm", x) if before else x
-        match layer.mixer:
-            case None:
-                attended = self.attention(index, layer, normed, places, rotations)
-            case ShortConvSpec():
-                attended = self.short_conv(index, layer.mixer, normed, batch, places)
-            case GatedDeltaNetSpec():
-                attended = self.delta_net(index, layer.mixer, normed, batch, places)
+        attended = self.mix(index, layer, normed, batch, places, rotations)
         if self.spec.placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         x = x + attended * multiplier
+        if not layer.has_mlp:
+            return x
 
         out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x) if before else x)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return x + out * multiplier
+
+    def mix(
+        self,
+        index: int,
+        layer: LayerSpec,
+        x: Tensor,
+        batch: Batch,
+        places: Places,
+        rotations: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Run a layer's mixer, or attention, or add both, [tokens, hidden] -> the same."""
+        match layer.mixer:
+            case None:
+                return self.attention(index, layer, x, places, rotations)
+            case ShortConvSpec() as conv:
+                return self.short_conv(index, conv, x, batch, places)
+            case GatedDeltaNetSpec() as delta:
+                return self.delta_net(index, delta, x, batch, places)
+            case Mamba2Spec() as mamba2:
+                mixed = self.mamba2(index, mamba2, x, batch, places)
+        if not layer.attention_beside:
+            return mixed
+        attended = self.attention(index, layer, x, places, rotations)
+        return mixed * layer.mixer_multiplier + attended * layer.attention_multiplier
 
     def attention(
         self,
@@ -244,22 +269,53 @@ class TorchExecutor:
         gate = torch.sigmoid(z) if delta.gate_rank else F.silu(z)
         return self.linear(f"{name}.out", (gate * read.flatten(1)).to(self.dtype))
 
+    def mamba2(
+        self, index: int, mamba2: Mamba2Spec, x: Tensor, batch: Batch, places: Places
+    ) -> Tensor:
+        """Run Mamba-2 over each sequence's tokens, [tokens, hidden] -> the same."""
+        prefix, states = f"layers.{index}.", self.states[index]
+        assert batch.state_in is not None and batch.state_out is not None
+        weights = {
+            name.removeprefix(prefix): weight
+            for name, weight in self.weights.items()
+            if name.startswith(prefix)
+        }
+        parts = {name: self.linear(f"{prefix}in_{name}", x) for name in PARTS}
+        mixed = torch.empty_like(parts["z"])
+        for stretch in places.stretches:
+            sequence = batch.sequences[stretch.rows.start]
+            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
+            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+            own = {name: part[stretch.rows] for name, part in parts.items()}
+            out, behind = run_mamba2(mamba2, weights, own, before.to(x.device), self.spec.norm_eps)
+            mixed[stretch.rows] = out.to(self.dtype)
+            states[slot_out] = behind.to(states.device)
+        return self.linear(f"{prefix}out", mixed)
+
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""
-        if layer.mixture is None:
-            return self.mlp(name, x)
-        return self.mixture(name, layer.mixture, x)
+        out = self.mlp(name, x) if layer.mixture is None else self.mixture(name, layer.mixture, x)
+        return out * self.spec.mlp_multiplier
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate, up = self.linear(f"{name}.gate", x), self.linear(f"{name}.up", x)
+        up = self.linear(f"{name}.up", x)
+        if f"{name}.gate" in self.weights:
+            gate = self.linear(f"{name}.gate", x) * self.spec.gate_multiplier
+            up = self.activate(gate) * up
+        else:
+            up = self.activate(up)
+        return self.linear(f"{name}.down", up)
+
+    def activate(self, x: Tensor) -> Tensor:
         match self.spec.activation:
             case Activation.SILU:
-                gate = F.silu(gate)
+                return F.silu(x)
             case Activation.GELU:
-                gate = F.gelu(gate)
+                return F.gelu(x)
             case Activation.GELU_TANH:
-                gate = F.gelu(gate, approximate="tanh")
-        return self.linear(f"{name}.down", gate * up)
+                return F.gelu(x, approximate="tanh")
+            case Activation.RELU2:
+                return F.relu(x).square()
 
     def clamped_mlp(self, name: str, clamp: float, beta: float, x: Tensor) -> Tensor:
         """Run an expert of gpt-oss."""

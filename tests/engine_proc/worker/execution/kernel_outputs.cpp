@@ -257,11 +257,19 @@ void try_norms(const Kernels &kernels, int n, Random &random) {
     out = y;
     kernels.convolve(taps, 2, x.data(), n, out.data());
     write("convolve" + size, out);
-    const ConvTap plain[] = {{y.data(), x.data(), nullptr}, {x.data(), y.data(), nullptr}};
-    kernels.convolve_silu(plain, 2, n, out.data());
-    write("convolve and silu" + size, out);
     kernels.sigmoid_gate(x.data(), n, out.data());
     write("sigmoid gate" + size, out);
+    const ConvTap ungated[] = {{y.data(), x.data(), nullptr}, {x.data(), y.data(), nullptr}};
+    kernels.convolve_silu(ungated, 2, x.data(), 0.7f, n, out.data());
+    write("convolve silu" + size, out);
+    const int num_rows = 3; // of the state
+    const std::vector<float> before = random.numbers(num_rows * n);
+    std::vector<float> after(num_rows * n);
+    const float b[] = {0.5f, -0.3f, 0.9f}, c[] = {-0.2f, 0.8f, 0.4f};
+    kernels.update_ssm(
+        {x.data(), b, c, 0.9f, 0.2f, 1.1f, before.data(), after.data(), out.data(), n, num_rows});
+    write("ssm" + size, out);
+    write("ssm state" + size, after);
 }
 
 // Three tokens of a head with `n` columns, behind a state and behind none.

@@ -24,7 +24,8 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-HYBRIDS = {"lfm2", "qwen35"}  # of test_hybrid_families.py
+# Of test_hybrid_families.py.
+HYBRIDS = {"lfm2", "qwen35", "granitehybrid", "nemotron_h", "falcon-h1"}
 UNSCALED = {"rope_type": "default", "rope_theta": 20000.0}
 LONG = {
     "rope_type": "longrope",

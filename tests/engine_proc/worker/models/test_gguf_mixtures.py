@@ -44,9 +44,9 @@ def test_files_with_experts_execute_as_in_transformers(case: str, tmp_path: Path
 def test_every_architecture_with_experts_has_a_case() -> None:
     families = {case.split()[0] for case in CASES}
     tested = {ARCHITECTURES.get(family, family) for family in families}
-    assert tested | {"lfm2moe", "qwen3next", "qwen35moe"} == set(
-        MIXTURES
-    )  # of test_hybrid_families.py
+    hybrids = {"lfm2moe", "qwen3next", "qwen35moe"}  # of test_hybrid_families.py
+    hybrids |= {"granitehybrid", "nemotron_h_moe"}
+    assert tested | hybrids == set(MIXTURES)
 
 
 def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ through: batch mates, chunks, cached prefixes, preemptions, retries and deaths."
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
-from headrace.engine_proc.worker.models import hybrid_families
+from headrace.engine_proc.worker.models import hybrid_families, mamba_families
 from headrace.engine_proc.worker.models.decoder_spec import GatedDeltaNetSpec, LayerSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
@@ -178,20 +179,31 @@ def test_hybrids_answer_with_few_slots(make: Make, expected: Answers) -> None:
         assert generation.answers(PROMPTS) == expected
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "lfm2",
-        "lfm2_moe without a bias of experts",
-        "lfm2_moe",
-        "qwen3_next",
-        "qwen3_5_text",
-        "qwen3_5_moe_text",
-    ],
-)
+IN_GGUF: dict[str, dict[str, Any]] = {  # and what llama.cpp has built in
+    "lfm2": {},
+    "lfm2_moe without a bias of experts": {"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    "lfm2_moe": {"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    "qwen3_next": {},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+    "granitemoehybrid": {},
+    "granitemoehybrid without experts": {"position_embedding_type": "nope"},
+    "nemotron_h": {},
+    "nemotron_h with experts and biases": {
+        "use_bias": False,
+        "mlp_bias": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "hybrid_override_pattern": "*EM*E",
+    },
+    "falcon_h1": {},
+    "falcon_h1 without norms, with multipliers": {"mlp_bias": False, "projectors_bias": False},
+}
+
+
+@pytest.mark.parametrize("case", IN_GGUF)
 def test_gguf_files_of_hybrids_generate_the_same(case: str, tmp_path: Path) -> None:
-    built_in = {"norm_topk_prob": True, "routed_scaling_factor": 1.0} if "lfm2_moe" in case else {}
-    model = tiny_hybrid(case, **built_in)
+    model = tiny_hybrid(case, **IN_GGUF[case])
     path = write_gguf(tmp_path / "tiny.gguf", model)
     ours = open_model(path)
     generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
@@ -350,7 +362,8 @@ def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
 
 
 def test_every_family_of_hybrids_has_a_case() -> None:
-    assert {case.split()[0] for case in HYBRIDS} == set(hybrid_families.HYBRIDS)
+    families = hybrid_families.HYBRIDS | mamba_families.MAMBAS
+    assert {case.split()[0] for case in HYBRIDS} == set(families)
 
 
 KIMI = {  # of our weights, those that transformers' layer has as they are
@@ -398,10 +411,67 @@ PUBLISHED = {  # as LFM2's own config.json has it
 }
 
 
+PUBLISHED_GRANITE = {  # the fields of Granite 4's own config.json
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "attention_bias": False,
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "init_method": "mup",
+    "intermediate_size": 512,
+    "layer_types": ["mamba", "mamba", "attention"],
+    "logits_scaling": 6,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 48,
+    "mamba_proj_bias": False,
+    "max_position_embeddings": 131072,
+    "model_type": "granitemoehybrid",
+    "normalization_function": "rmsnorm",
+    "num_attention_heads": 12,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "num_local_experts": 64,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "router_aux_loss_coef": 0.01,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+    "vocab_size": 100352,
+}
+
+
 def test_older_config_of_lfm2_is_read() -> None:
     spec = lower_config(PUBLISHED)
     assert [layer.mixer is None for layer in spec.layers] == [i in (2, 5) for i in range(6)]
     assert (spec.intermediate_size, spec.tied_head, spec.state_numbers) == (8192, True, 4 * 4096)
+
+
+def test_infinity_in_a_config_is_read(tmp_path: Path) -> None:
+    """It is no number of JSON. Older versions of transformers wrote it so."""
+    tiny_hybrid("bamba").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | {"time_step_limit": [0, math.inf]}
+    path.write_text(json.dumps(config))
+    assert "[0, Infinity]" in path.read_text()
+    assert open_model(tmp_path).spec.num_kv_layers == 1
+
+
+def test_published_config_of_granite_4_is_read() -> None:
+    spec = lower_config(PUBLISHED_GRANITE)
+    assert [layer.attends for layer in spec.layers] == [False, False, True]
+    assert spec.state_numbers == 2 * (3 * (3072 + 2 * 128) + 3072 * 128)
+    assert spec.layers[2].rope is None
 
 
 @pytest.mark.parametrize(
@@ -423,11 +493,31 @@ def test_wrong_delta_nets_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"layer_types": ["conv"] * 4}, {"layer_types": ["mamba"] * 4}, {"conv_L_cache": 0}]
+    ("family", "wrong"),
+    [
+        ("lfm2", {"layer_types": ["conv"] * 4}),
+        ("lfm2", {"layer_types": ["mamba"] * 4}),
+        ("lfm2", {"conv_L_cache": 0}),
+        ("bamba", {"attn_layer_indices": 2}),
+        ("bamba", {"attn_layer_indices": []}),
+        ("bamba", {"mamba_n_heads": 7}),
+        ("bamba", {"mamba_n_groups": 3}),
+        ("bamba", {"time_step_limit": [0.01, 0.1]}),
+        ("granitemoehybrid", {"layer_types": ["conv"] * 4}),
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 4}),
+        ("nemotron_h", {"layers_block_type": ["mlp", "mamba"]}),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "M-"}),
+        ("nemotron_h", {"moe_latent_size": 8}),
+        ("nemotron_h", {"attention_bias": True}),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}),
+        ("falcon_h1", {"mamba_proj_bias": True, "ssm_in_multiplier": 2.0}),
+        ("granitemoehybrid", {"normalization_function": "layernorm"}),
+    ],
 )
-def test_wrong_hybrids_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    tiny_hybrid("lfm2").save_pretrained(tmp_path)
+def test_wrong_hybrids_are_refused(tmp_path: Path, family: str, wrong: dict[str, Any]) -> None:
+    tiny_hybrid(family).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    with pytest.raises(ModelError, match=next(iter(wrong))):
+    with pytest.raises(ModelError, match="|".join(wrong)):
         open_model(tmp_path)

@@ -1,0 +1,269 @@
+#include "cpu/mamba2.h"
+#include "cpu/causal_conv.h"
+#include "cpu/products.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace headrace {
+
+namespace {
+
+constexpr float linear_from = 20.0f; // where softplus(x) is x in fp32
+
+float softplus(float x) {
+    return x > linear_from ? x : std::log1p(std::exp(x));
+}
+
+struct Chunk {
+    int first_token, end_token, sequence;
+};
+
+// A projection of the layer's input, convolved.
+struct ConvolvedPart {
+    MatrixSlot matrix;
+    VectorSlot bias;
+    CausalConv conv;
+    float *x;         // [tokens, stride], the projection
+    float *convolved; // likewise
+
+    const float *row(int token) const { return convolved + size_t(token) * conv.stride; }
+};
+
+// One layer of one step.
+class Mamba2Step {
+public:
+    Mamba2Step(StepState &state, const Layer &layer);
+
+    void project();
+    void convolve();
+    void scan();
+    void gate();
+    void finish();
+
+private:
+    ConvolvedPart part(MatrixSlot, VectorSlot bias, VectorSlot conv, VectorSlot conv_bias, int at,
+                       int channels, float multiplier);
+    void prepare_steps(int token);
+    void scan_head(const Chunk &, int head);
+    void sum_squares();
+    void norm_row(int token, float *row);
+    float *row_of(float *rows, int token) const { return rows + size_t(token) * inner_stride; }
+
+    // Call body(group, first, end) for what this worker has of each group that has a norm.
+    template <class Body> void each_norm(const Body &body) const {
+        const int first = config.first_number, end = first + inner, size = config.norm_size;
+        for (int group = first / size; group * size < end; ++group) {
+            body(group, std::max(first, group * size) - first,
+                 std::min(end, (group + 1) * size) - first);
+        }
+    }
+
+    StepState &s;
+    const Layer &layer;
+    const Mamba2Config &config;
+    const int inner, inner_stride, heads_stride, num_norms;
+    float *z, *out;        // [tokens, inner_stride]
+    float *steps, *decays; // [tokens, heads_stride]
+    float *squares;        // [tokens, num_norms], of all workers
+    size_t next_state;     // where the next convolution's columns are in a slot
+    ConvolvedPart x, b, c;
+    size_t matrix_offset; // of [heads, state_size, head_dim] in a slot
+    Activations mixed;    // of inner_stride: silu(z) * out
+};
+
+Mamba2Step::Mamba2Step(StepState &state, const Layer &l)
+    : s(state), layer(l), config(l.config.mamba2), inner(config.num_heads * config.head_dim),
+      inner_stride(stride_of(inner)), heads_stride(stride_of(config.num_heads)),
+      num_norms(config.norm_size > 0 ? config.all_numbers / config.norm_size : 0),
+      next_state(l.state_offset) {
+    Mamba2Workspace &space = s.model.workspace.mamba2;
+    const size_t n = s.num_tokens;
+    const int bc = config.num_groups * config.state_size;
+    z = space.z.floats(n * inner_stride);
+    out = space.out.floats(n * inner_stride);
+    steps = space.steps.floats(n * heads_stride);
+    decays = space.decays.floats(n * heads_stride);
+    squares = space.squares.floats(n * num_norms);
+    x = part(slot_in_x, slot_in_x_bias, slot_conv_x, slot_conv_x_bias, 0, inner,
+             config.x_multiplier);
+    b = part(slot_in_b, slot_in_b_bias, slot_conv_b, slot_conv_b_bias, 1, bc, config.b_multiplier);
+    c = part(slot_in_c, slot_in_c_bias, slot_conv_c, slot_conv_c_bias, 2, bc, config.c_multiplier);
+    matrix_offset = next_state;
+    mixed = {z, inner_stride, s.normed.rounded, s.normed.quantized};
+}
+
+ConvolvedPart Mamba2Step::part(MatrixSlot matrix, VectorSlot bias, VectorSlot conv,
+                               VectorSlot conv_bias, int at, int channels, float multiplier) {
+    Mamba2Workspace &space = s.model.workspace.mamba2;
+    const std::vector<float> &added = layer.vectors[conv_bias];
+    const int stride = stride_of(channels);
+    float *projected = space.projected[at].floats(size_t(s.num_tokens) * stride);
+    const CausalConv made{projected,
+                          stride,
+                          channels,
+                          config.kernel_size,
+                          layer.vectors[conv].data(),
+                          added.empty() ? nullptr : added.data(),
+                          multiplier,
+                          next_state};
+    next_state += made.state_numbers();
+    return {matrix, bias, made, projected,
+            space.convolved[at].floats(size_t(s.num_tokens) * stride)};
+}
+
+void Mamba2Step::project() {
+    const auto product = [&](MatrixSlot matrix, VectorSlot bias, float *to, int stride) {
+        return Product{{layer.matrices[matrix], s.normed, &layer.vectors[bias]}, to, stride};
+    };
+    multiply(s, s.num_tokens,
+             {product(slot_in_z, slot_in_z_bias, z, inner_stride),
+              product(x.matrix, x.bias, x.x, x.conv.stride),
+              product(b.matrix, b.bias, b.x, b.conv.stride),
+              product(c.matrix, c.bias, c.x, c.conv.stride),
+              product(slot_in_dt, slot_in_dt_bias, steps, heads_stride)});
+}
+
+// How far each head's state moves with a token, and what remains of it.
+void Mamba2Step::prepare_steps(int token) {
+    float *step = steps + size_t(token) * heads_stride;
+    float *decay = decays + size_t(token) * heads_stride;
+    const std::vector<float> &bias = layer.vectors[slot_dt_bias];
+    const std::vector<float> &rate = layer.vectors[slot_decay];
+    for (int head = 0; head < config.num_heads; ++head) {
+        step[head] = softplus(config.dt_multiplier * step[head] + bias[head]);
+        decay[head] = std::exp(step[head] * rate[head]);
+    }
+}
+
+void Mamba2Step::convolve() {
+    s.each_row([&](int token) {
+        for (const ConvolvedPart *part : {&x, &b, &c}) {
+            convolve_silu(s, part->conv, token,
+                          part->convolved + size_t(token) * part->conv.stride);
+            if (ends_chunk(s.step, token)) {
+                write_columns(s, part->conv, token);
+            }
+        }
+        prepare_steps(token);
+    });
+}
+
+// A head's tokens of a chunk, one after the other. The first reads the slot that the chunk begins
+// with. All write the one that it ends with.
+void Mamba2Step::scan_head(const Chunk &chunk, int head) {
+    const int group = (config.first_head + head) / config.heads_per_group;
+    const size_t numbers = size_t(config.state_size) * config.head_dim;
+    const size_t at = matrix_offset + head * numbers;
+    const int slot_in = s.step.state_in[chunk.sequence];
+    SsmUpdate update{};
+    update.before = slot_in < 0 ? nullptr : s.model.states.slot(slot_in) + at;
+    update.after = s.model.states.slot(s.step.state_out[chunk.sequence]) + at;
+    update.skip = layer.vectors[slot_skip][head];
+    update.head_dim = config.head_dim;
+    update.state_size = config.state_size;
+    for (int token = chunk.first_token; token < chunk.end_token; ++token) {
+        update.x = x.row(token) + head * config.head_dim;
+        update.b = b.row(token) + group * config.state_size;
+        update.c = c.row(token) + group * config.state_size;
+        update.step = steps[size_t(token) * heads_stride + head];
+        update.decay = decays[size_t(token) * heads_stride + head];
+        update.out = row_of(out, token) + head * config.head_dim;
+        s.model.kernels->update_ssm(update);
+        update.before = update.after;
+    }
+}
+
+void Mamba2Step::scan() {
+    std::vector<Chunk> chunks;
+    for (int token = 0; token < s.num_tokens; ++token) {
+        if (token == 0 || ends_chunk(s.step, token - 1)) {
+            chunks.push_back({token, token, s.step.sequences[token]});
+        }
+        chunks.back().end_token = token + 1;
+    }
+    s.model.pool.run(int(chunks.size()) * config.num_heads, [&](int task, int) {
+        scan_head(chunks[task / config.num_heads], task % config.num_heads);
+    });
+}
+
+// A norm needs the squares of the heads that other workers have.
+void Mamba2Step::sum_squares() {
+    std::fill_n(squares, size_t(s.num_tokens) * num_norms, 0.0f);
+    s.each_row([&](int token) {
+        const float *row = row_of(config.norm_before_gate ? out : z, token);
+        each_norm([&](int group, int first, int end) {
+            squares[size_t(token) * num_norms + group] =
+                s.model.kernels->squares(row + first, end - first, 0.0f);
+        });
+    });
+    s.model.peers.sum(squares, size_t(s.num_tokens) * num_norms);
+}
+
+void Mamba2Step::norm_row(int token, float *row) {
+    const float *weight = layer.vectors[slot_ssm_norm].data();
+    const float eps = s.config.norm_eps;
+    each_norm([&](int group, int first, int end) {
+        if (s.model.peers.alone()) {
+            s.model.kernels->norm(row + first, weight + first, end - first, eps, false,
+                                  row + first);
+            return;
+        }
+        const float mean = squares[size_t(token) * num_norms + group] / float(config.norm_size);
+        const float scale = 1.0f / std::sqrt(mean + eps);
+        for (int i = first; i < end; ++i) {
+            row[i] *= scale * weight[i];
+        }
+    });
+}
+
+// z = norm(out * silu(z)), or norm(out) * silu(z).
+void Mamba2Step::gate() {
+    const bool has_norm = config.norm_size > 0, norm_first = config.norm_before_gate != 0;
+    const bool sums = has_norm && !s.model.peers.alone();
+    const auto multiply_gate = [&](int token) {
+        float *gates = row_of(z, token);
+        s.model.kernels->scale(gates, config.z_multiplier, inner, gates);
+        s.model.kernels->gate(Gate::silu, gates, row_of(out, token), padded(inner));
+    };
+    if (sums && !norm_first) {
+        s.each_row(multiply_gate);
+    }
+    if (sums) {
+        sum_squares();
+    }
+    s.each_row([&](int token) {
+        if (has_norm && norm_first) {
+            norm_row(token, row_of(out, token));
+        }
+        if (!sums || norm_first) {
+            multiply_gate(token);
+        }
+        if (has_norm && !norm_first) {
+            norm_row(token, row_of(z, token));
+        }
+        round_activations(s, mixed, {&layer.matrices[slot_out]}, token);
+    });
+}
+
+void Mamba2Step::finish() {
+    const Linear product{layer.matrices[slot_out], mixed, &layer.vectors[slot_out_bias]};
+    multiply(s, s.num_tokens, {{product, s.sublayer, s.hidden_stride}});
+}
+
+} // namespace
+
+void run_mamba2(StepState &s, const Layer &layer) {
+    StepClock &clock = s.model.pool.clock;
+    Mamba2Step step(s, layer);
+    clock.enter(StepPart::products);
+    step.project();
+    clock.enter(StepPart::rows);
+    step.convolve();
+    step.scan();
+    step.gate();
+    clock.enter(StepPart::products);
+    step.finish();
+}
+
+} // namespace headrace
