@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.models.gguf_config import MIXTURES
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.errors import ModelError
 
+HYBRIDS = {"lfm2moe", "qwen3next", "qwen35moe"}  # of test_hybrid_families.py
 CASES: dict[str, dict[str, Any]] = {  # beside what llama.cpp has built in
     "mixtral": {},
     "qwen2_moe": {},
