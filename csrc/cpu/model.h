@@ -15,7 +15,7 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
-enum class Mixer : int32_t { attention, short_conv };
+enum class Mixer : int32_t { attention, short_conv, latent_attention };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -60,6 +60,13 @@ struct ShortConvConfig {
     int32_t channels, kernel_size;
 };
 
+// The fields of LatentAttentionSpec. All layers with it have the same sizes.
+struct LatentConfig {
+    int32_t query_rank; // 0: queries are not compressed
+    int32_t rank, nope_dim, rope_dim, value_dim;
+    float norm_eps;
+};
+
 struct LayerConfig {
     int32_t rope; // -1: none
     Window window;
@@ -68,6 +75,7 @@ struct LayerConfig {
     MixtureConfig mixture;
     Mixer mixer;
     ShortConvConfig short_conv;
+    LatentConfig latent;
 };
 
 struct RopeConfig {
@@ -104,6 +112,11 @@ enum MatrixSlot {
     slot_in_c,
     slot_in_x,
     slot_out,
+    slot_q_a,
+    slot_q_b,
+    slot_kv_a,
+    slot_k_b, // of each head [rank, nope_dim], one after the other
+    slot_v_b, // of each head [value_dim, rank]
     num_matrix_slots
 };
 enum VectorSlot {
@@ -136,11 +149,18 @@ enum VectorSlot {
     slot_in_c_bias,
     slot_in_x_bias,
     slot_out_bias,
+    slot_q_a_norm,
+    slot_kv_a_norm,
+    slot_q_a_bias,
+    slot_kv_a_bias,
     num_vector_slots
 };
 
 struct Layer {
     bool is_mixture() const { return config.mixture.num_experts > 0; }
+    bool has_pages() const {
+        return config.mixer == Mixer::attention || config.mixer == Mixer::latent_attention;
+    }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
     // The fp32 numbers of a sequence's state.
     size_t state_numbers() const;
@@ -162,7 +182,8 @@ struct MixtureWorkspace {
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
-        gathered, conv_b, conv_c, conv_x;
+        gathered, conv_b, conv_c, conv_x, query_latents, of_heads, rounded_of_heads,
+        quantized_of_heads;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
 };
@@ -174,7 +195,9 @@ struct Model {
     const Kernels *kernels; // null when the processor lacks the ISA asked for
     std::vector<Rope> ropes;
     std::vector<Layer> layers;
-    Matrix embed, head;                            // `head` stays empty when tied
+    const LatentConfig *latent =
+        nullptr;        // of the layers with pages; null: they have keys and values
+    Matrix embed, head; // `head` stays empty when tied
     std::vector<float> norm, norm_bias, head_bias; // empty when the model has none
     KvPages kv;
     StateSlots states;

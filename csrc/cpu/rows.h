@@ -135,7 +135,7 @@ template <class V> void store_head(const HeadPlace &place, const float *key, con
     const int n = place.head_dim;
     if (place.format == Format::f32) {
         float *keys = reinterpret_cast<float *>(place.key);
-        for (int d = 0; d < n; ++d) {
+        for (int d = 0; keys && d < n; ++d) {
             keys[d * lanes] = key[d];
         }
         for (int d = 0; d < n; d += lanes) {
@@ -146,17 +146,17 @@ template <class V> void store_head(const HeadPlace &place, const float *key, con
     }
     for (int d = 0; d < n; d += lanes) {
         float keys[lanes], values[lanes];
-        V::store(keys, load_of<V>(key, d, n));
+        V::store(keys, load_of<V>(place.key ? key : value, d, n));
         V::store(values, load_of<V>(value, d, n));
         uint16_t key_halves[lanes], value_halves[lanes];
         for (int lane = 0; lane < lanes; ++lane) {
             key_halves[lane] = to_bf16(keys[lane]);
             value_halves[lane] = to_bf16(values[lane]);
         }
-        uint8_t *key_pairs = place.key + d / 2 * lanes * 4;
+        uint8_t *key_pairs = place.key ? place.key + d / 2 * lanes * 4 : nullptr;
         uint8_t *value_pairs = place.value + d / lanes * place.value_block;
         const int count = n - d < lanes ? n - d : lanes;
-        for (int lane = 0; lane < count; lane += 2) {
+        for (int lane = 0; place.key && lane < count; lane += 2) {
             std::memcpy(key_pairs + lane / 2 * lanes * 4, key_halves + lane, 4);
         }
         for (int lane = 0; lane < count; ++lane) {

@@ -4,6 +4,7 @@
 // rows when there are many. Attention is cut by tile, KV head and, for few tokens, key segment.
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
+#include "cpu/latent_attention.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
@@ -109,6 +110,8 @@ void enter_layer(const StepState &s, int index, int token) {
     normalize(s, layer.vectors[slot_attn_norm], layer.vectors[slot_attn_norm_bias], token);
     if (layer.config.mixer == Mixer::short_conv) {
         round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
+    } else if (layer.config.mixer == Mixer::latent_attention) {
+        round_activations(s, s.normed, {of + slot_kv_a, of + slot_q, of + slot_q_a}, token);
     } else {
         round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
     }
@@ -185,6 +188,9 @@ void run_mixer(StepState &s, int index) {
         break;
     case Mixer::short_conv:
         run_short_conv(s, layer);
+        break;
+    case Mixer::latent_attention:
+        run_latent_attention(s, index);
         break;
     }
 }

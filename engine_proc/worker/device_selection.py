@@ -72,6 +72,8 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
     if any(layer.mixture is not None for layer in spec.layers):
         return "experts"
+    if spec.latent is not None:
+        return "latent attention"
     if any(layer.mixer is not None for layer in spec.layers):
         return "short convolutions"
     if spec.norm_bias or spec.head_bias:

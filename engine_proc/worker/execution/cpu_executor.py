@@ -451,10 +451,14 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
 
 
 def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
-    """Return the bytes of a KV page over all layers. Values are padded to 16 a head."""
+    """Return the bytes of a KV page over all layers. Values are padded to 16 a head.
+
+    A latent is stored once.
+    """
     itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
     padded_dim = -(-spec.head_dim // LANES) * LANES
-    numbers = page_tokens * spec.num_kv_heads * (spec.head_dim + padded_dim)
+    key_dim = spec.head_dim if spec.latent is None else 0
+    numbers = page_tokens * spec.num_kv_heads * (key_dim + padded_dim)
     return spec.num_kv_layers * numbers * itemsize
 
 

@@ -13,6 +13,7 @@ MATRICES = (
     "q", "k", "v", "o", "gate", "up", "down",
     "router", "shared.gate", "shared.up", "shared.down",
     "in_b", "in_c", "in_x", "out",
+    "q_a", "q_b", "kv_a", "k_b", "v_b",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -30,6 +31,10 @@ VECTORS = (
     *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
     "conv",
     *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out")),
+    "q_a_norm",
+    "kv_a_norm",
+    "q_a.bias",
+    "kv_a.bias",
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 

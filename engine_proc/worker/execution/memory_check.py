@@ -10,7 +10,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec, ShortConvSpec
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ConfigError
 
@@ -78,7 +78,12 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """
     hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
     numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
-    numbers += 3 * max((layer.mixer.channels for layer in spec.layers if layer.mixer), default=0)
+    if (latent := spec.latent) is not None:  # of heads: as they are, rounded, and queries
+        of_head = max(latent.rank, latent.nope_dim)
+        numbers += 3 * spec.num_heads * of_head + 2 * (latent.query_rank or 0)
+    mixers = (layer.mixer for layer in spec.layers)
+    convs = (mixer.channels for mixer in mixers if isinstance(mixer, ShortConvSpec))
+    numbers += 3 * max(convs, default=0)
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if len(mixtures) < len(spec.layers):
         numbers += 2 * spec.intermediate_size

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
+from headrace.engine_proc.worker.checkpoints.head_matrices import KEYS, VALUES, with_heads
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    LatentAttentionSpec,
     MixtureSpec,
     NormPlacement,
     QKNorm,
@@ -42,6 +44,8 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         of_layer = norm_shapes(spec)
         if layer.mixer is None:
             of_layer |= attention_shapes(spec)
+        elif isinstance(layer.mixer, LatentAttentionSpec):
+            of_layer |= latent_attention_shapes(spec, layer.mixer)
         else:
             of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
         if layer.mixture is None:
@@ -95,6 +99,23 @@ def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
     return shapes | ({"conv.bias": (conv.channels,)} if conv.bias else {})
 
 
+def latent_attention_shapes(spec: DecoderSpec, latent: LatentAttentionSpec) -> dict[str, Shape]:
+    """Return the weights of a latent attention."""
+    hidden, heads = spec.hidden_size, spec.num_heads
+    shapes: dict[str, Shape] = {}
+    if latent.query_rank is None:
+        shapes["q"] = (heads * latent.query_dim, hidden)
+    else:
+        shapes |= linear_shapes("q_a", (latent.query_rank, hidden), latent.bias)
+        shapes["q_a_norm"] = (latent.query_rank,)
+        shapes["q_b"] = (heads * latent.query_dim, latent.query_rank)
+    shapes |= linear_shapes("kv_a", (latent.latent_dim, hidden), latent.bias)
+    shapes["kv_a_norm"] = (latent.rank,)
+    shapes["k_b"] = (heads * latent.rank, latent.nope_dim)
+    shapes["v_b"] = (heads * latent.value_dim, latent.rank)
+    return shapes | linear_shapes("o", (hidden, heads * latent.value_dim), spec.output_bias)
+
+
 def mlp_shapes(hidden: int, inner: int, bias: bool, prefix: str = "") -> dict[str, Shape]:
     """Return the weights of a gated MLP."""
     return {
@@ -134,6 +155,9 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
     """
     shapes = weight_shapes(spec)
     tensors = unstacked(tensors)
+    if (latent := spec.latent) is not None:
+        sizes = (spec.num_heads, latent.nope_dim, latent.value_dim)
+        tensors = with_heads(tensors, *sizes)
     sources = naming(spec, tensors)
     num_rows: dict[str, int] = {}  # of each tensor: a fused one holds several weights
     for name, shape in shapes.items():
@@ -234,6 +258,17 @@ HF_LFM2 = {
     "up": "feed_forward.w3.weight",
     "down": "feed_forward.w2.weight",
 }
+HF_LATENT = {
+    "q_a": "self_attn.q_a_proj",
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+}
+HF_LATENT_HEADS = {
+    "k_b": f"self_attn.kv_b_proj.weight{KEYS}",
+    "v_b": f"self_attn.kv_b_proj.weight{VALUES}",
+}
 HF_HUNYUAN_NORMS = {
     "q_norm": "self_attn.query_layernorm.weight",
     "k_norm": "self_attn.key_layernorm.weight",
@@ -274,8 +309,14 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= {
             f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
         }
-        if (conv := spec.layers[i].mixer) is not None:
-            sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, f"layers.{i}.", f"{layer}conv.")
+            case LatentAttentionSpec():
+                names_of_latents = with_biases(HF_LATENT) | HF_LATENT_HEADS
+                sources |= {
+                    f"layers.{i}.{o}": WeightSource(layer + t) for o, t in names_of_latents.items()
+                }
         if f"{layer}feed_forward.down_proj.weight" in tensors:  # Llama 4
             sources |= {
                 f"layers.{i}.{name}": WeightSource(f"{layer}feed_forward.{name}_proj.weight")
@@ -464,13 +505,36 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
         sources |= {ours + o: WeightSource(theirs + t) for o, t in names.items()}
         if f"{theirs}attn_qkv.weight" in tensors:  # Phi-3, and all that are converted so
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
-        if (conv := spec.layers[i].mixer) is not None:
-            sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+        match spec.layers[i].mixer:
+            case ShortConvSpec() as conv:
+                sources |= short_conv(conv, ours, f"{theirs}shortconv.")
+            case LatentAttentionSpec():
+                sources |= gguf_latents(ours, theirs, tensors)
         if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= gguf_mixture(mixture, ours, theirs, tensors)
     return sources
+
+
+GGUF_LATENT = {
+    "q_a": "attn_q_a.weight",
+    "q_a_norm": "attn_q_a_norm.weight",
+    "q_b": "attn_q_b.weight",
+    "kv_a": "attn_kv_a_mqa.weight",
+    "kv_a_norm": "attn_kv_a_norm.weight",
+}
+
+
+def gguf_latents(
+    ours: str, theirs: str, tensors: Mapping[str, Weight]
+) -> dict[str, WeightSource]:
+    """Name the tensors of a latent attention, of older files whose keys and values are one."""
+    heads = {"k_b": "attn_k_b.weight", "v_b": "attn_v_b.weight"}
+    if f"{theirs}attn_kv_b.weight{KEYS}" in tensors:
+        heads = {"k_b": f"attn_kv_b.weight{KEYS}", "v_b": f"attn_kv_b.weight{VALUES}"}
+    names = GGUF_LATENT | heads
+    return {ours + o: WeightSource(theirs + t) for o, t in names.items()}
 
 
 GGUF_MIXTURE = {

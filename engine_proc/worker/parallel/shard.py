@@ -11,6 +11,9 @@ have nothing of it.
 
 Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns.
 
+Heads of latent attention are cut as those of any other. Every worker computes and stores the
+latents.
+
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
@@ -24,6 +27,7 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
+    LatentAttentionSpec,
     MixtureSpec,
     Norm,
     QKNorm,
@@ -113,9 +117,10 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
     if any(not channels for channels in all_shards[-1].channels.values()):
         return "there are no channels of the short convolutions for some"
     block = max_block(spec, weights, "o")
-    if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
+    head_dim = output_dim(spec)
+    if any(shard.heads.start * head_dim % block for shard in all_shards):
         return (
-            f"heads of {spec.head_dim} would be cut from {block} numbers that are quantized as one"
+            f"heads of {head_dim} would be cut from {block} numbers that are quantized as one"
         )
     return ""
 
@@ -158,7 +163,11 @@ def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
 
 def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec]]:
     """Return the layers that are short convolutions."""
-    return [(i, layer.mixer) for i, layer in enumerate(spec.layers) if layer.mixer is not None]
+    return [
+        (i, layer.mixer)
+        for i, layer in enumerate(spec.layers)
+        if isinstance(layer.mixer, ShortConvSpec)
+    ]
 
 
 def dense_layers(spec: DecoderSpec) -> list[int]:
@@ -223,7 +232,9 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
     }
     if spec.qk_norm == QKNorm.FULL:
         row_shares |= {"q_norm": queries, "k_norm": keys}
-    column_shares = {"o": queries, "down": shard.inner}
+    column_shares = {"o": numbers(shard.heads, output_dim(spec)), "down": shard.inner}
+    if (latent := spec.latent) is not None:
+        row_shares |= latent_shares(latent, shard.heads)
     shares: dict[str, Weight] = {}
     for name in weight_shapes(shard_spec(spec, shard)):
         tensor = weights[name]
@@ -241,6 +252,21 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
             tensor = column_share(local, tensor, column_shares[weight_name], shard.rank)
         shares[name] = tensor
     return shares
+
+
+def output_dim(spec: DecoderSpec) -> int:
+    """Return the numbers of a head that `o` reads."""
+    return spec.head_dim if spec.latent is None else spec.latent.value_dim
+
+
+def latent_shares(latent: LatentAttentionSpec, heads: range) -> dict[str, range]:
+    """Return the rows of the matrices that heads of latent attention have of their own."""
+    return {
+        "q": numbers(heads, latent.query_dim),
+        "q_b": numbers(heads, latent.query_dim),
+        "k_b": numbers(heads, latent.rank),
+        "v_b": numbers(heads, latent.value_dim),
+    }
 
 
 def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:
@@ -262,7 +288,7 @@ def share_of_convolution(spec: DecoderSpec, name: str, tensor: Weight, shard: Sh
     channels, conv = shard.channels[int(index)], spec.layers[int(index)].mixer
     if local.startswith("out"):
         return column_share(local, tensor, channels, shard.rank)
-    assert conv is not None
+    assert isinstance(conv, ShortConvSpec)
     unit = conv.kernel_size if local == "conv" else 1
     return tensor.rows(channels.start * unit, channels.stop * unit)
 

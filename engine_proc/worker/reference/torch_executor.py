@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
+    LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
     Norm,
@@ -60,7 +61,7 @@ class TorchExecutor:
         self.states = {
             i: torch.zeros(num_states, layer.mixer.kernel_size - 1, layer.mixer.channels)
             for i, layer in enumerate(spec.layers)
-            if layer.mixer is not None
+            if isinstance(layer.mixer, ShortConvSpec)
         }
 
     @torch.inference_mode()
@@ -116,10 +117,13 @@ class TorchExecutor:
         multiplier = self.spec.residual_multiplier
 
         normed = self.norm(f"{name}.attn_norm", x) if before else x
-        if layer.mixer is None:
-            attended = self.attention(index, layer, normed, places, rotations)
-        else:
-            attended = self.short_conv(index, layer.mixer, normed, batch, places)
+        match layer.mixer:
+            case None:
+                attended = self.attention(index, layer, normed, places, rotations)
+            case ShortConvSpec() as conv:
+                attended = self.short_conv(index, conv, normed, batch, places)
+            case LatentAttentionSpec() as latent:
+                attended = self.latent_attention(index, layer, latent, normed, places, rotations)
         if self.spec.placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
@@ -201,6 +205,55 @@ class TorchExecutor:
             states[slot_out] = columns[-(conv.kernel_size - 1) :].float().to(states.device)
         return self.linear(f"{name}.out", mixed)
 
+    def latent_attention(
+        self,
+        index: int,
+        layer: LayerSpec,
+        latent: LatentAttentionSpec,
+        x: Tensor,
+        places: Places,
+        rotations: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Write latents to the cache, expand them to keys and values, and attend to these."""
+        spec, name = self.spec, f"layers.{index}"
+        if latent.query_rank is None:
+            q = self.linear(f"{name}.q", x)
+        else:
+            compressed = self.linear(f"{name}.q_a", x)
+            compressed = self.norm(f"{name}.q_a_norm", compressed, latent.norm_eps)
+            q = self.linear(f"{name}.q_b", compressed)
+        q = q.view(len(x), spec.num_heads, latent.query_dim)
+        stored = self.linear(f"{name}.kv_a", x)[:, None]
+        compressed, shared = stored.split([latent.rank, latent.rope_dim], -1)
+        nope, rotated = q.split([latent.nope_dim, latent.rope_dim], -1)
+        if layer.rope is not None:
+            interleaved = spec.ropes[layer.rope].interleaved
+            rotated = rotate(rotated, *rotations[layer.rope], interleaved)
+            shared = rotate(shared, *rotations[layer.rope], interleaved)
+        q = torch.cat([nope, rotated], -1)
+        if layer.temperature is not None:
+            q = q * temperatures(layer.temperature, places.positions)[:, None, None].to(self.dtype)
+        cache = self.kv[index, 0]
+        compressed = self.norm(f"{name}.kv_a_norm", compressed, latent.norm_eps)
+        cache[places.pages, places.slots] = torch.cat([compressed, shared], -1)
+        key_matrix = self.weights[f"{name}.k_b"].view(spec.num_heads, latent.rank, latent.nope_dim)
+        value_matrix = self.weights[f"{name}.v_b"].view(spec.num_heads, -1, latent.rank)
+        out = x.new_empty(len(x), spec.num_heads, latent.value_dim)
+        for stretch in places.stretches:
+            known = cache[stretch.pages].flatten(0, 2)[: stretch.num_keys]
+            ranks, shared = known.split([latent.rank, latent.rope_dim], -1)
+            keys = torch.einsum("kr,hrn->khn", ranks, key_matrix)
+            shared = shared[:, None].expand(-1, spec.num_heads, -1)
+            out[stretch.rows] = attend(
+                q[stretch.rows],
+                torch.cat([keys, shared], -1),
+                torch.einsum("kr,hvr->khv", ranks, value_matrix),
+                stretch.positions,
+                scale=spec.attention_scale,
+                reach=reach_of(layer),
+            )
+        return self.linear(f"{name}.o", out.flatten(1))
+
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""
         if layer.mixture is None:
@@ -254,15 +307,15 @@ class TorchExecutor:
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """Normalize the last dimension, in fp32."""
+    def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
+        """Normalize the last dimension, in fp32; `eps` is by default the decoder's."""
         weight = self.weights[name].float()
         y = x.float()
         if self.spec.norm == Norm.LAYER:
             y = y - y.mean(-1, keepdim=True)
         if self.spec.norm == Norm.RMS_ONE_PLUS:
             weight = weight + 1
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + (eps or self.spec.norm_eps))
         y = y * weight
         if (bias := self.weights.get(f"{name}.bias")) is not None:
             y = y + bias.float()

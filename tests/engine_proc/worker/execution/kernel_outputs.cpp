@@ -308,10 +308,10 @@ struct Sequence {
 
     AttentionTile tile(const float *queries, bool is_rounded, int first, int count, int group,
                        Window window, float softcap) const {
-        return {queries,     is_rounded,        count,           group,   head_dim,
-                first,       first + count - 1, nullptr,         window,  softcap,
-                format,      kv.keys(0, 0),     kv.values(0, 0), nullptr, kv.page_bytes(),
-                page_tokens, pages.data()};
+        return {
+            queries,       is_rounded,        count,   group,           head_dim,    head_dim,
+            first,         first + count - 1, nullptr, window,          softcap,     format,
+            kv.keys(0, 0), kv.values(0, 0),   nullptr, kv.page_bytes(), page_tokens, pages.data()};
     }
 
     static constexpr int num_keys = 300;
