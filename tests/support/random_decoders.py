@@ -12,6 +12,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
+    LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
     Norm,
@@ -226,6 +227,41 @@ HYBRIDS = {
         score=RouterScore.SIGMOID,
         selection_bias=True,
         weight_sum_eps=0.1,
+    ),
+}
+
+
+def with_latents(spec: DecoderSpec, latent: LatentAttentionSpec, **layer: Any) -> DecoderSpec:
+    """Return a spec whose layers have latent attention."""
+    dim = latent.query_dim
+    inv_freq = tuple(10_000.0 ** (-2 * i / latent.rope_dim) for i in range(latent.rope_dim // 2))
+    return dataclasses.replace(
+        spec,
+        num_kv_heads=1,
+        head_dim=latent.latent_dim,
+        attention_scale=dim**-0.5,
+        layers=tuple(dataclasses.replace(own, mixer=latent, **layer) for own in spec.layers),
+        ropes=(RopeTable(inv_freq=inv_freq, interleaved=True, scale=1.2),),
+    )
+
+
+LATENTS = {
+    "deepseek": with_latents(
+        dataclasses.replace(SPEC, num_heads=6),
+        LatentAttentionSpec(query_rank=40, rank=64, nope_dim=24, rope_dim=16, value_dim=32),
+    ),
+    "plain queries, biases, one of many heads": with_latents(
+        dataclasses.replace(SPEC, num_heads=34, output_bias=True),
+        LatentAttentionSpec(
+            query_rank=None, rank=32, nope_dim=33, rope_dim=16, value_dim=16, bias=True
+        ),
+        window=50,
+        temperature=QueryTemperature(scale=0.3, tokens=8),
+    ),
+    "parallel, wide values, no RoPE": with_latents(
+        dataclasses.replace(SPECS["cohere"], num_heads=3),
+        LatentAttentionSpec(query_rank=20, rank=16, nope_dim=8, rope_dim=16, value_dim=48),
+        rope=None,
     ),
 }
 NUM_STATES = 4 * (LENGTH + 1)  # a slot behind each position of four sequences

@@ -23,6 +23,9 @@ from headrace.engine_proc.worker.models.mixture_families import (
 from headrace.engine_proc.worker.models.model_families import decoder, rope
 
 
+UNIT = 16  # numbers; no vector of the core has some of two heads
+
+
 def latent_decoder(
     fields: ConfigFields, *, interleaved: bool, bias: bool | None = None, **differences: Any
 ) -> DecoderSpec:
@@ -34,6 +37,9 @@ def latent_decoder(
     for name in ("qk_head_dim", "head_dim"):  # they repeat others
         fields.get(name, None)
     bias = fields.flag("attention_bias", False) if bias is None else bias
+    for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
+        if fields.integer(name) % UNIT:
+            raise fields.wrong(name, f"a multiple of {UNIT}, as our own modules need it")
     rank = fields.get("q_lora_rank", None)
     latent = LatentAttentionSpec(
         query_rank=None if rank is None else fields.integer("q_lora_rank"),

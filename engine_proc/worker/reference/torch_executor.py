@@ -220,7 +220,7 @@ class TorchExecutor:
             q = self.linear(f"{name}.q", x)
         else:
             compressed = self.linear(f"{name}.q_a", x)
-            compressed = self.norm(f"{name}.q_a_norm", compressed, latent.norm_eps)
+            compressed = self.latent_norm(f"{name}.q_a_norm", compressed, latent.norm_eps)
             q = self.linear(f"{name}.q_b", compressed)
         q = q.view(len(x), spec.num_heads, latent.query_dim)
         stored = self.linear(f"{name}.kv_a", x)[:, None]
@@ -234,7 +234,7 @@ class TorchExecutor:
         if layer.temperature is not None:
             q = q * temperatures(layer.temperature, places.positions)[:, None, None].to(self.dtype)
         cache = self.kv[index, 0]
-        compressed = self.norm(f"{name}.kv_a_norm", compressed, latent.norm_eps)
+        compressed = self.latent_norm(f"{name}.kv_a_norm", compressed, latent.norm_eps)
         cache[places.pages, places.slots] = torch.cat([compressed, shared], -1)
         key_matrix = self.weights[f"{name}.k_b"].view(spec.num_heads, latent.rank, latent.nope_dim)
         value_matrix = self.weights[f"{name}.v_b"].view(spec.num_heads, -1, latent.rank)
@@ -307,15 +307,20 @@ class TorchExecutor:
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
 
-    def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
-        """Normalize the last dimension, in fp32; `eps` is by default the decoder's."""
+    def latent_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
+        """Normalize a latent, in fp32: by its root mean square, whatever the decoder's norm."""
+        weight = self.weights[name].float()
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(self.dtype)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Normalize the last dimension, in fp32."""
         weight = self.weights[name].float()
         y = x.float()
         if self.spec.norm == Norm.LAYER:
             y = y - y.mean(-1, keepdim=True)
         if self.spec.norm == Norm.RMS_ONE_PLUS:
             weight = weight + 1
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + (eps or self.spec.norm_eps))
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
         y = y * weight
         if (bias := self.weights.get(f"{name}.bias")) is not None:
             y = y + bias.float()

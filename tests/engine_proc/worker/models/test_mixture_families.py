@@ -223,12 +223,5 @@ def test_published_fields_of_mixtures_change_nothing() -> None:
         assert lower_config(config_of(case, **fields)) == lower_config(config_of(case))
 
 
-def test_what_mixtures_in_modules_need_is_said() -> None:
-    with pytest.raises(
-        ModelError, match=r"'deepseek_v3' is not supported .* lack latent attention"
-    ):
-        lower_config({"model_type": "deepseek_v3"})
-
-
 def test_longrope_ends_at_the_trained_length() -> None:
     assert lower_config(config_of("phimoe with LongRoPE")).max_position == 32
