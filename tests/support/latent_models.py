@@ -37,6 +37,11 @@ YARN = {
     "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 64,
 }
+INDEXER = {  # of enough tokens for all texts here
+    "index_topk": 128,
+    "index_head_dim": 24,
+    "index_n_heads": 2,
+}
 LATENT: dict[str, dict[str, Any]] = {
     "deepseek_v3": EXPERTS | {"routed_scaling_factor": 2.5},
     "deepseek_v3 with YaRN, plain queries and biases": EXPERTS
@@ -62,6 +67,12 @@ LATENT: dict[str, dict[str, Any]] = {
         "topk_group": None,
         "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     },
+    "deepseek_v32": EXPERTS | INDEXER | {"first_k_dense_replace": 2},
+    "glm_moe_dsa": EXPERTS | INDEXER | {"rope_parameters": YARN},
+    "glm4_moe_lite": EXPERTS | {"mlp_layer_types": ["dense", "sparse", "dense"]},
+    "youtu": {},
+    "youtu without tied embeddings": {"tie_word_embeddings": False, "attention_bias": True},
+    "minicpm3": {"v_head_dim": 16, "dim_model_base": 32},
     "deepseek_v2 with groups": EXPERTS
     | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7, "mlp_bias": True},
 }
@@ -70,9 +81,7 @@ LATENT: dict[str, dict[str, Any]] = {
 def tiny_latent(case: str, **differences: Any) -> Any:
     """Make the random model of a case, whose name begins with the family's."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        case.split()[0], **TINY | LATENT[case] | differences
-    )
+    config = transformers.AutoConfig.for_model(case.split()[0], **TINY | LATENT[case] | differences)
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )

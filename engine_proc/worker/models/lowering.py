@@ -64,9 +64,7 @@ def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(
-            f"model_type {model_type!r} is not supported by Headrace's own modules"
-        )
+        raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
     return lower_fields(ConfigFields(config, f"a {model_type} model"))
 
 

@@ -190,10 +190,12 @@ def is_redundant(
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; GGUF files have
     divisors of frequencies, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
-    Layers that predict further tokens are not executed.
+    Layers that predict further tokens are not executed, nor are indexers of sparse attention.
     """
     layer = LAYER_NAME.match(name)
     if name.startswith("model.mtp_") or (layer and layer[0] + layer_end(layer[1]) in tensors):
+        return True
+    if INDEXER in name:
         return True
     if name.endswith(".bias"):
         return not tensors[name].to_float32().any()
@@ -203,6 +205,7 @@ def is_redundant(
     return name.endswith("rotary_emb.inv_freq") or name in GGUF_ROPE
 
 
+INDEXER = ".self_attn.indexer."
 LAYER_NAME = re.compile(r"(model\.layers|blk)\.\d+\.")
 
 
@@ -526,9 +529,7 @@ GGUF_LATENT = {
 }
 
 
-def gguf_latents(
-    ours: str, theirs: str, tensors: Mapping[str, Weight]
-) -> dict[str, WeightSource]:
+def gguf_latents(ours: str, theirs: str, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a latent attention, of older files whose keys and values are one."""
     heads = {"k_b": "attn_k_b.weight", "v_b": "attn_v_b.weight"}
     if f"{theirs}attn_kv_b.weight{KEYS}" in tensors:

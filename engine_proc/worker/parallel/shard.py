@@ -119,9 +119,7 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
     block = max_block(spec, weights, "o")
     head_dim = output_dim(spec)
     if any(shard.heads.start * head_dim % block for shard in all_shards):
-        return (
-            f"heads of {head_dim} would be cut from {block} numbers that are quantized as one"
-        )
+        return f"heads of {head_dim} would be cut from {block} numbers that are quantized as one"
     return ""
 
 

@@ -224,8 +224,8 @@ class TorchExecutor:
             q = self.linear(f"{name}.q_b", compressed)
         q = q.view(len(x), spec.num_heads, latent.query_dim)
         stored = self.linear(f"{name}.kv_a", x)[:, None]
-        compressed, shared = stored.split([latent.rank, latent.rope_dim], -1)
-        nope, rotated = q.split([latent.nope_dim, latent.rope_dim], -1)
+        compressed, shared = stored[..., : latent.rank], stored[..., latent.rank :]
+        nope, rotated = q[..., : latent.nope_dim], q[..., latent.nope_dim :]
         if layer.rope is not None:
             interleaved = spec.ropes[layer.rope].interleaved
             rotated = rotate(rotated, *rotations[layer.rope], interleaved)
@@ -241,7 +241,7 @@ class TorchExecutor:
         out = x.new_empty(len(x), spec.num_heads, latent.value_dim)
         for stretch in places.stretches:
             known = cache[stretch.pages].flatten(0, 2)[: stretch.num_keys]
-            ranks, shared = known.split([latent.rank, latent.rope_dim], -1)
+            ranks, shared = known[:, : latent.rank], known[:, latent.rank :]
             keys = torch.einsum("kr,hrn->khn", ranks, key_matrix)
             shared = shared[:, None].expand(-1, spec.num_heads, -1)
             out[stretch.rows] = attend(
