@@ -44,7 +44,8 @@ def test_files_with_experts_execute_as_in_transformers(case: str, tmp_path: Path
 def test_every_architecture_with_experts_has_a_case() -> None:
     families = {case.split()[0] for case in CASES}
     tested = {ARCHITECTURES.get(family, family) for family in families}
-    assert tested | {"lfm2moe"} == set(MIXTURES)  # of test_hybrid_families.py
+    # Of test_hybrid_families.py and test_latent_families.py.
+    assert tested | {"lfm2moe", "deepseek2"} == set(MIXTURES)
 
 
 def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
@@ -119,12 +120,6 @@ def test_stacks_of_experts_that_do_not_fit_are_named(
     extra = {STACK: np.ones(shape, np.float32)}
     path = write_gguf(tmp_path / "tiny.gguf", tiny_mixture("mixtral"), extra=extra)
     with pytest.raises(ModelError, match=complaint):
-        open_model(path)
-
-
-def test_latent_attention_is_refused_by_its_name(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", tiny_mixture("mixtral"), architecture="deepseek2")
-    with pytest.raises(ModelError, match="own modules lack latent attention; the model's Hugging"):
         open_model(path)
 
 

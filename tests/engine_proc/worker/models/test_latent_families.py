@@ -3,20 +3,27 @@ sequences go through: batch mates, chunks, cached prefixes, preemptions, retries
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import gguf
+import gguf_latents
 import numpy as np
 import pytest
 import torch
+from gguf_twins import write_gguf
 from hybrid_models import NUM_TOKENS, PROMPTS, Generation
 from latent_models import LATENT, tiny_latent
 from reference import endless_answers
 
+from headrace.config.model_card import read_folder
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
 from headrace.engine_proc.worker.models import latent_families
+from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
+from headrace.errors import ModelError
 
 Make = Callable[..., Executor]
 Answers = list[list[int]]
@@ -102,6 +109,126 @@ def test_latents_answer_after_lost_steps(make: Make, expected: Answers, what: st
         getattr(generation, what)()
     generation.run()
     assert [list(sequence.generated) for sequence in sequences] == expected
+
+
+GGUF: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {},
+    "deepseek_v2": {},
+    "deepseek_v2 with groups": {"mlp_bias": False},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "youtu": {},
+}
+
+
+def answers_of(path: Path) -> Answers:
+    ours = open_model(path)
+    return Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2)).answers(PROMPTS)
+
+
+@pytest.mark.parametrize("case", GGUF)
+def test_gguf_files_of_latents_generate_the_same(case: str, tmp_path: Path) -> None:
+    model = tiny_latent(case, **GGUF[case])
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    assert answers_of(path) == endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
+def test_older_gguf_files_of_latents_generate_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of a head are rows of one tensor, and there are heads of them."""
+    monkeypatch.setattr(gguf_latents, "tensors", lambda name, numbers, config: [(name, numbers)])
+    keys = {
+        "attention.head_count_kv": 4,
+        "attention.key_length": 24 + 16,
+        "attention.value_length": 32,
+        "attention.key_length_mla": None,
+        "attention.value_length_mla": None,
+    }
+    model = tiny_latent("deepseek_v3")
+    path = write_gguf(tmp_path / "tiny.gguf", model, keys=keys)
+    assert answers_of(path) == endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
+def test_gguf_names_of_latents_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    """The converter's own table has the names that the files of these tests have."""
+    model = tiny_latent("deepseek_v3")
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, model.config.num_hidden_layers)
+    names = {
+        table.get_name(own.removesuffix(".weight").removesuffix("_bias"))
+        for name in model.state_dict()
+        if ".experts." not in name
+        for own, _ in gguf_latents.tensors(name, np.zeros((4 * 56, 32), np.float32), model.config)
+    }
+    stored = {
+        tensor.name.removesuffix(".weight").removesuffix(".bias")
+        for tensor in gguf.GGUFReader(path).tensors
+        if "_exps" not in tensor.name
+    }
+    assert names == stored
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"attention.kv_lora_rank": 33}, "'attention.kv_lora_rank': 33, not a multiple of 16"),
+        ({"attention.key_length_mla": 16}, "'rope.dimension_count': 16, not less than the 16"),
+        ({"attention.value_length_mla": 16}, r"'blk.0.attn_v_b.weight' has shape \[128, 32\]"),
+        ({"attention.kv_lora_rank": 48}, r"'blk.0.attn_kv_a_mqa.weight' has shape \[48, 64\]"),
+        ({"attention.head_count": 8}, r"'blk.0.attn_q_b.weight' has shape \[160, 48\]"),
+        ({"expert_gating_func": 3}, "'expert_gating_func': 3, not 1"),
+    ],
+)
+def test_keys_of_latents_that_do_not_fit_are_named(
+    keys: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_latent("deepseek_v3"), keys=keys)
+    with pytest.raises(ModelError, match=complaint):
+        open_model(path)
+
+
+def test_published_fields_of_latents_change_nothing() -> None:
+    """As config.json of DeepSeek V3 and of GLM-5 have them, beside what they share."""
+    published: dict[str, dict[str, Any]] = {
+        "deepseek_v3": {
+            "ep_size": 1,
+            "moe_layer_freq": 1,
+            "num_nextn_predict_layers": 1,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+        "glm_moe_dsa": {
+            "indexer_rope_interleave": True,
+            "moe_layer_freq": 1,
+            "num_nextn_predict_layers": 1,
+            "rope_interleave": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+    }
+    for case, fields in published.items():
+        config = tiny_latent(case).config.to_dict()
+        config.pop("quantization_config", None)
+        assert lower_config(config | fields) == lower_config(config)
+
+
+@pytest.mark.parametrize("case", ["deepseek_v32", "glm_moe_dsa"])
+def test_texts_end_where_sparse_attention_begins(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_latent(case).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert open_model(tmp_path).spec.max_position == 128
+    caplog.set_level("INFO")
+    assert read_folder(tmp_path).max_model_len == 128
+    assert "at most 128 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim"])
+def test_latents_of_odd_sizes_are_left_to_modules(name: str) -> None:
+    config = tiny_latent("youtu").config.to_dict() | {name: 24}
+    with pytest.raises(ModelError, match=f"'{name}': 24, not a multiple of 16"):
+        lower_config(config)
 
 
 def test_every_family_of_latents_has_a_case() -> None:
