@@ -1,9 +1,9 @@
 // Attention of a tile to latents: keys that lie in pages as values do, and whose first numbers are
 // the values.
 //
-// A score is a dot product along a key: sixteen sums side by side, which are added at the end. The
-// tokens of a few keys are copied side by side as floats, and stay in the nearest cache while all
-// rows of the tile pass over them. A score is the same whatever rows and keys it is computed with.
+// A score is a dot product along a key: sixteen sums side by side, which are added at the end. A
+// few keys are copied as floats, one after the other. They stay in the nearest cache while all rows
+// of the tile pass over them. A score is the same whatever rows and keys it is computed with.
 #pragma once
 #include "cpu/attention.h"
 
