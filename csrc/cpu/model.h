@@ -75,7 +75,7 @@ struct LayerConfig {
     MixtureConfig mixture;
     Mixer mixer;
     ShortConvConfig short_conv;
-    LatentConfig latent;
+    LatentConfig latent{};
 };
 
 struct RopeConfig {
