@@ -1,4 +1,4 @@
-"""Mixtures of experts, one with states, one with latents, served by two workers: texts outlive one of them."""
+"""Mixtures served by two workers, one with states, one with latents: texts outlive a worker."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

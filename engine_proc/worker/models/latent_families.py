@@ -194,6 +194,7 @@ LATENT: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "deepseek_v32": sparse_attention,
     "glm4_moe_lite": glm4_moe_lite,
     "glm_moe_dsa": sparse_attention,
+    "kimi_k2": deepseek_v3,  # as its config says, but for the name
     "minicpm3": minicpm3,
     "youtu": youtu,
 }

@@ -13,6 +13,7 @@ from random_decoders import (
     LATENTS,
     LENGTH,
     NUM_PAGES,
+    SPEC,
     WHOLE_BLOCKS,
     batch,
     cpu,
@@ -27,6 +28,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     UnsupportedSpec,
     page_bytes,
 )
+from headrace.engine_proc.worker.execution.memory_check import step_bytes
 from headrace.engine_proc.worker.models.decoder_spec import LatentAttentionSpec
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 
@@ -96,6 +98,16 @@ def test_pages_hold_a_latent_once() -> None:
     numbers = 2 * 32 * (64 + 16)  # of two layers and 32 tokens
     assert page_bytes(DEEPSEEK, 32, KVDtype.BFLOAT16) == 2 * numbers
     assert page_bytes(DEEPSEEK, 32, KVDtype.FLOAT32) == 4 * numbers
+
+
+def test_steps_of_latents_take_what_is_said() -> None:
+    """Beside a plain head's, room for each head's latent: as it is, rounded and absorbed."""
+    spec = with_latents(SPEC, LatentAttentionSpec(**SIZES))
+    latent = spec.latent
+    assert latent is not None
+    narrow = with_latents(SPEC, dataclasses.replace(latent, nope_dim=16, rank=16))
+    more = step_bytes(spec, 10) - step_bytes(narrow, 10)
+    assert more >= 4 * 10 * spec.num_heads * 3 * (256 - 16)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Every family with latent attention, lowered, generates the text of transformers, whatever its
 sequences go through: batch mates, chunks, cached prefixes, preemptions, retries and deaths."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from gguf_twins import write_gguf
 from hybrid_models import NUM_TOKENS, PROMPTS, Generation
 from latent_models import LATENT, tiny_latent
 from reference import endless_answers
+from safetensors.torch import load_file, save_file
 
 from headrace.config.model_card import read_folder
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
@@ -212,6 +215,31 @@ def test_published_fields_of_latents_change_nothing() -> None:
         assert lower_config(config | fields) == lower_config(config)
 
 
+def test_kimi_k2_is_deepseek_v3_by_another_name() -> None:
+    config = tiny_latent("deepseek_v3").config.to_dict()
+    spec = lower_config(config | {"model_type": "kimi_k2"})
+    assert replace(spec, architecture="deepseek_v3") == lower_config(config)
+
+
+def test_fp8_blocks_of_keys_and_values_are_transposed_right(tmp_path: Path) -> None:
+    """Blocks of 32 rows and 16 columns, where heads have 24 and 32 rows."""
+    model = tiny_latent("deepseek_v3")
+    model.save_pretrained(tmp_path)
+    path, config_path = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors, decoded = load_file(path), model.state_dict()
+    for name in [name for name in tensors if name.endswith("kv_b_proj.weight")]:
+        codes = (torch.randn(4 * 56, 32) * 40).to(torch.float8_e4m3fn)
+        scales = 0.001 * (1 + torch.rand(7, 2))
+        tensors |= {name: codes, f"{name}_scale_inv": scales}
+        decoded[name] = codes.float() * scales.repeat_interleave(32, 0).repeat_interleave(16, 1)
+    model.load_state_dict(decoded)
+    save_file(tensors, path)
+    settings = {"quant_method": "fp8", "weight_block_size": [32, 16]}
+    config = json.loads(config_path.read_text()) | {"quantization_config": settings}
+    config_path.write_text(json.dumps(config))
+    assert answers_of(tmp_path) == endless_answers(model, PROMPTS, NUM_TOKENS)
+
+
 @pytest.mark.parametrize("case", ["deepseek_v32", "glm_moe_dsa"])
 def test_texts_end_where_sparse_attention_begins(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -232,4 +260,5 @@ def test_latents_of_odd_sizes_are_left_to_modules(name: str) -> None:
 
 
 def test_every_family_of_latents_has_a_case() -> None:
-    assert {case.split()[0] for case in LATENT} == set(latent_families.LATENT)
+    tested = {case.split()[0] for case in LATENT}
+    assert tested | {"kimi_k2"} == set(latent_families.LATENT)
