@@ -20,6 +20,7 @@ from reference import endless_answers
 from safetensors.torch import load_file, save_file
 
 from headrace.config.model_card import read_folder
+from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
 from headrace.engine_proc.worker.models import latent_families
@@ -100,6 +101,16 @@ def test_preempted_latents_answer_the_same(make: Make, expected: Answers, depth:
     generation = Generation(make, num_pages=7, depth=depth)
     assert generation.answers(PROMPTS) == expected
     assert generation.scheduler.counts.preemptions > 0
+
+
+def test_latents_answer_the_same_under_speculation(make: Make, expected: Answers) -> None:
+    """What a text repeats is drafted."""
+    prompts = [
+        [*prompt, *answer, *prompt] for prompt, answer in zip(PROMPTS, expected, strict=True)
+    ]
+    drafting = Generation(make, speculation=NgramProposer())
+    assert drafting.answers(prompts) == Generation(make).answers(prompts)
+    assert drafting.scheduler.counts.drafts > 0
 
 
 @pytest.mark.parametrize("what", ["die", "fail"])
