@@ -195,9 +195,9 @@ struct Model {
     const Kernels *kernels; // null when the processor lacks the ISA asked for
     std::vector<Rope> ropes;
     std::vector<Layer> layers;
-    const LatentConfig *latent =
-        nullptr;        // of the layers with pages; null: they have keys and values
-    Matrix embed, head; // `head` stays empty when tied
+    // Of the layers with pages; null: they have keys and values.
+    const LatentConfig *latent = nullptr;
+    Matrix embed, head;                            // `head` stays empty when tied
     std::vector<float> norm, norm_bias, head_bias; // empty when the model has none
     KvPages kv;
     StateSlots states;

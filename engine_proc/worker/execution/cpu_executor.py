@@ -475,6 +475,8 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
         raise UnsupportedSpec(
             f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         )
+    if any(layer.has_pages and layer.mixer != spec.latent for layer in spec.layers):
+        raise UnsupportedSpec("layers differ in what their pages hold: latents, or keys and values")
     for rope in spec.ropes:
         if 2 * len(rope.inv_freq) > spec.head_dim:
             raise UnsupportedSpec(

@@ -29,7 +29,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     page_bytes,
 )
 from headrace.engine_proc.worker.execution.memory_check import step_bytes
-from headrace.engine_proc.worker.models.decoder_spec import LatentAttentionSpec
+from headrace.engine_proc.worker.models.decoder_spec import LatentAttentionSpec, LayerSpec
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 
 ARITHMETIC: dict[str, dict[str, Any]] = {
@@ -108,6 +108,12 @@ def test_steps_of_latents_take_what_is_said() -> None:
     narrow = with_latents(SPEC, dataclasses.replace(latent, nope_dim=16, rank=16))
     more = step_bytes(spec, 10) - step_bytes(narrow, 10)
     assert more >= 4 * 10 * spec.num_heads * 3 * (256 - 16)
+
+
+def test_latents_beside_keys_and_values_are_refused() -> None:
+    mixed = dataclasses.replace(DEEPSEEK, layers=(DEEPSEEK.layers[0], LayerSpec()))
+    with pytest.raises(UnsupportedSpec, match="latents, or keys and values"):
+        cpu(mixed)
 
 
 @pytest.mark.parametrize(
