@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.models.model import open_model
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from support.report import Quantity, Report
 from support.serving import lacks_gpu, serving_parser
 from support.shapes import shape_folder

@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.weight_names import Shape, weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import Shape, weight_shapes
 
 # Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place, or bytes.
 BLOCKS: dict[Format, tuple[int, int, dict[int, float | bytes]]] = {

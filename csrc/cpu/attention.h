@@ -52,18 +52,23 @@ void multiply_page(const AttentionTile &tile, const Operands &operands, int num_
     gemm<V>(tile.format, operands, tile.rows(), num_blocks, nullptr);
 }
 
+// The keys of a segment that some row sees, from a whole block on.
+struct KeySpan {
+    int begin, end;
+
+    KeySpan(const AttentionTile &tile, int segment) {
+        const int first = segment * segment_tokens, last = first + segment_tokens;
+        begin = tile.first_key(0) / lanes * lanes;
+        begin = begin < first ? first : begin;
+        end = tile.last_key + 1;
+        end = end > last ? last : end;
+    }
+};
+
 // Pages lie anywhere, so a tile prefetches from the page that comes next what it reads from its
 // own: line by line, for a burst would fill the queue and hold up what follows.
-// `scores` is room for [rows, segment_tokens].
-template <class V>
-void attend_segment(const AttentionTile &tile, int segment, float *scores, const Partial &partial) {
-    const int segment_begin = segment * segment_tokens;
-    int begin = tile.first_key(0) / lanes * lanes;
-    begin = begin < segment_begin ? segment_begin : begin;
-    int end = tile.last_key + 1;
-    end = end > segment_begin + segment_tokens ? segment_begin + segment_tokens : end;
-    const int rows = tile.rows();
-
+template <class V> void score_keys(const AttentionTile &tile, const KeySpan &span, float *scores) {
+    const int begin = span.begin, end = span.end;
     const size_t key_block = block_bytes(tile.format, tile.head_dim);
     for (int key = begin, next; key < end; key = next) {
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
@@ -82,25 +87,37 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
                                 next_page - page};
         multiply_page<V>(tile, operands, blocks_of(stop - key));
     }
+}
 
-    for (int row = 0; row < rows; ++row) {
-        const int first = tile.first_key(row) - begin, last = tile.last_key_of(row) - begin;
+// Turn all rows' scores into numerators.
+template <class V>
+void softmax_tile(const AttentionTile &tile, const KeySpan &span, float *scores,
+                  const Partial &partial) {
+    const int num_keys = span.end - span.begin;
+    for (int row = 0; row < tile.rows(); ++row) {
+        const int first = tile.first_key(row) - span.begin;
+        const int last = tile.last_key_of(row) - span.begin;
         float *row_scores = scores + row * segment_tokens;
-        if (last < 0 || first >= end - begin) { // all in other segments
-            for (int i = 0; i < padded(end - begin); ++i) {
+        if (last < 0 || first >= num_keys) { // all in other segments
+            for (int i = 0; i < padded(num_keys); ++i) {
                 row_scores[i] = 0.0f;
             }
             partial.maximum[row] = -__builtin_inff();
             partial.sum[row] = 0.0f;
         } else {
-            softmax_row<V>(row_scores, padded(end - begin), first, last, tile.softcap,
+            softmax_row<V>(row_scores, padded(num_keys), first, last, tile.softcap,
                            partial.maximum + row, partial.sum + row);
         }
         if (tile.is_rounded) {
-            round_row<V>(row_scores, padded(end - begin), row_scores);
+            round_row<V>(row_scores, padded(num_keys), row_scores);
         }
     }
+}
 
+template <class V>
+void add_values(const AttentionTile &tile, const KeySpan &span, const float *scores,
+                const Partial &partial) {
+    const int begin = span.begin, end = span.end;
     const size_t value_block = block_bytes(tile.format, tile.page_tokens);
     for (int key = begin, next; key < end; key = next) {
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
@@ -119,8 +136,17 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
                                 partial.stride,
                                 key != begin,
                                 next_page - page};
-        multiply_page<V>(tile, operands, blocks_of(tile.head_dim));
+        multiply_page<V>(tile, operands, blocks_of(tile.value_dim));
     }
+}
+
+// `scores` is room for [rows, segment_tokens].
+template <class V>
+void attend_segment(const AttentionTile &tile, int segment, float *scores, const Partial &partial) {
+    const KeySpan span(tile, segment);
+    score_keys<V>(tile, span, scores);
+    softmax_tile<V>(tile, span, scores, partial);
+    add_values<V>(tile, span, scores, partial);
 }
 
 } // namespace headrace

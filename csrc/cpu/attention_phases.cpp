@@ -58,15 +58,6 @@ void norm_token(const StepState &state, const Layer &layer, int token, float *q,
     norm_all(k, k_norm, config.num_kv_heads, squares[1], peers.num_kv_heads);
 }
 
-// What the queries of later tokens are multiplied by, as in transformers' Llama4TextAttention.
-float temperature(const LayerConfig &layer, int position) {
-    if (layer.temperature_scale == 0.0f) {
-        return 1.0f;
-    }
-    const int step = (position + 1) / layer.temperature_tokens;
-    return std::log1p(float(step)) * layer.temperature_scale + 1.0f;
-}
-
 // Queries of one token as attention takes them: scaled, rounded where it multiplies bf16, and the
 // rows of a tile adjacent.
 void place_queries(const StepState &state, const LayerConfig &layer, int token, const float *q) {
@@ -74,7 +65,7 @@ void place_queries(const StepState &state, const LayerConfig &layer, int token, 
     const float scale = config.attention_scale * temperature(layer, state.step.positions[token]);
     const Kernels &kernels = *state.model.kernels;
     const int dim = config.head_dim, group_width = state.group * dim;
-    for (int g = 0; g < config.num_kv_heads; ++g, q += group_width) {
+    for (int g = 0; g < state.num_groups; ++g, q += group_width) {
         float *out = state.queries + (size_t(g) * state.num_tokens + token) * group_width;
         kernels.scale(q, scale, group_width, out);
         for (int i = 0; i < group_width && state.rounds_attention; i += dim) {
@@ -118,12 +109,9 @@ void store_token(const StepState &state, int index, int token) {
         clip(config.qkv_clip, v, config.num_kv_heads * dim);
     }
     if (layer.config.rope >= 0) {
-        const Rope &rope = state.model.ropes[layer.config.rope];
-        const size_t at = state.angles(layer.config.rope, token);
         const auto rotate = [&](float *heads, int num_heads) {
             for (int h = 0; h < num_heads; ++h) {
-                state.model.kernels->rotate(heads + h * dim, int(rope.inv_freq.size()),
-                                            rope.interleaved, state.cos + at, state.sin + at);
+                state.rotate(layer.config.rope, token, heads + h * dim);
             }
         };
         rotate(q, config.num_heads);
@@ -157,30 +145,32 @@ void merge(const Partial &into, const Partial &next, int rows) {
     }
 }
 
-size_t partial_floats(const Config &config, int rows) {
-    return size_t(rows) * (padded(config.head_dim) + 2);
+size_t partial_floats(const StepState &state, int rows) {
+    return size_t(rows) * (padded(state.value_dim) + 2);
 }
 
-Partial partial_at(float *memory, const Config &config, int rows) {
-    return {memory, memory + rows, memory + 2 * rows, padded(config.head_dim)};
+Partial partial_at(float *memory, const StepState &state, int rows) {
+    return {memory, memory + rows, memory + 2 * rows, padded(state.value_dim)};
 }
 
-// A tile for one KV head: what a task works on.
+// A tile for a group of heads, which share a KV head: what a task works on.
 class TileHead {
 public:
     // `is_last`: of the task.
-    TileHead(const StepState &state, int layer, const Tile &tile, int kv_head, bool is_last = true)
-        : state_(state), tile_(tile), kv_head_(kv_head),
+    TileHead(const StepState &state, int layer, const Tile &tile, int group, bool is_last = true)
+        : state_(state), tile_(tile), group_(group),
           sinks_(state.model.layers[layer].vectors[slot_sinks]) {
         const Config &config = state.config;
         const KvPages &kv = state.model.kv;
         const int kv_layer = state.model.layers[layer].kv_index;
-        const size_t row = size_t(kv_head) * state.num_tokens + tile.first_token;
+        const int kv_head = state.model.latent ? 0 : group;
+        const size_t row = size_t(group) * state.num_tokens + tile.first_token;
         operands_ = {state.queries + row * state.group * config.head_dim,
                      state.rounds_attention,
                      tile.num_tokens,
                      state.group,
                      config.head_dim,
+                     state.value_dim,
                      tile.first_position,
                      tile.last_key,
                      state.step.last_seen ? state.step.last_seen + tile.first_token : nullptr,
@@ -189,22 +179,25 @@ public:
                      kv.format(),
                      kv.keys(kv_layer, kv_head),
                      kv.values(kv_layer, kv_head),
-                     is_last ? nullptr : kv.keys(kv_layer, kv_head + 1),
+                     is_last || state.model.latent ? nullptr : kv.keys(kv_layer, kv_head + 1),
                      kv.page_bytes(),
                      config.page_tokens,
                      state.step.page_table + size_t(tile.sequence) * state.step.max_pages};
     }
 
     void attend_segment(int segment, float *scores, const Partial &partial) const {
-        state_.model.kernels->attend_segment(operands_, segment, scores, partial);
+        const Kernels &kernels = *state_.model.kernels;
+        const auto attend =
+            state_.model.latent ? kernels.attend_latent_segment : kernels.attend_segment;
+        attend(operands_, segment, scores, partial);
     }
 
     void attend_all(float *scratch) const {
         const int rows = operands_.rows();
         float *memory = scratch + size_t(rows) * segment_tokens;
-        const Partial total = partial_at(memory, state_.config, rows);
-        memory += partial_floats(state_.config, rows);
-        const Partial next = partial_at(memory, state_.config, rows);
+        const Partial total = partial_at(memory, state_, rows);
+        memory += partial_floats(state_, rows);
+        const Partial next = partial_at(memory, state_, rows);
         const int first = tile_.first_segment(operands_.window);
         attend_segment(first, scratch, total);
         for (int segment = first + 1; segment < tile_.end_segment(); ++segment) {
@@ -215,17 +208,16 @@ public:
     }
 
     void write(const Partial &partial) const {
-        const int dim = state_.config.head_dim;
         for (int row = 0; row < operands_.rows(); ++row) {
             const int token = tile_.first_token + row / state_.group;
-            const int head = kv_head_ * state_.group + row % state_.group;
-            float *out = state_.attended.row(token) + size_t(head) * dim;
+            const int head = group_ * state_.group + row % state_.group;
+            float *out = state_.attended_head(token, head);
             const float *values = partial.values + size_t(row) * partial.stride;
             float sum = partial.sum[row];
             if (!sinks_.empty()) { // one more numerator, whose value is zero
                 sum += std::exp(sinks_[head] - partial.maximum[row]);
             }
-            for (int i = 0; i < dim; ++i) {
+            for (int i = 0; i < state_.value_dim; ++i) {
                 out[i] = values[i] / sum;
             }
         }
@@ -234,7 +226,7 @@ public:
 private:
     const StepState &state_;
     const Tile &tile_;
-    int kv_head_;
+    int group_;
     const std::vector<float> &sinks_; // empty: none
     AttentionTile operands_;
 };
@@ -243,42 +235,50 @@ private:
 void attend_split(StepState &state, int layer) {
     struct Task {
         const Tile *tile;
-        int kv_head, segment;
+        int group, segment;
         Partial partial;
     };
     std::vector<Task> tasks;
     for (const Tile &tile : state.tiles) {
         const int first = tile.first_segment(state.model.layers[layer].config.window);
-        for (int kv_head = 0; kv_head < state.config.num_kv_heads; ++kv_head) {
+        for (int group = 0; group < state.num_groups; ++group) {
             for (int segment = first; segment < tile.end_segment(); ++segment) {
-                tasks.push_back({&tile, kv_head, segment, {}});
+                tasks.push_back({&tile, group, segment, {}});
             }
         }
     }
-    const size_t size = partial_floats(state.config, state.tile_rows);
+    const size_t size = partial_floats(state, state.tile_rows);
     float *memory = state.model.workspace.partials.floats(tasks.size() * size);
     for (Task &task : tasks) {
-        task.partial = partial_at(memory, state.config, task.tile->num_tokens * state.group);
+        task.partial = partial_at(memory, state, task.tile->num_tokens * state.group);
         memory += size;
     }
     state.model.pool.run(int(tasks.size()), [&](int i, int thread) {
-        const TileHead head(state, layer, *tasks[i].tile, tasks[i].kv_head);
+        const TileHead head(state, layer, *tasks[i].tile, tasks[i].group);
         head.attend_segment(tasks[i].segment, state.model.workspace.scratch[thread].as<float>(),
                             tasks[i].partial);
     });
     for (size_t i = 0, next; i < tasks.size(); i = next) {
         const Task &first = tasks[i];
         const auto is_same = [&](const Task &task) {
-            return task.tile == first.tile && task.kv_head == first.kv_head;
+            return task.tile == first.tile && task.group == first.group;
         };
         for (next = i + 1; next < tasks.size() && is_same(tasks[next]); ++next) {
             merge(first.partial, tasks[next].partial, first.tile->num_tokens * state.group);
         }
-        TileHead(state, layer, *first.tile, first.kv_head).write(first.partial);
+        TileHead(state, layer, *first.tile, first.group).write(first.partial);
     }
 }
 
 } // namespace
+
+float temperature(const LayerConfig &layer, int position) {
+    if (layer.temperature_scale == 0.0f) {
+        return 1.0f;
+    }
+    const int step = (position + 1) / layer.temperature_tokens;
+    return std::log1p(float(step)) * layer.temperature_scale + 1.0f;
+}
 
 void store_keys_and_values(StepState &state, int layer) {
     if (sums_squares(state)) {
@@ -288,20 +288,20 @@ void store_keys_and_values(StepState &state, int layer) {
 }
 
 void attend(StepState &state, int layer) {
-    const int num_kv_heads = state.config.num_kv_heads;
-    const int num_tasks = int(state.tiles.size()) * num_kv_heads;
+    const int num_groups = state.num_groups;
+    const int num_tasks = int(state.tiles.size()) * num_groups;
     if (num_tasks < 8 * state.model.pool.num_threads()) {
         attend_split(state, layer);
         return;
     }
-    // All heads of a tile, as they lie in its pages, where these are tasks enough.
+    // All groups of a tile, as they lie in its pages, where these are tasks enough.
     const bool is_enough = int(state.tiles.size()) >= 8 * state.model.pool.num_threads();
-    const int at_once = is_enough ? num_kv_heads : 1;
+    const int at_once = is_enough ? num_groups : 1;
     state.model.pool.run(num_tasks / at_once, [&](int task, int thread) {
         for (int i = 0; i < at_once; ++i) {
-            const int head = task * at_once + i;
-            const Tile &tile = state.tiles[head / num_kv_heads];
-            TileHead(state, layer, tile, head % num_kv_heads, i + 1 == at_once)
+            const int index = task * at_once + i;
+            const Tile &tile = state.tiles[index / num_groups];
+            TileHead(state, layer, tile, index % num_groups, i + 1 == at_once)
                 .attend_all(state.model.workspace.scratch[thread].as<float>());
         }
     });

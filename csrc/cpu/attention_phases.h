@@ -4,6 +4,9 @@
 
 namespace headrace {
 
+// What the queries of later tokens are multiplied by, as in transformers' Llama4TextAttention.
+float temperature(const LayerConfig &layer, int position);
+
 // Normalize and rotate q and k of every token; store keys and values in their pages.
 void store_keys_and_values(StepState &state, int layer);
 

@@ -6,6 +6,7 @@
 #include "cpu/attention.h"
 #include "cpu/delta_rule.h"
 #include "cpu/gemm_int16.h"
+#include "cpu/latent_segment.h"
 #include "cpu/rows.h"
 #include "cpu/ssm.h"
 
@@ -46,6 +47,8 @@ struct Kernels {
     void (*store_head)(const HeadPlace &, const float *key, const float *value);
     bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
+    void (*attend_latent_segment)(const AttentionTile &, int segment, float *scores,
+                                  const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
     void (*activate)(Gate, float *x, int n);                 // likewise, without a gate
     // The same of gpt-oss: (clamped up + 1) * x * sigmoid(beta * x), of the clamped gate x.
@@ -153,6 +156,7 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.store_head = store_head<V>;
     kernels.rounds_attention = V::has_bf16;
     kernels.attend_segment = attend_segment<V>;
+    kernels.attend_latent_segment = attend_latent_segment<V>;
     kernels.gate = apply_gate<V>;
     kernels.activate = activate<V>;
     kernels.clamped_gate = apply_clamped_gate<V>;

@@ -3,12 +3,13 @@
 namespace headrace {
 
 void KvPages::allocate(Format format, int num_layers, int num_pages, int page_tokens,
-                       int num_kv_heads, int head_dim) {
+                       int num_kv_heads, int head_dim, bool has_latents) {
     format_ = format;
     num_layers_ = num_layers;
     page_tokens_ = page_tokens;
     num_kv_heads_ = num_kv_heads;
     head_dim_ = head_dim;
+    has_latents_ = has_latents;
     buffer_.allocate(size_t(num_pages) * page_bytes());
 }
 
@@ -18,8 +19,9 @@ HeadPlace KvPages::place(int layer, int kv_head, int page, int row) const {
     uint8_t *head = at(layer) + offset;
     const size_t key_lane = row % lanes * 4;
     const size_t value_row = is_paired ? row / 2 * lanes * 4 + row % 2 * 2 : row * lanes * 4;
-    return {format_, head + row / lanes * block_bytes(format_, head_dim_) + key_lane,
-            head + key_bytes() + value_row, block_bytes(format_, page_tokens_), head_dim_};
+    uint8_t *key = head + row / lanes * block_bytes(format_, head_dim_) + key_lane;
+    return {format_, has_latents_ ? nullptr : key, head + key_bytes() + value_row,
+            block_bytes(format_, page_tokens_), head_dim_};
 }
 
 } // namespace headrace

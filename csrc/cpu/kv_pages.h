@@ -2,7 +2,8 @@
 // page's layers lie side by side, so that few pages take few of the system's huge ones.
 //   keys    [page_tokens / 16] blocks of [head_dim] x 16 tokens
 //   values  [head_dim / 16, rounded up] blocks of [page_tokens] x 16 numbers
-// each block as in matrix.h, f32 or bf16.
+// each block as in matrix.h, f32 or bf16. A latent is a key whose first numbers are the value: it
+// lies as a value does, and there is nothing else.
 #pragma once
 #include "cpu/operands.h"
 
@@ -11,7 +12,7 @@ namespace headrace {
 class KvPages {
 public:
     void allocate(Format format, int num_layers, int num_pages, int page_tokens, int num_kv_heads,
-                  int head_dim);
+                  int head_dim, bool has_latents = false);
 
     const uint8_t *keys(int layer, int kv_head) const {
         return at(layer) + size_t(kv_head) * head_bytes();
@@ -26,7 +27,9 @@ public:
     HeadPlace place(int layer, int kv_head, int page, int row) const;
 
 private:
-    size_t key_bytes() const { return page_tokens_ / lanes * block_bytes(format_, head_dim_); }
+    size_t key_bytes() const {
+        return has_latents_ ? 0 : page_tokens_ / lanes * block_bytes(format_, head_dim_);
+    }
     size_t head_bytes() const {
         return key_bytes() + blocks_of(head_dim_) * block_bytes(format_, page_tokens_);
     }
@@ -35,6 +38,7 @@ private:
 
     Format format_ = Format::f32;
     int num_layers_ = 0, page_tokens_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    bool has_latents_ = false;
     Buffer buffer_;
 };
 

@@ -5,6 +5,7 @@ namespace headrace {
 size_t Layer::state_numbers() const {
     switch (config.mixer) {
     case Mixer::attention:
+    case Mixer::latent_attention:
         return 0;
     case Mixer::short_conv:
         return size_t(config.short_conv.kernel_size - 1) * config.short_conv.channels;
@@ -29,7 +30,10 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     for (int i = 0; i < c.num_layers; ++i) {
         layers[i].config = layer_configs[i];
         layers[i].kv_index = num_kv_layers;
-        num_kv_layers += layers[i].attends();
+        num_kv_layers += layers[i].has_pages();
+        if (layers[i].config.mixer == Mixer::latent_attention) {
+            latent = &layers[i].config.latent;
+        }
         layers[i].state_offset = state_numbers;
         state_numbers += layers[i].state_numbers();
         if (c.qk_norm == QKNorm::unweighted_after_rope && layer_configs[i].rope >= 0) {
@@ -45,7 +49,8 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
                          rope.interleaved != 0, rope.scale});
     }
     peers.first_tokens = {0, c.vocab_size};
-    kv.allocate(c.kv_format, num_kv_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim);
+    kv.allocate(c.kv_format, num_kv_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim,
+                latent != nullptr);
     states.allocate(c.num_states, state_numbers);
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
     workspace.gates = std::vector<Buffer>(pool.num_threads());

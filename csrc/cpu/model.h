@@ -15,7 +15,14 @@ namespace headrace {
 
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
-enum class Mixer : int32_t { attention, short_conv, gated_delta_net, mamba2, none };
+enum class Mixer : int32_t {
+    attention,
+    short_conv,
+    gated_delta_net,
+    mamba2,
+    latent_attention,
+    none
+};
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
@@ -94,6 +101,13 @@ struct Mamba2Config {
     float z_multiplier, x_multiplier, b_multiplier, c_multiplier, dt_multiplier;
 };
 
+// The fields of LatentAttentionSpec. All layers with it have the same sizes.
+struct LatentConfig {
+    int32_t query_rank; // 0: queries are not compressed
+    int32_t rank, nope_dim, rope_dim, value_dim;
+    float norm_eps;
+};
+
 struct LayerConfig {
     int32_t rope; // -1: none
     Window window;
@@ -107,6 +121,7 @@ struct LayerConfig {
     int32_t attention_beside; // the layer has attention beside its mixer, and adds both
     int32_t has_mlp;
     float mixer_multiplier, attention_multiplier; // of what is added
+    LatentConfig latent{};
 };
 
 struct RopeConfig {
@@ -155,6 +170,11 @@ enum MatrixSlot {
     slot_delta_a_in,
     slot_in_z,
     slot_in_dt,
+    slot_q_a,
+    slot_q_b,
+    slot_kv_a,
+    slot_k_b, // of each head [rank, nope_dim], one after the other
+    slot_v_b, // of each head [value_dim, rank]
     num_matrix_slots
 };
 enum VectorSlot {
@@ -206,6 +226,10 @@ enum VectorSlot {
     slot_decay,    // below 0, per unit of a step
     slot_skip,     // what is added of a head's input
     slot_ssm_norm, // [heads * head_dim]
+    slot_q_a_norm,
+    slot_kv_a_norm,
+    slot_q_a_bias,
+    slot_kv_a_bias,
     num_vector_slots
 };
 
@@ -214,6 +238,7 @@ struct Layer {
     bool has_attention_gate() const { return matrices[slot_attn_gate].rows > 0; }
     bool has_mixer() const { return config.mixer != Mixer::none; }
     bool attends() const { return config.mixer == Mixer::attention || config.attention_beside; }
+    bool has_pages() const { return attends() || config.mixer == Mixer::latent_attention; }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
     // The fp32 numbers of a sequence's state.
     size_t state_numbers() const;
@@ -246,7 +271,8 @@ struct Mamba2Workspace {
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
-        gathered, conv_b, conv_c, conv_x, attn_gate;
+        gathered, conv_b, conv_c, conv_x, attn_gate, query_latents, of_heads, rounded_of_heads,
+        quantized_of_heads;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
     DeltaWorkspace delta;
@@ -260,6 +286,8 @@ struct Model {
     const Kernels *kernels; // null when the processor lacks the ISA asked for
     std::vector<Rope> ropes;
     std::vector<Layer> layers;
+    // Of the layers with pages; null: they have keys and values.
+    const LatentConfig *latent = nullptr;
     Matrix embed, head;                            // `head` stays empty when tied
     std::vector<float> norm, norm_bias, head_bias; // empty when the model has none
     KvPages kv;

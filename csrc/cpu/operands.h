@@ -91,6 +91,7 @@ constexpr int num_blocks_of(int num_tokens) {
 }
 
 // Where a page keeps a key and a value of one token, from their first numbers on; see kv_pages.h.
+// No key: values are the first numbers of keys, which lie in their place.
 struct HeadPlace {
     Format format;
     uint8_t *key, *value;
@@ -121,6 +122,7 @@ struct AttentionTile {
     int num_tokens;
     int group; // query heads per KV head
     int head_dim;
+    int value_dim;            // numbers of a value
     int first_position;       // of the first token
     int last_key;             // that any token sees
     const int32_t *last_seen; // [tokens], by each; null: its own position

@@ -152,40 +152,54 @@ void rotate(float *head, int num_pairs, bool interleaved, const float *cos, cons
     }
 }
 
-// Store a key and a value in their places; see kv_pages.h. Nothing is written but those: a
-// neighbor's may be at the same time.
-template <class V> void store_head(const HeadPlace &place, const float *key, const float *value) {
+// Store a key in its place; see kv_pages.h. Nothing is written but that: a neighbor's may be at the
+// same time.
+template <class V> void store_key(const HeadPlace &place, const float *key) {
     const int n = place.head_dim;
     if (place.format == Format::f32) {
         float *keys = reinterpret_cast<float *>(place.key);
         for (int d = 0; d < n; ++d) {
             keys[d * lanes] = key[d];
         }
-        for (int d = 0; d < n; d += lanes) {
-            float *values = reinterpret_cast<float *>(place.value + d / lanes * place.value_block);
-            std::memcpy(values, value + d, (n - d < lanes ? n - d : lanes) * sizeof(float));
-        }
         return;
     }
     for (int d = 0; d < n; d += lanes) {
-        float keys[lanes], values[lanes];
-        V::store(keys, load_of<V>(key, d, n));
-        V::store(values, load_of<V>(value, d, n));
-        uint16_t key_halves[lanes], value_halves[lanes];
+        float numbers[lanes];
+        V::store(numbers, load_of<V>(key, d, n));
+        uint16_t halves[lanes];
         for (int lane = 0; lane < lanes; ++lane) {
-            key_halves[lane] = to_bf16(keys[lane]);
-            value_halves[lane] = to_bf16(values[lane]);
+            halves[lane] = to_bf16(numbers[lane]);
         }
-        uint8_t *key_pairs = place.key + d / 2 * lanes * 4;
-        uint8_t *value_pairs = place.value + d / lanes * place.value_block;
-        const int count = n - d < lanes ? n - d : lanes;
-        for (int lane = 0; lane < count; lane += 2) {
-            std::memcpy(key_pairs + lane / 2 * lanes * 4, key_halves + lane, 4);
-        }
-        for (int lane = 0; lane < count; ++lane) {
-            std::memcpy(value_pairs + lane * 4, value_halves + lane, 2);
+        uint8_t *pairs = place.key + d / 2 * lanes * 4;
+        for (int lane = 0; lane < lanes && lane < n - d; lane += 2) {
+            std::memcpy(pairs + lane / 2 * lanes * 4, halves + lane, 4);
         }
     }
+}
+
+// The same of a value.
+template <class V> void store_value(const HeadPlace &place, const float *value) {
+    const int n = place.head_dim;
+    for (int d = 0; d < n; d += lanes) {
+        uint8_t *numbers = place.value + d / lanes * place.value_block;
+        const int count = n - d < lanes ? n - d : lanes;
+        if (place.format == Format::f32) {
+            std::memcpy(numbers, value + d, count * sizeof(float));
+            continue;
+        }
+        for (int lane = 0; lane < count; ++lane) {
+            const uint16_t half = to_bf16(value[d + lane]);
+            std::memcpy(numbers + lane * 4, &half, 2);
+        }
+    }
+}
+
+// Store what there are places for.
+template <class V> void store_head(const HeadPlace &place, const float *key, const float *value) {
+    if (place.key) {
+        store_key<V>(place, key);
+    }
+    store_value<V>(place, value);
 }
 
 } // namespace headrace

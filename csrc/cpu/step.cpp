@@ -6,6 +6,7 @@
 #include "cpu/attention_phases.h"
 #include "cpu/gated_delta_net.h"
 #include "cpu/mamba2.h"
+#include "cpu/latent_attention.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
@@ -149,6 +150,9 @@ void round_for_mixer(const StepState &s, const Layer &layer, int token) {
                           token);
         break;
     }
+    case Mixer::latent_attention:
+        round_activations(s, s.normed, {of + slot_kv_a, of + slot_q, of + slot_q_a}, token);
+        break;
     case Mixer::short_conv:
         round_activations(s, s.normed, {of + slot_in_b, of + slot_in_c, of + slot_in_x}, token);
         break;
@@ -251,6 +255,9 @@ void run_mixer(StepState &s, int index) {
         break;
     case Mixer::mamba2:
         run_mamba2(s, layer);
+        break;
+    case Mixer::latent_attention:
+        run_latent_attention(s, index);
         break;
     case Mixer::none:
         break;

@@ -5,13 +5,46 @@
 
 namespace headrace {
 
+namespace {
+
+// Heads of a latent's queries that are one tile's. More tiles keep more threads busy.
+constexpr int most_grouped_heads = 16;
+
+// Query heads that share a KV head; of a latent, which all share, the most that a group may have.
+int group_of(const Model &model) {
+    const int num_heads = model.config.num_heads;
+    if (!model.latent) {
+        return num_heads / model.config.num_kv_heads;
+    }
+    int group = std::min(num_heads, most_grouped_heads);
+    while (num_heads % group != 0) {
+        --group;
+    }
+    return group;
+}
+
+// Numbers of a query before it is absorbed.
+int query_dim(const Model &model) {
+    return model.latent ? model.latent->nope_dim + model.latent->rope_dim : model.config.head_dim;
+}
+
+// Numbers of a head that `o` reads.
+int output_dim(const Model &model) {
+    return model.latent ? model.latent->value_dim : model.config.head_dim;
+}
+
+} // namespace
+
 StepState::StepState(Model &m, const Step &s)
     : model(m), config(m.config), step(s), num_tokens(s.num_tokens),
       rounds_attention(config.rounds_activations && model.kv.format() == Format::bf16 &&
-                       model.kernels->rounds_attention),
-      group(config.num_heads / config.num_kv_heads), hidden_stride(stride_of(config.hidden_size)),
-      q_stride(stride_of(config.num_heads * config.head_dim)),
+                       model.kernels->rounds_attention && !model.latent),
+      num_groups(config.num_heads / group_of(model)), group(group_of(model)),
+      value_dim(model.latent ? model.latent->rank : config.head_dim),
+      hidden_stride(stride_of(config.hidden_size)),
+      q_stride(stride_of(config.num_heads * query_dim(model))),
       kv_stride(stride_of(config.num_kv_heads * config.head_dim)),
+      attended_stride(stride_of(config.num_heads * output_dim(model))),
       inner_stride(stride_of(config.intermediate_size)) {
     for (const Rope &rope : model.ropes) {
         rope_pairs = std::max(rope_pairs, int(rope.inv_freq.size()));
@@ -66,13 +99,21 @@ void StepState::find_room() {
     const bool adds_two = !model.peers.alone() || mamba2_inner > 0;
     other_sublayer = adds_two ? space.other_sublayer.floats(n * hidden_stride) : nullptr;
     // No product multiplies `normed` once there is `attended`, so they share room.
-    const int mixed = std::max({config.num_heads * config.head_dim, conv_channels, mamba2_inner});
-    const int outer = std::max(config.hidden_size, mixed);
+    const int query_rank = model.latent ? model.latent->query_rank : 0;
+    const int mixed = std::max({config.num_heads * output_dim(model), conv_channels, mamba2_inner});
+    const int outer = std::max({config.hidden_size, mixed, query_rank});
     const int inner = config.intermediate_size;
     float *rounded = space.rounded.floats(n * stride_of(outer));
     auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
     normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
-    attended = {space.attended.floats(n * q_stride), q_stride, rounded, quantized};
+    attended = {space.attended.floats(n * attended_stride), attended_stride, rounded, quantized};
+    query_latents = {space.query_latents.floats(n * stride_of(query_rank)), stride_of(query_rank),
+                     rounded, quantized};
+    const int of_head = model.latent ? std::max(model.latent->rank, model.latent->nope_dim) : 0;
+    const size_t head_rows = of_head ? n * config.num_heads : 0;
+    of_heads = {space.of_heads.floats(head_rows * stride_of(of_head)), stride_of(of_head),
+                space.rounded_of_heads.floats(head_rows * stride_of(of_head)),
+                space.quantized_of_heads.room<Int16Group>(head_rows * groups_of(of_head))};
     conv_b = space.conv_b.floats(n * conv_stride);
     conv_x = space.conv_x.floats(n * conv_stride);
     convolved = {space.conv_c.floats(n * conv_stride), conv_stride, rounded, quantized};
@@ -86,7 +127,7 @@ void StepState::find_room() {
     attn_gate = has_gates ? space.attn_gate.floats(n * q_stride) : nullptr;
     find_mixture_room(model, num_tokens);
     find_delta_room(model, num_tokens);
-    int widest = std::max(outer, inner);
+    int widest = std::max({outer, inner, of_head});
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;
         widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size,
@@ -96,7 +137,7 @@ void StepState::find_room() {
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t panels = room_for_panels();
-    const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);
+    const size_t partial = size_t(tile_rows) * (padded(value_dim) + 2);
     for (Buffer &scratch : space.scratch) {
         scratch.floats(std::max({decoded, scores + 2 * partial, panels}));
     }

@@ -50,9 +50,28 @@ struct StepState {
         });
     }
 
+    // Where the query of a token's head is.
+    float *query(int token, int head) const {
+        const size_t row = size_t(head / group) * num_tokens + token;
+        return queries + (row * group + head % group) * config.head_dim;
+    }
+
+    // Where attention writes the sum of a token's head.
+    float *attended_head(int token, int head) const {
+        return model.latent ? of_heads.row(head * num_tokens + token)
+                            : attended.row(token) + size_t(head) * config.head_dim;
+    }
+
     // cos and sin of a token's position in one rope.
     size_t angles(int rope, int token) const {
         return (size_t(rope) * num_tokens + token) * rope_pairs;
+    }
+
+    // Rotate the first numbers of a head, in place, by a token's position.
+    void rotate(int rope, int token, float *head) const {
+        const size_t at = angles(rope, token);
+        model.kernels->rotate(head, int(model.ropes[rope].inv_freq.size()),
+                              model.ropes[rope].interleaved, cos + at, sin + at);
     }
 
     Model &model;
@@ -60,22 +79,26 @@ struct StepState {
     const Step &step;
     const int num_tokens;
     const bool rounds_attention; // where keys, values and products are bf16
-    const int group;             // query heads per KV head
-    const int hidden_stride, q_stride, kv_stride, inner_stride;
+    const int num_groups;        // of query heads that attend to the same KV head
+    const int group;             // query heads of each
+    const int value_dim;         // of the values that attention adds
+    const int hidden_stride, q_stride, kv_stride, attended_stride, inner_stride;
     int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
     int mamba2_inner = 0;                   // numbers of a token in the widest Mamba-2
     std::vector<Tile> tiles;
     int tile_rows = 0;  // of the largest tile
     int rope_pairs = 0; // of the widest rope
 
-    Activations normed, attended, gated; // of hidden, q and inner stride
+    Activations normed, attended, gated; // of hidden, attended and inner stride
     Activations convolved;               // of conv_stride: c, which becomes c * conv(b * x)
     float *conv_b, *conv_x;              // [tokens, conv_stride]
     float *residual, *sublayer;          // [tokens, hidden_stride]
     float *q;                            // [tokens, q_stride]
     float *k, *v;                        // [tokens, kv_stride]
     float *attn_gate;                    // [tokens, q_stride], where attention has an output gate
-    float *queries;                      // [kv_heads, tokens, group, head_dim]
+    Activations query_latents;           // of latent attention: of all heads' queries
+    Activations of_heads;                // likewise, [heads, tokens], before and after attention
+    float *queries;                      // [groups, tokens, group, head_dim]
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares
     float *other_sublayer; // [tokens, hidden_stride], where two are added

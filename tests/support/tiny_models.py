@@ -27,10 +27,9 @@ def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=256,
         eos_token_id=2,
-        **fields,
+        **{"num_key_value_heads": 2, **fields},
     )
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Mixtures of experts, some with states, served by two workers: texts outlive one of them."""
+"""Mixtures served by two workers, some with states or latents: texts outlive one of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,8 +49,23 @@ FIELDS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "shared_intermediate_size": 48,
     },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "n_routed_experts": 6,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+    },
 }
-HYBRIDS = ("lfm2_moe", "qwen3_next", "granitemoehybrid")
+HYBRIDS = {"lfm2_moe", "qwen3_next", "granitemoehybrid"}
+HAS_PAGES = {*HYBRIDS, "deepseek_v3"}  # prompts of more than one
 
 
 def texts_of(model: Any, folder: Path, prompts: list[list[int]]) -> list[str]:
@@ -85,7 +100,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", FIELDS)
 def test_a_worker_s_death_changes_no_text_of_a_mixture(family: str, folder: Path) -> None:
     model = make_folder(folder, family, initializer_range=0.2, **FIELDS[family])
-    prompts = [*PROMPTS, PAGES] if family in HYBRIDS else PROMPTS
+    prompts = [*PROMPTS, PAGES] if family in HAS_PAGES else PROMPTS
     expected = texts_of(model, folder, prompts)
     server = RunningServer(str(folder), *FLAGS)
     try:

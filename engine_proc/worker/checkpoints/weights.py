@@ -34,6 +34,16 @@ A gated delta net has these in place of attention:
     layers.{i}.delta.gated_norm    [value_dim]; it scales by `w` whatever the other norms do
     layers.{i}.delta.out           [hidden, value heads * value_dim]
 
+A layer with latent attention has these in place of `q`, `k` and `v`:
+
+    layers.{i}.q              [heads * query_dim, hidden], where queries are not compressed, or ...
+    layers.{i}.q_a, .q_b      ... [query_rank, hidden] and [heads * query_dim, query_rank]
+    layers.{i}.kv_a           [rank + rope_dim, hidden]; `q_a` and `kv_a` have a `.bias` with `bias`
+    layers.{i}.q_a_norm       [query_rank]
+    layers.{i}.kv_a_norm      [rank]
+    layers.{i}.k_b            [heads * rank, nope_dim], of each head transposed
+    layers.{i}.v_b            [heads * value_dim, rank]
+
 A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` counts experts:
 
     layers.{i}.router              [experts, hidden], `.router.bias` with `router_bias`

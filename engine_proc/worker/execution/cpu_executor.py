@@ -43,7 +43,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     NormPlacement,
     QKNorm,
 )
-from headrace.engine_proc.worker.models.weight_names import is_one_plus, weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import is_one_plus, weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import load_core
@@ -455,10 +455,14 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
 
 
 def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
-    """Return the bytes of a KV page over all layers. Values are padded to 16 a head."""
+    """Return the bytes of a KV page over all layers. Values are padded to 16 a head.
+
+    A latent is stored once.
+    """
     itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
     padded_dim = -(-spec.head_dim // LANES) * LANES
-    numbers = page_tokens * spec.num_kv_heads * (spec.head_dim + padded_dim)
+    key_dim = spec.head_dim if spec.latent is None else 0
+    numbers = page_tokens * spec.num_kv_heads * (key_dim + padded_dim)
     return spec.num_kv_layers * numbers * itemsize
 
 
@@ -475,6 +479,8 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
         raise UnsupportedSpec(
             f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         )
+    if any(layer.has_pages and layer.mixer != spec.latent for layer in spec.layers):
+        raise UnsupportedSpec("layers differ in what their pages hold: latents, or keys and values")
     for rope in spec.ropes:
         if 2 * len(rope.inv_freq) > spec.head_dim:
             raise UnsupportedSpec(

@@ -8,6 +8,7 @@ from headrace.engine_proc.worker.execution.cpu_mixture import MixtureConfig, mix
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
     Mixer,
@@ -16,8 +17,10 @@ from headrace.engine_proc.worker.models.decoder_spec import (
 
 UNLIMITED = 2**31 - 1
 # `Mixer` of csrc/cpu/model.h
-ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, NO_MIXER = range(5)
+ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, LATENT_ATTENTION, NO_MIXER = range(6)
 MAX_CONV_KERNEL = 16  # of csrc/cpu/short_conv.h
+MAX_LATENT_DIM = 1024  # of csrc/cpu/latent_segment.h
+LATENT_UNIT = 16  # numbers of a vector, which no two heads share
 
 
 class ShortConvConfig(Structure):
@@ -47,6 +50,15 @@ class Mamba2Config(Structure):
     )
 
 
+class LatentConfig(Structure):
+    """`LatentConfig` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("query_rank", "rank", "nope_dim", "rope_dim", "value_dim")),
+        ("norm_eps", c_float),
+    )
+
+
 class LayerConfig(Structure):
     """`LayerConfig` of csrc/cpu/model.h."""
 
@@ -61,6 +73,7 @@ class LayerConfig(Structure):
         ("mamba2", Mamba2Config),
         *((name, c_int32) for name in ("attention_beside", "has_mlp")),
         *((name, c_float) for name in ("mixer_multiplier", "attention_multiplier")),
+        ("latent", LatentConfig),
     )
 
 
@@ -78,6 +91,8 @@ class RopeConfig(Structure):
 
 def why_no_mixer(mixer: Mixer) -> str:
     """Return why the core cannot run a mixer; "" if it can."""
+    if isinstance(mixer, LatentAttentionSpec):
+        return why_no_latents(mixer)
     if not 2 <= mixer.kernel_size <= MAX_CONV_KERNEL:
         return f"a convolution over {mixer.kernel_size} tokens; it can be 2 to {MAX_CONV_KERNEL}"
     return ""
@@ -92,6 +107,8 @@ def number_of(layer: LayerSpec) -> int:
             return GATED_DELTA_NET
         case Mamba2Spec():
             return MAMBA2
+        case LatentAttentionSpec():
+            return LATENT_ATTENTION
     return ATTENTION if layer.has_mixer else NO_MIXER
 
 
@@ -134,8 +151,30 @@ def mamba2(mixer: Mixer | None) -> Mamba2Config:
 def kernel_size_of(spec: DecoderSpec, layer: int) -> int:
     """Return the tokens that a layer's convolution sees."""
     mixer = spec.layers[layer].mixer
-    assert mixer is not None
+    assert mixer is not None and not isinstance(mixer, LatentAttentionSpec)
     return mixer.kernel_size
+
+
+def why_no_latents(latent: LatentAttentionSpec) -> str:
+    """Return why the core cannot run a latent attention; "" if it can."""
+    if latent.latent_dim > MAX_LATENT_DIM:
+        return f"a latent of {latent.latent_dim} numbers; the most is {MAX_LATENT_DIM}"
+    for what, size in (
+        ("kv_lora_rank", latent.rank),
+        ("qk_rope_head_dim", latent.rope_dim),
+        ("v_head_dim", latent.value_dim),
+    ):
+        if size % LATENT_UNIT:
+            return f"a {what} of {size}, which is not a multiple of {LATENT_UNIT}"
+    return ""
+
+
+def latent_config(mixer: Mixer | None) -> LatentConfig:
+    """Return a latent attention as the core has it."""
+    if not isinstance(mixer, LatentAttentionSpec):
+        return LatentConfig()
+    sizes = (mixer.rank, mixer.nope_dim, mixer.rope_dim, mixer.value_dim)
+    return LatentConfig(mixer.query_rank or 0, *sizes, mixer.norm_eps)
 
 
 def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
@@ -156,6 +195,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             layer.has_mlp,
             layer.mixer_multiplier,
             layer.attention_multiplier,
+            latent_config(layer.mixer),
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 # The order of these is the numbering of csrc/cpu/model.h.
@@ -16,6 +16,7 @@ MATRICES = (
     "delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a", "delta.out",
     "delta.z_in", "delta.a_in",
     "in_z", "in_dt",
+    "q_a", "q_b", "kv_a", "k_b", "v_b",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -43,6 +44,10 @@ VECTORS = (
     "decay",
     "skip",
     "ssm_norm",
+    "q_a_norm",
+    "kv_a_norm",
+    "q_a.bias",
+    "kv_a.bias",
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 

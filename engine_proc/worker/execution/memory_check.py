@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     MixtureSpec,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.errors import ConfigError
 
 GIB = 1 << 30
@@ -85,9 +85,11 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """
     hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
     numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
-    mixers = [layer.mixer for layer in spec.layers if layer.mixer is not None]
-    numbers += max((mixer_numbers(mixer) for mixer in mixers), default=0)
+    numbers += max((mixer_numbers(layer.mixer) for layer in spec.layers), default=0)
     numbers += q if spec.attention_gate else 0
+    if (latent := spec.latent) is not None:  # of heads: as they are, rounded, and queries
+        of_head = max(latent.rank, latent.nope_dim)
+        numbers += 3 * spec.num_heads * of_head + 2 * (latent.query_rank or 0)
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if any(layer.has_dense_mlp for layer in spec.layers):
         numbers += 2 * spec.intermediate_size
@@ -95,7 +97,7 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     return 4 * num_tokens * numbers
 
 
-def mixer_numbers(mixer: Mixer) -> int:
+def mixer_numbers(mixer: Mixer | None) -> int:
     """Return the numbers that a mixer with a state computes for each token."""
     match mixer:
         case ShortConvSpec():
@@ -105,6 +107,7 @@ def mixer_numbers(mixer: Mixer) -> int:
             return 4 * mixer.key_width + 5 * mixer.value_width + of_gates
         case Mamba2Spec():
             return 5 * mixer.inner_size + 4 * mixer.group_numbers + 2 * len(mixer.heads)
+    return 0
 
 
 def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:

@@ -230,7 +230,36 @@ class Mamba2Spec:
         return window + self.inner_size * self.state_size
 
 
-Mixer = ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention: keys and values of all heads are products of one latent.
+
+    A token's latent is `rank` numbers, normalized, and a rotated key that all heads share. Pages
+    hold nothing else: each head's query is multiplied by its keys' matrix, and what it attends to
+    by its values' matrix. The decoder has one KV head, of `latent_dim` numbers.
+    """
+
+    query_rank: int | None  # `q_lora_rank`; None is that queries are not compressed
+    rank: int  # `kv_lora_rank`
+    nope_dim: int  # of a head's query: `qk_nope_head_dim` numbers do not rotate, ...
+    rope_dim: int  # ... and `qk_rope_head_dim` do
+    value_dim: int  # `v_head_dim`
+    norm_eps: float = 1e-6  # of the norms of latents
+    bias: bool = False  # of the projections to latents
+    state_numbers: int = 0  # there is no state
+
+    @property
+    def latent_dim(self) -> int:
+        """The numbers that pages hold for a token."""
+        return self.rank + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """The numbers of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+
+Mixer = ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec | LatentAttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,12 +281,17 @@ class LayerSpec:
 
     @property
     def attends(self) -> bool:
-        """Whether the layer has keys and values."""
+        """Whether the layer has keys and values of its own."""
         return self.has_mixer and (self.mixer is None or self.attention_beside)
 
     @property
     def has_dense_mlp(self) -> bool:
         return self.has_mlp and self.mixture is None
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a token's keys and values, or its latent, lie in pages."""
+        return self.attends or isinstance(self.mixer, LatentAttentionSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,9 +333,15 @@ class DecoderSpec:
     mlp_multiplier: float = 1.0  # of what an MLP adds
 
     @property
+    def latent(self) -> LatentAttentionSpec | None:
+        """The attention of all layers with pages, where it is latent."""
+        mixers = (layer.mixer for layer in self.layers)
+        return next((mixer for mixer in mixers if isinstance(mixer, LatentAttentionSpec)), None)
+
+    @property
     def num_kv_layers(self) -> int:
         """The layers with keys and values."""
-        return sum(layer.attends for layer in self.layers)
+        return sum(layer.has_pages for layer in self.layers)
 
     @property
     def state_numbers(self) -> int:

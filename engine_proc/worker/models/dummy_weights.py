@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.weight_names import is_one_plus, weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import is_one_plus, weight_shapes
 
 DRAWN_BYTES = 32  # by a count of the generator
 # The numbers of a byte: the odd multiples of 2^-13 up to 255, which bf16 has; 0.018 on average.

@@ -70,6 +70,11 @@ HUNYUAN = {  # sizes that the tensors repeat
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_count": "num_shared_expert",
 }
+LATENTS = {
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.q_lora_rank": "q_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+}
 NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
 LFM2 = {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"}
 DELTA_NETS = {
@@ -86,6 +91,7 @@ NEMOTRON_H = {
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
 }
 GRANITE_HYBRID = {**SCALES, "expert_shared_feed_forward_length": "shared_intermediate_size"}
+NO_MSCALE = {"attention_factor": 1.0}  # DeepSeek's two factors of cos and sin cancel out
 COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
@@ -103,6 +109,7 @@ class Architecture:
     has_convs: bool = False  # layers without KV heads are short convolutions
     is_tiled: bool = False  # the value heads of its delta nets are in llama.cpp's order
     has_mamba2: bool = False  # so are they Mamba-2, or beside it
+    has_latents: bool = False  # keys and values are products of one latent
     is_partial: bool = False  # the family reads `partial_rotary_factor`
     constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -144,6 +151,9 @@ ARCHITECTURES = {
     "exaone4": Architecture(family="exaone4", slides=True),
     "command-r": Architecture(family="cohere", keys=COHERE),
     "cohere2": Architecture(family="cohere2", slides=True, constants=SILU | WINDOW, keys=COHERE),
+    "deepseek2": Architecture(  # without experts
+        family="youtu", has_latents=True, keys=LATENTS, yarn=NO_MSCALE
+    ),
     "lfm2": Architecture(
         family="lfm2", has_convs=True, constants={"block_auto_adjust_ff_dim": False}, keys=LFM2
     ),
@@ -244,8 +254,14 @@ MIXTURES = {
         keys=EXPERTS | SHARED_EXPERT | DELTA_NETS,
     ),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
+    "deepseek2": Architecture(
+        family="deepseek_v2",
+        has_latents=True,
+        constants=SILU | NO_DENSE,
+        keys=GROUPED | LATENTS,
+        yarn=NO_MSCALE,
+    ),
 }
-LACKING = {"deepseek2": "latent attention"}  # what transformers' modules run, and ours do not
 MAMBA2 = {  # what families call these
     "heads": "mamba_n_heads",
     "head_dim": "mamba_d_head",
@@ -262,6 +278,7 @@ NEMOTRON_MAMBA2 = {
     "ssm.group_count": "n_groups",
     "ssm.state_size": "ssm_state_size",
 }
+DEEPSEEK_V3 = replace(MIXTURES["deepseek2"], family="deepseek_v3", gating=SIGMOID)
 KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -359,13 +376,10 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
         raise ModelError(f"general.architecture is {name!r}, not a string")
     num_experts = metadata.get(f"{name}.expert_count")
     known = MIXTURES if num_experts else ARCHITECTURES
+    if name == "deepseek2" and metadata.get(f"{name}.expert_gating_func") == SIGMOID:
+        return name, DEEPSEEK_V3
     if name in known:
         return name, known[name]
-    if name in LACKING:
-        raise ModelError(
-            f"architecture {name!r} is not supported in GGUF: Headrace's own modules lack "
-            f"{LACKING[name]}; the model's Hugging Face folder works instead"
-        )
     experts = " with experts" if num_experts else ""
     raise ModelError(
         f"architecture {name!r}{experts} is not supported in GGUF; "
@@ -395,8 +409,10 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
         config["layer_types"] = layer_types(fields, num_layers)
     elif architecture.slides:
         config["layer_types"] = [FULL] * num_layers
-    head_dim = head_dim_of(fields, tensors)
     rope = rope_config(fields, architecture.yarn)
+    if architecture.has_latents:
+        return config | latent_config(fields, architecture) | rope
+    head_dim = head_dim_of(fields, tensors)
     return config | head_config(fields, architecture, head_dim) | rope
 
 
@@ -422,6 +438,31 @@ def family_config(
         config["use_qk_norm"] = fields.get("expert_count") != EXPERTS_OF_MAVERICK
         if fields.get("attention.sliding_window", None) is not None:
             raise fields.wrong("attention.sliding_window", "absent: chunks have 8192 tokens")
+    return config
+
+
+def latent_config(fields: ConfigFields, architecture: Architecture) -> dict[str, Any]:
+    """Return the sizes of heads that are products of a latent.
+
+    Newer files have one KV head, of the latent; older ones those that are made of it.
+    """
+    fields.get("attention.head_count_kv", None)
+    lengths = [fields.integer(f"attention.{of}_length") for of in ("key", "value")]
+    key, value = (
+        fields.integer(f"attention.{of}_length_mla", length)
+        for of, length in zip(("key", "value"), lengths, strict=True)
+    )
+    rotated = fields.integer("rope.dimension_count")
+    if key <= rotated:
+        raise fields.wrong("rope.dimension_count", f"less than the {key} numbers of a key")
+    config: dict[str, Any] = {"qk_nope_head_dim": key - rotated, "v_head_dim": value}
+    if architecture.family == "deepseek_v2" and fields.get("expert_group_count", 1) != 1:
+        config["topk_method"] = "group_limited_greedy"
+    if architecture.family == "youtu":  # what files repeat without experts
+        for name in ("leading_dense_block_count", "expert_feed_forward_length"):
+            fields.get(name, None)
+        if fields.get("expert_shared_count", 0) != 0:
+            raise fields.wrong("expert_shared_count", "0 in a model without experts")
     return config
 
 
@@ -552,7 +593,7 @@ def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]
     kinds = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "default"}
     kind = fields.choice("rope.scaling.type", kinds, "linear")
     factor = fields.number("rope.scaling.factor", fields.get("rope.scale_linear", 1.0)) or 1.0
-    scaling = {**yarn_config(fields), **yarn} if kind == "yarn" else {}
+    scaling = yarn_config(fields, yarn) if kind == "yarn" else {}
     if kind == "yarn" or (kind == "linear" and factor != 1):
         scaling |= {"rope_type": kind, "factor": factor}
     sections = fields.one_per_layer("rope.dimension_sections", 3)  # M-RoPE; a fourth is 0
@@ -568,13 +609,18 @@ def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]
     return config
 
 
-def yarn_config(fields: ConfigFields) -> dict[str, Any]:
-    """Return YaRN's fields beside its factor; llama.cpp takes `mscale` to be 1."""
+def yarn_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return YaRN's fields beside its factor; llama.cpp takes `mscale` to be 1.
+
+    Files of deepseek2 have a tenth of `mscale_all_dim`.
+    """
     if fields.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
         raise fields.wrong("rope.scaling.yarn_ext_factor", "1")
     length = fields.integer("rope.scaling.original_context_length")
     given = {name: fields.get(key, None) for key, name in YARN.items()}
-    return {"original_max_position_embeddings": length, "mscale": 1.0, **given}
+    if given["mscale_all_dim"] is not None and yarn.get("attention_factor"):  # of deepseek2
+        given["mscale_all_dim"] = 10 * fields.number("rope.scaling.yarn_log_multiplier")
+    return {"original_max_position_embeddings": length, "mscale": 1.0, **given, **yarn}
 
 
 def ropes_of(fields: ConfigFields, spec: DecoderSpec, tensors: Weights) -> tuple[RopeTable, ...]:

@@ -11,17 +11,13 @@ from typing import Any
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.hybrid_families import HYBRIDS
+from headrace.engine_proc.worker.models.latent_families import LATENT
 from headrace.engine_proc.worker.models.mamba_families import MAMBAS
 from headrace.engine_proc.worker.models.mixture_families import MIXTURES
 from headrace.engine_proc.worker.models.model_families import DENSE
 from headrace.errors import ModelError
 
-FAMILIES = DENSE | MIXTURES | HYBRIDS | MAMBAS
-# Mixtures that transformers' modules run, and what our own lack for them.
-LACKING = {
-    "deepseek_v2": "latent attention",
-    "deepseek_v3": "latent attention",
-}
+FAMILIES = DENSE | MIXTURES | HYBRIDS | MAMBAS | LATENT
 
 # Fields of config.json that do not change the logits of a causal decoder.
 INERT = frozenset(
@@ -69,11 +65,7 @@ def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        lack = LACKING.get(str(model_type))
-        raise ModelError(
-            f"model_type {model_type!r} is not supported by Headrace's own modules"
-            + (f", which lack {lack}" if lack else "")
-        )
+        raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
     return lower_fields(ConfigFields(config, f"a {model_type} model"))
 
 

@@ -258,8 +258,16 @@ def grouped(fields: ConfigFields, default_shared: int, default_normalized: bool)
         groups_per_token=fields.integer("topk_group", 1),
         shared_intermediate_size=size * whole(fields, "n_shared_experts", default_shared),
     )
-    if own.num_experts % own.num_groups or own.num_experts < 2 * own.num_groups:
-        raise fields.wrong("n_group", f"groups of 2 or more that {own.num_experts} experts make")
+    return check_groups(fields, own)
+
+
+def check_groups(fields: ConfigFields, own: MixtureSpec) -> MixtureSpec:
+    """Return a mixture whose groups can be chosen from."""
+    least = own.group_score_experts
+    if own.num_experts % own.num_groups or own.num_experts < least * own.num_groups:
+        raise fields.wrong(
+            "n_group", f"groups of {least} or more that {own.num_experts} experts make"
+        )
     reach = own.num_experts // own.num_groups * own.groups_per_token
     if own.groups_per_token > own.num_groups or own.experts_per_token > reach:
         raise fields.wrong(

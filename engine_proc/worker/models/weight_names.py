@@ -1,4 +1,4 @@
-"""Maps tensors of files to weights, with their required shapes."""
+"""Maps tensors of files to weights."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
+from headrace.engine_proc.worker.checkpoints.head_matrices import KEYS, VALUES, with_heads
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
-    LayerSpec,
+    LatentAttentionSpec,
     Mamba2Spec,
     Mixer,
     MixtureSpec,
-    Norm,
     NormPlacement,
     QKNorm,
     ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.delta_net_names import (
-    delta_net_shapes,
     gguf_delta_net,
     hf_delta_net,
 )
@@ -30,142 +29,11 @@ from headrace.engine_proc.worker.models.mamba_names import (
     mamba2_module,
     mamba2_parts,
 )
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
 
-Shape = tuple[int, ...]
 Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, WeightSource]]
-
-
-def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Return every weight the decoder has, under our names (see `weights.py`)."""
-    shapes: dict[str, Shape] = {"embed": (spec.vocab_size, spec.hidden_size)}
-    if not spec.tied_head:
-        shapes["head"] = (spec.vocab_size, spec.hidden_size)
-    if spec.head_bias:
-        shapes["head.bias"] = (spec.vocab_size,)
-    shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
-    for i, layer in enumerate(spec.layers):
-        of_layer = norm_shapes(spec, layer)
-        if layer.attends:
-            of_layer |= attention_shapes(spec)
-        match layer.mixer:
-            case ShortConvSpec() as conv:
-                of_layer |= short_conv_shapes(spec.hidden_size, conv)
-            case GatedDeltaNetSpec() as delta:
-                of_layer |= delta_net_shapes(spec.hidden_size, delta)
-            case Mamba2Spec() as mamba2:
-                of_layer |= mamba2_shapes(spec.hidden_size, mamba2)
-        if layer.mixture is not None:
-            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture, spec.gated_mlp)
-        elif layer.has_mlp:
-            of_layer |= mlp_shapes(
-                spec.hidden_size, spec.intermediate_size, spec.mlp_bias, gated=spec.gated_mlp
-            )
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
-    return shapes
-
-
-def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
-    """Return the weights of a layer's norms."""
-    norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
-    if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
-        norms.append("mlp_norm")
-    if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
-        norms += ["attn_post_norm", "mlp_post_norm"]
-    has = {"attn": layer.has_mixer, "mlp": layer.has_mlp}
-    shapes: dict[str, Shape] = {}
-    for name in norms:
-        if has[name.split("_")[0]]:
-            shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
-    return shapes
-
-
-def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Return the weights of a layer's attention."""
-    hidden = spec.hidden_size
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    shapes: dict[str, Shape] = {}
-    if spec.qk_norm in (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE):
-        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
-    elif spec.qk_norm == QKNorm.FULL:
-        shapes |= {"q_norm": (q,), "k_norm": (kv,)}
-    if spec.attention_sinks:
-        shapes["sinks"] = (spec.num_heads,)
-    for name, shape, bias in (
-        ("q", (q, hidden), spec.qkv_bias),
-        ("k", (kv, hidden), spec.qkv_bias),
-        ("v", (kv, hidden), spec.qkv_bias),
-        ("o", (hidden, q), spec.output_bias),
-    ):
-        shapes |= linear_shapes(name, shape, bias)
-    return shapes | (
-        linear_shapes("attn_gate", (q, hidden), spec.qkv_bias) if spec.attention_gate else {}
-    )
-
-
-def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
-    """Return the weights of a short convolution. Those of one channel are adjacent in `conv`."""
-    shapes: dict[str, Shape] = {"conv": (conv.channels * conv.kernel_size,)}
-    for name in ("in_b", "in_c", "in_x"):
-        shapes |= linear_shapes(name, (conv.channels, hidden), conv.bias)
-    shapes |= linear_shapes("out", (hidden, conv.channels), conv.bias)
-    return shapes | ({"conv.bias": (conv.channels,)} if conv.bias else {})
-
-
-def is_one_plus(spec: DecoderSpec, name: str) -> bool:
-    """Whether a weight is of a norm that scales by 1 + w."""
-    is_norm = name.endswith("norm") and not name.endswith("gated_norm")
-    return is_norm and spec.norm == Norm.RMS_ONE_PLUS
-
-
-def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:
-    """Return the weights of Mamba-2. Those of one channel are adjacent in a convolution."""
-    inner, of_groups, heads = mamba2.inner_size, mamba2.group_numbers, len(mamba2.heads)
-    convolved = {"x": inner, "b": of_groups, "c": of_groups}
-    shapes: dict[str, Shape] = {}
-    for name, count in {"z": inner, **convolved, "dt": heads}.items():
-        shapes |= linear_shapes(f"in_{name}", (count, hidden), mamba2.input_bias)
-    for name, count in convolved.items():
-        shapes[f"conv_{name}"] = (count * mamba2.kernel_size,)
-        if mamba2.conv_bias:
-            shapes[f"conv_{name}.bias"] = (count,)
-    shapes |= {name: (heads,) for name in ("dt_bias", "decay", "skip")}
-    if mamba2.norm_size:
-        shapes["ssm_norm"] = (inner,)
-    return shapes | linear_shapes("out", (hidden, inner), mamba2.output_bias)
-
-
-def mlp_shapes(
-    hidden: int, inner: int, bias: bool, prefix: str = "", gated: bool = True
-) -> dict[str, Shape]:
-    """Return the weights of an MLP."""
-    return {
-        **(linear_shapes(f"{prefix}gate", (inner, hidden), bias) if gated else {}),
-        **linear_shapes(f"{prefix}up", (inner, hidden), bias),
-        **linear_shapes(f"{prefix}down", (hidden, inner), bias),
-    }
-
-
-def mixture_shapes(hidden: int, mixture: MixtureSpec, gated: bool) -> dict[str, Shape]:
-    """Return the weights of a router, its experts and the shared MLP."""
-    shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
-    if mixture.selection_bias:
-        shapes["router.selection_bias"] = (mixture.num_experts,)
-    for expert in mixture.own_experts:
-        prefix, size = f"experts.{expert}.", mixture.intermediate_size
-        shapes |= mlp_shapes(hidden, size, mixture.expert_bias, prefix, gated)
-    if mixture.shared_intermediate_size:
-        size = mixture.shared_intermediate_size
-        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.", gated)
-    if mixture.shared_gate:
-        shapes["shared.router"] = (1, hidden)
-    return shapes
-
-
-def linear_shapes(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
-    """Return the weight and the bias of a linear layer or a norm."""
-    return {name: shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> Weights:
@@ -176,6 +44,9 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
     """
     shapes = weight_shapes(spec)
     tensors = unstacked(tensors)
+    if (latent := spec.latent) is not None:
+        sizes = (spec.num_heads, latent.nope_dim, latent.value_dim)
+        tensors = with_heads(tensors, *sizes)
     sources = naming(spec, tensors)
     num_rows: dict[str, int] = {}  # of each tensor: a fused one holds several weights
     for name, shape in shapes.items():
@@ -208,12 +79,14 @@ def is_redundant(
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; GGUF files have
     divisors of frequencies, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
-    Layers that predict further tokens are not executed.
+    Layers that predict further tokens are not executed, nor are indexers of sparse attention.
     """
     layer = LAYER_NAME.match(name)
     if name.startswith(("model.mtp_", "mtp.")) or (
         layer and layer[0] + layer_end(layer[1]) in tensors
     ):
+        return True
+    if INDEXER in name:
         return True
     if name.endswith(".bias"):
         return not tensors[name].to_float32().any()
@@ -223,6 +96,7 @@ def is_redundant(
     return name.endswith("rotary_emb.inv_freq") or name in GGUF_ROPE
 
 
+INDEXER = ".self_attn.indexer."
 LAYER_NAME = re.compile(r"(model\.layers|blk)\.\d+\.")
 
 
@@ -283,6 +157,17 @@ HF_LFM2 = {
     "gate": "feed_forward.w1.weight",
     "up": "feed_forward.w3.weight",
     "down": "feed_forward.w2.weight",
+}
+HF_LATENT = {
+    "q_a": "self_attn.q_a_proj",
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+}
+HF_LATENT_HEADS = {
+    "k_b": f"self_attn.kv_b_proj.weight{KEYS}",
+    "v_b": f"self_attn.kv_b_proj.weight{VALUES}",
 }
 HF_HUNYUAN_NORMS = {
     "q_norm": "self_attn.query_layernorm.weight",
@@ -362,6 +247,9 @@ def hf_mixer(
             return hf_delta_net(mixer, f"{ours}delta.", f"{theirs}linear_attn.", tensors)
         case Mamba2Spec():
             return mamba2_parts(mixer, ours, mamba2_module(theirs, tensors), HF_MAMBA2)
+        case LatentAttentionSpec():
+            names = with_biases(HF_LATENT) | HF_LATENT_HEADS
+            return {ours + o: WeightSource(theirs + t) for o, t in names.items()}
     return {}
 
 
@@ -549,6 +437,8 @@ def gguf_mixer(
             return gguf_delta_net(mixer, f"{ours}delta.", theirs, tensors)
         case Mamba2Spec():
             return mamba2_parts(mixer, ours, theirs, GGUF_MAMBA2)
+        case LatentAttentionSpec():
+            return gguf_latents(ours, theirs, tensors)
     return {}
 
 
@@ -590,6 +480,24 @@ def gguf_mlp_norm(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> str | Non
     if spec.placement == NormPlacement.PRE and "blk.0.ffn_norm.weight" not in tensors:  # Seed-OSS
         return "post_attention_norm.weight"
     return None
+
+
+GGUF_LATENT = {
+    "q_a": "attn_q_a.weight",
+    "q_a_norm": "attn_q_a_norm.weight",
+    "q_b": "attn_q_b.weight",
+    "kv_a": "attn_kv_a_mqa.weight",
+    "kv_a_norm": "attn_kv_a_norm.weight",
+}
+
+
+def gguf_latents(ours: str, theirs: str, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
+    """Name the tensors of a latent attention, of older files whose keys and values are one."""
+    heads = {"k_b": "attn_k_b.weight", "v_b": "attn_v_b.weight"}
+    if f"{theirs}attn_kv_b.weight{KEYS}" in tensors:
+        heads = {"k_b": f"attn_kv_b.weight{KEYS}", "v_b": f"attn_kv_b.weight{VALUES}"}
+    names = GGUF_LATENT | heads
+    return {ours + o: WeightSource(theirs + t) for o, t in names.items()}
 
 
 GGUF_MIXTURE = {

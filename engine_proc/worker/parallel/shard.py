@@ -14,6 +14,9 @@ key heads of a gated delta net, each with its value heads, and heads of Mamba-2.
 heads are on several workers, each has the group's B and C. Norms over numbers of several workers
 sum their squares.
 
+Heads of latent attention are cut as those of any other. Every worker computes and stores the
+latents.
+
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
@@ -31,13 +34,14 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
+    LatentAttentionSpec,
     Mamba2Spec,
     MixtureSpec,
     Norm,
     QKNorm,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.errors import ModelError
 
 MAX_RANKS = 16
@@ -127,10 +131,9 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
     if any(not heads for heads in all_shards[-1].mamba2_heads.values()):
         return "there are no heads of Mamba-2 for some"
     block = max_block(spec, weights, "o")
-    if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
-        return (
-            f"heads of {spec.head_dim} would be cut from {block} numbers that are quantized as one"
-        )
+    head_dim = output_dim(spec)
+    if any(shard.heads.start * head_dim % block for shard in all_shards):
+        return f"heads of {head_dim} would be cut from {block} numbers that are quantized as one"
     return ""
 
 
@@ -296,7 +299,9 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
     }
     if spec.qk_norm == QKNorm.FULL:
         row_shares |= {"q_norm": queries, "k_norm": keys}
-    column_shares = {"o": queries, "down": shard.inner}
+    column_shares = {"o": numbers(shard.heads, output_dim(spec)), "down": shard.inner}
+    if (latent := spec.latent) is not None:
+        row_shares |= latent_shares(latent, shard.heads)
     shares: dict[str, Weight] = {}
     for name in weight_shapes(shard_spec(spec, shard)):
         tensor = weights[name]
@@ -316,6 +321,21 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
             tensor = column_share(local, tensor, column_shares[weight_name], shard.rank)
         shares[name] = tensor
     return shares
+
+
+def output_dim(spec: DecoderSpec) -> int:
+    """Return the numbers of a head that `o` reads."""
+    return spec.head_dim if spec.latent is None else spec.latent.value_dim
+
+
+def latent_shares(latent: LatentAttentionSpec, heads: range) -> dict[str, range]:
+    """Return the rows of the matrices that heads of latent attention have of their own."""
+    return {
+        "q": numbers(heads, latent.query_dim),
+        "q_b": numbers(heads, latent.query_dim),
+        "k_b": numbers(heads, latent.rank),
+        "v_b": numbers(heads, latent.value_dim),
+    }
 
 
 def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:

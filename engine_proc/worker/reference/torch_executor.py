@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
     MixtureSpec,
@@ -67,7 +68,7 @@ class TorchExecutor:
         self.states = {
             i: torch.zeros(num_states, layer.mixer.state_numbers)
             for i, layer in enumerate(spec.layers)
-            if layer.mixer is not None
+            if layer.mixer is not None and layer.mixer.state_numbers
         }
 
     @torch.inference_mode()
@@ -157,6 +158,8 @@ class TorchExecutor:
                 return self.short_conv(index, conv, x, batch, places)
             case GatedDeltaNetSpec() as delta:
                 return self.delta_net(index, delta, x, batch, places)
+            case LatentAttentionSpec() as latent:
+                return self.latent_attention(index, layer, latent, x, places, rotations)
             case Mamba2Spec() as mamba2:
                 mixed = self.mamba2(index, mamba2, x, batch, places)
         if not layer.attention_beside:
@@ -292,6 +295,55 @@ class TorchExecutor:
             states[slot_out] = behind.to(states.device)
         return self.linear(f"{prefix}out", mixed)
 
+    def latent_attention(
+        self,
+        index: int,
+        layer: LayerSpec,
+        latent: LatentAttentionSpec,
+        x: Tensor,
+        places: Places,
+        rotations: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Write latents to the cache, expand them to keys and values, and attend to these."""
+        spec, name = self.spec, f"layers.{index}"
+        if latent.query_rank is None:
+            q = self.linear(f"{name}.q", x)
+        else:
+            compressed = self.linear(f"{name}.q_a", x)
+            compressed = self.latent_norm(f"{name}.q_a_norm", compressed, latent.norm_eps)
+            q = self.linear(f"{name}.q_b", compressed)
+        q = q.view(len(x), spec.num_heads, latent.query_dim)
+        stored = self.linear(f"{name}.kv_a", x)[:, None]
+        compressed, shared = stored[..., : latent.rank], stored[..., latent.rank :]
+        nope, rotated = q[..., : latent.nope_dim], q[..., latent.nope_dim :]
+        if layer.rope is not None:
+            interleaved = spec.ropes[layer.rope].interleaved
+            rotated = rotate(rotated, *rotations[layer.rope], interleaved)
+            shared = rotate(shared, *rotations[layer.rope], interleaved)
+        q = torch.cat([nope, rotated], -1)
+        if layer.temperature is not None:
+            q = q * temperatures(layer.temperature, places.positions)[:, None, None].to(self.dtype)
+        cache = self.kv[index, 0]
+        compressed = self.latent_norm(f"{name}.kv_a_norm", compressed, latent.norm_eps)
+        cache[places.pages, places.slots] = torch.cat([compressed, shared], -1)
+        key_matrix = self.weights[f"{name}.k_b"].view(spec.num_heads, latent.rank, latent.nope_dim)
+        value_matrix = self.weights[f"{name}.v_b"].view(spec.num_heads, -1, latent.rank)
+        out = x.new_empty(len(x), spec.num_heads, latent.value_dim)
+        for stretch in places.stretches:
+            known = cache[stretch.pages].flatten(0, 2)[: stretch.num_keys]
+            ranks, shared = known[:, : latent.rank], known[:, latent.rank :]
+            keys = torch.einsum("kr,hrn->khn", ranks, key_matrix)
+            shared = shared[:, None].expand(-1, spec.num_heads, -1)
+            out[stretch.rows] = attend(
+                q[stretch.rows],
+                torch.cat([keys, shared], -1),
+                torch.einsum("kr,hvr->khv", ranks, value_matrix),
+                stretch.positions,
+                scale=spec.attention_scale,
+                reach=reach_of(layer),
+            )
+        return self.linear(f"{name}.o", out.flatten(1))
+
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""
         out = self.mlp(name, x) if layer.mixture is None else self.mixture(name, layer.mixture, x)
@@ -352,6 +404,11 @@ class TorchExecutor:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+
+    def latent_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
+        """Normalize a latent, in fp32: by its root mean square, whatever the decoder's norm."""
+        weight = self.weights[name].float()
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(self.dtype)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Normalize the last dimension, in fp32."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered, open_model
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.shard import shard_weights, shards
 from headrace.errors import ModelError
 

@@ -334,10 +334,11 @@ void try_rows(const Kernels &kernels) {
 
 // Keys and values of one sequence in shuffled pages, and a tile of its last tokens.
 struct Sequence {
-    Sequence(const Kernels &kernels, Format format, int head_dim, int page_tokens, Random &random)
-        : format(format), head_dim(head_dim), page_tokens(page_tokens) {
+    Sequence(const Kernels &kernels, Format format, int head_dim, int page_tokens, Random &random,
+             bool has_latents = false)
+        : format(format), head_dim(head_dim), page_tokens(page_tokens), has_latents(has_latents) {
         const int num_pages = (num_keys + page_tokens - 1) / page_tokens;
-        kv.allocate(format, 1, num_pages + 1, page_tokens, 1, head_dim);
+        kv.allocate(format, 1, num_pages + 1, page_tokens, 1, head_dim, has_latents);
         for (int i = 0; i < num_pages; ++i) {
             pages.push_back(num_pages - i);
         }
@@ -345,21 +346,22 @@ struct Sequence {
             const std::vector<float> key = random.numbers(head_dim),
                                      value = random.numbers(head_dim);
             const HeadPlace place = kv.place(0, 0, pages[i / page_tokens], i % page_tokens);
-            kernels.store_head(place, key.data(), value.data());
+            kernels.store_head(place, key.data(), value.data()); // of a latent, the value alone
         }
     }
 
     AttentionTile tile(const float *queries, bool is_rounded, int first, int count, int group,
                        Window window, float softcap) const {
-        return {queries,     is_rounded,        count,           group,   head_dim,
-                first,       first + count - 1, nullptr,         window,  softcap,
-                format,      kv.keys(0, 0),     kv.values(0, 0), nullptr, kv.page_bytes(),
-                page_tokens, pages.data()};
+        return {
+            queries,       is_rounded,        count,   group,           head_dim,    head_dim,
+            first,         first + count - 1, nullptr, window,          softcap,     format,
+            kv.keys(0, 0), kv.values(0, 0),   nullptr, kv.page_bytes(), page_tokens, pages.data()};
     }
 
     static constexpr int num_keys = 300;
     const Format format;
     const int head_dim, page_tokens;
+    const bool has_latents;
     KvPages kv;
     std::vector<int32_t> pages;
 };
@@ -369,8 +371,11 @@ std::vector<float> attend(const Kernels &kernels, const AttentionTile &tile, int
     const int rows = tile.rows(), width = padded(tile.head_dim);
     std::vector<float> scores(size_t(rows) * segment_tokens), values(size_t(rows) * width);
     std::vector<float> maximum(rows), sum(rows), found;
-    kernels.attend_segment(tile, segment, scores.data(),
-                           {maximum.data(), sum.data(), values.data(), width});
+    const bool has_latents = tile.keys == tile.values;
+    const auto attend_segment =
+        has_latents ? kernels.attend_latent_segment : kernels.attend_segment;
+    attend_segment(tile, segment, scores.data(),
+                   {maximum.data(), sum.data(), values.data(), width});
     for (int row = 0; row < rows; ++row) {
         const float *own = values.data() + size_t(row) * width;
         found.insert(found.end(), {maximum[row], sum[row]});
@@ -419,6 +424,12 @@ void try_attention(const Kernels &kernels) {
                               random);
                 try_attention(kernels, sequence, false, group, some, 2.0f, "capped " + name,
                               random);
+                if (dim % lanes == 0) {
+                    const Sequence latents(kernels, format, dim, sequence.page_tokens, random,
+                                           true);
+                    try_attention(kernels, latents, false, group, all, 0.0f, "latents " + name,
+                                  random);
+                }
                 if (format == Format::bf16) {
                     try_attention(kernels, sequence, true, group, all, 0.0f,
                                   "rounded attention " + name, random);

@@ -26,6 +26,7 @@ YARN = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 # Of test_hybrid_families.py.
 HYBRIDS = {"lfm2", "qwen35", "granitehybrid", "nemotron_h", "falcon-h1"}
+LATENT = {"deepseek2"}  # of test_latent_families.py
 UNSCALED = {"rope_type": "default", "rope_theta": 20000.0}
 LONG = {
     "rope_type": "longrope",
@@ -129,7 +130,7 @@ def test_an_architecture_executes_as_in_transformers(case: str, tmp_path: Path) 
 def test_every_architecture_has_a_case() -> None:
     names = [case.split()[0] for case in CASES]
     tested = {gguf_twins.ARCHITECTURES.get(name, name) for name in names}
-    assert tested | {"qwen2vl"} | HYBRIDS == set(ARCHITECTURES)
+    assert tested | {"qwen2vl"} | HYBRIDS | LATENT == set(ARCHITECTURES)
 
 
 def test_text_of_qwen2vl_executes_as_qwen2(tmp_path: Path) -> None:

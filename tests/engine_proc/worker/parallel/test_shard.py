@@ -13,7 +13,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     RopeTable,
 )
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.shard import (
     CannotCut,
     Shard,

@@ -16,10 +16,13 @@ from gguf_mixtures import BUILT_IN
 from gguf_twins import tiny_model, write_gguf
 from hybrid_models import HYBRIDS as HYBRID_CASES
 from hybrid_models import NUM_TOKENS, PROMPTS, Generation, tiny_hybrid
+from latent_models import LATENT as LATENT_CASES
+from latent_models import tiny_latent
 from mixture_models import tiny_mixture
 from random_decoders import (
     BLOCKS,
     HYBRIDS,
+    LATENTS,
     MIXTURES,
     NUM_STATES,
     SPEC,
@@ -38,7 +41,7 @@ from reference import endless_answers
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, page_bytes
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.models import gguf_config
 from headrace.engine_proc.worker.models.decoder_spec import (
@@ -181,6 +184,34 @@ def test_two_workers_generate_the_text_of_a_hybrid(
     expected = endless_answers(model, PROMPTS, NUM_TOKENS)
     assert generation.answers(PROMPTS) == expected
     assert generation.answers(PROMPTS) == expected, "from checkpoints"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("name", LATENTS)
+def test_workers_share_the_heads_of_latents(name: str, num_ranks: int, team_of: TeamOf) -> None:
+    """Every worker has the latents of all tokens."""
+    spec = LATENTS[name]
+    weights = random_weights(spec)
+    team, alone = team_of(spec, weights, num_ranks), cpu(spec, weights)
+    assert sum(e.spec.num_heads for e in team.executors) == spec.num_heads
+    for e in team.executors:
+        assert page_bytes(e.spec, 16, KVDtype.FLOAT32) == page_bytes(spec, 16, KVDtype.FLOAT32)
+    for parts in ([(0, 0, 60)], [(1, 0, 3), (0, 60, 61)], [(0, 61, 90), (1, 3, 4)]):
+        step = batch(parts)
+        np.testing.assert_allclose(team.forward(step), alone.forward(step), atol=5e-5)
+
+
+@pytest.mark.parametrize("case", LATENT_CASES)
+def test_two_workers_generate_the_text_of_latents(
+    case: str, tmp_path: Path, team_of: TeamOf
+) -> None:
+    model = tiny_latent(case)
+    model.save_pretrained(tmp_path)
+    ours = open_model(tmp_path)
+    generation = Generation(partial(team_of, ours.spec, ours.weights, 2), budget=20)
+    expected = endless_answers(model, PROMPTS, NUM_TOKENS)
+    assert generation.answers(PROMPTS) == expected
+    assert generation.answers(PROMPTS) == expected, "from cached pages"
 
 
 def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:

@@ -1,0 +1,200 @@
+"""The families with multi-head latent attention: DeepSeek V2 and V3, and their kin.
+
+Sparse attention (DeepSeek V3.2, GLM-5) is dense attention up to `index_topk` tokens, and texts are
+no longer than that.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headrace.engine_proc.worker.models.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MixtureSpec,
+)
+from headrace.engine_proc.worker.models.mixture_families import (
+    DEEPSEEK_FIELDS,
+    check_groups,
+    grouped,
+    mixture,
+    whole,
+    with_mixture,
+)
+from headrace.engine_proc.worker.models.model_families import decoder, rope, split_head_dim
+from headrace.model.sparse_attention import dense_length
+
+UNIT = 16  # numbers; no vector of the core has some of two heads
+
+
+def latent_decoder(
+    fields: ConfigFields, *, interleaved: bool, bias: bool | None = None, **differences: Any
+) -> DecoderSpec:
+    """Lower what all have: a decoder with one KV head, a latent.
+
+    Args:
+        bias: of the projections to latents and from heads; None is that the config says it.
+    """
+    for name in ("qk_head_dim", "head_dim"):  # they repeat others
+        fields.get(name, None)
+    bias = fields.flag("attention_bias", False) if bias is None else bias
+    for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
+        if fields.integer(name) % UNIT:
+            raise fields.wrong(name, f"a multiple of {UNIT}, as our own modules need it")
+    rank = fields.get("q_lora_rank", None)
+    latent = LatentAttentionSpec(
+        query_rank=None if rank is None else fields.integer("q_lora_rank"),
+        rank=fields.integer("kv_lora_rank"),
+        nope_dim=fields.integer("qk_nope_head_dim"),
+        rope_dim=fields.integer("qk_rope_head_dim"),
+        value_dim=fields.integer("v_head_dim"),
+        bias=bias,
+    )
+    common: dict[str, Any] = {
+        "layers": (LayerSpec(mixer=latent),) * fields.integer("num_hidden_layers"),
+        "ropes": (rope(fields, latent.rope_dim, 10_000.0, interleaved=interleaved),),
+        "num_kv_heads": 1,
+        "attention_scale": latent.query_dim**-0.5 * yarn_growth(fields),
+        "output_bias": bias,
+    }
+    return replace(decoder(fields, **common | differences), head_dim=latent.latent_dim)
+
+
+def yarn_growth(fields: ConfigFields) -> float:
+    """Return what YaRN multiplies scores by, beside the scale of cos and sin."""
+    params = fields.table("rope_scaling") or fields.table("rope_parameters")
+    kind = params.get("rope_type") or params.get("type") or "default"
+    scaling = ConfigFields(params, f"the RoPE of {fields.owner}")
+    all_dim = scaling.number("mscale_all_dim", 0)
+    if kind == "default" or not all_dim:
+        return 1.0
+    factor = scaling.positive("factor")
+    return 1.0 if factor <= 1 else (0.1 * all_dim * math.log(factor) + 1.0) ** 2
+
+
+def with_sparse(
+    fields: ConfigFields, spec: DecoderSpec, own: MixtureSpec, default_first: int = 0
+) -> DecoderSpec:
+    """Return the decoder with a mixture in the layers that `mlp_layer_types` calls sparse.
+
+    Without it, layers are sparse from `first_k_dense_replace` on.
+    """
+    first = whole(fields, "first_k_dense_replace", default_first)
+    types = fields.one_per_layer("mlp_layer_types", len(spec.layers))
+    if types is None:
+        return with_mixture(spec, own, lambda i: i >= first)
+    if not set(types) <= {"dense", "sparse"}:
+        raise fields.wrong("mlp_layer_types", "a list of 'dense' and 'sparse'")
+    return with_mixture(spec, own, lambda i: types[i] == "sparse")
+
+
+def deepseek_v2(fields: ConfigFields) -> DecoderSpec:
+    """Experts are chosen by softmax, from groups or not; their weights are not normalized."""
+    for name in DEEPSEEK_FIELDS:
+        fields.get(name, None)
+    spec = latent_decoder(fields, interleaved=True, mlp_bias=fields.flag("mlp_bias", False))
+    method = fields.choice("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
+    if fields.flag("norm_topk_prob", False):
+        raise fields.wrong("norm_topk_prob", "false, as transformers has it")
+    size = fields.integer("moe_intermediate_size")
+    num_groups, chosen = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    own = mixture(
+        fields,
+        experts="n_routed_experts",
+        normalized=False,
+        weight_scale=fields.number("routed_scaling_factor", 1.0),
+        num_groups=num_groups if method else 1,
+        groups_per_token=chosen if method else 1,
+        group_score_experts=1,
+        shared_intermediate_size=size * whole(fields, "n_shared_experts", 2),
+        shared_bias=spec.mlp_bias,
+    )
+    return with_sparse(fields, spec, check_groups(fields, own))
+
+
+def deepseek_v3(fields: ConfigFields) -> DecoderSpec:
+    """Layers that predict further tokens are left out."""
+    for name in (*DEEPSEEK_FIELDS, "num_nextn_predict_layers", "num_mtp_layers"):
+        fields.get(name, None)
+    spec = latent_decoder(fields, interleaved=fields.flag("rope_interleave", True))
+    own = grouped(fields, default_shared=1, default_normalized=True)
+    return with_sparse(fields, spec, own)
+
+
+def glm4_moe_lite(fields: ConfigFields) -> DecoderSpec:
+    """DeepSeek V3 with one dense layer, unless the config names more."""
+    for name in (*DEEPSEEK_FIELDS, "num_nextn_predict_layers", "num_mtp_layers"):
+        fields.get(name, None)
+    spec = latent_decoder(fields, interleaved=fields.flag("rope_interleave", True))
+    own = grouped(fields, default_shared=1, default_normalized=True)
+    return with_sparse(fields, spec, own, default_first=1)
+
+
+def sparse_attention(fields: ConfigFields) -> DecoderSpec:
+    """DeepSeek V3 with an indexer, whose weights are left out."""
+    for name in (*DEEPSEEK_FIELDS, *INDEXER_FIELDS):
+        fields.get(name, None)
+    spec = latent_decoder(fields, interleaved=True, mlp_bias=fields.flag("mlp_bias", False))
+    own = grouped(fields, default_shared=1, default_normalized=True)
+    own = replace(own, shared_bias=spec.mlp_bias)
+    longest = dense_length(fields.values) or spec.max_position
+    spec = replace(spec, max_position=min(spec.max_position, longest))
+    return with_sparse(fields, spec, own, default_first=3)
+
+
+# What an indexer is, and which layers have one of their own.
+INDEXER_FIELDS = (
+    "index_head_dim",
+    "index_n_heads",
+    "index_skip_topk_offset",
+    "index_topk",
+    "index_topk_freq",
+    "index_topk_pattern",
+    "indexer_rope_interleave",
+    "indexer_types",
+    "layer_types",
+    "num_mtp_layers",
+    "num_nextn_predict_layers",
+    "rope_interleave",
+)
+
+
+def youtu(fields: ConfigFields) -> DecoderSpec:
+    """DeepSeek V3 without experts."""
+    fields.get("embedding_initializer_range", None)  # of training
+    return latent_decoder(
+        fields,
+        interleaved=fields.flag("rope_interleave", True),
+        tied_head=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def minicpm3(fields: ConfigFields) -> DecoderSpec:
+    """Embeddings, sublayers and logits are scaled; halves of keys rotate."""
+    num_layers, hidden = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
+    width = fields.integer("v_head_dim", split_head_dim(fields))
+    fields.values = {**fields.values, "v_head_dim": width}
+    return latent_decoder(
+        fields,
+        interleaved=False,
+        tied_head=fields.flag("tie_word_embeddings", True),
+        mlp_bias=fields.flag("mlp_bias", False),
+        embedding_multiplier=fields.number("scale_emb", 12),
+        residual_multiplier=fields.number("scale_depth", 1.4) / math.sqrt(num_layers),
+        logit_multiplier=fields.integer("dim_model_base", 256) / hidden,
+    )
+
+
+LATENT: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v32": sparse_attention,
+    "glm4_moe_lite": glm4_moe_lite,
+    "glm_moe_dsa": sparse_attention,
+    "kimi_k2": deepseek_v3,  # as its config says, but for the name
+    "minicpm3": minicpm3,
+    "youtu": youtu,
+}

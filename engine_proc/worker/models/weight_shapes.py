@@ -1,0 +1,174 @@
+"""The shape of each weight that a decoder has."""
+
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    Mamba2Spec,
+    Mixer,
+    MixtureSpec,
+    Norm,
+    NormPlacement,
+    QKNorm,
+    ShortConvSpec,
+)
+from headrace.engine_proc.worker.models.delta_net_names import delta_net_shapes
+
+Shape = tuple[int, ...]
+
+
+def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return every weight the decoder has, under our names (see `weights.py`)."""
+    shapes: dict[str, Shape] = {"embed": (spec.vocab_size, spec.hidden_size)}
+    if not spec.tied_head:
+        shapes["head"] = (spec.vocab_size, spec.hidden_size)
+    if spec.head_bias:
+        shapes["head.bias"] = (spec.vocab_size,)
+    shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
+    for i, layer in enumerate(spec.layers):
+        of_layer = norm_shapes(spec, layer)
+        if layer.attends:
+            of_layer |= attention_shapes(spec)
+        of_layer |= mixer_shapes(spec, layer.mixer)
+        if layer.mixture is not None:
+            of_layer |= mixture_shapes(spec.hidden_size, layer.mixture, spec.gated_mlp)
+        elif layer.has_mlp:
+            of_layer |= mlp_shapes(
+                spec.hidden_size, spec.intermediate_size, spec.mlp_bias, gated=spec.gated_mlp
+            )
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def mixer_shapes(spec: DecoderSpec, mixer: Mixer | None) -> dict[str, Shape]:
+    """Return the weights of a layer's mixer; of plain attention none."""
+    match mixer:
+        case ShortConvSpec():
+            return short_conv_shapes(spec.hidden_size, mixer)
+        case GatedDeltaNetSpec():
+            return delta_net_shapes(spec.hidden_size, mixer)
+        case Mamba2Spec():
+            return mamba2_shapes(spec.hidden_size, mixer)
+        case LatentAttentionSpec():
+            return latent_attention_shapes(spec, mixer)
+    return {}
+
+
+def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
+    """Return the weights of a layer's norms."""
+    norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
+    if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
+        norms.append("mlp_norm")
+    if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
+        norms += ["attn_post_norm", "mlp_post_norm"]
+    has = {"attn": layer.has_mixer, "mlp": layer.has_mlp}
+    shapes: dict[str, Shape] = {}
+    for name in norms:
+        if has[name.split("_")[0]]:
+            shapes |= linear_shapes(name, (spec.hidden_size,), spec.norm_bias)
+    return shapes
+
+
+def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the weights of a layer's attention."""
+    hidden = spec.hidden_size
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, Shape] = {}
+    if spec.qk_norm in (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE):
+        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
+    elif spec.qk_norm == QKNorm.FULL:
+        shapes |= {"q_norm": (q,), "k_norm": (kv,)}
+    if spec.attention_sinks:
+        shapes["sinks"] = (spec.num_heads,)
+    for name, shape, bias in (
+        ("q", (q, hidden), spec.qkv_bias),
+        ("k", (kv, hidden), spec.qkv_bias),
+        ("v", (kv, hidden), spec.qkv_bias),
+        ("o", (hidden, q), spec.output_bias),
+    ):
+        shapes |= linear_shapes(name, shape, bias)
+    return shapes | (
+        linear_shapes("attn_gate", (q, hidden), spec.qkv_bias) if spec.attention_gate else {}
+    )
+
+
+def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
+    """Return the weights of a short convolution. Those of one channel are adjacent in `conv`."""
+    shapes: dict[str, Shape] = {"conv": (conv.channels * conv.kernel_size,)}
+    for name in ("in_b", "in_c", "in_x"):
+        shapes |= linear_shapes(name, (conv.channels, hidden), conv.bias)
+    shapes |= linear_shapes("out", (hidden, conv.channels), conv.bias)
+    return shapes | ({"conv.bias": (conv.channels,)} if conv.bias else {})
+
+
+def is_one_plus(spec: DecoderSpec, name: str) -> bool:
+    """Whether a weight is of a norm that scales by 1 + w."""
+    is_norm = name.endswith("norm") and not name.endswith("gated_norm")
+    return is_norm and spec.norm == Norm.RMS_ONE_PLUS
+
+
+def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:
+    """Return the weights of Mamba-2. Those of one channel are adjacent in a convolution."""
+    inner, of_groups, heads = mamba2.inner_size, mamba2.group_numbers, len(mamba2.heads)
+    convolved = {"x": inner, "b": of_groups, "c": of_groups}
+    shapes: dict[str, Shape] = {}
+    for name, count in {"z": inner, **convolved, "dt": heads}.items():
+        shapes |= linear_shapes(f"in_{name}", (count, hidden), mamba2.input_bias)
+    for name, count in convolved.items():
+        shapes[f"conv_{name}"] = (count * mamba2.kernel_size,)
+        if mamba2.conv_bias:
+            shapes[f"conv_{name}.bias"] = (count,)
+    shapes |= {name: (heads,) for name in ("dt_bias", "decay", "skip")}
+    if mamba2.norm_size:
+        shapes["ssm_norm"] = (inner,)
+    return shapes | linear_shapes("out", (hidden, inner), mamba2.output_bias)
+
+
+def latent_attention_shapes(spec: DecoderSpec, latent: LatentAttentionSpec) -> dict[str, Shape]:
+    """Return the weights of a latent attention."""
+    hidden, heads = spec.hidden_size, spec.num_heads
+    shapes: dict[str, Shape] = {}
+    if latent.query_rank is None:
+        shapes["q"] = (heads * latent.query_dim, hidden)
+    else:
+        shapes |= linear_shapes("q_a", (latent.query_rank, hidden), latent.bias)
+        shapes["q_a_norm"] = (latent.query_rank,)
+        shapes["q_b"] = (heads * latent.query_dim, latent.query_rank)
+    shapes |= linear_shapes("kv_a", (latent.latent_dim, hidden), latent.bias)
+    shapes["kv_a_norm"] = (latent.rank,)
+    shapes["k_b"] = (heads * latent.rank, latent.nope_dim)
+    shapes["v_b"] = (heads * latent.value_dim, latent.rank)
+    return shapes | linear_shapes("o", (hidden, heads * latent.value_dim), spec.output_bias)
+
+
+def mlp_shapes(
+    hidden: int, inner: int, bias: bool, prefix: str = "", gated: bool = True
+) -> dict[str, Shape]:
+    """Return the weights of an MLP."""
+    return {
+        **(linear_shapes(f"{prefix}gate", (inner, hidden), bias) if gated else {}),
+        **linear_shapes(f"{prefix}up", (inner, hidden), bias),
+        **linear_shapes(f"{prefix}down", (hidden, inner), bias),
+    }
+
+
+def mixture_shapes(hidden: int, mixture: MixtureSpec, gated: bool) -> dict[str, Shape]:
+    """Return the weights of a router, its experts and the shared MLP."""
+    shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
+    if mixture.selection_bias:
+        shapes["router.selection_bias"] = (mixture.num_experts,)
+    for expert in mixture.own_experts:
+        prefix, size = f"experts.{expert}.", mixture.intermediate_size
+        shapes |= mlp_shapes(hidden, size, mixture.expert_bias, prefix, gated)
+    if mixture.shared_intermediate_size:
+        size = mixture.shared_intermediate_size
+        shapes |= mlp_shapes(hidden, size, mixture.shared_bias, "shared.", gated)
+    if mixture.shared_gate:
+        shapes["shared.router"] = (1, hidden)
+    return shapes
+
+
+def linear_shapes(name: str, shape: Shape, bias: bool) -> dict[str, Shape]:
+    """Return the weight and the bias of a linear layer or a norm."""
+    return {name: shape} | ({f"{name}.bias": shape[:1]} if bias else {})
