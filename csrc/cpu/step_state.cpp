@@ -1,4 +1,5 @@
 #include "cpu/step_state.h"
+#include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 
@@ -79,6 +80,7 @@ void StepState::find_room() {
              space.rounded_gated.floats(n * inner_stride),
              space.quantized_gated.room<Int16Group>(n * groups_of(inner))};
     find_mixture_room(model, num_tokens);
+    find_mamba2_room(model, num_tokens);
     int widest = std::max(outer, inner);
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;
