@@ -11,10 +11,6 @@ namespace {
 
 constexpr float linear_from = 20.0f; // where softplus(x) is x in fp32
 
-float softplus(float x) {
-    return x > linear_from ? x : std::log1p(std::exp(x));
-}
-
 int numbers_of(const Mamba2Config &config) {
     return config.num_heads * config.head_dim;
 }
@@ -53,10 +49,6 @@ Mamba2Room::Mamba2Room(Model &model, const Mamba2Config &config, int num_tokens)
     convolved = space.convolved.floats(numbers);
 }
 
-struct Chunk {
-    int first_token, end_token, sequence;
-};
-
 // A projection of the layer's input, convolved.
 struct ConvolvedPart {
     MatrixSlot matrix;
@@ -80,6 +72,11 @@ public:
     void finish();
 
 private:
+    struct Chunk {
+        int first_token, end_token, sequence;
+    };
+
+    static float softplus(float x) { return x > linear_from ? x : std::log1p(std::exp(x)); }
     ConvolvedPart part(MatrixSlot, VectorSlot bias, VectorSlot conv, VectorSlot conv_bias,
                        int channels, float multiplier);
     void prepare_steps(int token);
@@ -125,14 +122,14 @@ ConvolvedPart Mamba2Step::part(MatrixSlot matrix, VectorSlot bias, VectorSlot co
                                VectorSlot conv_bias, int channels, float multiplier) {
     const std::vector<float> &added = layer.vectors[conv_bias];
     const int stride = stride_of(channels);
-    const CausalConv made{room.projected,
+    const CausalConv made{layer.vectors[conv].data(),
+                          room.projected,
                           stride,
                           channels,
                           config.kernel_size,
-                          layer.vectors[conv].data(),
+                          next_state,
                           added.empty() ? nullptr : added.data(),
-                          multiplier,
-                          next_state};
+                          multiplier};
     const ConvolvedPart result{matrix, bias, made, room.projected, room.convolved};
     next_state += made.state_numbers();
     room.projected += size_t(s.num_tokens) * stride;
@@ -167,10 +164,9 @@ void Mamba2Step::prepare_steps(int token) {
 void Mamba2Step::convolve() {
     s.each_row([&](int token) {
         for (const ConvolvedPart *part : {&x, &b, &c}) {
-            convolve_silu(s, part->conv, token,
-                          part->convolved + size_t(token) * part->conv.stride);
-            if (ends_chunk(s.step, token)) {
-                write_columns(s, part->conv, token);
+            part->conv.convolve(s, token, part->convolved + size_t(token) * part->conv.stride);
+            if (CausalConv::ends_chunk(s.step, token)) {
+                part->conv.write_state(s, token);
             }
         }
         prepare_steps(token);
@@ -205,7 +201,7 @@ void Mamba2Step::scan_head(const Chunk &chunk, int head) {
 void Mamba2Step::scan() {
     std::vector<Chunk> chunks;
     for (int token = 0; token < s.num_tokens; ++token) {
-        if (token == 0 || ends_chunk(s.step, token - 1)) {
+        if (token == 0 || CausalConv::ends_chunk(s.step, token - 1)) {
             chunks.push_back({token, token, s.step.sequences[token]});
         }
         chunks.back().end_token = token + 1;
