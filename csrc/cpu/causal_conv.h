@@ -1,30 +1,85 @@
-// A causal depthwise convolution with a silu, over the tokens of a chunk and the columns of the
-// state before it. What a token sees is the same number in both: chunks change no bits.
+// A causal depthwise convolution over a step's tokens, behind the states of their sequences.
+//
+// A token's sum is a function of the tokens of its chunk before it and of the state before the
+// chunk. What it sees is the same number in both: chunks change no bits.
 #pragma once
 #include "cpu/step_state.h"
 
+#include <algorithm>
+
 namespace headrace {
 
+constexpr int max_causal_kernel = 16; // tokens
+
 struct CausalConv {
-    const float *x; // [tokens, stride]
+    const float *weights; // [kernel_size, channels], the weight of the oldest token first
+    const float *x;       // [tokens, stride], what is convolved
     int stride, channels, kernel_size;
-    const float *weights; // [kernel_size, channels], the oldest token's first
-    const float *bias;    // null: none
-    float multiplier;     // of x
-    size_t state_offset;  // of [kernel_size - 1, channels] in a slot, the oldest token's first
+    size_t state_offset; // of its columns in a slot, [kernel_size - 1, channels], the oldest first
+    const float *bias = nullptr; // null: none
+    float multiplier = 1.0f;     // of the sum, without its bias
+
+    const float *row(int token) const { return x + size_t(token) * stride; }
+
+    // The state's column of the token that is `back` tokens, 1 or more, before a chunk's first.
+    // Null where the sequence begins there.
+    const float *column_before(const StepState &s, int sequence, int back) const {
+        const int slot = s.step.state_in[sequence];
+        if (slot < 0) {
+            return nullptr;
+        }
+        const float *columns = s.model.states.slot(slot) + state_offset;
+        return columns + size_t(kernel_size - 1 - back) * channels;
+    }
+
+    // The tokens of its chunk before a token, at most `most`.
+    static int chunk_tokens_before(const Step &step, int token, int most) {
+        int count = 0;
+        while (count < most && token > count &&
+               step.sequences[token - count - 1] == step.sequences[token]) {
+            ++count;
+        }
+        return count;
+    }
+
+    static bool ends_chunk(const Step &step, int token) {
+        return token + 1 == step.num_tokens || step.sequences[token + 1] != step.sequences[token];
+    }
 
     size_t state_numbers() const { return size_t(kernel_size - 1) * channels; }
+
+    // out = silu(bias + multiplier * the weighted sum of a token and of those before it)
+    void convolve(const StepState &s, int token, float *out) const {
+        const int sequence = s.step.sequences[token], last = kernel_size - 1;
+        const int in_chunk = chunk_tokens_before(s.step, token, last);
+        ConvTap taps[max_causal_kernel];
+        int num_taps = 0;
+        for (int back = last; back >= 0; --back) {
+            const float *weight = weights + size_t(last - back) * channels;
+            if (back <= in_chunk) {
+                taps[num_taps++] = {weight, row(token - back), nullptr};
+            } else if (const float *before = column_before(s, sequence, back - in_chunk)) {
+                taps[num_taps++] = {weight, before, nullptr};
+            }
+        }
+        s.model.kernels->convolve_silu(taps, num_taps, bias, multiplier, channels, out);
+    }
+
+    // Write the state behind the last token of a chunk.
+    void write_state(const StepState &s, int token) const {
+        const int sequence = s.step.sequences[token], num_columns = kernel_size - 1;
+        const int in_chunk = 1 + chunk_tokens_before(s.step, token, num_columns);
+        float *out = s.model.states.slot(s.step.state_out[sequence]) + state_offset;
+        for (int back = num_columns; back > 0; --back, out += channels) {
+            if (back <= in_chunk) {
+                std::copy_n(row(token + 1 - back), channels, out);
+            } else if (const float *before = column_before(s, sequence, back - in_chunk)) {
+                std::copy_n(before, channels, out);
+            } else {
+                std::fill_n(out, channels, 0.0f);
+            }
+        }
+    }
 };
-
-// The tokens of its chunk before a token, at most `most`.
-int chunk_tokens_before(const Step &step, int token, int most);
-
-bool ends_chunk(const Step &step, int token);
-
-// out = silu(bias + multiplier * conv(x)), of one token.
-void convolve_silu(const StepState &state, const CausalConv &conv, int token, float *out);
-
-// Write the columns behind the last token of a chunk.
-void write_columns(const StepState &state, const CausalConv &conv, int token);
 
 } // namespace headrace

@@ -103,8 +103,12 @@ public:
 
 private:
     CausalConv conv(VectorSlot weights, const float *x, int channels, size_t offset) const {
-        const float *taps = layer_.vectors[weights].data();
-        return {x, stride_of(channels), channels, config_.kernel_size, taps, nullptr, 1.0f, offset};
+        return {layer_.vectors[weights].data(),
+                x,
+                stride_of(channels),
+                channels,
+                config_.kernel_size,
+                offset};
     }
 
     void project();
@@ -153,10 +157,13 @@ void DeltaNet::project() {
 // Queries, keys and values of a token, and the gates of its heads.
 void DeltaNet::convolve(int token) const {
     float *const outs[] = {room_.q, room_.k, room_.v};
+    const Step &step = s_.step;
+    const bool ends_chunk =
+        token + 1 == step.num_tokens || step.sequences[token + 1] != step.sequences[token];
     for (int i = 0; i < 3; ++i) {
-        convolve_silu(s_, convs_[i], token, outs[i] + size_t(token) * convs_[i].stride);
-        if (ends_chunk(s_.step, token)) {
-            write_columns(s_, convs_[i], token);
+        convs_[i].convolve(s_, token, outs[i] + size_t(token) * convs_[i].stride);
+        if (ends_chunk) {
+            convs_[i].write_state(s_, token);
         }
     }
     normalize(room_.q + size_t(token) * room_.key_stride, 1.0f / std::sqrt(float(config_.key_dim)));

@@ -11,13 +11,43 @@ namespace {
 
 constexpr float linear_from = 20.0f; // where softplus(x) is x in fp32
 
-float softplus(float x) {
-    return x > linear_from ? x : std::log1p(std::exp(x));
+int numbers_of(const Mamba2Config &config) {
+    return config.num_heads * config.head_dim;
 }
 
-struct Chunk {
-    int first_token, end_token, sequence;
+// The numbers of B, and of C.
+int group_numbers(const Mamba2Config &config) {
+    return config.num_groups * config.state_size;
+}
+
+// Groups that have a norm each, those of all workers.
+int num_norms(const Mamba2Config &config) {
+    return config.norm_size > 0 ? config.all_numbers / config.norm_size : 0;
+}
+
+// What a layer computes in, cut out of what all share.
+struct Mamba2Room {
+    Mamba2Room(Model &model, const Mamba2Config &config, int num_tokens);
+
+    float *z, *out;               // [tokens, stride of all numbers]
+    float *steps, *decays;        // [tokens, stride of heads]
+    float *squares;               // [tokens, norms]
+    float *projected, *convolved; // x, B and C, each [tokens, its stride]
 };
+
+Mamba2Room::Mamba2Room(Model &model, const Mamba2Config &config, int num_tokens) {
+    Mamba2Workspace &space = model.workspace.mamba2;
+    const size_t n = num_tokens, inner = n * stride_of(numbers_of(config));
+    const size_t heads = n * stride_of(config.num_heads);
+    const size_t numbers = inner + 2 * n * stride_of(group_numbers(config));
+    z = space.z.floats(inner);
+    out = space.out.floats(inner);
+    steps = space.steps.floats(2 * heads);
+    decays = steps + heads;
+    squares = space.squares.floats(n * num_norms(config));
+    projected = space.projected.floats(numbers);
+    convolved = space.convolved.floats(numbers);
+}
 
 // A projection of the layer's input, convolved.
 struct ConvolvedPart {
@@ -42,7 +72,12 @@ public:
     void finish();
 
 private:
-    ConvolvedPart part(MatrixSlot, VectorSlot bias, VectorSlot conv, VectorSlot conv_bias, int at,
+    struct Chunk {
+        int first_token, end_token, sequence;
+    };
+
+    static float softplus(float x) { return x > linear_from ? x : std::log1p(std::exp(x)); }
+    ConvolvedPart part(MatrixSlot, VectorSlot bias, VectorSlot conv, VectorSlot conv_bias,
                        int channels, float multiplier);
     void prepare_steps(int token);
     void scan_head(const Chunk &, int head);
@@ -62,54 +97,44 @@ private:
     StepState &s;
     const Layer &layer;
     const Mamba2Config &config;
-    const int inner, inner_stride, heads_stride, num_norms;
-    float *z, *out;        // [tokens, inner_stride]
-    float *steps, *decays; // [tokens, heads_stride]
-    float *squares;        // [tokens, num_norms], of all workers
-    size_t next_state;     // where the next convolution's columns are in a slot
+    const int inner, inner_stride, heads_stride;
+    Mamba2Room room;   // its last two: where the rows of the next convolution are
+    size_t next_state; // where its columns are in a slot
     ConvolvedPart x, b, c;
     size_t matrix_offset; // of [heads, state_size, head_dim] in a slot
     Activations mixed;    // of inner_stride: silu(z) * out
 };
 
 Mamba2Step::Mamba2Step(StepState &state, const Layer &l)
-    : s(state), layer(l), config(l.config.mamba2), inner(config.num_heads * config.head_dim),
+    : s(state), layer(l), config(l.config.mamba2), inner(numbers_of(config)),
       inner_stride(stride_of(inner)), heads_stride(stride_of(config.num_heads)),
-      num_norms(config.norm_size > 0 ? config.all_numbers / config.norm_size : 0),
-      next_state(l.state_offset) {
-    Mamba2Workspace &space = s.model.workspace.mamba2;
-    const size_t n = s.num_tokens;
-    const int bc = config.num_groups * config.state_size;
-    z = space.z.floats(n * inner_stride);
-    out = space.out.floats(n * inner_stride);
-    steps = space.steps.floats(n * heads_stride);
-    decays = space.decays.floats(n * heads_stride);
-    squares = space.squares.floats(n * num_norms);
-    x = part(slot_in_x, slot_in_x_bias, slot_conv_x, slot_conv_x_bias, 0, inner,
-             config.x_multiplier);
-    b = part(slot_in_b, slot_in_b_bias, slot_conv_b, slot_conv_b_bias, 1, bc, config.b_multiplier);
-    c = part(slot_in_c, slot_in_c_bias, slot_conv_c, slot_conv_c_bias, 2, bc, config.c_multiplier);
+      room(state.model, config, state.num_tokens), next_state(l.state_offset) {
+    const int bc = group_numbers(config);
+    x = part(slot_in_x, slot_in_x_bias, slot_conv_x, slot_conv_x_bias, inner, config.x_multiplier);
+    b = part(slot_in_b, slot_in_b_bias, slot_conv_b, slot_conv_b_bias, bc, config.b_multiplier);
+    c = part(slot_in_c, slot_in_c_bias, slot_conv_c, slot_conv_c_bias, bc, config.c_multiplier);
     matrix_offset = next_state;
-    mixed = {z, inner_stride, s.normed.rounded, s.normed.quantized};
+    mixed = {room.z, inner_stride, s.normed.rounded, s.normed.quantized};
 }
 
+// The next one, behind those before it in the workspace and in a slot.
 ConvolvedPart Mamba2Step::part(MatrixSlot matrix, VectorSlot bias, VectorSlot conv,
-                               VectorSlot conv_bias, int at, int channels, float multiplier) {
-    Mamba2Workspace &space = s.model.workspace.mamba2;
+                               VectorSlot conv_bias, int channels, float multiplier) {
     const std::vector<float> &added = layer.vectors[conv_bias];
     const int stride = stride_of(channels);
-    float *projected = space.projected[at].floats(size_t(s.num_tokens) * stride);
-    const CausalConv made{projected,
+    const CausalConv made{layer.vectors[conv].data(),
+                          room.projected,
                           stride,
                           channels,
                           config.kernel_size,
-                          layer.vectors[conv].data(),
+                          next_state,
                           added.empty() ? nullptr : added.data(),
-                          multiplier,
-                          next_state};
+                          multiplier};
+    const ConvolvedPart result{matrix, bias, made, room.projected, room.convolved};
     next_state += made.state_numbers();
-    return {matrix, bias, made, projected,
-            space.convolved[at].floats(size_t(s.num_tokens) * stride)};
+    room.projected += size_t(s.num_tokens) * stride;
+    room.convolved += size_t(s.num_tokens) * stride;
+    return result;
 }
 
 void Mamba2Step::project() {
@@ -117,17 +142,17 @@ void Mamba2Step::project() {
         return Product{{layer.matrices[matrix], s.normed, &layer.vectors[bias]}, to, stride};
     };
     multiply(s, s.num_tokens,
-             {product(slot_in_z, slot_in_z_bias, z, inner_stride),
+             {product(slot_in_z, slot_in_z_bias, room.z, inner_stride),
               product(x.matrix, x.bias, x.x, x.conv.stride),
               product(b.matrix, b.bias, b.x, b.conv.stride),
               product(c.matrix, c.bias, c.x, c.conv.stride),
-              product(slot_in_dt, slot_in_dt_bias, steps, heads_stride)});
+              product(slot_in_dt, slot_in_dt_bias, room.steps, heads_stride)});
 }
 
 // How far each head's state moves with a token, and what remains of it.
 void Mamba2Step::prepare_steps(int token) {
-    float *step = steps + size_t(token) * heads_stride;
-    float *decay = decays + size_t(token) * heads_stride;
+    float *step = room.steps + size_t(token) * heads_stride;
+    float *decay = room.decays + size_t(token) * heads_stride;
     const std::vector<float> &bias = layer.vectors[slot_dt_bias];
     const std::vector<float> &rate = layer.vectors[slot_decay];
     for (int head = 0; head < config.num_heads; ++head) {
@@ -139,10 +164,9 @@ void Mamba2Step::prepare_steps(int token) {
 void Mamba2Step::convolve() {
     s.each_row([&](int token) {
         for (const ConvolvedPart *part : {&x, &b, &c}) {
-            convolve_silu(s, part->conv, token,
-                          part->convolved + size_t(token) * part->conv.stride);
-            if (ends_chunk(s.step, token)) {
-                write_columns(s, part->conv, token);
+            part->conv.convolve(s, token, part->convolved + size_t(token) * part->conv.stride);
+            if (CausalConv::ends_chunk(s.step, token)) {
+                part->conv.write_state(s, token);
             }
         }
         prepare_steps(token);
@@ -166,9 +190,9 @@ void Mamba2Step::scan_head(const Chunk &chunk, int head) {
         update.x = x.row(token) + head * config.head_dim;
         update.b = b.row(token) + group * config.state_size;
         update.c = c.row(token) + group * config.state_size;
-        update.step = steps[size_t(token) * heads_stride + head];
-        update.decay = decays[size_t(token) * heads_stride + head];
-        update.out = row_of(out, token) + head * config.head_dim;
+        update.step = room.steps[size_t(token) * heads_stride + head];
+        update.decay = room.decays[size_t(token) * heads_stride + head];
+        update.out = row_of(room.out, token) + head * config.head_dim;
         s.model.kernels->update_ssm(update);
         update.before = update.after;
     }
@@ -177,7 +201,7 @@ void Mamba2Step::scan_head(const Chunk &chunk, int head) {
 void Mamba2Step::scan() {
     std::vector<Chunk> chunks;
     for (int token = 0; token < s.num_tokens; ++token) {
-        if (token == 0 || ends_chunk(s.step, token - 1)) {
+        if (token == 0 || CausalConv::ends_chunk(s.step, token - 1)) {
             chunks.push_back({token, token, s.step.sequences[token]});
         }
         chunks.back().end_token = token + 1;
@@ -189,15 +213,15 @@ void Mamba2Step::scan() {
 
 // A norm needs the squares of the heads that other workers have.
 void Mamba2Step::sum_squares() {
-    std::fill_n(squares, size_t(s.num_tokens) * num_norms, 0.0f);
+    std::fill_n(room.squares, size_t(s.num_tokens) * num_norms(config), 0.0f);
     s.each_row([&](int token) {
-        const float *row = row_of(config.norm_before_gate ? out : z, token);
+        const float *row = row_of(config.norm_before_gate ? room.out : room.z, token);
         each_norm([&](int group, int first, int end) {
-            squares[size_t(token) * num_norms + group] =
+            room.squares[size_t(token) * num_norms(config) + group] =
                 s.model.kernels->squares(row + first, end - first, 0.0f);
         });
     });
-    s.model.peers.sum(squares, size_t(s.num_tokens) * num_norms);
+    s.model.peers.sum(room.squares, size_t(s.num_tokens) * num_norms(config));
 }
 
 void Mamba2Step::norm_row(int token, float *row) {
@@ -209,7 +233,8 @@ void Mamba2Step::norm_row(int token, float *row) {
                                   row + first);
             return;
         }
-        const float mean = squares[size_t(token) * num_norms + group] / float(config.norm_size);
+        const float mean =
+            room.squares[size_t(token) * num_norms(config) + group] / float(config.norm_size);
         const float scale = 1.0f / std::sqrt(mean + eps);
         for (int i = first; i < end; ++i) {
             row[i] *= scale * weight[i];
@@ -222,9 +247,9 @@ void Mamba2Step::gate() {
     const bool has_norm = config.norm_size > 0, norm_first = config.norm_before_gate != 0;
     const bool sums = has_norm && !s.model.peers.alone();
     const auto multiply_gate = [&](int token) {
-        float *gates = row_of(z, token);
+        float *gates = row_of(room.z, token);
         s.model.kernels->scale(gates, config.z_multiplier, inner, gates);
-        s.model.kernels->gate(Gate::silu, gates, row_of(out, token), padded(inner));
+        s.model.kernels->gate(Gate::silu, gates, row_of(room.out, token), padded(inner));
     };
     if (sums && !norm_first) {
         s.each_row(multiply_gate);
@@ -234,13 +259,13 @@ void Mamba2Step::gate() {
     }
     s.each_row([&](int token) {
         if (has_norm && norm_first) {
-            norm_row(token, row_of(out, token));
+            norm_row(token, row_of(room.out, token));
         }
         if (!sums || norm_first) {
             multiply_gate(token);
         }
         if (has_norm && !norm_first) {
-            norm_row(token, row_of(z, token));
+            norm_row(token, row_of(room.z, token));
         }
         round_activations(s, mixed, {&layer.matrices[slot_out]}, token);
     });
@@ -252,6 +277,14 @@ void Mamba2Step::finish() {
 }
 
 } // namespace
+
+void find_mamba2_room(Model &model, int num_tokens) {
+    for (const Layer &layer : model.layers) {
+        if (layer.config.mixer == Mixer::mamba2) {
+            Mamba2Room(model, layer.config.mamba2, num_tokens);
+        }
+    }
+}
 
 void run_mamba2(StepState &s, const Layer &layer) {
     StepClock &clock = s.model.pool.clock;

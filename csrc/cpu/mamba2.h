@@ -7,6 +7,9 @@
 
 namespace headrace {
 
+// Grow the workspace for the layers of a model. Throws std::bad_alloc.
+void find_mamba2_room(Model &model, int num_tokens);
+
 // sublayer = out(norm(ssm(conv(normed)) * silu(z(normed)))), `normed` rounded for the projections.
 // The sequences' states go from slot to slot.
 void run_mamba2(StepState &state, const Layer &layer);

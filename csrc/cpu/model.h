@@ -264,7 +264,7 @@ struct DeltaWorkspace {
 
 // Those of layers that are Mamba-2; see Mamba2Step. Of x, B and C: as projected, and convolved.
 struct Mamba2Workspace {
-    Buffer z, out, steps, decays, squares, projected[3], convolved[3];
+    Buffer z, out, steps, squares, projected, convolved;
 };
 
 // Buffers of one step, kept for the next and grown when a step is larger.

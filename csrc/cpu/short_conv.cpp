@@ -1,7 +1,6 @@
 // A token's convolution is a function of the tokens of its chunk before it and of the state before
 // the chunk. What it sees is the same number in both: chunks change no bits.
 #include "cpu/short_conv.h"
-#include "cpu/causal_conv.h"
 #include "cpu/products.h"
 
 #include <algorithm>
@@ -20,6 +19,16 @@ const float *column_before(const StepState &s, const Layer &layer, int sequence,
     }
     const float *columns = s.model.states.slot(slot) + layer.state_offset;
     return columns + size_t(conv.kernel_size - 1 - back) * conv.channels;
+}
+
+// The tokens of its chunk before a token, at most `most`.
+int chunk_tokens_before(const Step &step, int token, int most) {
+    int count = 0;
+    while (count < most && token > count &&
+           step.sequences[token - count - 1] == step.sequences[token]) {
+        ++count;
+    }
+    return count;
 }
 
 // c *= conv(b * x), of one token.
@@ -60,6 +69,10 @@ void write_state(const StepState &s, const Layer &layer, int token) {
             std::fill_n(out, conv.channels, 0.0f);
         }
     }
+}
+
+bool ends_chunk(const Step &step, int token) {
+    return token + 1 == step.num_tokens || step.sequences[token + 1] != step.sequences[token];
 }
 
 } // namespace

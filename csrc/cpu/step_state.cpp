@@ -1,5 +1,6 @@
 #include "cpu/step_state.h"
 #include "cpu/gated_delta_net.h"
+#include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 
@@ -127,6 +128,7 @@ void StepState::find_room() {
     attn_gate = has_gates ? space.attn_gate.floats(n * q_stride) : nullptr;
     find_mixture_room(model, num_tokens);
     find_delta_room(model, num_tokens);
+    find_mamba2_room(model, num_tokens);
     int widest = std::max({outer, inner, of_head});
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;

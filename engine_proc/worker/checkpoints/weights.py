@@ -53,6 +53,17 @@ A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` coun
     layers.{i}.shared.gate, .up, .down   as those of an MLP, with `shared_intermediate_size`;
                                    biases: `shared_bias`
     layers.{i}.shared.router       [1, hidden], with `shared_gate`
+
+A layer of Mamba-2 has these in place of attention, or beside it:
+
+    layers.{i}.in_z, .in_x    [heads * head_dim, hidden], biases with `input_bias`, as the next two
+    layers.{i}.in_b, .in_c    [groups * state_size, hidden]
+    layers.{i}.in_dt          [heads, hidden]
+    layers.{i}.conv_x, .conv_b, .conv_c   [rows of in_x, in_b or in_c, kernel_size], flat; biases
+                              with `conv_bias`
+    layers.{i}.dt_bias, .decay, .skip   [heads]; decay is below 0
+    layers.{i}.ssm_norm       [heads * head_dim], with `norm_size`
+    layers.{i}.out            [hidden, heads * head_dim], a bias with `output_bias`
 """
 
 from collections.abc import Mapping

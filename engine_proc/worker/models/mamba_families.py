@@ -125,7 +125,6 @@ def kinds_of(fields: ConfigFields, num_layers: int) -> list[str]:
 # Published fields of Nemotron-H: of training, kernels and layers that predict further tokens, and
 # sizes again. `time_step_min` bounds steps in transformers' prompts alone, and nowhere else.
 NEMOTRON_FIELDS = (
-    "attention_head_dim",
     "chunk_size",
     "expand",
     "mamba_proj_bias",
@@ -176,7 +175,7 @@ def nemotron_h(fields: ConfigFields) -> DecoderSpec:
         fields,
         act="mlp_hidden_act",
         eps="layer_norm_epsilon",
-        head_dim=128,
+        head_dim=fields.integer("attention_head_dim", 128),
         layers=tuple(made.get(kind, made[MLP]) for kind in types),
         gated_mlp=False,
         mlp_bias=fields.flag("mlp_bias", False),

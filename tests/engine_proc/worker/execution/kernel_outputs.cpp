@@ -312,10 +312,13 @@ void try_rows(const Kernels &kernels) {
     for (int i = 0; i < n; ++i) {
         gates[i] *= i < 140 ? 12.0f : 200.0f;
     }
-    for (const Gate gate : {Gate::silu, Gate::gelu, Gate::gelu_tanh}) {
+    for (const Gate gate : {Gate::silu, Gate::gelu, Gate::gelu_tanh, Gate::relu2}) {
         std::vector<float> out = gates;
         kernels.gate(gate, out.data(), ups.data(), n);
         write("gate " + std::to_string(int(gate)), out);
+        out = gates;
+        kernels.activate(gate, out.data(), n);
+        write("activate " + std::to_string(int(gate)), out);
     }
     std::vector<float> out = gates;
     kernels.clamped_gate(7.0f, 1.702f, out.data(), ups.data(), n);
@@ -504,8 +507,8 @@ public:
 private:
     static constexpr int hidden = 256, vocab = 112, max_pages = 2;
     static constexpr LayerConfig layers[2] = {
-        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}},
-        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}}};
+        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f},
+        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f}};
     static constexpr float inv_freq[32] = {1.0f, 0.7f, 0.5f, 0.3f, 0.2f, 0.1f, 0.05f, 0.01f};
     static constexpr int32_t axes[32] = {};
     static constexpr RopeConfig rope = {inv_freq, axes, 32, 0, 1.0f};
@@ -514,6 +517,8 @@ private:
         Config config{};
         config.vocab_size = vocab;
         config.hidden_size = config.intermediate_size = hidden;
+        config.gated_mlp = 1;
+        config.gate_multiplier = config.mlp_multiplier = 1.0f;
         config.num_heads = 4;
         config.num_kv_heads = 2;
         config.head_dim = 64;

@@ -4,10 +4,18 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from engine_configs import execution_config
-from random_decoders import NUM_PAGES, WHOLE_BLOCKS, batch, random_weights, with_mixture
+from random_decoders import (
+    MAMBA2,
+    NUM_PAGES,
+    WHOLE_BLOCKS,
+    batch,
+    random_weights,
+    with_mixture,
+)
 
 from headrace.config.config import CPU_KV_BYTES
 from headrace.engine_proc.worker.checkpoints.weights import Format
@@ -17,6 +25,7 @@ from headrace.engine_proc.worker.execution.memory_check import (
     core_bytes,
     step_bytes,
 )
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
 from headrace.errors import ConfigError
 
 SPEC = dataclasses.replace(WHOLE_BLOCKS, layers=WHOLE_BLOCKS.layers * 2)
@@ -57,22 +66,38 @@ def test_int8_is_named_only_where_it_fits() -> None:
     assert "int8" not in str(refused.value)
 
 
-def test_a_step_s_activations_take_what_is_reckoned() -> None:
-    """Of a mixture, in bf16, whose rounded rows are kept beside those that are not."""
-    spec = dataclasses.replace(
+WIDE_MAMBA2 = dataclasses.replace(
+    MAMBA2, num_heads=32, head_dim=64, state_size=64, num_groups=8, norm_size=0
+)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
         with_mixture(num_experts=16, experts_per_token=8, intermediate_size=256),
-        hidden_size=512,
-    )
+        dataclasses.replace(SPEC, layers=(LayerSpec(mixer=WIDE_MAMBA2), LayerSpec())),
+    ],
+    ids=["mixture", "mamba2"],
+)
+def test_a_step_s_activations_take_what_is_reckoned(spec: DecoderSpec) -> None:
+    """In bf16, whose rounded rows are kept beside those that are not."""
+    spec = dataclasses.replace(spec, hidden_size=512)
     executor = CpuExecutor(
         spec,
         random_weights(spec, Format.BF16),
         num_pages=NUM_PAGES,
         page_tokens=16,
+        num_states=4 if spec.state_numbers else 0,
         rounds_activations=True,
         threads=1,
     )
     tokens = batch([(sequence, 0, 256) for sequence in range(4)])
-    step = dataclasses.replace(tokens, logit_rows=tokens.logit_rows[:1])
+    step = dataclasses.replace(
+        tokens,
+        logit_rows=tokens.logit_rows[:1],
+        state_in=np.full(4, -1, np.int32),
+        state_out=np.arange(4, dtype=np.int32),
+    )
     before = psutil.Process().memory_info().rss
     executor.forward(step)
     taken = psutil.Process().memory_info().rss - before

@@ -32,7 +32,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
 from headrace.engine_proc.worker.models import hybrid_families, mamba_families
-from headrace.engine_proc.worker.models.decoder_spec import GatedDeltaNetSpec, LayerSpec
+from headrace.engine_proc.worker.models.decoder_spec import Activation, GatedDeltaNetSpec, LayerSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.reference.torch_attention import place
@@ -451,6 +451,92 @@ PUBLISHED_GRANITE = {  # the fields of Granite 4's own config.json
 }
 
 
+PUBLISHED_NEMOTRON = {  # the fields of Nemotron-H's own config.json
+    "attention_bias": False,
+    "attention_head_dim": 64,
+    "chunk_size": 128,
+    "conv_kernel": 4,
+    "expand": 2,
+    "hidden_size": 4096,
+    "hybrid_override_pattern": "M-M*-",
+    "intermediate_size": 21504,
+    "layer_norm_epsilon": 1e-05,
+    "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu",
+    "mamba_num_heads": 128,
+    "mamba_proj_bias": False,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h",
+    "n_groups": 8,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 8,
+    "num_logits_to_keep": 1,
+    "num_query_groups": 8,
+    "rescale_prenorm_residual": True,
+    "residual_in_fp32": False,
+    "rms_norm_eps": 1e-05,
+    "sliding_window": None,
+    "ssm_state_size": 128,
+    "tie_word_embeddings": False,
+    "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, {"__float__": "Infinity"}],
+    "time_step_max": 0.1,
+    "time_step_min": 0.001,
+    "time_step_rank": 256,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "use_mamba_kernels": True,
+    "vocab_size": 131072,
+}
+PUBLISHED_FALCON = {  # the fields of Falcon-H1's own config.json
+    "attention_bias": False,
+    "attention_in_multiplier": 0.5,
+    "attention_out_multiplier": 0.9375,
+    "attn_layer_indices": None,
+    "embedding_multiplier": 5.656854249492381,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "key_multiplier": 0.390625,
+    "lm_head_multiplier": 0.0390625,
+    "mamba_chunk_size": 128,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_ssm": 3072,
+    "mamba_d_state": 256,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 48,
+    "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_use_mlp": True,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "mlp_expansion_factor": 8,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375],
+    "model_type": "falcon_h1",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_logits_to_keep": 1,
+    "projectors_bias": False,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000000000.0,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.31],
+    "ssm_out_multiplier": 0.23,
+    "tie_word_embeddings": False,
+    "vocab_size": 65537,
+}
+
+
 def test_older_config_of_lfm2_is_read() -> None:
     spec = lower_config(PUBLISHED)
     assert [layer.mixer is None for layer in spec.layers] == [i in (2, 5) for i in range(6)]
@@ -465,6 +551,22 @@ def test_infinity_in_a_config_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(config))
     assert "[0, Infinity]" in path.read_text()
     assert open_model(tmp_path).spec.num_kv_layers == 1
+
+
+def test_published_config_of_nemotron_h_is_read() -> None:
+    spec = lower_config(PUBLISHED_NEMOTRON)
+    kinds = [(layer.attends, layer.mixer is not None, layer.has_mlp) for layer in spec.layers]
+    mamba, mlp = (False, True, False), (False, False, True)
+    assert kinds == [mamba, mlp, mamba, (True, False, False), mlp]
+    assert (spec.head_dim, spec.gated_mlp, spec.activation) == (64, False, Activation.RELU2)
+    assert spec.state_numbers == 2 * (3 * (8192 + 2 * 8 * 128) + 8192 * 128)
+
+
+def test_published_config_of_falcon_h1_is_read() -> None:
+    spec = lower_config(PUBLISHED_FALCON)
+    assert spec.num_kv_layers == len(spec.layers)
+    assert spec.state_numbers == 2 * (3 * (3072 + 2 * 256) + 3072 * 256)
+    assert spec.attention_scale == 128**-0.5 * 0.5**2 * 0.390625
 
 
 def test_published_config_of_granite_4_is_read() -> None:
