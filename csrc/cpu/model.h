@@ -65,6 +65,7 @@ struct LayerConfig {
     Window window;
     float temperature_scale;    // of queries; 0: none
     int32_t temperature_tokens; // positions from step to step
+    int32_t temperature_offset; // added to the position
     MixtureConfig mixture;
     Mixer mixer;
     ShortConvConfig short_conv;

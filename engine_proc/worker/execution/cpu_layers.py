@@ -25,6 +25,7 @@ class LayerConfig(Structure):
         *((name, c_int32) for name in ("rope", "window", "is_chunked")),
         ("temperature_scale", c_float),
         ("temperature_tokens", c_int32),
+        ("temperature_offset", c_int32),
         ("mixture", MixtureConfig),
         ("mixer", c_int32),
         ("short_conv", ShortConvConfig),
@@ -70,7 +71,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             -1 if layer.rope is None else layer.rope,
             UNLIMITED if layer.window is None else layer.window,
             layer.is_chunked,
-            *((0.0, 1) if layer.temperature is None else astuple(layer.temperature)),
+            *((0.0, 1, 0) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
             *((ATTENTION, ShortConvConfig()) if layer.mixer is None else short_conv(layer.mixer)),
         )

@@ -105,10 +105,14 @@ class MixtureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryTemperature:
-    """Llama 4's: queries at position p are multiplied by 1 + scale * log(1 + (p + 1) // tokens)."""
+    """Llama 4's: at position p, queries times 1 + scale * log(1 + (p + offset) // tokens).
+
+    Ministral 3's offset is 0.
+    """
 
     scale: float
     tokens: int
+    offset: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,12 @@ from typing import Any
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.hybrid_families import HYBRIDS
+from headrace.engine_proc.worker.models.mistral_families import MISTRALS
 from headrace.engine_proc.worker.models.mixture_families import MIXTURES
 from headrace.engine_proc.worker.models.model_families import DENSE
 from headrace.errors import ModelError
 
-FAMILIES = DENSE | MIXTURES | HYBRIDS
+FAMILIES = DENSE | MISTRALS | MIXTURES | HYBRIDS
 # Mixtures that transformers' modules run, and what our own lack for them.
 LACKING = {
     "deepseek_v2": "latent attention",

@@ -170,17 +170,6 @@ def llama(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, **biases(fields), mlp_bias=fields.flag("mlp_bias", False))
 
 
-def mistral(fields: ConfigFields) -> DecoderSpec:
-    """Every layer slides, if any does."""
-    layers = (LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers")
-    return decoder(fields, layers=layers, num_kv_heads=fields.integer("num_key_value_heads"))
-
-
-def ministral(fields: ConfigFields) -> DecoderSpec:
-    """`layer_types` lists the sliding layers; without it, all slide."""
-    return decoder(fields, layers=sliding(fields, lambda i: True))
-
-
 def qwen2(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, layers=qwen_layers(fields), qkv_bias=True)
 
@@ -562,7 +551,6 @@ def hunyuan(fields: ConfigFields) -> DecoderSpec:
 
 DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "llama": llama,
-    "mistral": mistral,
     "qwen2": qwen2,
     "qwen2_5_vl_text": qwen2_5_vl,
     "qwen3": qwen3,
@@ -580,7 +568,6 @@ DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "ernie4_5": ernie4_5,
     "exaone4": exaone4,
     "helium": helium,
-    "ministral": ministral,
     "olmo3": olmo3,
     "seed_oss": seed_oss,
     "hunyuan_v1_dense": hunyuan,

@@ -320,6 +320,8 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.gate.e_score_correction_bias",
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
+        "mlp.e_score_correction_bias",  # MiniMax-M2
+        "block_sparse_moe.e_score_correction_bias",
         "feed_forward.expert_bias",  # LFM2
     ),
     "shared.router": ("mlp.shared_expert_gate.weight",),

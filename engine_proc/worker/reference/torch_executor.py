@@ -278,7 +278,7 @@ def reach_of(layer: LayerSpec) -> Reach:
 
 def temperatures(temperature: QueryTemperature, positions: Tensor) -> Tensor:
     """Return what queries are multiplied by, fp32."""
-    steps = torch.floor((positions.float() + 1) / temperature.tokens)
+    steps = torch.floor((positions.float() + temperature.offset) / temperature.tokens)
     return torch.log1p(steps) * temperature.scale + 1
 
 

@@ -126,6 +126,11 @@ CASES: dict[str, dict[str, Any]] = {
     "exaone4 without windows": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     "helium": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
     "ministral": {"sliding_window": 5, "layer_types": SLIDING_FIRST, "head_dim": 24},
+    "ministral3": {
+        "head_dim": 24,
+        "rope_parameters": YARN
+        | {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
+    },
     "olmo3": {
         "sliding_window": 5,
         "layer_types": SLIDING_FIRST,
