@@ -10,7 +10,7 @@
 namespace headrace {
 
 enum class Isa : int32_t { best, portable, avx2, avx512, neon };
-enum class Gate : int32_t { silu, gelu, gelu_tanh };
+enum class Gate : int32_t { silu, gelu, gelu_tanh, relu2 };
 
 struct Kernels {
     Isa isa;
@@ -43,6 +43,7 @@ struct Kernels {
     bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
+    void (*activate)(Gate, float *x, int n);                 // likewise, without a gate
     // The same of gpt-oss: (clamped up + 1) * x * sigmoid(beta * x), of the clamped gate x.
     void (*clamped_gate)(float clamp, float beta, float *gate, const float *up, int n);
     void (*softcap)(float cap, float *x, int n); // n a multiple of 16, in place
@@ -56,21 +57,29 @@ const Kernels *find_kernels(Isa isa);
 // What the best of them are, for people; asks the system for tiles, as they do.
 const char *best_kernels();
 
+template <class V> typename V::Floats activated(Gate kind, typename V::Floats x) {
+    switch (kind) {
+    case Gate::silu:
+        return silu<V>(x);
+    case Gate::gelu:
+        return gelu<V>(x);
+    case Gate::gelu_tanh:
+        return gelu_tanh<V>(x);
+    case Gate::relu2:
+        return relu2<V>(x);
+    }
+    return x;
+}
+
 template <class V> void apply_gate(Gate kind, float *gate, const float *up, int n) {
     for (int i = 0; i < n; i += lanes) {
-        auto x = V::load(gate + i);
-        switch (kind) {
-        case Gate::silu:
-            x = silu<V>(x);
-            break;
-        case Gate::gelu:
-            x = gelu<V>(x);
-            break;
-        case Gate::gelu_tanh:
-            x = gelu_tanh<V>(x);
-            break;
-        }
-        V::store(gate + i, V::mul(x, V::load(up + i)));
+        V::store(gate + i, V::mul(activated<V>(kind, V::load(gate + i)), V::load(up + i)));
+    }
+}
+
+template <class V> void activate(Gate kind, float *x, int n) {
+    for (int i = 0; i < n; i += lanes) {
+        V::store(x + i, activated<V>(kind, V::load(x + i)));
     }
 }
 
@@ -136,6 +145,7 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.rounds_attention = V::has_bf16;
     kernels.attend_segment = attend_segment<V>;
     kernels.gate = apply_gate<V>;
+    kernels.activate = activate<V>;
     kernels.clamped_gate = apply_clamped_gate<V>;
     kernels.softcap = apply_softcap<V>;
     kernels.block_maxima = block_maxima<V>;

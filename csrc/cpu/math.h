@@ -55,4 +55,9 @@ template <class V> typename V::Floats gelu(typename V::Floats x) {
     return V::add(V::max(x, zero), V::sub(zero, V::max(half, V::sub(zero, half))));
 }
 
+template <class V> typename V::Floats relu2(typename V::Floats x) {
+    const auto positive = V::max(x, V::set(0.0f));
+    return V::mul(positive, positive);
+}
+
 } // namespace headrace

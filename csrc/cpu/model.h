@@ -13,7 +13,7 @@
 
 namespace headrace {
 
-enum class Placement : int32_t { pre, pre_post, post, parallel };
+enum class Placement : int32_t { pre, pre_post, post, parallel, parallel_two_norms };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
 enum class Mixer : int32_t { attention, short_conv };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
@@ -29,6 +29,7 @@ struct Config {
     Placement placement;
     QKNorm qk_norm;
     Gate activation;
+    int32_t gated_mlp;
     int32_t num_pages, page_tokens;
     int32_t num_states; // slots
     Format kv_format;

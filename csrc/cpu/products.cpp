@@ -179,6 +179,23 @@ void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, con
     }
 }
 
+// gates = act(gates) * ups, n a multiple of 16
+void apply_activation(const StepState &state, const GatedProduct &p, int row, float *gates,
+                      float *ups, int n) {
+    const Kernels &kernels = *state.model.kernels;
+    if (p.x_weights) { // the products are multiplied in its place: they have no bias
+        kernels.scale(gates, p.x_weights[row], n, gates);
+        kernels.scale(ups, p.x_weights[row], n, ups);
+    }
+    if (p.clamped) {
+        kernels.clamped_gate(p.clamped->clamp, p.clamped->swish_beta, gates, ups, n);
+    } else if (p.has_gate) {
+        kernels.gate(state.config.activation, gates, ups, n);
+    } else {
+        kernels.activate(state.config.activation, gates, n);
+    }
+}
+
 // n a multiple of 16
 void finish_logits(const StepState &state, float *logits, int n) {
     const Config &config = state.config;
@@ -303,40 +320,37 @@ size_t room_for_gates(int num_rows) {
 }
 
 void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductPart &part) {
-    const Kernels &kernels = *state.model.kernels;
     const Matrix &next = p.next;
     const bool is_rounded = rounds_to_bf16(state, next) || rounds_to_integers(state, next);
-    const int width = part.blocks * lanes, stride = stride_of(width), first = part.block * lanes;
+    const int width = part.blocks * lanes, stride = stride_of(width),
+              first_column = part.block * lanes;
     float *gates = state.model.workspace.gates[part.thread].as<float>();
     float *ups = gates + part.rows * stride;
     const ProductPart weights{p.first_x + part.row, part.rows,   p.first_block + part.block,
                               part.blocks,          part.thread, p.first_block + part.next_block};
-    const uint8_t *next_gate = next_weights(p.gate.weight, weights);
-    multiply_part(state, p.gate, weights, p.up.weight.block(weights.block), gates, stride);
-    multiply_part(state, p.up, weights, next_gate, ups, stride);
-    const int n = std::min(width, next.cols - first);
+    const Linear &first = p.has_gate ? p.gate : p.up;
+    const uint8_t *next_first = next_weights(first.weight, weights);
+    if (p.has_gate) {
+        multiply_part(state, p.gate, weights, p.up.weight.block(weights.block), gates, stride);
+        multiply_part(state, p.up, weights, next_first, ups, stride);
+    } else {
+        multiply_part(state, p.up, weights, next_first, gates, stride);
+    }
+    const int n = std::min(width, next.cols - first_column);
     for (int i = 0; i < part.rows; ++i, gates += stride, ups += stride) {
         const int row = p.first_row + part.row + i;
-        if (p.x_weights) { // the products are multiplied in its place: they have no bias
-            kernels.scale(gates, p.x_weights[row], width, gates);
-            kernels.scale(ups, p.x_weights[row], width, ups);
-        }
-        if (p.clamped) {
-            kernels.clamped_gate(p.clamped->clamp, p.clamped->swish_beta, gates, ups, width);
-        } else {
-            kernels.gate(state.config.activation, gates, ups, width);
-        }
+        apply_activation(state, p, row, gates, ups, width);
         if (is_rounded) {
-            round_columns(state, gates, p.gated, {&next}, row, first, n);
+            round_columns(state, gates, p.gated, {&next}, row, first_column, n);
         } else {
-            std::copy_n(gates, n, p.gated.row(row) + first);
+            std::copy_n(gates, n, p.gated.row(row) + first_column);
         }
     }
 }
 
 void multiply_gated(StepState &state, const GatedProduct &product) {
-    const Matrix &gate = product.gate.weight;
-    each_part(state.model.pool, {{state.num_tokens, blocks_of(gate.rows)}}, most_rows(state, gate),
+    const Matrix &up = product.up.weight;
+    each_part(state.model.pool, {{state.num_tokens, blocks_of(up.rows)}}, most_rows(state, up),
               tile_unit,
               [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); });
 }

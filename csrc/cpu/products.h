@@ -20,8 +20,9 @@ struct Product : Linear {
     float *at(int row, int block) const { return out + size_t(row) * stride + block * lanes; }
 };
 
-// A gated MLP up to its last product: gated = act(gate) * up, rounded for products with `next`.
-// Experts' weights are some blocks of a matrix, and meet some rows of the activations.
+// An MLP up to its last product: gated = act(gate) * up, or act(up) without a gate, rounded for
+// products with `next`. Experts' weights are some blocks of a matrix, and meet some rows of the
+// activations.
 struct GatedProduct {
     Linear gate, up;
     const Activations &gated;
@@ -30,6 +31,7 @@ struct GatedProduct {
     int first_block = 0;                    // of gate and up
     int first_x = 0, first_row = 0;         // of what they multiply; of `gated`
     const float *x_weights = nullptr;       // [rows of `gated`]: what x is multiplied by, or null
+    bool has_gate = true;                   // else `gate` is not read
 };
 
 // A piece of a product: rows of the activations times blocks of the weights.

@@ -117,7 +117,8 @@ void enter_layer(const StepState &s, int index, int token) {
 // The shared MLP of a mixture may be stored in another format than its experts. A router reads
 // `normed` as it is.
 void round_for_mlp(const StepState &s, const Layer &layer, int token) {
-    const Matrix *of = layer.matrices, *gate = of + slot_gate, *up = of + slot_up;
+    const Matrix *of = layer.matrices, *up = of + slot_up;
+    const Matrix *gate = s.config.gated_mlp || layer.is_mixture() ? of + slot_gate : up;
     if (layer.has_shared_mlp()) {
         round_activations(s, s.normed, {gate, up, of + slot_shared_gate, of + slot_shared_up},
                           token);
@@ -126,7 +127,7 @@ void round_for_mlp(const StepState &s, const Layer &layer, int token) {
     }
 }
 
-// What its MLP reads, which is the same in a parallel placement.
+// What its MLP reads, which is the same in a parallel placement of one norm.
 void enter_mlp(const StepState &s, int index, int token) {
     const Layer &layer = s.model.layers[index];
     if (s.config.placement != Placement::parallel) {
@@ -189,7 +190,7 @@ void run_mixer(StepState &s, int index) {
     }
 }
 
-// sublayer = down(act(gate(normed)) * up(normed))
+// sublayer = down(act(gate(normed)) * up(normed)), or down(act(up(normed)))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     StepClock &clock = s.model.pool.clock;
@@ -199,15 +200,17 @@ void run_mlp(StepState &s, int index) {
         return;
     }
     const Matrix &down = layer.matrices[slot_down];
-    multiply_gated(s, {{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
-                       {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
-                       s.gated,
-                       down});
+    GatedProduct product{{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
+                         {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
+                         s.gated,
+                         down};
+    product.has_gate = s.config.gated_mlp != 0;
+    multiply_gated(s, product);
     multiply(s, s.num_tokens,
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }
 
-// sublayer += mixer(normed), where both parts of a layer read the same norm: one sum over the
+// sublayer += mixer(normed), where both parts of a layer read the same residual: one sum over the
 // workers does for both.
 void run_both(StepState &s, int index) {
     run_mixer(s, index);
@@ -224,7 +227,7 @@ void run_both(StepState &s, int index) {
 
 void run_layer(StepState &s, int index) {
     const auto *vectors = s.model.layers[index].vectors;
-    if (s.config.placement == Placement::parallel && !s.model.peers.alone()) {
+    if (s.adds_both()) {
         run_both(s, index);
     } else {
         run_mixer(s, index);

@@ -58,7 +58,7 @@ void StepState::find_room() {
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
     squares = space.squares.floats(2 * n);
-    other_sublayer = model.peers.alone() ? nullptr : space.other_sublayer.floats(n * hidden_stride);
+    other_sublayer = adds_both() ? space.other_sublayer.floats(n * hidden_stride) : nullptr;
     // No product multiplies `normed` once there is `attended`, so they share room.
     const int mixed = std::max(config.num_heads * config.head_dim, conv_channels);
     const int outer = std::max(config.hidden_size, mixed);

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, QKNorm
+from headrace.engine_proc.worker.models.decoder_spec import Activation, DecoderSpec, QKNorm
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
 from headrace.model.gguf import read_metadata
@@ -74,6 +74,10 @@ def lacking_kernel(spec: DecoderSpec) -> str:
         return "experts"
     if any(layer.mixer is not None for layer in spec.layers):
         return "short convolutions"
+    if not spec.gated_mlp:
+        return "an MLP without a gate"
+    if spec.activation == Activation.RELU2:
+        return "a squared ReLU"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
     if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):

@@ -18,7 +18,7 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     layers.{i}.q_norm, k_norm [head_dim] per head, or [heads * head_dim] full width
     layers.{i}.sinks          [heads], with `attention_sinks`
     layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
-    layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
+    layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`; a gate: `gated_mlp`
     layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
 
 A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` counts experts:

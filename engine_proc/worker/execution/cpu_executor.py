@@ -94,6 +94,7 @@ PLACEMENTS = tuple(NormPlacement)
 QK_NORMS = tuple(QKNorm)
 STEP_PARTS = ("rows", "products", "attention", "experts", "head", "waiting")
 ACTIVATIONS = tuple(Activation)
+ONE_PLUS = (Norm.RMS_ONE_PLUS, Norm.LAYER_ONE_PLUS)
 FORMATS: tuple[Format | None, ...] = (
     Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1,
     Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K,
@@ -111,7 +112,7 @@ class Config(Structure):
         *((name, c_int32) for name in ("vocab_size", "hidden_size", "intermediate_size")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
-        *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
+        *((name, c_int32) for name in ("placement", "qk_norm", "activation", "gated_mlp")),
         *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states")),
         ("kv_format", c_int32),
         *((name, c_int32) for name in ("num_threads", "isa")),
@@ -199,10 +200,11 @@ class CpuExecutor:
             head_dim=spec.head_dim,
             num_layers=len(spec.layers),
             num_ropes=len(spec.ropes),
-            layer_norm=spec.norm == Norm.LAYER,
+            layer_norm=spec.norm in (Norm.LAYER, Norm.LAYER_ONE_PLUS),
             placement=PLACEMENTS.index(spec.placement),
             qk_norm=QK_NORMS.index(spec.qk_norm),
             activation=ACTIVATIONS.index(spec.activation),
+            gated_mlp=spec.gated_mlp,
             num_pages=num_pages,
             page_tokens=page_tokens,
             num_states=num_states,
@@ -302,7 +304,7 @@ class CpuExecutor:
         where = (self.model, place.layer, place.slot)
         if len(tensor.shape) == 1:
             numbers = np.ascontiguousarray(tensor.to_float32())
-            if self.spec.norm == Norm.RMS_ONE_PLUS and name.endswith("norm"):
+            if self.spec.norm in ONE_PLUS and name.endswith("norm"):
                 numbers = numbers + np.float32(1.0)
             if name.endswith(".conv"):  # the core has the channels of a token side by side
                 num_channels = num_channels_of(self.spec, place.layer)

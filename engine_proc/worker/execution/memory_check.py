@@ -10,7 +10,11 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    MixtureSpec,
+    NormPlacement,
+)
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.errors import ConfigError
 
@@ -78,6 +82,7 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """
     hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
     numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
+    numbers += hidden if spec.placement == NormPlacement.PARALLEL_TWO_NORMS else 0
     numbers += 3 * max((layer.mixer.channels for layer in spec.layers if layer.mixer), default=0)
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if len(mixtures) < len(spec.layers):

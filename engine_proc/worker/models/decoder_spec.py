@@ -14,6 +14,7 @@ class Norm(StrEnum):
     RMS = "rms"
     RMS_ONE_PLUS = "rms_one_plus"
     LAYER = "layer"
+    LAYER_ONE_PLUS = "layer_one_plus"  # Nemotron: both
 
 
 class NormPlacement(StrEnum):
@@ -23,6 +24,7 @@ class NormPlacement(StrEnum):
     PRE_POST = "pre_post"  # Gemma 2 and 3: x + norm(f(norm(x)))
     POST = "post"  # OLMo 2: x + norm(f(x))
     PARALLEL = "parallel"  # Cohere: x + attention(norm(x)) + mlp(norm(x))
+    PARALLEL_TWO_NORMS = "parallel_two_norms"  # GPT-NeoX: the MLP has a norm of its own
 
 
 class QKNorm(StrEnum):
@@ -36,11 +38,12 @@ class QKNorm(StrEnum):
 
 
 class Activation(StrEnum):
-    """The gate of the MLP: `act(gate) * up`."""
+    """The gate of the MLP: `act(gate) * up`, or `act(up)` without a gate."""
 
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
+    RELU2 = "relu2"  # the square of what is above 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +170,7 @@ class DecoderSpec:
     qk_norm: QKNorm = QKNorm.NONE
     qkv_clip: float | None = None  # OLMo: the largest query, key and value before RoPE, either sign
     activation: Activation = Activation.SILU
+    gated_mlp: bool = True  # False: down(act(up(x))), in layers without a mixture
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

@@ -183,6 +183,7 @@ MIXTURES = {
     "phimoe": Architecture(family="phimoe", keys=COUNTS),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
 }
+STORED_NORMS = {Norm.RMS_ONE_PLUS: Norm.RMS, Norm.LAYER_ONE_PLUS: Norm.LAYER}  # as 1 + w
 LACKING = {"deepseek2": "latent attention"}  # what transformers' modules run, and ours do not
 KEYS = {
     "embedding_length": "hidden_size",
@@ -254,7 +255,7 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         architecture=name,
         max_position=min(spec.max_position, trained_length(metadata, tensors) or spec.max_position),
         ropes=ropes,
-        norm=Norm.RMS if spec.norm == Norm.RMS_ONE_PLUS else spec.norm,  # they are stored as 1 + w
+        norm=STORED_NORMS.get(spec.norm, spec.norm),
         qkv_bias=bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,

@@ -14,9 +14,10 @@ from headrace.engine_proc.worker.models.hybrid_families import HYBRIDS
 from headrace.engine_proc.worker.models.mistral_families import MISTRALS
 from headrace.engine_proc.worker.models.mixture_families import MIXTURES
 from headrace.engine_proc.worker.models.model_families import DENSE
+from headrace.engine_proc.worker.models.ungated_families import UNGATED
 from headrace.errors import ModelError
 
-FAMILIES = DENSE | MISTRALS | MIXTURES | HYBRIDS
+FAMILIES = DENSE | MISTRALS | UNGATED | MIXTURES | HYBRIDS
 # Mixtures that transformers' modules run, and what our own lack for them.
 LACKING = {
     "deepseek_v2": "latent attention",

@@ -24,7 +24,10 @@ ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu": Activation.GELU,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu2": Activation.RELU2,
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 

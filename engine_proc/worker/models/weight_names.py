@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
+from headrace.engine_proc.worker.checkpoints.picked_rows import rows_of_each
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
@@ -15,16 +16,22 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.folder_names import FOLDER_NAMES, LLAMA
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
 
 
 class WeightSource(NamedTuple):
-    """The source of a weight: rows of a tensor of the file, from `first_row` on."""
+    """The source of a weight: rows of a tensor of the file, from `first_row` on.
+
+    They are adjacent, or `rows` of each `every`.
+    """
 
     tensor: str
     first_row: int = 0
+    rows: int = 0
+    every: int = 0
 
 
 Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, WeightSource]]
@@ -45,7 +52,10 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         else:
             of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
         if layer.mixture is None:
-            of_layer |= mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+            of_mlp = mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+            if not spec.gated_mlp:
+                of_mlp = {name: s for name, s in of_mlp.items() if not name.startswith("gate")}
+            of_layer |= of_mlp
         else:
             of_layer |= mixture_shapes(spec.hidden_size, layer.mixture)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
@@ -55,7 +65,7 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
 def norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Return the weights of a layer's norms."""
     norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
-    if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
+    if spec.placement not in (NormPlacement.POST, NormPlacement.PARALLEL):
         norms.append("mlp_norm")
     if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
         norms += ["attn_post_norm", "mlp_post_norm"]
@@ -139,9 +149,9 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
     for name, shape in shapes.items():
         tensor = sources[name].tensor
         num_rows[tensor] = num_rows.get(tensor, 0) + shape[0]
-    weights = {}
+    weights: dict[str, Weight] = {}
     for name, shape in shapes.items():
-        stored, first = sources[name]
+        stored, first, rows, every = sources[name]
         if stored not in tensors:
             raise ModelError(f"tensor {stored!r} is missing")
         wanted = (num_rows[stored], *shape[1:])
@@ -150,7 +160,10 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
                 f"tensor {stored!r} has shape {list(tensors[stored].shape)}, "
                 f"but a {spec.architecture} model of this config has {list(wanted)}"
             )
-        weights[name] = tensors[stored].rows(first, first + shape[0])
+        if every:
+            weights[name] = rows_of_each(tensors[stored], first, rows, every, shape[0])
+        else:
+            weights[name] = tensors[stored].rows(first, first + shape[0])
     for name in tensors.keys() - num_rows.keys():
         if not is_redundant(name, tensors, sources):
             raise ModelError(
@@ -259,15 +272,17 @@ HF_LINEAR = {
 
 def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
-    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    own = FOLDER_NAMES.get(spec.architecture, LLAMA)
+    prefix = "" if f"{own.embed}.weight" in tensors else own.prefix
     names = hf_layer(spec, f"{prefix}layers.0.", tensors)
-    last_norm = "embedding_norm" if f"{prefix}embedding_norm.weight" in tensors else "norm"  # LFM2
+    is_lfm2 = f"{prefix}embedding_norm.weight" in tensors
+    last_norm = "embedding_norm" if is_lfm2 else own.norm
     sources = {
-        "embed": WeightSource(f"{prefix}embed_tokens.weight"),
-        "head": WeightSource("lm_head.weight"),
-        "head.bias": WeightSource("lm_head.bias"),
+        "embed": WeightSource(f"{prefix}{own.embed}.weight"),
+        "head": WeightSource(f"{own.head}.weight"),
+        "head.bias": WeightSource(f"{own.head}.bias"),
         "norm": WeightSource(f"{prefix}{last_norm}.weight"),
-        "norm.bias": WeightSource(f"{prefix}norm.bias"),
+        "norm.bias": WeightSource(f"{prefix}{last_norm}.bias"),
     }
     for i in range(len(spec.layers)):
         layer = f"{prefix}layers.{i}."
@@ -283,6 +298,8 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
             }
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
             sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
+        if own.qkv_by_head:
+            sources |= qkv_by_head(spec, f"layers.{i}.", f"{layer}{own.qkv_by_head}")
         if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, f"layers.{i}.", f"{layer}mlp.gate_up_proj")
         if (mixture := spec.layers[i].mixture) is not None:
@@ -293,6 +310,7 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
 def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> dict[str, str]:
     """Return the names of weights within a layer, by what the first layer has."""
     names = HF_LAYER | with_biases(HF_LINEAR)
+    names |= with_biases(FOLDER_NAMES.get(spec.architecture, LLAMA).in_layer)
     if f"{first}post_self_attn_layernorm.weight" in tensors:  # GLM-4
         names |= HF_GLM4_NORMS
     elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention
@@ -421,6 +439,16 @@ def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSou
     }
 
 
+def qkv_by_head(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
+    """Name the rows of queries, keys and values that lie head after head: GPT-NeoX has them so."""
+    dim = spec.head_dim
+    return {
+        f"{layer}{ours}{bias}": WeightSource(f"{theirs}{bias or '.weight'}", i * dim, dim, 3 * dim)
+        for bias in ("", ".bias")
+        for i, ours in enumerate(("q", "k", "v"))
+    }
+
+
 def fused_gate_up(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
     """Name the rows of gate and up in one matrix."""
     return gate_and_up(layer, f"{theirs}.weight", spec.intermediate_size)
@@ -468,7 +496,7 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
             sources |= fused_qkv(spec, ours, f"{theirs}attn_qkv")
         if (conv := spec.layers[i].mixer) is not None:
             sources |= short_conv(conv, ours, f"{theirs}shortconv.")
-        if f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
+        if spec.gated_mlp and f"{theirs}ffn_gate.weight" not in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= gguf_mixture(mixture, ours, theirs, tensors)

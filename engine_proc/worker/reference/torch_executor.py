@@ -120,7 +120,9 @@ class TorchExecutor:
             attended = self.attention(index, layer, normed, places, rotations)
         else:
             attended = self.short_conv(index, layer.mixer, normed, batch, places)
-        if self.spec.placement == NormPlacement.PARALLEL:
+        if self.spec.placement == NormPlacement.PARALLEL_TWO_NORMS:
+            normed = self.norm(f"{name}.mlp_norm", x)
+        if self.spec.placement in (NormPlacement.PARALLEL, NormPlacement.PARALLEL_TWO_NORMS):
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
@@ -208,15 +210,23 @@ class TorchExecutor:
         return self.mixture(name, layer.mixture, x)
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate, up = self.linear(f"{name}.gate", x), self.linear(f"{name}.up", x)
+        up = self.linear(f"{name}.up", x)
+        if f"{name}.gate" in self.weights:
+            up = self.activate(self.linear(f"{name}.gate", x)) * up
+        else:
+            up = self.activate(up)
+        return self.linear(f"{name}.down", up)
+
+    def activate(self, x: Tensor) -> Tensor:
         match self.spec.activation:
             case Activation.SILU:
-                gate = F.silu(gate)
+                return F.silu(x)
             case Activation.GELU:
-                gate = F.gelu(gate)
+                return F.gelu(x)
             case Activation.GELU_TANH:
-                gate = F.gelu(gate, approximate="tanh")
-        return self.linear(f"{name}.down", gate * up)
+                return F.gelu(x, approximate="tanh")
+            case Activation.RELU2:
+                return F.relu(x).square()
 
     def clamped_mlp(self, name: str, clamp: float, beta: float, x: Tensor) -> Tensor:
         """Run an expert of gpt-oss."""
@@ -258,9 +268,9 @@ class TorchExecutor:
         """Normalize the last dimension, in fp32."""
         weight = self.weights[name].float()
         y = x.float()
-        if self.spec.norm == Norm.LAYER:
+        if self.spec.norm in (Norm.LAYER, Norm.LAYER_ONE_PLUS):
             y = y - y.mean(-1, keepdim=True)
-        if self.spec.norm == Norm.RMS_ONE_PLUS:
+        if self.spec.norm in (Norm.RMS_ONE_PLUS, Norm.LAYER_ONE_PLUS):
             weight = weight + 1
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
         y = y * weight

@@ -269,10 +269,13 @@ void try_rows(const Kernels &kernels) {
     for (int i = 0; i < n; ++i) {
         gates[i] *= i < 140 ? 12.0f : 200.0f;
     }
-    for (const Gate gate : {Gate::silu, Gate::gelu, Gate::gelu_tanh}) {
+    for (const Gate gate : {Gate::silu, Gate::gelu, Gate::gelu_tanh, Gate::relu2}) {
         std::vector<float> out = gates;
         kernels.gate(gate, out.data(), ups.data(), n);
         write("gate " + std::to_string(int(gate)), out);
+        out = gates;
+        kernels.activate(gate, out.data(), n);
+        write("activate " + std::to_string(int(gate)), out);
     }
     std::vector<float> out = gates;
     kernels.clamped_gate(7.0f, 1.702f, out.data(), ups.data(), n);

@@ -141,6 +141,33 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True},
     "hunyuan_v1_dense": {"head_dim": 24, "attention_bias": True},
+    "starcoder2": {},
+    "starcoder2 with a window, without biases": {
+        "use_bias": False,
+        "sliding_window": 5,
+        "hidden_act": "gelu",
+    },
+    "nemotron": {"head_dim": 24, "initializer_range": 0.1},
+    "nemotron with biases": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "initializer_range": 0.1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5e3,
+            "partial_rotary_factor": 0.75,
+        },
+    },
+    "arcee": {"rope_parameters": YARN},
+    "arcee with biases": {"attention_bias": True, "mlp_bias": True},
+    "gpt_neox": {},
+    "gpt_neox one after the other": {
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "hidden_act": "gelu_fast",
+    },
+    "phi": {},
+    "phi with as many keys as queries": {"num_key_value_heads": 4, "hidden_act": "gelu"},
     "stablelm": {"use_qkv_bias": True},
     "stablelm with one norm": {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
 }
