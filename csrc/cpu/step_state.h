@@ -50,8 +50,8 @@ struct StepState {
         });
     }
 
-    // Whether what both parts of a layer give is added at once: neither reads the other's, and
-    // either their norms differ or several workers have them.
+    // Whether what both parts of a layer give is added at once. Neither reads the other's; their
+    // norms differ, or several workers have them.
     bool adds_both() const {
         return config.placement == Placement::parallel_two_norms ||
                (config.placement == Placement::parallel && !model.peers.alone());

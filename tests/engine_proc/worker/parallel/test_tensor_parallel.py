@@ -1,9 +1,7 @@
 """Workers that share a model give the results of one that has it all. Here they are threads."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,16 +32,13 @@ from random_decoders import (
     with_states,
 )
 from reference import endless_answers
+from worker_teams import Team
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
-from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.models import gguf_config
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, ShortConvSpec
 from headrace.engine_proc.worker.models.model import open_model
-from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import (
     INNER_UNIT,
     CannotCut,
@@ -60,61 +55,6 @@ UNEVEN = {  # nine query heads and three KV heads, for up to nine workers
 UNEVEN_MIXTURES = {
     name: dataclasses.replace(spec, num_heads=9, num_kv_heads=3) for name, spec in MIXTURES.items()
 }
-
-
-class Team:
-    """Workers that run one model together."""
-
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        weights: Weights,
-        num_ranks: int,
-        read: Callable[[Shard], Weights] | None = None,
-        **options: Any,
-    ) -> None:
-        fd = ShmAllReduce.create(num_ranks)
-        self.groups = [ShmAllReduce(fd, rank, num_ranks) for rank in range(num_ranks)]
-        os.close(fd)
-        self.pool = ThreadPoolExecutor(num_ranks)
-        shares = shards(spec, weights, num_ranks)
-        options = {"threads": 1, **options}
-        self.executors = [
-            cpu(
-                spec,
-                weights if read is None else read(shares[group.rank]),
-                peers=Peers(shares, group),
-                **options,
-            )
-            for group in self.groups
-        ]
-
-    def run(self, step: Callable[[CpuExecutor], Floats]) -> Floats:
-        """Return what all say, which is the same to the bit."""
-        first, *others = self.pool.map(step, self.executors)
-        for other in others:
-            np.testing.assert_array_equal(other, first)
-        return first
-
-    def forward(self, step: Batch) -> Floats:
-        """Return the logits of a step."""
-        return self.run(lambda executor: executor.forward(step))
-
-    def maxima(self, step: Batch) -> Floats:
-        """Return the largest of each 64 logits of a step."""
-        return self.run(lambda executor: executor.logits(step).maxima)
-
-    def logits(self, step: Batch) -> Logits:
-        """Return the logits of a step as executors do."""
-        return Logits(self.forward(step))
-
-    def close(self) -> None:
-        """End the threads, and whatever they wait for."""
-        self.groups[0].abort()
-        self.pool.shutdown()
-        self.executors.clear()
-        for group in self.groups:
-            group.close()
 
 
 @pytest.fixture
