@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import gguf_hybrids
 import gguf_mixtures
+import gguf_ungated
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -42,9 +43,10 @@ ARCHITECTURES = {  # that are not called as in transformers
     "olmo3": "olmo2",
     **gguf_mixtures.ARCHITECTURES,
     **gguf_hybrids.ARCHITECTURES,
+    **gguf_ungated.ARCHITECTURES,
 }
-PERMUTED = {"llama", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
-GEMMAS = {"gemma", "gemma2", "gemma3"}
+PERMUTED = {"llama", "arcee", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
+ONE_PLUS = {"gemma", "gemma2", "gemma3", "nemotron"}
 WINDOWED = {"gemma2", "gemma3", "phi3", "olmo2", "exaone4", "cohere2", "granite_swa", "gpt-oss"}
 LISTED = {"olmo2", "exaone4", "granite_swa"}  # their files list the layers that slide
 POST_NORMS = {
@@ -61,6 +63,7 @@ NAMES = {
     "self_attn.key_layernorm": "attn_k_norm",
     "mlp.gate_up_proj": "ffn_up",
     **gguf_hybrids.NAMES,
+    **gguf_ungated.NAMES,
     **GGUF_NAMES,
 }
 FIELDS = {
@@ -163,13 +166,16 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     yield "block_count", config.num_hidden_layers
     yield "feed_forward_length", config.intermediate_size
     yield "attention.head_count", config.num_attention_heads
-    yield "attention.head_count_kv", config.num_key_value_heads
+    if architecture != "gptneox":
+        yield "attention.head_count_kv", config.num_key_value_heads
     yield "vocab_size", config.vocab_size
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim * config.num_attention_heads != config.hidden_size:
         yield "attention.key_length", head_dim
         yield "attention.value_length", head_dim
     for name, key in FIELDS.items():
+        if name == "norm_eps" and architecture == "nemotron":
+            continue  # of LayerNorms
         if (value := getattr(config, name, None)) is not None:
             yield key, float(value)
     if architecture in WINDOWED and (size := getattr(config, "sliding_window", None)) is not None:
@@ -181,6 +187,7 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         yield "use_parallel_residual", config.use_parallel_residual
     yield from gguf_mixtures.metadata(config, architecture)
     yield from gguf_hybrids.metadata(config, architecture)
+    yield from gguf_ungated.metadata(config, architecture)
     yield from rope(config, head_dim)
 
 
@@ -227,7 +234,8 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
         if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             numbers = permuted(numbers, heads)
-        if architecture in GEMMAS and name.endswith("norm.weight"):
+        numbers = gguf_ungated.converted(name, numbers, config.num_attention_heads)
+        if architecture in ONE_PLUS and name.endswith("norm.weight"):
             numbers = numbers + 1
         for theirs, ggufs in names.items():
             name = name.replace(theirs, ggufs)

@@ -39,7 +39,6 @@ from headrace.engine_proc.worker.execution.held_matrices import (
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
-    Norm,
     NormPlacement,
     QKNorm,
 )
@@ -94,7 +93,6 @@ PLACEMENTS = tuple(NormPlacement)
 QK_NORMS = tuple(QKNorm)
 STEP_PARTS = ("rows", "products", "attention", "experts", "head", "waiting")
 ACTIVATIONS = tuple(Activation)
-ONE_PLUS = (Norm.RMS_ONE_PLUS, Norm.LAYER_ONE_PLUS)
 FORMATS: tuple[Format | None, ...] = (
     Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1,
     Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K,
@@ -200,7 +198,7 @@ class CpuExecutor:
             head_dim=spec.head_dim,
             num_layers=len(spec.layers),
             num_ropes=len(spec.ropes),
-            layer_norm=spec.norm in (Norm.LAYER, Norm.LAYER_ONE_PLUS),
+            layer_norm=spec.norm.subtracts_mean,
             placement=PLACEMENTS.index(spec.placement),
             qk_norm=QK_NORMS.index(spec.qk_norm),
             activation=ACTIVATIONS.index(spec.activation),
@@ -304,7 +302,7 @@ class CpuExecutor:
         where = (self.model, place.layer, place.slot)
         if len(tensor.shape) == 1:
             numbers = np.ascontiguousarray(tensor.to_float32())
-            if self.spec.norm in ONE_PLUS and name.endswith("norm"):
+            if self.spec.norm.adds_one and name.endswith("norm"):
                 numbers = numbers + np.float32(1.0)
             if name.endswith(".conv"):  # the core has the channels of a token side by side
                 num_channels = num_channels_of(self.spec, place.layer)

@@ -16,6 +16,14 @@ class Norm(StrEnum):
     LAYER = "layer"
     LAYER_ONE_PLUS = "layer_one_plus"  # Nemotron: both
 
+    @property
+    def adds_one(self) -> bool:
+        return self in (Norm.RMS_ONE_PLUS, Norm.LAYER_ONE_PLUS)
+
+    @property
+    def subtracts_mean(self) -> bool:
+        return self in (Norm.LAYER, Norm.LAYER_ONE_PLUS)
+
 
 class NormPlacement(StrEnum):
     """The places of a layer's norms relative to attention and MLP."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 
 DRAWN_BYTES = 32  # by a count of the generator
@@ -62,7 +62,7 @@ def dummy_weights(spec: DecoderSpec) -> Weights:
 def dummy(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> Weight:
     """Return one weight."""
     if name.endswith("norm"):
-        ones = np.full(shape, spec.norm != Norm.RMS_ONE_PLUS, np.float32)
+        ones = np.full(shape, not spec.norm.adds_one, np.float32)
         return StoredTensor(Format.F32, shape, ones.view(np.uint8))
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     width = shape[1] if len(shape) > 1 else 1

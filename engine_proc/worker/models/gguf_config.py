@@ -21,7 +21,9 @@ from headrace.errors import ModelError
 from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
 SILU = {"hidden_act": "silu"}
-GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+GELU_ACT = {"hidden_act": "gelu_pytorch_tanh"}
+GELU = GELU_ACT | {"hidden_activation": "gelu_pytorch_tanh"}
+RELU2 = {"hidden_act": "relu2"}
 WINDOW = {"sliding_window": 4096}  # of files that have none, though their family has
 SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -64,7 +66,8 @@ HUNYUAN = {  # sizes that the tensors repeat
 }
 NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
 LFM2 = {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"}
-COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+LAYER_NORM = "attention.layer_norm_epsilon"
+COHERE = {LAYER_NORM: "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +111,29 @@ ARCHITECTURES = {
     "lfm2": Architecture(
         family="lfm2", has_convs=True, constants={"block_auto_adjust_ff_dim": False}, keys=LFM2
     ),
+    "starcoder2": Architecture(
+        family="starcoder2", constants=GELU_ACT | WINDOW, keys={LAYER_NORM: "norm_epsilon"}
+    ),
+    "nemotron": Architecture(
+        family="nemotron", is_partial=True, constants=RELU2, keys={LAYER_NORM: "norm_eps"}
+    ),
+    "arcee": Architecture(family="arcee", permuted=True, constants=RELU2),
+    "gptneox": Architecture(
+        family="gpt_neox",
+        is_partial=True,
+        constants={"hidden_act": "gelu"},
+        keys={LAYER_NORM: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
+    ),
+    "phi2": Architecture(
+        family="phi", is_partial=True, constants=GELU_ACT, keys={LAYER_NORM: "layer_norm_eps"}
+    ),
     "seed_oss": Architecture(family="seed_oss"),
     "hunyuan-dense": Architecture(family="hunyuan_v1_dense"),
     "stablelm": Architecture(
         family="stablelm",
         is_partial=True,
         keys={
-            "attention.layer_norm_epsilon": "layer_norm_eps",
+            LAYER_NORM: "layer_norm_eps",
             "use_parallel_residual": "use_parallel_residual",
         },
     ),
@@ -178,6 +197,12 @@ MIXTURES = {
             "expert_weights_scale": "routed_scaling_factor",
             "leading_dense_block_count": "num_dense_layers",
         },
+        gating=SIGMOID,
+    ),
+    "minimax-m2": Architecture(
+        family="minimax_m2",
+        is_partial=True,
+        keys=COUNTS | {"expert_feed_forward_length": "intermediate_size"},
         gating=SIGMOID,
     ),
     "phimoe": Architecture(family="phimoe", keys=COUNTS),

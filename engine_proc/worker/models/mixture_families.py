@@ -377,16 +377,16 @@ MINIMAX_FIELDS = (
 
 
 def minimax_m2(fields: ConfigFields) -> DecoderSpec:
-    """`rotary_dim`, or else RoPE's own `partial_rotary_factor`, says how much of a head rotates."""
+    """`rotary_dim`, or else `partial_rotary_factor`, says how much of a head rotates."""
     for name in MINIMAX_FIELDS:
         fields.get(name, None)
     head_dim = fields.integer("head_dim", 128)
+    share = fields.integer("rotary_dim", head_dim) / head_dim
+    partial = fields.number("partial_rotary_factor", share)
     spec = decoder(
         fields,
         head_dim=head_dim,
-        ropes=(
-            rope(fields, head_dim, 5e6, partial=fields.integer("rotary_dim", head_dim) / head_dim),
-        ),
+        ropes=(rope(fields, head_dim, 5e6, partial=partial),),
         qk_norm=QKNorm.FULL,
     )
     own = mixture(

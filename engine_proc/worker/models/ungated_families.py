@@ -64,7 +64,7 @@ def arcee(fields: ConfigFields) -> DecoderSpec:
 def gpt_neox(fields: ConfigFields) -> DecoderSpec:
     """Attention and MLP read the same residual, unless `use_parallel_residual` is off."""
     fields.get("classifier_dropout", None)  # of another head
-    partial = fields.number("rotary_pct", 0.25)
+    partial = fields.number("partial_rotary_factor", fields.number("rotary_pct", 0.25))
     is_parallel = fields.flag("use_parallel_residual", True)
     bias = fields.flag("attention_bias", True)
     fields.get("num_key_value_heads", None)  # said of others; there are as many as of queries

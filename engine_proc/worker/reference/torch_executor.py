@@ -15,7 +15,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     MixtureSpec,
-    Norm,
     NormPlacement,
     QKNorm,
     QueryTemperature,
@@ -268,9 +267,9 @@ class TorchExecutor:
         """Normalize the last dimension, in fp32."""
         weight = self.weights[name].float()
         y = x.float()
-        if self.spec.norm in (Norm.LAYER, Norm.LAYER_ONE_PLUS):
+        if self.spec.norm.subtracts_mean:
             y = y - y.mean(-1, keepdim=True)
-        if self.spec.norm in (Norm.RMS_ONE_PLUS, Norm.LAYER_ONE_PLUS):
+        if self.spec.norm.adds_one:
             weight = weight + 1
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
         y = y * weight
