@@ -138,6 +138,7 @@ enum VectorSlot {
     slot_in_c_bias,
     slot_in_x_bias,
     slot_out_bias,
+    slot_xielu, // alpha_p and alpha_n before their softplus, beta, eps; empty: another activation
     num_vector_slots
 };
 

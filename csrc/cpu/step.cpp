@@ -190,6 +190,17 @@ void run_mixer(StepState &s, int index) {
     }
 }
 
+Xielu xielu_from(const std::vector<float> &numbers) {
+    if (numbers.empty()) {
+        return {};
+    }
+    const auto softplus = [](float x) {
+        return std::log1p(std::exp(-std::fabs(x))) + std::max(x, 0.0f);
+    };
+    const float beta = numbers[2];
+    return {softplus(numbers[0]), beta + softplus(numbers[1]), beta, numbers[3]};
+}
+
 // sublayer = down(act(gate(normed)) * up(normed)), or down(act(up(normed)))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
@@ -205,6 +216,8 @@ void run_mlp(StepState &s, int index) {
                          s.gated,
                          down};
     product.has_gate = s.config.gated_mlp != 0;
+    const Xielu xielu = xielu_from(layer.vectors[slot_xielu]);
+    product.xielu = s.config.activation == Gate::xielu ? &xielu : nullptr;
     multiply_gated(s, product);
     multiply(s, s.num_tokens,
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});

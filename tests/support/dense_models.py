@@ -134,6 +134,8 @@ DENSE: dict[str, dict[str, Any]] = {
     },
     "arcee": {"rope_parameters": YARN},
     "arcee with biases": {"attention_bias": True, "mlp_bias": True},
+    "apertus": {"head_dim": 24},
+    "apertus with biases": {"attention_bias": True, "rope_parameters": LLAMA3},
     "gpt_neox": {},
     "gpt_neox one after the other": {
         "use_parallel_residual": False,
@@ -147,6 +149,9 @@ DENSE: dict[str, dict[str, Any]] = {
 }
 
 
+CONSTANT = ("bias", "sinks", "alpha_p", "alpha_n")
+
+
 def tiny_dense(case: str, **differences: Any) -> Any:
     """Make the random model of a case, whose name begins with the family's."""
     torch.manual_seed(0)
@@ -156,6 +161,6 @@ def tiny_dense(case: str, **differences: Any) -> Any:
         config, dtype=torch.float32, attn_implementation="eager"
     )
     for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith(("bias", "sinks")):  # they start as ones and zeros
+        if "norm" in name or name.endswith(CONSTANT):  # they start the same for all
             parameter.data += 0.3 * torch.randn_like(parameter)
     return model.eval()

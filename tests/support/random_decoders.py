@@ -117,6 +117,7 @@ SPECS = {
             LayerSpec(temperature=QueryTemperature(scale=0.3, tokens=70, offset=0)),
         ),
     ),
+    "apertus": dataclasses.replace(SPEC, activation=Activation.XIELU, gated_mlp=False),
     "sinks": dataclasses.replace(
         SPEC, attention_sinks=True, layers=(LayerSpec(window=20), LayerSpec())
     ),

@@ -23,6 +23,7 @@ MXFP4_NUMBERS = 32
 # Of one row or column, which files and formats write in several ways.
 VECTORS = ("e_score_correction_bias", "exp_probs_b.bias")
 ROWS = ("ffn_gate_inp_shexp.weight",)
+SCALARS = ("act_fn.beta", "act_fn.eps")  # of Apertus
 CONVOLUTIONS = ("conv.conv.weight", "shortconv.conv.weight")  # of LFM2: [channels, (1,) kernel]
 
 
@@ -172,7 +173,12 @@ def mxfp4_parts(
 
 
 def reshaped(name: str, tensor: StoredTensor) -> StoredTensor:
-    """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat."""
+    """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat.
+
+    A number without a shape becomes a vector.
+    """
+    if name.endswith(SCALARS):
+        return replace(tensor, shape=(1,))
     if name.endswith(CONVOLUTIONS):
         return replace(tensor, shape=(math.prod(tensor.shape),))
     if name.endswith(VECTORS) and len(tensor.shape) == 2 and tensor.shape[0] == 1:

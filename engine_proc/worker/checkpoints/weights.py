@@ -20,6 +20,7 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
     layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`; a gate: `gated_mlp`
     layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
+    layers.{i}.xielu.alpha_p, .alpha_n, .beta, .eps   [1], with the activation XIELU
 
 A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` counts experts:
 

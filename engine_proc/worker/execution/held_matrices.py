@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.models.weight_names import XIELU, weight_shapes
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 # The order of these is the numbering of csrc/cpu/model.h.
@@ -30,6 +30,7 @@ VECTORS = (
     *(f"{norm}.bias" for norm in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")),
     "conv",
     *(f"{name}.bias" for name in ("conv", "in_b", "in_c", "in_x", "out")),
+    "xielu",
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 
@@ -67,6 +68,8 @@ def place_of(spec: DecoderSpec, name: str) -> Place:
         first_row = (int(expert) - mixture.own_experts.start) * (-(-width // LANES) * LANES)
     elif mixture is not None and local == "shared.router":  # a row of the router
         local, first_row = "router", mixture.num_experts
+    elif local in XIELU:
+        local, first_row = "xielu", XIELU.index(local)  # of one vector
     slots = MATRICES if local in MATRICES else VECTORS
     return Place(layer, slots.index(local), first_row, is_expert)
 

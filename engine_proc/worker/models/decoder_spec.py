@@ -52,6 +52,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU2 = "relu2"  # the square of what is above 0
+    XIELU = "xielu"  # Apertus, without a gate: each layer has numbers of its own
 
 
 @dataclass(frozen=True, kw_only=True)

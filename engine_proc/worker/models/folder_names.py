@@ -13,6 +13,7 @@ class FolderNames:
     norm: str = "norm"
     head: str = "lm_head"
     in_layer: Mapping[str, str] = field(default_factory=dict)  # by our names
+    tensors: Mapping[str, str] = field(default_factory=dict)  # in a layer, that are no modules
     # The module of queries, keys and values, whose rows are those of head after head.
     qkv_by_head: str = ""
 
@@ -31,6 +32,12 @@ FOLDER_NAMES = {
             "down": "mlp.dense_4h_to_h",
         },
         qkv_by_head="attention.query_key_value",
+    ),
+    "apertus": FolderNames(
+        in_layer={"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
+        tensors={
+            f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")
+        },
     ),
     "phi": FolderNames(
         norm="final_layernorm",

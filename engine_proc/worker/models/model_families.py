@@ -3,7 +3,7 @@
 `lowering.py` calls them, and refuses what they did not read. `mixture_families.py` has mixtures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ def decoder(
     ropes: tuple[RopeTable, ...] | None = None,
     tied_head: bool = False,
     act: str = "hidden_act",
+    activations: Mapping[str, Activation] = ACTIVATIONS,
     eps: str = "rms_norm_eps",
     **differences: Any,
 ) -> DecoderSpec:
@@ -50,6 +51,7 @@ def decoder(
         rope_theta, head_dim, tied_head: the family's defaults, for configs that leave them out.
         layers, ropes: where they are not the same for all layers.
         act, eps: the fields that name the activation and the norm's epsilon.
+        activations: those that the family can have.
         differences: fields of the spec in which the family is not Llama.
     """
     num_heads = fields.integer("num_attention_heads")
@@ -68,7 +70,7 @@ def decoder(
         layers=layers or (LayerSpec(),) * num_layers,
         ropes=ropes or (rope(fields, head_dim, rope_theta),),
         norm_eps=fields.number(eps),
-        activation=fields.choice(act, ACTIVATIONS),
+        activation=fields.choice(act, activations),
         tied_head=fields.flag("tie_word_embeddings", tied_head),
         attention_scale=head_dim**-0.5,
     )

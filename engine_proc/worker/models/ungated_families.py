@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
     DecoderSpec,
     LayerSpec,
     Norm,
     NormPlacement,
+    QKNorm,
 )
 from headrace.engine_proc.worker.models.model_families import (
     biases,
@@ -61,6 +63,21 @@ def arcee(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, gated_mlp=False, mlp_bias=mlp_bias, **biases(fields))
 
 
+def apertus(fields: ConfigFields) -> DecoderSpec:
+    """Queries and keys are normalized. The activation has numbers of each layer."""
+    for name, built_in in (("mlp_bias", False), ("post_norm", False), ("qk_norm", True)):
+        if fields.flag(name, built_in) != built_in:
+            raise fields.wrong(name, str(built_in).lower())
+    return decoder(
+        fields,
+        rope_theta=12e6,
+        activations={"xielu": Activation.XIELU},
+        gated_mlp=False,
+        qk_norm=QKNorm.PER_HEAD,
+        **biases(fields),
+    )
+
+
 def gpt_neox(fields: ConfigFields) -> DecoderSpec:
     """Attention and MLP read the same residual, unless `use_parallel_residual` is off."""
     fields.get("classifier_dropout", None)  # of another head
@@ -106,6 +123,7 @@ UNGATED: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "starcoder2": starcoder2,
     "nemotron": nemotron,
     "arcee": arcee,
+    "apertus": apertus,
     "gpt_neox": gpt_neox,
     "phi": phi,
 }

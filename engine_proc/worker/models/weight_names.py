@@ -10,6 +10,7 @@ from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
 from headrace.engine_proc.worker.checkpoints.picked_rows import rows_of_each
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
     DecoderSpec,
     MixtureSpec,
     NormPlacement,
@@ -20,6 +21,7 @@ from headrace.engine_proc.worker.models.folder_names import FOLDER_NAMES, LLAMA
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
+XIELU = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")  # alphas before softplus
 
 
 class WeightSource(NamedTuple):
@@ -53,6 +55,8 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
             of_layer |= short_conv_shapes(spec.hidden_size, layer.mixer)
         if layer.mixture is None:
             of_mlp = mlp_shapes(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+            if spec.activation == Activation.XIELU:
+                of_mlp |= dict.fromkeys(XIELU, (1,))
             if not spec.gated_mlp:
                 of_mlp = {name: s for name, s in of_mlp.items() if not name.startswith("gate")}
             of_layer |= of_mlp
@@ -310,7 +314,8 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
 def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> dict[str, str]:
     """Return the names of weights within a layer, by what the first layer has."""
     names = HF_LAYER | with_biases(HF_LINEAR)
-    names |= with_biases(FOLDER_NAMES.get(spec.architecture, LLAMA).in_layer)
+    own = FOLDER_NAMES.get(spec.architecture, LLAMA)
+    names |= with_biases(own.in_layer) | dict(own.tensors)
     if f"{first}post_self_attn_layernorm.weight" in tensors:  # GLM-4
         names |= HF_GLM4_NORMS
     elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention

@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     RopeTable,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.weight_names import XIELU
 from headrace.engine_proc.worker.reference.torch_attention import (
     Places,
     Reach,
@@ -211,12 +212,12 @@ class TorchExecutor:
     def mlp(self, name: str, x: Tensor) -> Tensor:
         up = self.linear(f"{name}.up", x)
         if f"{name}.gate" in self.weights:
-            up = self.activate(self.linear(f"{name}.gate", x)) * up
+            up = self.activate(name, self.linear(f"{name}.gate", x)) * up
         else:
-            up = self.activate(up)
+            up = self.activate(name, up)
         return self.linear(f"{name}.down", up)
 
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(self, name: str, x: Tensor) -> Tensor:
         match self.spec.activation:
             case Activation.SILU:
                 return F.silu(x)
@@ -226,6 +227,9 @@ class TorchExecutor:
                 return F.gelu(x, approximate="tanh")
             case Activation.RELU2:
                 return F.relu(x).square()
+            case Activation.XIELU:
+                of = (self.weights[f"{name}.{part}"] for part in XIELU)
+                return xielu(x, *of)
 
     def clamped_mlp(self, name: str, clamp: float, beta: float, x: Tensor) -> Tensor:
         """Run an expert of gpt-oss."""
@@ -276,6 +280,13 @@ class TorchExecutor:
         if (bias := self.weights.get(f"{name}.bias")) is not None:
             y = y + bias.float()
         return y.to(self.dtype)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Return Apertus' activation, whose alphas are stored before their softplus."""
+    above = F.softplus(alpha_p) * x * x
+    below = (beta + F.softplus(alpha_n)) * (torch.expm1(torch.min(x, eps)) - x)
+    return torch.where(x > 0, above, below) + beta * x
 
 
 def reach_of(layer: LayerSpec) -> Reach:

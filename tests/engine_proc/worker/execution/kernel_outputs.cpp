@@ -278,6 +278,9 @@ void try_rows(const Kernels &kernels) {
         write("activate " + std::to_string(int(gate)), out);
     }
     std::vector<float> out = gates;
+    kernels.xielu({0.8f, 1.1f, 0.5f, -1e-6f}, out.data(), n);
+    write("xielu", out);
+    out = gates;
     kernels.clamped_gate(7.0f, 1.702f, out.data(), ups.data(), n);
     write("clamped gate", out);
     out = gates;

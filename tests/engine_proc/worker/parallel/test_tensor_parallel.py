@@ -247,11 +247,12 @@ def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf
 GGUF_FAMILIES = (
     "llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite",
     "granite_swa", "olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2",
-    "seed_oss", "hunyuan_v1_dense", "stablelm",
+    "seed_oss", "hunyuan_v1_dense", "stablelm", "starcoder2", "nemotron", "arcee", "gpt_neox",
+    "phi",
 )  # fmt: skip
 GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
-    "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
+    "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text", "minimax_m2",
 )  # fmt: skip
 GGUF_HYBRIDS = ("lfm2", "lfm2_moe")
 
