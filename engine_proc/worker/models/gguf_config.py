@@ -66,6 +66,7 @@ HUNYUAN = {  # sizes that the tensors repeat
 }
 NO_DENSE = {"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0}
 LFM2 = {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"}
+TEMPERATURE = "attention.temperature_scale"  # of Ministral 3, not of Mistral Small
 LAYER_NORM = "attention.layer_norm_epsilon"
 COHERE = {LAYER_NORM: "layer_norm_eps", "logit_scale": "logit_scale"}
 
@@ -295,6 +296,8 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
         raise ModelError(f"general.architecture is {name!r}, not a string")
     num_experts = metadata.get(f"{name}.expert_count")
     known = MIXTURES if num_experts else ARCHITECTURES
+    if name == "mistral3" and metadata.get(f"{name}.{TEMPERATURE}"):
+        return name, replace(known[name], family="ministral3")
     if name in known:
         return name, known[name]
     if name in LACKING:
@@ -438,11 +441,11 @@ def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]
         if not all(isinstance(count, int) and 0 <= count < 1 << 16 for count in sections):
             raise fields.wrong("rope.dimension_sections", "a list of counts of pairs")
         scaling["mrope_section"] = sections
-    config["rope_scaling"] = scaling or {"rope_type": "default"}  # gpt-oss's own default is YaRN
     if (theta := fields.get("rope.freq_base_swa", None)) is not None:
         config["rope_parameters"] = {SLIDING: {"rope_theta": theta}}
-    if fields.get("attention.temperature_scale", None):  # it is 1 within `trained_length`
-        fields.integer("rope.scaling.original_context_length")
+    if fields.get(TEMPERATURE, None):  # of queries beyond the trained length
+        scaling |= {"llama_4_scaling_beta": fields.number(TEMPERATURE)}
+    config["rope_scaling"] = scaling or {"rope_type": "default"}  # gpt-oss's own default is YaRN
     return config
 
 

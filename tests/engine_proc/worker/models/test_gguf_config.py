@@ -34,7 +34,7 @@ LONG = {
     "long_factor": [2.0] * 6,
     "original_max_position_embeddings": 64,
 }
-MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 GRANITE = {
     "head_dim": None,
     "attention_multiplier": 0.3,
@@ -50,7 +50,8 @@ CASES: dict[str, dict[str, Any]] = {
     "llama with linear rope": {"rope_parameters": LINEAR},
     "llama with yarn rope": {"rope_parameters": YARN},
     "mistral": {"sliding_window": None, "head_dim": 32},
-    "ministral3": {"rope_parameters": MINISTRAL},
+    "ministral3": {"rope_parameters": MINISTRAL | {"original_max_position_embeddings": 8}},
+    "ministral3 without temperatures": {"rope_parameters": MINISTRAL | {"llama_4_scaling_beta": 0}},
     "qwen2": {"rope_parameters": YARN},
     "qwen3": {"head_dim": 32},
     "gemma": {"head_dim": 32, "rms_norm_eps": 1e-3},
@@ -181,7 +182,6 @@ def test_keys_of_granite_4_change_nothing(tmp_path: Path) -> None:
 def test_positions_end_where_another_rule_begins(tmp_path: Path) -> None:
     long = CASES["phi3 with longrope"]
     assert lowered(tmp_path, "phi3", {}, **long).max_position == 64
-    assert lowered(tmp_path, "ministral3", {}, **CASES["ministral3"]).max_position == 64
     assert lowered(tmp_path, "qwen2", {}, **CASES["qwen2"]).max_position == 256
 
 

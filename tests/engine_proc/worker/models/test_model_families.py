@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from dense_models import DENSE, LLAMA3, LONGROPE, SLIDING_FIRST, TINY, YARN, tiny_dense
+from safetensors.torch import load_file, save_file
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
@@ -68,6 +69,28 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything
     for by in EXECUTORS:
         np.testing.assert_allclose(run(tmp_path, by), expected, atol=2e-5, rtol=0, err_msg=by)
+
+
+def test_masks_in_old_files_of_gpt_neox_are_passed_over(tmp_path: Path) -> None:
+    model = tiny_dense("gpt_neox")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["gpt_neox.layers.1.attention.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+    tensors["gpt_neox.layers.1.attention.masked_bias"] = torch.tensor(-1e9)
+    save_file(tensors, tmp_path / "model.safetensors")
+    np.testing.assert_allclose(run(tmp_path, "core"), reference(model), atol=2e-5, rtol=0)
+
+
+def test_heads_of_queries_keys_and_values_are_picked_from_one_matrix(tmp_path: Path) -> None:
+    tiny_dense("gpt_neox").save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")[
+        "gpt_neox.layers.1.attention.query_key_value.weight"
+    ].numpy()
+    keys = open_model(tmp_path).weights["layers.1.k"]
+    expected = whole.reshape(4, 3, 16, 64)[:, 1].reshape(64, 64)
+    np.testing.assert_array_equal(keys.to_float32(), expected)
+    part = keys.rows(10, 40).columns(16, 48)
+    np.testing.assert_array_equal(part.to_float32(), expected[10:40, 16:48])
 
 
 def config_of(model_type: str, **differences: Any) -> dict[str, Any]:
