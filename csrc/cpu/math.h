@@ -60,7 +60,7 @@ template <class V> typename V::Floats relu2(typename V::Floats x) {
     return V::mul(positive, positive);
 }
 
-// Apertus' activation, with numbers of its layer: alpha_p x^2 + beta x above 0, and below it
+// Apertus' activation, with numbers of its layer. It is alpha_p x^2 + beta x above 0. Below, it is
 // alpha_n (e^min(x, eps) - 1 - x) + beta x.
 struct Xielu {
     float alpha_p, alpha_n, beta, eps;

@@ -456,8 +456,8 @@ public:
 private:
     static constexpr int hidden = 256, vocab = 112, max_pages = 2;
     static constexpr LayerConfig layers[2] = {
-        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}},
-        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}}};
+        {0, {INT32_MAX, 0}, 0.0f, 0, 0, {}, Mixer::attention, {}},
+        {0, {9, 0}, 0.0f, 0, 0, {}, Mixer::attention, {}}};
     static constexpr float inv_freq[32] = {1.0f, 0.7f, 0.5f, 0.3f, 0.2f, 0.1f, 0.05f, 0.01f};
     static constexpr int32_t axes[32] = {};
     static constexpr RopeConfig rope = {inv_freq, axes, 32, 0, 1.0f};
@@ -470,6 +470,7 @@ private:
         config.num_kv_heads = 2;
         config.head_dim = 64;
         config.num_layers = 2;
+        config.gated_mlp = 1;
         config.num_ropes = 1;
         config.num_pages = 3 * max_pages;
         config.page_tokens = 16;

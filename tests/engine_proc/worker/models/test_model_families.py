@@ -81,7 +81,7 @@ def test_masks_in_old_files_of_gpt_neox_are_passed_over(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(tmp_path, "core"), reference(model), atol=2e-5, rtol=0)
 
 
-def test_heads_of_queries_keys_and_values_are_picked_from_one_matrix(tmp_path: Path) -> None:
+def test_queries_keys_and_values_are_picked_by_head(tmp_path: Path) -> None:
     tiny_dense("gpt_neox").save_pretrained(tmp_path)
     whole = load_file(tmp_path / "model.safetensors")[
         "gpt_neox.layers.1.attention.query_key_value.weight"
