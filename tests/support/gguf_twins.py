@@ -121,6 +121,8 @@ def write_gguf(
     for key, value in {**dict(metadata(config, architecture)), **keys}.items():
         if value is not None:
             add(writer, f"{architecture}.{key}", value)
+    for key, value in gguf_ungated.xielu(model.state_dict()):
+        add(writer, key, value)
     writer.add_eos_token_id(5)
     stored = {**dict(tensors(model, architecture)), **extra}
     if fuse_experts:
@@ -229,7 +231,8 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
         for part in gguf_mixtures.tensors(name, parameter.numpy(), architecture)
     )
     for name, numbers in parts:
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        is_tied = name == "lm_head.weight" and config.tie_word_embeddings
+        if is_tied or ".act_fn." in name:  # which are keys
             continue
         if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
@@ -240,6 +243,16 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
         for theirs, ggufs in names.items():
             name = name.replace(theirs, ggufs)
         yield name, numbers
+    yield from rope_divisors(model)
+
+
+def rope_divisors(model: Any) -> Iterator[tuple[str, Floats]]:
+    """Return what divides the frequencies of RoPE: LongRoPE's factors, or Llama 3's scaling."""
+    params = model.config.rope_parameters
     for length in ("long", "short"):
-        if factors := config.rope_parameters.get(f"{length}_factor"):
+        if factors := params.get(f"{length}_factor"):
             yield f"rope_factors_{length}.weight", np.array(factors, np.float32)
+    if params.get("rope_type") == "llama3":
+        scaled = model.model.rotary_emb.inv_freq.numpy()
+        plain = params["rope_theta"] ** -(np.arange(len(scaled)) / len(scaled))
+        yield "rope_freqs.weight", (plain / scaled).astype(np.float32)

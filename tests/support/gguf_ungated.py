@@ -1,6 +1,6 @@
 """What the converter of llama.cpp writes of decoders without gates, beside what others have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ NAMES = {
     "gpt_neox.layers": "blk",
     "embed_out": "output",
     "model.final_layernorm": "output_norm",
+    ".attention_layernorm": ".attn_norm",
+    ".feedforward_layernorm": ".ffn_norm",
     "attention.query_key_value": "attn_qkv",
     "self_attn.dense": "attn_output",
     "attention.dense.": "attn_output.",
@@ -34,6 +36,14 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         yield "attention.layer_norm_epsilon", config.norm_eps
     if architecture == "gptneox":
         yield "use_parallel_residual", config.use_parallel_residual
+
+
+def xielu(state: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    """Return the keys of Apertus' activation, which have no architecture before them."""
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        values = [v.item() for key, v in state.items() if key.endswith(f"act_fn.{name}")]
+        if values:
+            yield f"xielu.{name}", values
 
 
 def converted(name: str, numbers: Floats, num_heads: int) -> Floats:

@@ -119,6 +119,7 @@ ARCHITECTURES = {
         family="nemotron", is_partial=True, constants=RELU2, keys={LAYER_NORM: "norm_eps"}
     ),
     "arcee": Architecture(family="arcee", permuted=True, constants=RELU2),
+    "apertus": Architecture(family="apertus", constants={"hidden_act": "xielu"}),
     "gptneox": Architecture(
         family="gpt_neox",
         is_partial=True,
@@ -335,7 +336,7 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
     elif architecture.slides:
         config["layer_types"] = [FULL] * num_layers
     head_dim = head_dim_of(fields, tensors)
-    rope = rope_config(fields, architecture.yarn)
+    rope = rope_config(fields, architecture)
     return config | head_config(fields, architecture, head_dim) | rope
 
 
@@ -427,13 +428,13 @@ def layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     return [SLIDING if slides else FULL for slides in pattern[:num_layers]]
 
 
-def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]:
+def rope_config(fields: ConfigFields, architecture: Architecture) -> dict[str, Any]:
     """Return the fields of RoPE. Scaling is of full layers, where a file has two kinds."""
     config: dict[str, Any] = {"rope_theta": fields.number("rope.freq_base", 10_000.0)}
     kinds = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "default"}
     kind = fields.choice("rope.scaling.type", kinds, "linear")
     factor = fields.number("rope.scaling.factor", fields.get("rope.scale_linear", 1.0)) or 1.0
-    scaling = {**yarn_config(fields), **yarn} if kind == "yarn" else {}
+    scaling = {**yarn_config(fields), **architecture.yarn} if kind == "yarn" else {}
     if kind == "yarn" or (kind == "linear" and factor != 1):
         scaling |= {"rope_type": kind, "factor": factor}
     sections = fields.one_per_layer("rope.dimension_sections", 3)  # M-RoPE; a fourth is 0
@@ -443,8 +444,9 @@ def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]
         scaling["mrope_section"] = sections
     if (theta := fields.get("rope.freq_base_swa", None)) is not None:
         config["rope_parameters"] = {SLIDING: {"rope_theta": theta}}
-    if fields.get(TEMPERATURE, None):  # of queries beyond the trained length
-        scaling |= {"llama_4_scaling_beta": fields.number(TEMPERATURE)}
+    if architecture.family == "ministral3":  # queries beyond the trained length have temperatures
+        fields.integer("rope.scaling.original_context_length")
+        scaling["llama_4_scaling_beta"] = fields.number(TEMPERATURE)
     config["rope_scaling"] = scaling or {"rope_type": "default"}  # gpt-oss's own default is YaRN
     return config
 

@@ -482,7 +482,7 @@ GGUF_ROPE = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_lon
 
 def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a GGUF file."""
-    names = GGUF_LAYER | with_biases(GGUF_LINEAR)
+    names = GGUF_LAYER | with_biases(GGUF_LINEAR) | {name: name for name in XIELU}
     sources = {
         "embed": WeightSource("token_embd.weight"),
         "head": WeightSource("output.weight"),

@@ -248,7 +248,7 @@ GGUF_FAMILIES = (
     "llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite",
     "granite_swa", "olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2",
     "seed_oss", "hunyuan_v1_dense", "stablelm", "starcoder2", "nemotron", "arcee", "gpt_neox",
-    "phi",
+    "phi", "apertus",
 )  # fmt: skip
 GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
