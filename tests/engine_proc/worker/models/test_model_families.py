@@ -129,6 +129,24 @@ def test_a_window_that_is_not_used_changes_nothing(model_type: str) -> None:
     assert lower_config(config_of(model_type, **published)) == lower_config(config_of(model_type))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "published"),
+    [
+        ("starcoder2", {"norm_type": "layer_norm", "mlp_type": "default", "embedding_dropout": 1}),
+        ("nemotron", {"rope_percent": 0.5, "partial_rotary_factor": 0.5}),
+        (
+            "gpt_neox",
+            {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_parameters": None},
+        ),
+        ("apertus", {"qk_norm": True, "post_norm": False, "mlp_bias": False}),
+    ],
+)
+def test_published_fields_without_gates_change_nothing(
+    model_type: str, published: dict[str, Any]
+) -> None:
+    assert lower_config(config_of(model_type, **published)) == lower_config(config_of(model_type))
+
+
 def test_what_cohere2_says_of_itself_changes_nothing() -> None:
     said = {
         "layer_switch": 4,
@@ -169,6 +187,15 @@ def test_what_cohere2_says_of_itself_changes_nothing() -> None:
             "'head_dim': 2, not 4 or more",
         ),
         ("stablelm", {"qk_layernorm": True}, "'qk_layernorm'"),
+        ("phi", {"qk_layernorm": True}, "'qk_layernorm'"),
+        ("starcoder2", {"mlp_type": "gated"}, "'mlp_type': 'gated', not 'default'"),
+        ("apertus", {"qk_norm": False}, "'qk_norm': False, not true"),
+        ("llama", {"hidden_act": "xielu"}, "'hidden_act': 'xielu'"),
+        (
+            "ministral3",
+            {"rope_parameters": YARN},
+            "lacks 'llama_4_scaling_beta'",
+        ),
         ("llama", {"rope_parameters": YARN | {"mystery": 1.0}}, "'mystery'"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "'quantization_config'"),
         ("gemma", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),
