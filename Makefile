@@ -7,7 +7,7 @@ MAKEFLAGS += --jobs=2
 export PYTHONSAFEPATH := 1
 unexport PYTHONDONTWRITEBYTECODE  # else each process compiles all its modules again
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem \
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem families \
 	real-models audit lock licences messages docs ui ui-test wheel release clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
@@ -78,6 +78,11 @@ adversary: .venv/dev
 # `make ecosystem ARGS="-k instructor"` installs one. Rows of docs/clients.md are written.
 ecosystem: .venv/ecosystem .venv/schema-suite
 	ECOSYSTEM=1 TEST_S=0 PYTHONPATH=$(CURDIR)/.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
+
+# Tiny models of every family beside transformers. The table of docs/models.md is written.
+families: .venv/dev
+	FAMILIES_TABLE=1 $(BIN)/pytest tests/engine_proc/worker/models/test_family_table.py \
+		tests/engine_proc/worker/hf/test_executor.py $(ARGS)
 
 # Files that people download, beside transformers: Qwen2.5-Coder-Instruct of 0.5B and of 1.5B in
 # Q4_K_M. They are fetched once, 1.6 GB, and take 9 GB of memory; `make test` skips them.

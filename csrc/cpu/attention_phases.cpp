@@ -276,7 +276,7 @@ float temperature(const LayerConfig &layer, int position) {
     if (layer.temperature_scale == 0.0f) {
         return 1.0f;
     }
-    const int step = (position + 1) / layer.temperature_tokens;
+    const int step = (position + layer.temperature_offset) / layer.temperature_tokens;
     return std::log1p(float(step)) * layer.temperature_scale + 1.0f;
 }
 

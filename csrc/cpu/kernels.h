@@ -13,7 +13,7 @@
 namespace headrace {
 
 enum class Isa : int32_t { best, portable, avx2, avx512, neon };
-enum class Gate : int32_t { silu, gelu, gelu_tanh, relu2 };
+enum class Gate : int32_t { silu, gelu, gelu_tanh, relu2, xielu };
 
 struct Kernels {
     Isa isa;
@@ -51,6 +51,7 @@ struct Kernels {
                                   const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
     void (*activate)(Gate, float *x, int n);                 // likewise, without a gate
+    void (*xielu)(const Xielu &, float *x, int n);
     // The same of gpt-oss: (clamped up + 1) * x * sigmoid(beta * x), of the clamped gate x.
     void (*clamped_gate)(float clamp, float beta, float *gate, const float *up, int n);
     void (*softcap)(float cap, float *x, int n); // n a multiple of 16, in place
@@ -77,6 +78,8 @@ template <class V> typename V::Floats activated(Gate kind, typename V::Floats x)
         return gelu_tanh<V>(x);
     case Gate::relu2:
         return relu2<V>(x);
+    case Gate::xielu: // is never a gate, and has a kernel of its own
+        break;
     }
     return x;
 }
@@ -90,6 +93,12 @@ template <class V> void apply_gate(Gate kind, float *gate, const float *up, int 
 template <class V> void activate(Gate kind, float *x, int n) {
     for (int i = 0; i < n; i += lanes) {
         V::store(x + i, activated<V>(kind, V::load(x + i)));
+    }
+}
+
+template <class V> void xielu(const Xielu &of, float *x, int n) {
+    for (int i = 0; i < n; i += lanes) {
+        V::store(x + i, xielu_of<V>(of, V::load(x + i)));
     }
 }
 
@@ -159,6 +168,7 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.attend_latent_segment = attend_latent_segment<V>;
     kernels.gate = apply_gate<V>;
     kernels.activate = activate<V>;
+    kernels.xielu = xielu<V>;
     kernels.clamped_gate = apply_clamped_gate<V>;
     kernels.softcap = apply_softcap<V>;
     kernels.block_maxima = block_maxima<V>;

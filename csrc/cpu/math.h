@@ -60,4 +60,19 @@ template <class V> typename V::Floats relu2(typename V::Floats x) {
     return V::mul(positive, positive);
 }
 
+// Apertus' activation, with numbers of its layer. It is alpha_p x^2 + beta x above 0. Below, it is
+// alpha_n (e^min(x, eps) - 1 - x) + beta x.
+struct Xielu {
+    float alpha_p, alpha_n, beta, eps;
+};
+
+template <class V> typename V::Floats xielu_of(const Xielu &of, typename V::Floats x) {
+    const auto zero = V::set(0.0f), positive = V::max(x, zero);
+    const auto shrunk = V::sub(exp_of<V>(V::min(x, V::set(of.eps))), V::set(1.0f));
+    const auto below = V::mul(V::set(of.alpha_n), V::sub(shrunk, x));
+    const auto above = V::mul(V::mul(V::set(of.alpha_p), positive), positive);
+    const auto curve = V::add(above, V::zero_below(V::sub(zero, x), 0.0f, below));
+    return V::fma(V::set(of.beta), x, curve);
+}
+
 } // namespace headrace

@@ -13,7 +13,7 @@
 
 namespace headrace {
 
-enum class Placement : int32_t { pre, pre_post, post, parallel };
+enum class Placement : int32_t { pre, pre_post, post, parallel, parallel_two_norms };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
 enum class Mixer : int32_t {
     attention,
@@ -113,6 +113,7 @@ struct LayerConfig {
     Window window;
     float temperature_scale;    // of queries; 0: none
     int32_t temperature_tokens; // positions from step to step
+    int32_t temperature_offset; // added to the position
     MixtureConfig mixture;
     Mixer mixer;
     ShortConvConfig short_conv;
@@ -230,6 +231,7 @@ enum VectorSlot {
     slot_kv_a_norm,
     slot_q_a_bias,
     slot_kv_a_bias,
+    slot_xielu, // alpha_p and alpha_n before their softplus, beta, eps; empty: another activation
     num_vector_slots
 };
 

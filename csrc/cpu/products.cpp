@@ -192,6 +192,8 @@ void apply_activation(const StepState &state, const GatedProduct &p, int row, fl
     }
     if (p.clamped) {
         kernels.clamped_gate(p.clamped->clamp, p.clamped->swish_beta, gates, ups, n);
+    } else if (p.xielu) {
+        kernels.xielu(*p.xielu, gates, n);
     } else if (p.has_gate) {
         kernels.gate(state.config.activation, gates, ups, n);
     } else {

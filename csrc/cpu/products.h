@@ -32,6 +32,7 @@ struct GatedProduct {
     int first_x = 0, first_row = 0;         // of what they multiply; of `gated`
     const float *x_weights = nullptr;       // [rows of `gated`]: what x is multiplied by, or null
     bool has_gate = true;                   // else `gate` is not read
+    const Xielu *xielu = nullptr;           // null: the decoder's activation
 };
 
 // A piece of a product: rows of the activations times blocks of the weights.

@@ -5,8 +5,8 @@
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
 #include "cpu/gated_delta_net.h"
-#include "cpu/mamba2.h"
 #include "cpu/latent_attention.h"
+#include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
@@ -115,7 +115,7 @@ void round_for_mlp(const StepState &s, const Layer &layer, int token) {
     }
 }
 
-// What its MLP reads, which is the same in a parallel placement.
+// What its MLP reads, which is the same in a parallel placement of one norm.
 void enter_mlp(const StepState &s, int index, int token) {
     const Layer &layer = s.model.layers[index];
     if (s.config.placement != Placement::parallel) {
@@ -286,6 +286,17 @@ void run_mixers(StepState &s, int index) {
     });
 }
 
+Xielu xielu_from(const std::vector<float> &numbers) {
+    if (numbers.empty()) {
+        return {};
+    }
+    const auto softplus = [](float x) {
+        return std::log1p(std::exp(-std::fabs(x))) + std::max(x, 0.0f);
+    };
+    const float beta = numbers[2];
+    return {softplus(numbers[0]), beta + softplus(numbers[1]), beta, numbers[3]};
+}
+
 // sublayer = down(act(gate(normed)) * up(normed)), or down(act(up(normed)))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
@@ -301,12 +312,14 @@ void run_mlp(StepState &s, int index) {
                          s.gated,
                          down};
     product.has_gate = s.config.gated_mlp != 0;
+    const Xielu xielu = xielu_from(layer.vectors[slot_xielu]);
+    product.xielu = s.config.activation == Gate::xielu ? &xielu : nullptr;
     multiply_gated(s, product);
     multiply(s, s.num_tokens,
              {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }
 
-// sublayer += mixer(normed), where both parts of a layer read the same norm: one sum over the
+// sublayer += mixer(normed), where both parts of a layer read the same residual: one sum over the
 // workers does for both.
 void run_both(StepState &s, int index) {
     run_mixer(s, index);
@@ -325,7 +338,7 @@ void run_layer(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     const auto *vectors = layer.vectors;
     const auto enter_next = [&](int token) { enter_layer(s, index + 1, token); };
-    if (s.config.placement == Placement::parallel && !s.model.peers.alone()) {
+    if (s.adds_both()) {
         run_both(s, index);
     } else if (layer.has_mixer()) {
         run_mixers(s, index);

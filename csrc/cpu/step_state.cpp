@@ -97,7 +97,7 @@ void StepState::find_room() {
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
     squares = space.squares.floats(2 * n);
-    const bool adds_two = !model.peers.alone() || mamba2_inner > 0;
+    const bool adds_two = adds_both() || mamba2_inner > 0;
     other_sublayer = adds_two ? space.other_sublayer.floats(n * hidden_stride) : nullptr;
     // No product multiplies `normed` once there is `attended`, so they share room.
     const int query_rank = model.latent ? model.latent->query_rank : 0;

@@ -62,6 +62,13 @@ struct StepState {
                             : attended.row(token) + size_t(head) * config.head_dim;
     }
 
+    // Whether what both parts of a layer give is added at once. Neither reads the other's; their
+    // norms differ, or several workers have them.
+    bool adds_both() const {
+        return config.placement == Placement::parallel_two_norms ||
+               (config.placement == Placement::parallel && !model.peers.alone());
+    }
+
     // cos and sin of a token's position in one rope.
     size_t angles(int rope, int token) const {
         return (size_t(rope) * num_tokens + token) * rope_pairs;

@@ -13,8 +13,10 @@ from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
+    LatentAttentionSpec,
     Mamba2Spec,
     QKNorm,
     ShortConvSpec,
@@ -78,6 +80,7 @@ MIXERS = {
     ShortConvSpec: "short convolutions",
     GatedDeltaNetSpec: "gated delta nets",
     Mamba2Spec: "Mamba-2",
+    LatentAttentionSpec: "latent attention",
 }
 
 
@@ -90,7 +93,9 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     if spec.attention_gate:
         return "gates of attention"
     if not spec.gated_mlp:
-        return "MLPs without gates"
+        return "an MLP without a gate"
+    if spec.activation == Activation.RELU2:
+        return "a squared ReLU"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
     if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):

@@ -48,10 +48,8 @@ def end_token_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
 def trained_length(metadata: Mapping[str, object], tensors: Container[str]) -> int | None:
     """Return the number of positions before those that the model computes by another rule.
 
-    LongRoPE takes other frequencies in longer texts, Ministral 3 other scales of its scores.
-    None if all positions follow one rule.
+    LongRoPE takes other frequencies in longer texts. None if all positions follow one rule.
     """
     architecture = metadata.get("general.architecture")
     length = metadata.get(f"{architecture}.rope.scaling.original_context_length")
-    changes = LONG_ROPE in tensors or metadata.get(f"{architecture}.attention.temperature_scale")
-    return length if changes and isinstance(length, int) and length > 0 else None
+    return length if LONG_ROPE in tensors and isinstance(length, int) and length > 0 else None

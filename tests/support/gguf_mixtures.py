@@ -15,6 +15,7 @@ NAMES = {  # the first that occurs in a name is replaced; the others follow
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.": "ffn_gate_inp.",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_experts.": "mlp.shared_expert.",
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "llama4_text": "llama4",
+    "minimax_m2": "minimax-m2",
 }
 BUILT_IN: dict[str, dict[str, Any]] = {  # in llama.cpp, so that files do not say it
     "qwen2_moe": {"norm_topk_prob": False},
@@ -79,7 +81,9 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
             yield key, config.intermediate_size
         yield "expert_shared_count", 1
-    if architecture in ("gpt-oss", "llama4"):
+    if architecture == "minimax-m2":
+        yield "expert_gating_func", 2
+    if architecture in ("gpt-oss", "llama4", "minimax-m2"):
         yield "expert_feed_forward_length", config.intermediate_size
     if architecture == "llama4":
         yield "feed_forward_length", config.intermediate_size_mlp

@@ -14,6 +14,7 @@ import gguf_hybrids
 import gguf_latents
 import gguf_mambas
 import gguf_mixtures
+import gguf_ungated
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -46,9 +47,10 @@ ARCHITECTURES = {  # that are not called as in transformers
     **gguf_hybrids.ARCHITECTURES,
     **gguf_mambas.ARCHITECTURES,
     **gguf_latents.ARCHITECTURES,
+    **gguf_ungated.ARCHITECTURES,
 }
-PERMUTED = {"llama", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
-GEMMAS = {"gemma", "gemma2", "gemma3"}
+PERMUTED = {"llama", "arcee", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
+ONE_PLUS = {"gemma", "gemma2", "gemma3", "nemotron"}
 WINDOWED = {"gemma2", "gemma3", "phi3", "olmo2", "exaone4", "cohere2", "granite_swa", "gpt-oss"}
 LISTED = {"olmo2", "exaone4", "granite_swa"}  # their files list the layers that slide
 POST_NORMS = {
@@ -66,6 +68,7 @@ NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     **gguf_hybrids.NAMES,
     **gguf_latents.NAMES,
+    **gguf_ungated.NAMES,
     **GGUF_NAMES,
 }
 FIELDS = {
@@ -123,6 +126,8 @@ def write_gguf(
     for key, value in {**dict(metadata(config, architecture)), **keys}.items():
         if value is not None:
             add(writer, f"{architecture}.{key}", value)
+    for key, value in gguf_ungated.xielu(model.state_dict()):
+        add(writer, key, value)
     writer.add_eos_token_id(5)
     has_mamba2 = config.model_type in gguf_mambas.ARCHITECTURES
     own = (gguf_mambas.tensors if has_mamba2 else tensors)(model, architecture)
@@ -180,13 +185,16 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     yield "block_count", config.num_hidden_layers
     yield "feed_forward_length", config.intermediate_size
     yield "attention.head_count", config.num_attention_heads
-    yield "attention.head_count_kv", config.num_key_value_heads
+    if architecture != "gptneox":
+        yield "attention.head_count_kv", config.num_key_value_heads
     yield "vocab_size", config.vocab_size
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim * config.num_attention_heads != config.hidden_size:
         yield "attention.key_length", head_dim
         yield "attention.value_length", head_dim
     for name, key in FIELDS.items():
+        if name == "norm_eps" and architecture == "nemotron":
+            continue  # of LayerNorms
         if (value := getattr(config, name, None)) is not None:
             yield key, float(value)
     if architecture in WINDOWED and (size := getattr(config, "sliding_window", None)) is not None:
@@ -199,6 +207,7 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     yield from gguf_mixtures.metadata(config, architecture)
     yield from gguf_hybrids.metadata(config, architecture)
     yield from gguf_latents.metadata(config, architecture)
+    yield from gguf_ungated.metadata(config, architecture)
     yield from rope(config, head_dim)
 
 
@@ -242,16 +251,28 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
         for part in gguf_latents.tensors(*split, config)
     )
     for name, numbers in parts:
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        is_tied = name == "lm_head.weight" and config.tie_word_embeddings
+        if is_tied or ".act_fn." in name:  # which are keys
             continue
         if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             numbers = permuted(numbers, heads)
-        if architecture in GEMMAS and name.endswith("norm.weight"):
+        numbers = gguf_ungated.converted(name, numbers, config.num_attention_heads)
+        if architecture in ONE_PLUS and name.endswith("norm.weight"):
             numbers = numbers + 1
         for theirs, ggufs in names.items():
             name = name.replace(theirs, ggufs)
         yield name, numbers
+    yield from rope_divisors(model)
+
+
+def rope_divisors(model: Any) -> Iterator[tuple[str, Floats]]:
+    """Return what divides the frequencies of RoPE: LongRoPE's factors, or Llama 3's scaling."""
+    params = model.config.rope_parameters
     for length in ("long", "short"):
-        if factors := config.rope_parameters.get(f"{length}_factor"):
+        if factors := params.get(f"{length}_factor"):
             yield f"rope_factors_{length}.weight", np.array(factors, np.float32)
+    if params.get("rope_type") == "llama3":
+        scaled = model.model.rotary_emb.inv_freq.numpy()
+        plain = params["rope_theta"] ** -(np.arange(len(scaled)) / len(scaled))
+        yield "rope_freqs.weight", (plain / scaled).astype(np.float32)

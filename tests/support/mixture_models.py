@@ -144,6 +144,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": DYNAMIC,
     },
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24},
+    "minimax_m2 rotated in part": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "head_dim": 32,
+        "rotary_dim": 16,
+    },
     "phimoe": {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True},
     "phimoe with LongRoPE": {
         "num_local_experts": 8,

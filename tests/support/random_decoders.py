@@ -107,6 +107,20 @@ SPECS = {
         layers=(LayerSpec(window=40), LayerSpec(rope=None)),
         ropes=(dataclasses.replace(SPEC.ropes[0], interleaved=True),),
     ),
+    "neox": dataclasses.replace(
+        SPEC,
+        norm=Norm.LAYER_ONE_PLUS,
+        norm_bias=True,
+        placement=NormPlacement.PARALLEL_TWO_NORMS,
+        activation=Activation.RELU2,
+        gated_mlp=False,
+        mlp_bias=True,
+        layers=(
+            LayerSpec(),
+            LayerSpec(temperature=QueryTemperature(scale=0.3, tokens=70, offset=0)),
+        ),
+    ),
+    "apertus": dataclasses.replace(SPEC, activation=Activation.XIELU, gated_mlp=False),
     "sinks": dataclasses.replace(
         SPEC, attention_sinks=True, layers=(LayerSpec(window=20), LayerSpec())
     ),

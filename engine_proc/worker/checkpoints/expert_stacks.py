@@ -30,6 +30,7 @@ CONVOLUTIONS = (  # [channels, (1,) kernel]
     ".ssm_conv1d.weight",
 )
 COLUMNS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # vectors, which GGUF has as matrices
+SCALARS = ("act_fn.beta", "act_fn.eps")  # of Apertus
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,12 @@ def mxfp4_parts(
 
 
 def reshaped(name: str, tensor: StoredTensor) -> StoredTensor:
-    """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat."""
+    """Return a vector as a vector, and a matrix of one row as a matrix; convolutions flat.
+
+    A number without a shape becomes a vector.
+    """
+    if name.endswith(SCALARS):
+        return replace(tensor, shape=(1,))
     if name.endswith(CONVOLUTIONS + COLUMNS):
         return replace(tensor, shape=(math.prod(tensor.shape),))
     if name.endswith(VECTORS) and len(tensor.shape) == 2 and tensor.shape[0] == 1:

@@ -21,6 +21,9 @@ PACKED_BYTES = {"F8_E4M3": 1, "I32": 4, "I64": 8, "U8": 1}  # of quantized matri
 OTHER_BYTES = {"F64": 8, "I16": 2, "I8": 1, "BOOL": 1}
 KNOWN_BYTES = NUMBER_BYTES | PACKED_BYTES | OTHER_BYTES
 
+# Constants that old files of GPT-NeoX have: which tokens attention sees, and minus infinity.
+MASKS = (".attention.bias", ".attention.masked_bias")
+
 
 class TensorEntry(msgspec.Struct):
     """The header's entry of a tensor. Offsets are bytes, counted from the header's end."""
@@ -75,7 +78,9 @@ def read_folder(
         weight_map = msgspec.json.decode(index_path.read_bytes(), type=Index).weight_map
     except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{index_path}: cannot be read: {error}") from error
-    weight_map = {name: shard for name, shard in weight_map.items() if not name.startswith(but)}
+    weight_map = {
+        name: shard for name, shard in weight_map.items() if not is_passed_over(name, but)
+    }
     shards = {}
     for shard in sorted(set(weight_map.values())):
         path = folder / shard
@@ -107,7 +112,7 @@ def read_file(
     body = data[start:]
     tensors = {}
     for name, raw in header.items():
-        if name.startswith(but):
+        if is_passed_over(name, but):
             continue
         entry = parse_entry(path, name, raw, dtypes)
         begin, end = entry.data_offsets
@@ -118,6 +123,11 @@ def read_file(
             )
         tensors[name] = entry, body[begin:end]
     return tensors
+
+
+def is_passed_over(name: str, but: tuple[str, ...]) -> bool:
+    """Whether nothing reads a tensor."""
+    return name.startswith(but) or name.endswith(MASKS)
 
 
 def parse_entry(

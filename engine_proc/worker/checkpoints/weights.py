@@ -18,8 +18,9 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     layers.{i}.q_norm, k_norm [head_dim] per head, or [heads * head_dim] full width
     layers.{i}.sinks          [heads], with `attention_sinks`
     layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
-    layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
+    layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`; a gate: `gated_mlp`
     layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
+    layers.{i}.xielu.alpha_p, .alpha_n, .beta, .eps   [1], with the activation XIELU
     layers.{i}.attn_gate      [heads * head_dim, hidden], with `attention_gate`
 
 A gated delta net has these in place of attention:

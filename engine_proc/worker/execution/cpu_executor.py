@@ -39,7 +39,6 @@ from headrace.engine_proc.worker.execution.held_matrices import (
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
-    Norm,
     NormPlacement,
     QKNorm,
 )
@@ -200,7 +199,7 @@ class CpuExecutor:
             head_dim=spec.head_dim,
             num_layers=len(spec.layers),
             num_ropes=len(spec.ropes),
-            layer_norm=spec.norm == Norm.LAYER,
+            layer_norm=spec.norm.subtracts_mean,
             placement=PLACEMENTS.index(spec.placement),
             qk_norm=QK_NORMS.index(spec.qk_norm),
             activation=ACTIVATIONS.index(spec.activation),

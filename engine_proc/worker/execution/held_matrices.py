@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import XIELU, weight_shapes
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 # The order of these is the numbering of csrc/cpu/model.h.
@@ -48,6 +48,7 @@ VECTORS = (
     "kv_a_norm",
     "q_a.bias",
     "kv_a.bias",
+    "xielu",
 )
 OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
 
@@ -85,6 +86,8 @@ def place_of(spec: DecoderSpec, name: str) -> Place:
         first_row = (int(expert) - mixture.own_experts.start) * (-(-width // LANES) * LANES)
     elif mixture is not None and local == "shared.router":  # a row of the router
         local, first_row = "router", mixture.num_experts
+    elif local in XIELU:
+        local, first_row = "xielu", XIELU.index(local)  # of one vector
     slots = MATRICES if local in MATRICES else VECTORS
     return Place(layer, slots.index(local), first_row, is_expert)
 

@@ -16,6 +16,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Mamba2Spec,
     Mixer,
     MixtureSpec,
+    NormPlacement,
     ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
@@ -90,6 +91,7 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     if (latent := spec.latent) is not None:  # of heads: as they are, rounded, and queries
         of_head = max(latent.rank, latent.nope_dim)
         numbers += 3 * spec.num_heads * of_head + 2 * (latent.query_rank or 0)
+    numbers += hidden if spec.placement == NormPlacement.PARALLEL_TWO_NORMS else 0
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if any(layer.has_dense_mlp for layer in spec.layers):
         numbers += 2 * spec.intermediate_size

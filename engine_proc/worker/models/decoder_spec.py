@@ -14,6 +14,15 @@ class Norm(StrEnum):
     RMS = "rms"
     RMS_ONE_PLUS = "rms_one_plus"
     LAYER = "layer"
+    LAYER_ONE_PLUS = "layer_one_plus"  # Nemotron: both
+
+    @property
+    def adds_one(self) -> bool:
+        return self in (Norm.RMS_ONE_PLUS, Norm.LAYER_ONE_PLUS)
+
+    @property
+    def subtracts_mean(self) -> bool:
+        return self in (Norm.LAYER, Norm.LAYER_ONE_PLUS)
 
 
 class NormPlacement(StrEnum):
@@ -23,6 +32,7 @@ class NormPlacement(StrEnum):
     PRE_POST = "pre_post"  # Gemma 2 and 3: x + norm(f(norm(x)))
     POST = "post"  # OLMo 2: x + norm(f(x))
     PARALLEL = "parallel"  # Cohere: x + attention(norm(x)) + mlp(norm(x))
+    PARALLEL_TWO_NORMS = "parallel_two_norms"  # GPT-NeoX: the MLP has a norm of its own
 
 
 class QKNorm(StrEnum):
@@ -42,6 +52,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU2 = "relu2"  # the square of what is above 0
+    XIELU = "xielu"  # Apertus, without a gate: each layer has numbers of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +117,14 @@ class MixtureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryTemperature:
-    """Llama 4's: queries at position p are multiplied by 1 + scale * log(1 + (p + 1) // tokens)."""
+    """Llama 4's: at position p, queries times 1 + scale * log(1 + (p + offset) // tokens).
+
+    Ministral 3's offset is 0.
+    """
 
     scale: float
     tokens: int
+    offset: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

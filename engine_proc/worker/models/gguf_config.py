@@ -28,8 +28,10 @@ from headrace.errors import ModelError
 from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
 SILU = {"hidden_act": "silu"}
-RELU2 = {"mlp_hidden_act": "relu2"}
-GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+GELU_ACT = {"hidden_act": "gelu_pytorch_tanh"}
+GELU = GELU_ACT | {"hidden_activation": "gelu_pytorch_tanh"}
+RELU2 = {"hidden_act": "relu2"}
+MLP_RELU2 = {"mlp_hidden_act": "relu2"}
 WINDOW = {"sliding_window": 4096}  # of files that have none, though their family has
 SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -92,7 +94,9 @@ NEMOTRON_H = {
 }
 GRANITE_HYBRID = {**SCALES, "expert_shared_feed_forward_length": "shared_intermediate_size"}
 NO_MSCALE = {"attention_factor": 1.0}  # DeepSeek's two factors of cos and sin cancel out
-COHERE = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+TEMPERATURE = "attention.temperature_scale"  # of Ministral 3, not of Mistral Small
+LAYER_NORM = "attention.layer_norm_epsilon"
+COHERE = {LAYER_NORM: "layer_norm_eps", "logit_scale": "logit_scale"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ ARCHITECTURES = {
         constants=SILU | {"mamba_norm_before_gate": False},
     ),
     "nemotron_h": Architecture(
-        family="nemotron_h", has_mamba2=True, constants=RELU2, keys=NEMOTRON_H
+        family="nemotron_h", has_mamba2=True, constants=MLP_RELU2, keys=NEMOTRON_H
     ),
     "smollm3": Architecture(family="smollm3", permuted=True),
     "glm4": Architecture(family="glm4", is_partial=True),
@@ -158,13 +162,30 @@ ARCHITECTURES = {
         family="lfm2", has_convs=True, constants={"block_auto_adjust_ff_dim": False}, keys=LFM2
     ),
     "qwen35": Architecture(family="qwen3_5_text", is_partial=True, is_tiled=True, keys=DELTA_NETS),
+    "starcoder2": Architecture(
+        family="starcoder2", constants=GELU_ACT | WINDOW, keys={LAYER_NORM: "norm_epsilon"}
+    ),
+    "nemotron": Architecture(
+        family="nemotron", is_partial=True, constants=RELU2, keys={LAYER_NORM: "norm_eps"}
+    ),
+    "arcee": Architecture(family="arcee", permuted=True, constants=RELU2),
+    "apertus": Architecture(family="apertus", constants={"hidden_act": "xielu"}),
+    "gptneox": Architecture(
+        family="gpt_neox",
+        is_partial=True,
+        constants={"hidden_act": "gelu"},
+        keys={LAYER_NORM: "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
+    ),
+    "phi2": Architecture(
+        family="phi", is_partial=True, constants=GELU_ACT, keys={LAYER_NORM: "layer_norm_eps"}
+    ),
     "seed_oss": Architecture(family="seed_oss"),
     "hunyuan-dense": Architecture(family="hunyuan_v1_dense"),
     "stablelm": Architecture(
         family="stablelm",
         is_partial=True,
         keys={
-            "attention.layer_norm_epsilon": "layer_norm_eps",
+            LAYER_NORM: "layer_norm_eps",
             "use_parallel_residual": "use_parallel_residual",
         },
     ),
@@ -194,7 +215,7 @@ MIXTURES = {
     "nemotron_h_moe": Architecture(
         family="nemotron_h",
         has_mamba2=True,
-        constants=RELU2,
+        constants=MLP_RELU2,
         keys=NEMOTRON_H,
         gating=SIGMOID,
     ),
@@ -243,6 +264,12 @@ MIXTURES = {
         },
         gating=SIGMOID,
     ),
+    "minimax-m2": Architecture(
+        family="minimax_m2",
+        is_partial=True,
+        keys=COUNTS | {"expert_feed_forward_length": "intermediate_size"},
+        gating=SIGMOID,
+    ),
     "phimoe": Architecture(family="phimoe", keys=COUNTS),
     "qwen3next": Architecture(
         family="qwen3_next", is_partial=True, keys=EXPERTS | SHARED_EXPERT | DELTA_NETS
@@ -279,6 +306,7 @@ NEMOTRON_MAMBA2 = {
     "ssm.state_size": "ssm_state_size",
 }
 DEEPSEEK_V3 = replace(MIXTURES["deepseek2"], family="deepseek_v3", gating=SIGMOID)
+STORED_NORMS = {Norm.RMS_ONE_PLUS: Norm.RMS, Norm.LAYER_ONE_PLUS: Norm.LAYER}  # as 1 + w
 KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -349,7 +377,7 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         architecture=name,
         max_position=min(spec.max_position, trained_length(metadata, tensors) or spec.max_position),
         ropes=ropes,
-        norm=Norm.RMS if spec.norm == Norm.RMS_ONE_PLUS else spec.norm,  # they are stored as 1 + w
+        norm=STORED_NORMS.get(spec.norm, spec.norm),
         qkv_bias=bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
@@ -378,6 +406,8 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
     known = MIXTURES if num_experts else ARCHITECTURES
     if name == "deepseek2" and metadata.get(f"{name}.expert_gating_func") == SIGMOID:
         return name, DEEPSEEK_V3
+    if name == "mistral3" and metadata.get(f"{name}.{TEMPERATURE}"):
+        return name, replace(known[name], family="ministral3")
     if name in known:
         return name, known[name]
     experts = " with experts" if num_experts else ""
@@ -409,7 +439,7 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
         config["layer_types"] = layer_types(fields, num_layers)
     elif architecture.slides:
         config["layer_types"] = [FULL] * num_layers
-    rope = rope_config(fields, architecture.yarn)
+    rope = rope_config(fields, architecture)
     if architecture.has_latents:
         return config | latent_config(fields, architecture) | rope
     head_dim = head_dim_of(fields, tensors)
@@ -587,13 +617,13 @@ def layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     return [SLIDING if slides else FULL for slides in pattern[:num_layers]]
 
 
-def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]:
+def rope_config(fields: ConfigFields, architecture: Architecture) -> dict[str, Any]:
     """Return the fields of RoPE. Scaling is of full layers, where a file has two kinds."""
     config: dict[str, Any] = {"rope_theta": fields.number("rope.freq_base", 10_000.0)}
     kinds = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "default"}
     kind = fields.choice("rope.scaling.type", kinds, "linear")
     factor = fields.number("rope.scaling.factor", fields.get("rope.scale_linear", 1.0)) or 1.0
-    scaling = yarn_config(fields, yarn) if kind == "yarn" else {}
+    scaling = yarn_config(fields, architecture.yarn) if kind == "yarn" else {}
     if kind == "yarn" or (kind == "linear" and factor != 1):
         scaling |= {"rope_type": kind, "factor": factor}
     sections = fields.one_per_layer("rope.dimension_sections", 3)  # M-RoPE; a fourth is 0
@@ -601,11 +631,12 @@ def rope_config(fields: ConfigFields, yarn: Mapping[str, Any]) -> dict[str, Any]
         if not all(isinstance(count, int) and 0 <= count < 1 << 16 for count in sections):
             raise fields.wrong("rope.dimension_sections", "a list of counts of pairs")
         scaling["mrope_section"] = sections
-    config["rope_scaling"] = scaling or {"rope_type": "default"}  # gpt-oss's own default is YaRN
     if (theta := fields.get("rope.freq_base_swa", None)) is not None:
         config["rope_parameters"] = {SLIDING: {"rope_theta": theta}}
-    if fields.get("attention.temperature_scale", None):  # it is 1 within `trained_length`
+    if architecture.family == "ministral3":  # queries beyond the trained length have temperatures
         fields.integer("rope.scaling.original_context_length")
+        scaling["llama_4_scaling_beta"] = fields.number(TEMPERATURE)
+    config["rope_scaling"] = scaling or {"rope_type": "default"}  # gpt-oss's own default is YaRN
     return config
 
 

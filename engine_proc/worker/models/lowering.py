@@ -13,11 +13,13 @@ from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.hybrid_families import HYBRIDS
 from headrace.engine_proc.worker.models.latent_families import LATENT
 from headrace.engine_proc.worker.models.mamba_families import MAMBAS
+from headrace.engine_proc.worker.models.mistral_families import MISTRALS
 from headrace.engine_proc.worker.models.mixture_families import MIXTURES
 from headrace.engine_proc.worker.models.model_families import DENSE
+from headrace.engine_proc.worker.models.ungated_families import UNGATED
 from headrace.errors import ModelError
 
-FAMILIES = DENSE | MIXTURES | HYBRIDS | MAMBAS | LATENT
+FAMILIES = DENSE | MISTRALS | UNGATED | MIXTURES | HYBRIDS | MAMBAS | LATENT
 
 # Fields of config.json that do not change the logits of a causal decoder.
 INERT = frozenset(

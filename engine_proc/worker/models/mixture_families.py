@@ -364,6 +364,49 @@ def phimoe(fields: ConfigFields) -> DecoderSpec:
     return with_mixture(spec, own)
 
 
+# Published fields of MiniMax-M2 that transformers does not read: training, or what is built in.
+MINIMAX_FIELDS = (
+    "attn_type_list",
+    "layernorm_full_attention_beta",
+    "layernorm_linear_attention_beta",
+    "layernorm_mlp_beta",
+    "mlp_intermediate_size",
+    "mtp_transformer_layers",
+    "num_mtp_modules",
+    "qk_norm_type",
+    "router_jitter_noise",
+    "scoring_func",
+    "shared_moe_mode",
+    "sliding_window",
+    "use_mtp",
+    "use_qk_norm",
+    "use_routing_bias",
+)
+
+
+def minimax_m2(fields: ConfigFields) -> DecoderSpec:
+    """`rotary_dim`, or else `partial_rotary_factor`, says how much of a head rotates."""
+    for name in MINIMAX_FIELDS:
+        fields.get(name, None)
+    head_dim = fields.integer("head_dim", 128)
+    share = fields.integer("rotary_dim", head_dim) / head_dim
+    partial = fields.number("partial_rotary_factor", share)
+    spec = decoder(
+        fields,
+        head_dim=head_dim,
+        ropes=(rope(fields, head_dim, 5e6, partial=partial),),
+        qk_norm=QKNorm.FULL,
+    )
+    own = mixture(
+        fields,
+        experts=ALIAS,
+        size="intermediate_size",
+        score=RouterScore.SIGMOID,
+        selection_bias=True,
+    )
+    return with_mixture(spec, own)
+
+
 CHUNKED = "chunked_attention"
 
 
@@ -438,5 +481,6 @@ MIXTURES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "dots1": dots1,
     "flex_olmo": flex_olmo,
     "hunyuan_v1_moe": hunyuan_moe,
+    "minimax_m2": minimax_m2,
     "phimoe": phimoe,
 }

@@ -3,7 +3,7 @@
 `lowering.py` calls them, and refuses what they did not read. `mixture_families.py` has mixtures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,8 @@ ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu": Activation.GELU,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu2": Activation.RELU2,
 }
@@ -39,6 +41,7 @@ def decoder(
     ropes: tuple[RopeTable, ...] | None = None,
     tied_head: bool = False,
     act: str = "hidden_act",
+    activations: Mapping[str, Activation] = ACTIVATIONS,
     eps: str = "rms_norm_eps",
     **differences: Any,
 ) -> DecoderSpec:
@@ -48,6 +51,7 @@ def decoder(
         rope_theta, head_dim, tied_head: the family's defaults, for configs that leave them out.
         layers, ropes: where they are not the same for all layers.
         act, eps: the fields that name the activation and the norm's epsilon.
+        activations: those that the family can have.
         differences: fields of the spec in which the family is not Llama.
     """
     num_heads = fields.integer("num_attention_heads")
@@ -66,7 +70,7 @@ def decoder(
         layers=layers or (LayerSpec(),) * num_layers,
         ropes=ropes or (rope(fields, head_dim, rope_theta),),
         norm_eps=fields.number(eps),
-        activation=fields.choice(act, ACTIVATIONS),
+        activation=fields.choice(act, activations),
         tied_head=fields.flag("tie_word_embeddings", tied_head),
         attention_scale=head_dim**-0.5,
     )
@@ -169,17 +173,6 @@ def sliding(fields: ConfigFields, default: Callable[[int], bool]) -> tuple[Layer
 
 def llama(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, **biases(fields), mlp_bias=fields.flag("mlp_bias", False))
-
-
-def mistral(fields: ConfigFields) -> DecoderSpec:
-    """Every layer slides, if any does."""
-    layers = (LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers")
-    return decoder(fields, layers=layers, num_kv_heads=fields.integer("num_key_value_heads"))
-
-
-def ministral(fields: ConfigFields) -> DecoderSpec:
-    """`layer_types` lists the sliding layers; without it, all slide."""
-    return decoder(fields, layers=sliding(fields, lambda i: True))
 
 
 def qwen2(fields: ConfigFields) -> DecoderSpec:
@@ -563,7 +556,6 @@ def hunyuan(fields: ConfigFields) -> DecoderSpec:
 
 DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "llama": llama,
-    "mistral": mistral,
     "qwen2": qwen2,
     "qwen2_5_vl_text": qwen2_5_vl,
     "qwen3": qwen3,
@@ -581,7 +573,6 @@ DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "ernie4_5": ernie4_5,
     "exaone4": exaone4,
     "helium": helium,
-    "ministral": ministral,
     "olmo3": olmo3,
     "seed_oss": seed_oss,
     "hunyuan_v1_dense": hunyuan,

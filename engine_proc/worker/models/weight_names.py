@@ -23,13 +23,14 @@ from headrace.engine_proc.worker.models.delta_net_names import (
     gguf_delta_net,
     hf_delta_net,
 )
+from headrace.engine_proc.worker.models.folder_names import FOLDER_NAMES, LLAMA
 from headrace.engine_proc.worker.models.mamba_names import (
     GGUF_MAMBA2,
     HF_MAMBA2,
     mamba2_module,
     mamba2_parts,
 )
-from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import XIELU, weight_shapes
 from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
 
@@ -52,7 +53,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
     for name, shape in shapes.items():
         tensor = sources[name].tensor
         num_rows[tensor] = num_rows.get(tensor, 0) + shape[0]
-    weights = {}
+    weights: dict[str, Weight] = {}
     for name, shape in shapes.items():
         stored = sources[name].tensor
         if stored not in tensors:
@@ -199,19 +200,20 @@ HF_NEMOTRON_H = with_biases(  # each layer is one of these
 
 def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
-    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    own = FOLDER_NAMES.get(spec.architecture, LLAMA)
+    prefix = "" if f"{own.embed}.weight" in tensors else own.prefix
     if "backbone.embeddings.weight" in tensors:  # Nemotron-H, as published
         prefix = "backbone."
-    embed = "embeddings" if f"{prefix}embeddings.weight" in tensors else "embed_tokens"
+    embed = "embeddings" if f"{prefix}embeddings.weight" in tensors else own.embed
     names = hf_layer(spec, f"{prefix}layers.0.", tensors)
     last_norms = (norm for norm in HF_LAST_NORMS if f"{prefix}{norm}.weight" in tensors)
-    last_norm = next(last_norms, "norm")
+    last_norm = next(last_norms, own.norm)
     sources = {
         "embed": WeightSource(f"{prefix}{embed}.weight"),
-        "head": WeightSource("lm_head.weight"),
-        "head.bias": WeightSource("lm_head.bias"),
+        "head": WeightSource(f"{own.head}.weight"),
+        "head.bias": WeightSource(f"{own.head}.bias"),
         "norm": WeightSource(f"{prefix}{last_norm}.weight"),
-        "norm.bias": WeightSource(f"{prefix}norm.bias"),
+        "norm.bias": WeightSource(f"{prefix}{last_norm}.bias"),
     }
     for i in range(len(spec.layers)):
         layer = f"{prefix}layers.{i}."
@@ -229,6 +231,8 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
             sources[f"layers.{i}.down"] = WeightSource(f"{layer}shared_mlp.output_linear.weight")
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
             sources |= fused_qkv(spec, f"layers.{i}.", f"{layer}self_attn.qkv_proj")
+        if own.qkv_by_head:
+            sources |= qkv_by_head(spec, f"layers.{i}.", f"{layer}{own.qkv_by_head}")
         if f"{layer}mlp.gate_up_proj.weight" in tensors:  # Phi-3, GLM-4
             sources |= fused_gate_up(spec, f"layers.{i}.", f"{layer}mlp.gate_up_proj")
         if (mixture := spec.layers[i].mixture) is not None:
@@ -256,6 +260,8 @@ def hf_mixer(
 def hf_layer(spec: DecoderSpec, first: str, tensors: Mapping[str, Weight]) -> dict[str, str]:
     """Return the names of weights within a layer, by what the first layer has."""
     names = HF_LAYER | with_biases(HF_LINEAR)
+    own = FOLDER_NAMES.get(spec.architecture, LLAMA)
+    names |= with_biases(own.in_layer) | dict(own.tensors)
     if f"{first}post_self_attn_layernorm.weight" in tensors:  # GLM-4
         names |= HF_GLM4_NORMS
     elif spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is after attention
@@ -288,6 +294,8 @@ HF_MIXTURE = {  # of each weight, the names that families have for it
         "mlp.gate.e_score_correction_bias",
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
+        "mlp.e_score_correction_bias",  # MiniMax-M2
+        "block_sparse_moe.e_score_correction_bias",
         "feed_forward.expert_bias",  # LFM2
         "mixer.gate.e_score_correction_bias",
     ),
@@ -400,6 +408,16 @@ def fused_qkv(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSou
     }
 
 
+def qkv_by_head(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
+    """Name the rows of queries, keys and values that lie head after head: GPT-NeoX has them so."""
+    dim = spec.head_dim
+    return {
+        f"{layer}{ours}{bias}": WeightSource(f"{theirs}{bias or '.weight'}", i * dim, dim, 3 * dim)
+        for bias in ("", ".bias")
+        for i, ours in enumerate(("q", "k", "v"))
+    }
+
+
 def fused_gate_up(spec: DecoderSpec, layer: str, theirs: str) -> dict[str, WeightSource]:
     """Name the rows of gate and up in one matrix."""
     return gate_and_up(layer, f"{theirs}.weight", spec.intermediate_size)
@@ -444,7 +462,7 @@ def gguf_mixer(
 
 def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a GGUF file."""
-    names = GGUF_LAYER | with_biases(GGUF_LINEAR)
+    names = GGUF_LAYER | with_biases(GGUF_LINEAR) | {name: name for name in XIELU}
     sources = {
         "embed": WeightSource("token_embd.weight"),
         "head": WeightSource("output.weight"),

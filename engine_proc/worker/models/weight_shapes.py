@@ -1,6 +1,7 @@
 """The shape of each weight that a decoder has."""
 
 from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,
@@ -8,7 +9,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Mamba2Spec,
     Mixer,
     MixtureSpec,
-    Norm,
     NormPlacement,
     QKNorm,
     ShortConvSpec,
@@ -16,6 +16,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
 from headrace.engine_proc.worker.models.delta_net_names import delta_net_shapes
 
 Shape = tuple[int, ...]
+XIELU = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")  # alphas before softplus
 
 
 def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
@@ -37,6 +38,7 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
             of_layer |= mlp_shapes(
                 spec.hidden_size, spec.intermediate_size, spec.mlp_bias, gated=spec.gated_mlp
             )
+            of_layer |= dict.fromkeys(XIELU if spec.activation == Activation.XIELU else (), (1,))
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
@@ -58,7 +60,7 @@ def mixer_shapes(spec: DecoderSpec, mixer: Mixer | None) -> dict[str, Shape]:
 def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the weights of a layer's norms."""
     norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
-    if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
+    if spec.placement not in (NormPlacement.POST, NormPlacement.PARALLEL):
         norms.append("mlp_norm")
     if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
         norms += ["attn_post_norm", "mlp_post_norm"]
@@ -105,7 +107,7 @@ def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
 def is_one_plus(spec: DecoderSpec, name: str) -> bool:
     """Whether a weight is of a norm that scales by 1 + w."""
     is_norm = name.endswith("norm") and not name.endswith("gated_norm")
-    return is_norm and spec.norm == Norm.RMS_ONE_PLUS
+    return is_norm and spec.norm.adds_one
 
 
 def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:

@@ -37,7 +37,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     LatentAttentionSpec,
     Mamba2Spec,
     MixtureSpec,
-    Norm,
     QKNorm,
     ShortConvSpec,
 )
@@ -111,7 +110,7 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
         return ""
     if num_ranks > spec.num_heads:
         return f"the model has {spec.num_heads} heads"
-    if spec.qk_norm == QKNorm.FULL and spec.norm == Norm.LAYER:
+    if spec.qk_norm == QKNorm.FULL and spec.norm.subtracts_mean:
         return "a LayerNorm over all heads has a mean, which is not summed over workers"
     all_shards = cut_all(spec, weights, num_ranks)
     fewest = min((mixture.num_experts for _, mixture in mixtures(spec)), default=num_ranks)

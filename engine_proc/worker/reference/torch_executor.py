@@ -18,13 +18,13 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     LayerSpec,
     Mamba2Spec,
     MixtureSpec,
-    Norm,
     NormPlacement,
     QKNorm,
     QueryTemperature,
     RopeTable,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.weight_shapes import XIELU
 from headrace.engine_proc.worker.reference.torch_attention import (
     Places,
     Reach,
@@ -128,7 +128,9 @@ class TorchExecutor:
             return x + out * multiplier
         normed = self.norm(f"{name}.attn_norm", x) if before else x
         attended = self.mix(index, layer, normed, batch, places, rotations)
-        if self.spec.placement == NormPlacement.PARALLEL:
+        if self.spec.placement == NormPlacement.PARALLEL_TWO_NORMS:
+            normed = self.norm(f"{name}.mlp_norm", x)
+        if self.spec.placement in (NormPlacement.PARALLEL, NormPlacement.PARALLEL_TWO_NORMS):
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
@@ -353,12 +355,12 @@ class TorchExecutor:
         up = self.linear(f"{name}.up", x)
         if f"{name}.gate" in self.weights:
             gate = self.linear(f"{name}.gate", x) * self.spec.gate_multiplier
-            up = self.activate(gate) * up
+            up = self.activate(name, gate) * up
         else:
-            up = self.activate(up)
+            up = self.activate(name, up)
         return self.linear(f"{name}.down", up)
 
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(self, name: str, x: Tensor) -> Tensor:
         match self.spec.activation:
             case Activation.SILU:
                 return F.silu(x)
@@ -368,6 +370,9 @@ class TorchExecutor:
                 return F.gelu(x, approximate="tanh")
             case Activation.RELU2:
                 return F.relu(x).square()
+            case Activation.XIELU:
+                of = (self.weights[f"{name}.{part}"] for part in XIELU)
+                return xielu(x, *of)
 
     def clamped_mlp(self, name: str, clamp: float, beta: float, x: Tensor) -> Tensor:
         """Run an expert of gpt-oss."""
@@ -414,15 +419,22 @@ class TorchExecutor:
         """Normalize the last dimension, in fp32."""
         weight = self.weights[name].float()
         y = x.float()
-        if self.spec.norm == Norm.LAYER:
+        if self.spec.norm.subtracts_mean:
             y = y - y.mean(-1, keepdim=True)
-        if self.spec.norm == Norm.RMS_ONE_PLUS:
+        if self.spec.norm.adds_one:
             weight = weight + 1
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
         y = y * weight
         if (bias := self.weights.get(f"{name}.bias")) is not None:
             y = y + bias.float()
         return y.to(self.dtype)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Return Apertus' activation, whose alphas are stored before their softplus."""
+    above = F.softplus(alpha_p) * x * x
+    below = (beta + F.softplus(alpha_n)) * (torch.expm1(torch.min(x, eps)) - x)
+    return torch.where(x > 0, above, below) + beta * x
 
 
 def reach_of(layer: LayerSpec) -> Reach:
@@ -434,7 +446,7 @@ def reach_of(layer: LayerSpec) -> Reach:
 
 def temperatures(temperature: QueryTemperature, positions: Tensor) -> Tensor:
     """Return what queries are multiplied by, fp32."""
-    steps = torch.floor((positions.float() + 1) / temperature.tokens)
+    steps = torch.floor((positions.float() + temperature.offset) / temperature.tokens)
     return torch.log1p(steps) * temperature.scale + 1
 
 

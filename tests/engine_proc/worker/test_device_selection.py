@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.device_selection import (
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
     GatedDeltaNetSpec,
     LayerSpec,
     MixtureSpec,
@@ -136,6 +137,8 @@ def test_mixtures_of_experts_run_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("differences", "lack"),
     [
+        ({"gated_mlp": False}, "an MLP without a gate"),
+        ({"activation": Activation.RELU2}, "a squared ReLU"),
         ({"norm_bias": True}, "biases of norms or of its head"),
         ({"head_bias": True}, "biases of norms or of its head"),
         ({"qk_norm": QKNorm.PER_HEAD_AFTER_ROPE}, "a norm of queries and keys after RoPE"),

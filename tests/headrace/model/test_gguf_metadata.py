@@ -63,11 +63,6 @@ def test_ends_outside_the_vocabulary_are_left_out() -> None:
     [
         ({"rope.scaling.original_context_length": 64}, (), None),  # YaRN has one rule for all
         ({"rope.scaling.original_context_length": 64}, ("rope_factors_long.weight",), 64),
-        (
-            {"rope.scaling.original_context_length": 64, "attention.temperature_scale": 0.1},
-            (),
-            64,
-        ),
         ({}, ("rope_factors_long.weight",), None),
     ],
 )

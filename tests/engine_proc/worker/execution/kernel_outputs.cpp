@@ -321,6 +321,9 @@ void try_rows(const Kernels &kernels) {
         write("activate " + std::to_string(int(gate)), out);
     }
     std::vector<float> out = gates;
+    kernels.xielu({0.8f, 1.1f, 0.5f, -1e-6f}, out.data(), n);
+    write("xielu", out);
+    out = gates;
     kernels.clamped_gate(7.0f, 1.702f, out.data(), ups.data(), n);
     write("clamped gate", out);
     out = gates;
@@ -507,8 +510,8 @@ public:
 private:
     static constexpr int hidden = 256, vocab = 112, max_pages = 2;
     static constexpr LayerConfig layers[2] = {
-        {0, {INT32_MAX, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f},
-        {0, {9, 0}, 0.0f, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f}};
+        {0, {INT32_MAX, 0}, 0.0f, 0, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f, {}},
+        {0, {9, 0}, 0.0f, 0, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f, {}}};
     static constexpr float inv_freq[32] = {1.0f, 0.7f, 0.5f, 0.3f, 0.2f, 0.1f, 0.05f, 0.01f};
     static constexpr int32_t axes[32] = {};
     static constexpr RopeConfig rope = {inv_freq, axes, 32, 0, 1.0f};
@@ -523,6 +526,7 @@ private:
         config.num_kv_heads = 2;
         config.head_dim = 64;
         config.num_layers = 2;
+        config.gated_mlp = 1;
         config.num_ropes = 1;
         config.num_pages = 3 * max_pages;
         config.page_tokens = 16;

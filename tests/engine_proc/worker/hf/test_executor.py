@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import family_table
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 from headrace.engine_proc.worker.hf.hook import reach_of
 from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.models.lowering import FAMILIES
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.errors import ModelError
@@ -141,8 +143,17 @@ def test_greedy_text_is_that_of_transformers(model_type: str, tmp_path: Path) ->
     assert isinstance(model, TransformersModel)
     texts = endless_answers(reference, TEXTS, NUM_TOKENS)
     assert len({token for text in texts for token in text}) > 3
-    assert greedy(model, chunk=100) == texts
-    assert greedy(model, chunk=4) == texts
+    found = {
+        way: greedy(model, chunk) == texts for way, chunk in (("batched", 100), ("chunked", 4))
+    }
+    if model_type not in FAMILIES:
+        family_table.record(model_type, family_table.MODULES, found)
+    assert found == {"batched": True, "chunked": True}
+
+
+def test_table_has_the_families_that_modules_are_tested_with() -> None:
+    rows = {name for name, (where, *_) in family_table.rows().items() if where == "modules"}
+    assert rows == CASES.keys() - FAMILIES.keys(), "run `make families`"
 
 
 def test_bfloat16_is_kept_unless_float32_is_asked_for(tmp_path: Path) -> None:
@@ -184,7 +195,7 @@ def test_keys_and_values_may_be_rounded(tmp_path: Path) -> None:
 
 def test_hidden_states_are_those_the_head_sees(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "gpt_neox")
-    model = open_it(tmp_path)
+    model = open_it(tmp_path, "transformers")
     assert isinstance(model, TransformersModel)
     executor = TransformersExecutor(model, num_pages=15, page_tokens=PAGE_TOKENS)
     vectors = executor.embed(flatten([(s, 0, text) for s, text in enumerate(TEXTS)]))

@@ -9,7 +9,7 @@ import pytest
 from gguf_twins import tiny_model, write_gguf
 from mixture_models import PROMPT, all_ways, batch, reference
 
-from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors
+from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors, xielu_tensors
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
@@ -36,7 +36,7 @@ LONG = {
     "long_factor": [2.0] * 6,
     "original_max_position_embeddings": 64,
 }
-MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 GRANITE = {
     "head_dim": None,
     "attention_multiplier": 0.3,
@@ -52,7 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "llama with linear rope": {"rope_parameters": LINEAR},
     "llama with yarn rope": {"rope_parameters": YARN},
     "mistral": {"sliding_window": None, "head_dim": 32},
-    "ministral3": {"rope_parameters": MINISTRAL},
+    "ministral3": {"rope_parameters": MINISTRAL | {"original_max_position_embeddings": 8}},
+    "ministral3 without temperatures": {"rope_parameters": MINISTRAL | {"llama_4_scaling_beta": 0}},
     "qwen2": {"rope_parameters": YARN},
     "qwen3": {"head_dim": 32},
     "gemma": {"head_dim": 32, "rms_norm_eps": 1e-3},
@@ -97,6 +98,17 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
         "num_hidden_layers": 5,
     },
+    "starcoder2": {"head_dim": None},
+    "nemotron": {"head_dim": 32, "initializer_range": 0.1},
+    "apertus": {"head_dim": 32},  # whose RoPE is that of Llama 3
+    "arcee": {"rope_parameters": YARN},
+    "gpt_neox": {"head_dim": None, "num_key_value_heads": None},
+    "gpt_neox one after the other": {
+        "head_dim": None,
+        "num_key_value_heads": None,
+        "use_parallel_residual": False,
+    },
+    "phi": {"head_dim": None},
     "seed_oss": {"head_dim": 32},
     "hunyuan_v1_dense": {"head_dim": 32, "rope_parameters": UNSCALED},
     "stablelm": {"head_dim": None, "use_qkv_bias": True},
@@ -159,6 +171,18 @@ def test_fused_queries_keys_and_values_are_taken_apart(tmp_path: Path) -> None:
     np.testing.assert_allclose(executor_of(fused).forward(step), reference(model), atol=3e-5)
 
 
+def test_numbers_of_xielu_that_are_none_are_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_model("apertus"))
+    whole = path.read_bytes()
+    key = b"xielu.beta"
+    assert whole.count(key) == 1
+    path.write_bytes(whole.replace(key, b"xielu.zeta"))
+    with pytest.raises(ModelError, match=r"'blk.0.xielu.beta' is missing"):
+        open_model(path)
+    with pytest.raises(ModelError, match=r"xielu.beta is 0.5, not a list of numbers"):
+        dict(xielu_tensors({"xielu.beta": 0.5}))
+
+
 def test_keys_of_granite_4_change_nothing(tmp_path: Path) -> None:
     plain = lowered(tmp_path, "granite", {}, **GRANITE)
     hybrid = {
@@ -173,7 +197,6 @@ def test_keys_of_granite_4_change_nothing(tmp_path: Path) -> None:
 def test_positions_end_where_another_rule_begins(tmp_path: Path) -> None:
     long = CASES["phi3 with longrope"]
     assert lowered(tmp_path, "phi3", {}, **long).max_position == 64
-    assert lowered(tmp_path, "ministral3", {}, **CASES["ministral3"]).max_position == 64
     assert lowered(tmp_path, "qwen2", {}, **CASES["qwen2"]).max_position == 256
 
 
@@ -219,7 +242,12 @@ def test_stacked_experts_are_read_expert_after_expert(tmp_path: Path) -> None:
             {"attention.head_count": 8, "attention.key_length": 64},
             "8 heads of 64 have 512",
         ),
-        ("llama", {"attention.temperature_scale": 0.1}, "'rope.scaling.original_context_length'"),
+        ("llama", {"attention.temperature_scale": 0.1}, "'attention.temperature_scale': 0.1"),
+        (
+            "ministral3",
+            {"rope.scaling.original_context_length": None},
+            "'rope.scaling.original_context_length'",
+        ),
         ("llama", {"attention.head_count_kv": [1, 2]}, "'attention.head_count_kv': [1, 2]"),
         ("llama", {"block_count": 1 << 30}, "'block_count': 1073741824, not a number"),
         ("qwen3", {"attention.clamp_kqv": 8.0}, "'attention.clamp_kqv': 8.0, which is not"),

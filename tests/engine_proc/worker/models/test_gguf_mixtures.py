@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {  # beside what llama.cpp has built in
     "dots1": {},
     "hunyuan_v1_moe": {},
     "llama4_text": {},
+    "minimax_m2": {},
+    "minimax_m2 rotated in part": {},
     "llama4_text of Maverick's kind": {},
     "phimoe": {},
     "phimoe with LongRoPE": {"router_jitter_noise": 0.01, "sliding_window": None}

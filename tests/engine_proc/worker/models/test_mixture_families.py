@@ -217,6 +217,7 @@ def test_published_fields_of_mixtures_change_nothing() -> None:
         "ernie4_5_moe": {"moe_capacity": [64, 64, 64], "moe_gate": "topk"},
         "qwen3_moe": {"max_window_layers": 48, "router_aux_loss_coef": 0.5},
         "dots1": {"scoring_func": "noaux_tc", "moe_layer_freq": 1},
+        "minimax_m2": {"attn_type_list": [1, 1], "use_qk_norm": True, "num_mtp_modules": 3},
         "hunyuan_v1_moe": {"moe_topk": [3, 3, 3], "num_shared_expert": [1, 1, 1]},
     }
     for case, fields in published.items():

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from dense_models import DENSE, LLAMA3, LONGROPE, SLIDING_FIRST, TINY, YARN, tiny_dense
+from safetensors.torch import load_file, save_file
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
@@ -30,129 +32,6 @@ EXECUTORS = {
     "core": partial(CpuExecutor, page_tokens=16),
 }
 PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12, 70, 5, 64, 29]
-
-TINY: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LONGROPE = {  # PROMPT is within the trained length
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0 + i / 8 for i in range(8)],
-    "long_factor": [4.0] * 8,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
-SLIDING_FIRST = ["sliding_attention", "full_attention"]
-GEMMA = {
-    "head_dim": 24,
-    "query_pre_attn_scalar": 40,
-    "sliding_window": 5,
-    "rms_norm_eps": 1e-3,  # the usual 1e-6 would not show beside embeddings scaled up
-}
-
-CASES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "llama tied": {"tie_word_embeddings": True},
-    "llama with biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
-    "llama with llama3 rope": {"rope_parameters": LLAMA3},
-    "llama with yarn rope": {"rope_parameters": YARN},
-    "llama with linear rope": {"rope_parameters": LINEAR},
-    "mistral": {"sliding_window": None, "head_dim": 24},
-    "mistral with a window": {"sliding_window": 5},
-    "qwen2": {},
-    "qwen2 with a window": {
-        "use_sliding_window": True,
-        "sliding_window": 5,
-        "max_window_layers": 1,
-    },
-    "qwen3": {"head_dim": 24},
-    "gemma": {"head_dim": 24, "rms_norm_eps": 1e-3},
-    "gemma2": GEMMA,
-    "gemma3_text": GEMMA | {"layer_types": SLIDING_FIRST},
-    "phi3": {"head_dim": 24},
-    "phi3 with a window and part rotated": {
-        "sliding_window": 5,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-        },
-    },
-    "phi3 with LongRoPE": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "olmo2": {},
-    "glm4": {"attention_bias": True, "head_dim": 24},
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-        "residual_multiplier": 0.7,
-        "attention_multiplier": 0.3,
-    },
-    "granite_swa": {
-        "attention_multiplier": 0.3,
-        "sliding_window": 5,
-        "layer_types": SLIDING_FIRST,
-        "layer_rope_theta": [5000.0, 0],
-    },
-    "granite_swa with one RoPE": {"layer_types": SLIDING_FIRST, "sliding_window": 5},
-    "cohere": {"logit_scale": 1.5},
-    "cohere with wide heads": {"head_dim": 24, "logit_scale": 1.5},
-    "cohere2": {"logit_scale": 1.5, "sliding_window": 5, "layer_types": SLIDING_FIRST},
-    "ernie4_5": {"head_dim": 24, "use_bias": True},
-    "exaone4": {"sliding_window": 5, "layer_types": SLIDING_FIRST},
-    "exaone4 without windows": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
-    "helium": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
-    "ministral": {"sliding_window": 5, "layer_types": SLIDING_FIRST, "head_dim": 24},
-    "olmo3": {
-        "sliding_window": 5,
-        "layer_types": SLIDING_FIRST,
-        "rope_parameters": {
-            "full_attention": YARN,
-            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
-        },
-    },
-    "seed_oss": {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True},
-    "hunyuan_v1_dense": {"head_dim": 24, "attention_bias": True},
-    "stablelm": {"use_qkv_bias": True},
-    "stablelm with one norm": {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
-}
-
-
-def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
-    """Save a random model of a family, and return it."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model_type, **TINY | differences)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith(("bias", "sinks")):  # they start as ones and zeros
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    model.eval().save_pretrained(folder)
-    return model
 
 
 def batch(tokens: Sequence[int], start: int) -> Batch:
@@ -182,13 +61,36 @@ def reference(model: Any) -> npt.NDArray[np.float32]:
     return logits
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DENSE)
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    model = save_tiny(tmp_path, case.split()[0], **CASES[case])
+    model = tiny_dense(case)
+    model.save_pretrained(tmp_path)
     expected = reference(model)
     assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything
     for by in EXECUTORS:
         np.testing.assert_allclose(run(tmp_path, by), expected, atol=2e-5, rtol=0, err_msg=by)
+
+
+def test_masks_in_old_files_of_gpt_neox_are_passed_over(tmp_path: Path) -> None:
+    model = tiny_dense("gpt_neox")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["gpt_neox.layers.1.attention.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+    tensors["gpt_neox.layers.1.attention.masked_bias"] = torch.tensor(-1e9)
+    save_file(tensors, tmp_path / "model.safetensors")
+    np.testing.assert_allclose(run(tmp_path, "core"), reference(model), atol=2e-5, rtol=0)
+
+
+def test_queries_keys_and_values_are_picked_by_head(tmp_path: Path) -> None:
+    tiny_dense("gpt_neox").save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")[
+        "gpt_neox.layers.1.attention.query_key_value.weight"
+    ].numpy()
+    keys = open_model(tmp_path).weights["layers.1.k"]
+    expected = whole.reshape(4, 3, 16, 64)[:, 1].reshape(64, 64)
+    np.testing.assert_array_equal(keys.to_float32(), expected)
+    part = keys.rows(10, 40).columns(16, 48)
+    np.testing.assert_array_equal(part.to_float32(), expected[10:40, 16:48])
 
 
 def config_of(model_type: str, **differences: Any) -> dict[str, Any]:
@@ -224,6 +126,24 @@ def test_older_gemma3_fields_mean_the_same() -> None:
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "smollm3"])
 def test_a_window_that_is_not_used_changes_nothing(model_type: str) -> None:
     published = {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 1}
+    assert lower_config(config_of(model_type, **published)) == lower_config(config_of(model_type))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "published"),
+    [
+        ("starcoder2", {"norm_type": "layer_norm", "mlp_type": "default", "embedding_dropout": 1}),
+        ("nemotron", {"rope_percent": 0.5, "partial_rotary_factor": 0.5}),
+        (
+            "gpt_neox",
+            {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_parameters": None},
+        ),
+        ("apertus", {"qk_norm": True, "post_norm": False, "mlp_bias": False}),
+    ],
+)
+def test_published_fields_without_gates_change_nothing(
+    model_type: str, published: dict[str, Any]
+) -> None:
     assert lower_config(config_of(model_type, **published)) == lower_config(config_of(model_type))
 
 
@@ -267,6 +187,15 @@ def test_what_cohere2_says_of_itself_changes_nothing() -> None:
             "'head_dim': 2, not 4 or more",
         ),
         ("stablelm", {"qk_layernorm": True}, "'qk_layernorm'"),
+        ("phi", {"qk_layernorm": True}, "'qk_layernorm'"),
+        ("starcoder2", {"mlp_type": "gated"}, "'mlp_type': 'gated', not 'default'"),
+        ("apertus", {"qk_norm": False}, "'qk_norm': False, not true"),
+        ("llama", {"hidden_act": "xielu"}, "'hidden_act': 'xielu'"),
+        (
+            "ministral3",
+            {"rope_parameters": YARN},
+            "lacks 'llama_4_scaling_beta'",
+        ),
         ("llama", {"rope_parameters": YARN | {"mystery": 1.0}}, "'mystery'"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "'quantization_config'"),
         ("gemma", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),

@@ -1,9 +1,7 @@
 """Workers that share a model give the results of one that has it all. Here they are threads."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,12 +35,11 @@ from random_decoders import (
     with_states,
 )
 from reference import endless_answers
+from worker_teams import Team
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
-from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, page_bytes
-from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
+from headrace.engine_proc.worker.execution.cpu_executor import KVDtype, page_bytes
 from headrace.engine_proc.worker.models import gguf_config
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
@@ -51,7 +48,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.model import open_model
-from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import (
     INNER_UNIT,
     CannotCut,
@@ -68,61 +64,6 @@ UNEVEN = {  # nine query heads and three KV heads, for up to nine workers
 UNEVEN_MIXTURES = {
     name: dataclasses.replace(spec, num_heads=9, num_kv_heads=3) for name, spec in MIXTURES.items()
 }
-
-
-class Team:
-    """Workers that run one model together."""
-
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        weights: Weights,
-        num_ranks: int,
-        read: Callable[[Shard], Weights] | None = None,
-        **options: Any,
-    ) -> None:
-        fd = ShmAllReduce.create(num_ranks)
-        self.groups = [ShmAllReduce(fd, rank, num_ranks) for rank in range(num_ranks)]
-        os.close(fd)
-        self.pool = ThreadPoolExecutor(num_ranks)
-        shares = shards(spec, weights, num_ranks)
-        options = {"threads": 1, **options}
-        self.executors = [
-            cpu(
-                spec,
-                weights if read is None else read(shares[group.rank]),
-                peers=Peers(shares, group),
-                **options,
-            )
-            for group in self.groups
-        ]
-
-    def run(self, step: Callable[[CpuExecutor], Floats]) -> Floats:
-        """Return what all say, which is the same to the bit."""
-        first, *others = self.pool.map(step, self.executors)
-        for other in others:
-            np.testing.assert_array_equal(other, first)
-        return first
-
-    def forward(self, step: Batch) -> Floats:
-        """Return the logits of a step."""
-        return self.run(lambda executor: executor.forward(step))
-
-    def maxima(self, step: Batch) -> Floats:
-        """Return the largest of each 64 logits of a step."""
-        return self.run(lambda executor: executor.logits(step).maxima)
-
-    def logits(self, step: Batch) -> Logits:
-        """Return the logits of a step as executors do."""
-        return Logits(self.forward(step))
-
-    def close(self) -> None:
-        """End the threads, and whatever they wait for."""
-        self.groups[0].abort()
-        self.pool.shutdown()
-        self.executors.clear()
-        for group in self.groups:
-            group.close()
 
 
 @pytest.fixture
@@ -356,11 +297,12 @@ def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf
 GGUF_FAMILIES = (
     "llama", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite",
     "granite_swa", "olmo2", "smollm3", "glm4", "ernie4_5", "exaone4", "cohere", "cohere2",
-    "seed_oss", "hunyuan_v1_dense", "stablelm",
+    "seed_oss", "hunyuan_v1_dense", "stablelm", "starcoder2", "nemotron", "arcee", "gpt_neox",
+    "phi", "apertus",
 )  # fmt: skip
 GGUF_MIXTURES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoeshared", "gpt_oss", "ernie4_5_moe",
-    "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text",
+    "glm4_moe", "dots1", "hunyuan_v1_moe", "phimoe", "llama4_text", "minimax_m2",
 )  # fmt: skip
 GGUF_HYBRIDS = (
     "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",

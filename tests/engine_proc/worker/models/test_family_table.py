@@ -1,0 +1,112 @@
+"""Every family that `lower` accepts generates the text of transformers, whatever its sequences go
+through; docs/models.md says so of each, and of no other."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import family_table
+import pytest
+from dense_models import DENSE, tiny_dense
+from hybrid_models import HYBRIDS, NUM_STATES, NUM_TOKENS, PROMPTS, Generation, tiny_hybrid
+from mixture_models import MIXTURES, tiny_mixture
+from reference import endless_answers
+from worker_teams import Team
+
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.models.lowering import FAMILIES
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
+
+Answers = list[list[int]]
+OF_IMAGES = {"qwen2_5_vl_text"}  # no class of transformers has the text alone: test_images.py
+GEMMAS = {"gemma", "gemma2", "gemma3_text"}
+TINY_MODELS: tuple[tuple[dict[str, Any], Callable[..., Any]], ...] = (
+    (DENSE, tiny_dense),
+    (MIXTURES, tiny_mixture),
+    (HYBRIDS, tiny_hybrid),
+)
+
+
+def tiny_model(family: str) -> Any:
+    """Make the family's plain random model. A tied head of large embeddings repeats a token."""
+    make = next(make for cases, make in TINY_MODELS if family in cases)
+    return make(family, **({"tie_word_embeddings": False} if family in GEMMAS else {}))
+
+
+def together(generation: Generation) -> Answers:
+    return generation.answers(PROMPTS)
+
+
+def alone(generation: Generation) -> Answers:
+    return [generation.answers([prompt])[0] for prompt in PROMPTS]
+
+
+def cached(generation: Generation) -> Answers:
+    """The second time, prompts are known but for their last pages."""
+    first = generation.answers(PROMPTS)
+    assert generation.scheduler.counts.prefix_hits == 0
+    again = generation.answers(PROMPTS)
+    assert generation.scheduler.counts.prefix_hits > 0
+    return again if again == first else []
+
+
+def preempted(generation: Generation) -> Answers:
+    answers = generation.answers(PROMPTS)
+    assert generation.scheduler.counts.preemptions > 0
+    return answers
+
+
+def outcomes(model: DecoderModel, expected: Answers) -> Iterator[tuple[str, bool]]:
+    """Yield each way, and whether its answers are those expected."""
+    num_states = NUM_STATES if model.spec.state_numbers else 0
+    make = partial(CpuExecutor, model.spec, model.weights, threads=1)
+    ways: dict[str, tuple[Callable[[Generation], Answers], dict[str, Any]]] = {
+        "alone": (alone, {}),
+        "batched": (together, {}),
+        "chunked": (together, {"budget": 7}),
+        "cached": (cached, {}),
+        "preempted": (preempted, {"num_pages": 7}),
+    }
+    for way, (run, options) in ways.items():
+        yield way, run(Generation(make, num_states=num_states, **options)) == expected
+    teams: list[Team] = []
+
+    def make_team(**options: Any) -> Any:
+        teams.append(Team(model.spec, model.weights, 2, **options))
+        return teams[-1]
+
+    try:
+        yield "tp 2", together(Generation(make_team, num_states=num_states)) == expected
+    finally:
+        for team in teams:
+            team.close()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - OF_IMAGES))
+def test_family_generates_the_text_of_transformers(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path)
+    expected = endless_answers(model, PROMPTS, NUM_TOKENS)
+    assert all(len(set(answer)) > 2 for answer in expected), "a model that repeats itself"
+    found = dict(outcomes(open_model(tmp_path), expected))
+    family_table.record(family, family_table.CORE, found)
+    assert [way for way, is_exact in found.items() if not is_exact] == []
+
+
+def test_table_has_the_families_that_are_lowered() -> None:
+    rows = {name: cells for name, (where, *cells) in family_table.rows().items() if where == "core"}
+    assert rows.keys() == FAMILIES.keys() - OF_IMAGES, "run `make families`"
+    assert {name for name, cells in rows.items() if set(cells) != {family_table.EXACT}} == set()
+
+
+def test_table_keeps_rows_of_families_not_run(tmp_path: Path) -> None:
+    page = tmp_path / "models.md"
+    header = f"{family_table.HEADER}\n{family_table.RULE}"
+    page.write_text(f"# Before\n\n{header}\n\nAfter.\n")
+    cells = ["exact"] * len(family_table.WAYS)
+    family_table.write({"b": ["core", *cells]}, page)
+    family_table.write({"c": ["modules", *cells], "a": ["core", "differs", *cells[1:]]}, page)
+    assert page.read_text().startswith(f"# Before\n\n{header}\n| a | core | differs |")
+    assert page.read_text().endswith(" |\n\nAfter.\n")
+    assert list(family_table.read(page)) == ["a", "b", "c"]
