@@ -27,8 +27,8 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     page_bytes,
 )
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, least_bytes
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from support.bandwidth import Bandwidth
 from support.random_weights import random_weights
 from support.report import Quantity, Report, parser

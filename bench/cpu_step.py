@@ -18,7 +18,7 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, RopeTable
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, RopeTable
 from support.random_weights import BLOCKS, random_weights
 from support.report import Quantity, Report, parser
 

@@ -20,9 +20,9 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.execution.executor import Batch
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from support.report import Quantity, Report
 from support.serving import lacks_gpu, serving_parser

@@ -2,10 +2,10 @@
 
 Method: layers of a model's shape with random weights in bf16, keys and values in bf16, states in
         fp32. The limit of one sequence is the bandwidth measured in the same round over what a
-        token reads: weights as held, keys and values, and states, which are also written. A prompt
-        is 512 tokens; transformers computes it in bf16, with as many threads. Both take turns, and
-        the first round is thrown away. "but attention" is a step's time less that of attention over
-        keys and values, which grows with the context in any decoder.
+        token reads. That is weights as held, keys and values, and states, which are also written. A
+        prompt is 512 tokens; transformers computes it in bf16, with as many threads. Both take
+        turns, and the first round is thrown away. "but attention" is a step's time less that of
+        attention over keys and values, which grows with the context in any decoder.
 Run:    python bench/hybrids.py --shape lfm2-1.2b
 """
 

@@ -76,18 +76,22 @@ WITHIN = {
         "mock": "request_io",
         "vision": "shm worker worker.checkpoints worker.cuda",
         "worker": "collectives shm worker.cuda worker.cuda.kernels worker.execution worker.hf "
-        "worker.models worker.parallel",
+        "worker.models worker.models.specs worker.parallel",
         "worker.checkpoints": "",
-        "worker.models": "worker.checkpoints",
-        "worker.parallel": "collectives worker.checkpoints worker.models",
-        "worker.execution": "collectives worker.checkpoints worker.models worker.parallel",
-        "worker.reference": "worker.checkpoints worker.execution worker.models",
+        "worker.models.specs": "",
+        "worker.models.families": "worker.models.specs",
+        "worker.models": "worker.checkpoints worker.models.families worker.models.specs",
+        "worker.parallel": "collectives worker.checkpoints worker.models worker.models.specs",
+        "worker.execution": "collectives worker.checkpoints worker.models worker.models.specs "
+        "worker.parallel",
+        "worker.reference": "worker.checkpoints worker.execution worker.models worker.models.specs",
         "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "
         "worker.reference",
         "worker.cuda": "collectives step worker.checkpoints worker.cuda.kernels "
-        "worker.cuda.matrices worker.execution worker.models worker.parallel",
-        "worker.cuda.kernels": "worker.models worker.reference",
-        "worker.cuda.matrices": "worker.checkpoints worker.cuda.kernels worker.models",
+        "worker.cuda.matrices worker.execution worker.models worker.models.specs worker.parallel",
+        "worker.cuda.kernels": "worker.models worker.models.specs worker.reference",
+        "worker.cuda.matrices": "worker.checkpoints worker.cuda.kernels worker.models "
+        "worker.models.specs",
     },
 }
 MAX_MODULES = 20

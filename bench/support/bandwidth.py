@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from headrace.engine_proc.worker.execution.cpu_executor import KVDtype, page_bytes
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.model.gguf import read_metadata
 from support.models import CACHE
 

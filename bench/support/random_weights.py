@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import Shape, weight_shapes
 
 # Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place, or bytes.

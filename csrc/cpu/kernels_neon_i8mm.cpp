@@ -84,6 +84,10 @@ void add_row_pair(const Octet (&weights)[num_octets], const GroupScales<W> &scal
         const auto &own = part == 0 ? scales.first : scales.last;
         sums[0].template add_part<part>(x_dots, own, x);
         sums[1].template add_part<part>(y_dots, own, y);
+        if constexpr (has_floors<W>) {
+            sums[0].template add_floor<part>(own.floor, x);
+            sums[1].template add_floor<part>(own.floor, y);
+        }
     });
 }
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.model import DecoderModel, read_json
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -21,7 +22,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.mmproj import read_mmproj

@@ -33,8 +33,8 @@ from headrace.engine_proc.worker.execution.loaded_model import (
 from headrace.engine_proc.worker.execution.memory_check import check_kv_cache, check_weights
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
 from headrace.engine_proc.worker.model_opener import open_for
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.errors import ModelError

@@ -29,7 +29,7 @@ from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penali
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3, Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
-from headrace.engine_proc.worker.models.decoder_spec import Activation, LayerSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, LayerSpec, QKNorm
 
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 DECODER = dataclasses.replace(  # of sizes that make few variants

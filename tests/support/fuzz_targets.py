@@ -40,7 +40,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDt
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
-from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES, MIXTURES
+from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES, MIXTURES
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.ipc.messages import (

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,

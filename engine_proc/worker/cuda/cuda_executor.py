@@ -32,7 +32,7 @@ from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.host_to_device import StreamEvent
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 
 HEAD_DIMS = (64, 128, 256)  # that there are kernels of for every GPU it supports
 WORKSPACE_BYTES = 128 << 20  # as its documentation has it

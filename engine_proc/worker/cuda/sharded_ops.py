@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 
 

@@ -36,7 +36,7 @@ from headrace.engine_proc.worker.execution.held_matrices import (
     held_matrices,
     place_of,
 )
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     NormPlacement,
@@ -478,7 +478,8 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
         raise UnsupportedSpec(
             f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         )
-    if any(layer.has_pages and layer.mixer != spec.latent for layer in spec.layers):
+    has_pages = [layer for layer in spec.layers if layer.has_pages]
+    if spec.latent is not None and any(layer.mixer != spec.latent for layer in has_pages):
         raise UnsupportedSpec("layers differ in what their pages hold: latents, or keys and values")
     for rope in spec.ropes:
         if 2 * len(rope.inv_freq) > spec.head_dim:

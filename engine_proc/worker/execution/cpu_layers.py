@@ -5,7 +5,7 @@ from dataclasses import astuple
 from typing import Any
 
 from headrace.engine_proc.worker.execution.cpu_mixture import MixtureConfig, mixture_config
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,

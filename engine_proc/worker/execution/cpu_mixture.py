@@ -2,7 +2,7 @@
 
 from ctypes import Structure, c_float, c_int32
 
-from headrace.engine_proc.worker.models.decoder_spec import MixtureSpec, RouterScore
+from headrace.engine_proc.worker.models.specs.decoder_spec import MixtureSpec, RouterScore
 
 ROUTER_SCORES = tuple(RouterScore)  # the order is the numbering of csrc/cpu
 MAX_GROUPS, MAX_GROUP_SCORE = 64, 8  # of csrc/cpu/router.cpp

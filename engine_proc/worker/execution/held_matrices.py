@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import XIELU, weight_shapes
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows

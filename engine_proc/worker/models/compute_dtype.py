@@ -2,8 +2,8 @@
 
 from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
 from headrace.engine_proc.worker.models.model import DecoderModel
+from headrace.engine_proc.worker.models.specs.decoder_spec import NormPlacement
 from headrace.errors import ModelError
 
 

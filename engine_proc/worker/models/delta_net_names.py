@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from headrace.engine_proc.worker.checkpoints.weights import Weight
-from headrace.engine_proc.worker.models.decoder_spec import GatedDeltaNetSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import GatedDeltaNetSpec
 from headrace.engine_proc.worker.models.weight_source import WeightSource, interleaved
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import is_one_plus, weight_shapes
 
 DRAWN_BYTES = 32  # by a count of the generator

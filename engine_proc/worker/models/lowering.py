@@ -8,15 +8,15 @@ instead of answering nonsense.
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.hybrid_families import HYBRIDS
-from headrace.engine_proc.worker.models.latent_families import LATENT
-from headrace.engine_proc.worker.models.mamba_families import MAMBAS
-from headrace.engine_proc.worker.models.mistral_families import MISTRALS
-from headrace.engine_proc.worker.models.mixture_families import MIXTURES
-from headrace.engine_proc.worker.models.model_families import DENSE
-from headrace.engine_proc.worker.models.ungated_families import UNGATED
+from headrace.engine_proc.worker.models.families.dense import DENSE
+from headrace.engine_proc.worker.models.families.hybrids import HYBRIDS
+from headrace.engine_proc.worker.models.families.latent import LATENT
+from headrace.engine_proc.worker.models.families.mamba import MAMBAS
+from headrace.engine_proc.worker.models.families.mistral import MISTRALS
+from headrace.engine_proc.worker.models.families.mixtures import MIXTURES
+from headrace.engine_proc.worker.models.families.ungated import UNGATED
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 
 FAMILIES = DENSE | MISTRALS | UNGATED | MIXTURES | HYBRIDS | MAMBAS | LATENT

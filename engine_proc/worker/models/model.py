@@ -14,10 +14,10 @@ from headrace.engine_proc.worker.checkpoints.quantized import (
 )
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models import weight_names
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.models.gguf_config import lower_gguf
 from headrace.engine_proc.worker.models.lowering import lower_config
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.vision_config import lower_vision
 from headrace.errors import BAD_JSON, ModelError
 from headrace.model.config_json import decode_config

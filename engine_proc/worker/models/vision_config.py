@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.lowering import lower_config
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.model.vision_families import decoder_config, vision_family
 

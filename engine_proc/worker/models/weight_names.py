@@ -8,17 +8,6 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.expert_stacks import unstacked
 from headrace.engine_proc.worker.checkpoints.head_matrices import KEYS, VALUES, with_heads
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import (
-    DecoderSpec,
-    GatedDeltaNetSpec,
-    LatentAttentionSpec,
-    Mamba2Spec,
-    Mixer,
-    MixtureSpec,
-    NormPlacement,
-    QKNorm,
-    ShortConvSpec,
-)
 from headrace.engine_proc.worker.models.delta_net_names import (
     gguf_delta_net,
     hf_delta_net,
@@ -29,6 +18,17 @@ from headrace.engine_proc.worker.models.mamba_names import (
     HF_MAMBA2,
     mamba2_module,
     mamba2_parts,
+)
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    Mixer,
+    MixtureSpec,
+    NormPlacement,
+    QKNorm,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.weight_shapes import XIELU, weight_shapes
 from headrace.engine_proc.worker.models.weight_source import WeightSource

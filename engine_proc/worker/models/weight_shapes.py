@@ -1,6 +1,7 @@
 """The shape of each weight that a decoder has."""
 
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.delta_net_names import delta_net_shapes
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -13,7 +14,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.delta_net_names import delta_net_shapes
 
 Shape = tuple[int, ...]
 XIELU = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")  # alphas before softplus

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.checkpoints.weights import Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.shard import Shard, shard_spec, shard_weights
 
 Group = TypeVar("Group", bound=Collectives[Any])

@@ -31,7 +31,7 @@ import numpy as np
 from headrace.engine_proc.worker.checkpoints.interleaved_rows import InterleavedRows
 from headrace.engine_proc.worker.checkpoints.joined_columns import JoinedColumns
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.worker.models.decoder_spec import GatedDeltaNetSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import GatedDeltaNetSpec
 
 L2_EPS = 1e-6
 

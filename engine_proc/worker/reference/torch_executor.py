@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,

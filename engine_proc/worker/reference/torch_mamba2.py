@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.worker.models.decoder_spec import Mamba2Spec
+from headrace.engine_proc.worker.models.specs.decoder_spec import Mamba2Spec
 
 PARTS = ("z", "x", "b", "c", "dt")  # of the projection
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.models.decoder_spec import MixtureSpec, RouterScore
+from headrace.engine_proc.worker.models.specs.decoder_spec import MixtureSpec, RouterScore
 
 
 def choose_experts(

@@ -20,7 +20,8 @@ from headrace.engine_proc.worker.device_selection import (
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.model import DecoderModel
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     GatedDeltaNetSpec,
     LayerSpec,
@@ -29,7 +30,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ConfigError, ModelError
 from headrace.system import machine
 

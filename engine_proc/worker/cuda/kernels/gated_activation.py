@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.numerics import rounded, tanh
-from headrace.engine_proc.worker.models.decoder_spec import Activation
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 BLOCK = 1024
 KINDS: tuple[StrEnum, ...] = (Activation.SILU, Activation.GELU, Activation.GELU_TANH)

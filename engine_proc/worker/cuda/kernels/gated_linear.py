@@ -16,7 +16,7 @@ from headrace.engine_proc.worker.cuda.kernels.linear import (
 )
 from headrace.engine_proc.worker.cuda.kernels.linear import reference as linear_in_torch
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
-from headrace.engine_proc.worker.models.decoder_spec import Activation
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 
 def can_be_gated(weight: Tensor) -> bool:

@@ -8,7 +8,7 @@ from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.gated_linear import can_be_gated, gated_linear
 from headrace.engine_proc.worker.cuda.kernels.linear import ENOUGH_PROGRAMS, linear
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
-from headrace.engine_proc.worker.models.decoder_spec import Activation
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 
 @dataclass(frozen=True)

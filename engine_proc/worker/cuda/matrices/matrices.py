@@ -16,7 +16,7 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.upload import to_device
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, QKNorm
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes

@@ -10,7 +10,7 @@ from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights, 
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, QKNorm
 
 SMALL = Tiling(rows=16, keys=16, split_keys=16)
 FEW = {"num_heads": 2, "num_kv_heads": 1}

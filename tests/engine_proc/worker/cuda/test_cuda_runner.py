@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Int32s
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
-from headrace.engine_proc.worker.models.decoder_spec import LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import LayerSpec
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step
 

@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.cuda.graphs import CudaGraphs, capture_all
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.executor import Batch
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, QKNorm
 from headrace.engine_proc.worker.parallel.graph_inputs import Recapture
 
 TINY = dataclasses.replace(

@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 

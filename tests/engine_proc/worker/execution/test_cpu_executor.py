@@ -34,7 +34,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     page_bytes,
 )
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import ModelError

@@ -19,7 +19,7 @@ from random_decoders import (
 )
 
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 
 MROPE = SPECS["mrope"]

@@ -29,7 +29,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     page_bytes,
 )
 from headrace.engine_proc.worker.execution.memory_check import step_bytes
-from headrace.engine_proc.worker.models.decoder_spec import LatentAttentionSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import LatentAttentionSpec, LayerSpec
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 
 ARITHMETIC: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     page_bytes,
     state_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.parallel.shard import CannotCut, shards
 
 WIDE = dataclasses.replace(MAMBA2, num_heads=8, head_dim=64, num_groups=1, norm_size=512)

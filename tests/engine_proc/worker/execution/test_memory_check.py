@@ -25,7 +25,7 @@ from headrace.engine_proc.worker.execution.memory_check import (
     core_bytes,
     step_bytes,
 )
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.errors import ConfigError
 
 SPEC = dataclasses.replace(WHOLE_BLOCKS, layers=WHOLE_BLOCKS.layers * 2)

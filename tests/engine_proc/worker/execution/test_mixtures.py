@@ -28,7 +28,11 @@ from transformers.models.phimoe import modeling_phimoe
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import Isa, UnsupportedSpec
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, MixtureSpec, RouterScore
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    MixtureSpec,
+    RouterScore,
+)
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 

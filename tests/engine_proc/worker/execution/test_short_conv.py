@@ -32,7 +32,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     state_bytes,
 )
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LayerSpec,

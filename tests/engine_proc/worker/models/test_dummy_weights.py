@@ -14,9 +14,9 @@ from headrace.engine_proc.worker.backend_selection import foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.model_opener import open_for
-from headrace.engine_proc.worker.models.decoder_spec import Norm
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import Norm
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.shard import shard_weights, shards
 from headrace.errors import ConfigError, ModelError

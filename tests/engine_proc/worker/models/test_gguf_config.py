@@ -11,9 +11,9 @@ from mixture_models import PROMPT, all_ways, batch, reference
 
 from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors, xielu_tensors
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.gguf_config import ARCHITECTURES
+from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
 

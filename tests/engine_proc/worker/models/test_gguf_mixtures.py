@@ -10,7 +10,7 @@ from gguf_mixtures import ARCHITECTURES, BUILT_IN
 from gguf_twins import write_gguf
 from mixture_models import LONGROPE, check, reference, tiny_mixture
 
-from headrace.engine_proc.worker.models.gguf_config import MIXTURES
+from headrace.engine_proc.worker.models.gguf_architectures import MIXTURES
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.errors import ModelError
 

@@ -31,10 +31,14 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
-from headrace.engine_proc.worker.models import hybrid_families, mamba_families
-from headrace.engine_proc.worker.models.decoder_spec import Activation, GatedDeltaNetSpec, LayerSpec
+from headrace.engine_proc.worker.models.families import hybrids, mamba
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
+    GatedDeltaNetSpec,
+    LayerSpec,
+)
 from headrace.engine_proc.worker.reference.torch_attention import place
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import ModelError
@@ -362,7 +366,7 @@ def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
 
 
 def test_every_family_of_hybrids_has_a_case() -> None:
-    families = hybrid_families.HYBRIDS | mamba_families.MAMBAS
+    families = hybrids.HYBRIDS | mamba.MAMBAS
     assert {case.split()[0] for case in HYBRIDS} == set(families)
 
 

@@ -23,7 +23,7 @@ from headrace.config.model_card import read_folder
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
-from headrace.engine_proc.worker.models import latent_families
+from headrace.engine_proc.worker.models.families.latent import LATENT as FAMILIES
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
@@ -272,4 +272,4 @@ def test_latents_of_odd_sizes_are_left_to_modules(name: str) -> None:
 
 def test_every_family_of_latents_has_a_case() -> None:
     tested = {case.split()[0] for case in LATENT}
-    assert tested | {"kimi_k2"} == set(latent_families.LATENT)
+    assert tested | {"kimi_k2"} == set(FAMILIES)

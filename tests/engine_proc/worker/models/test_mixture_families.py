@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.models import mixture_families
+from headrace.engine_proc.worker.models.families import mixtures
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
@@ -77,7 +77,7 @@ def test_stacked_experts_are_those_of_transformers(case: str, tmp_path: Path) ->
 
 
 def test_every_family_of_mixtures_has_a_case() -> None:
-    assert {case.split()[0] for case in MIXTURES} == set(mixture_families.MIXTURES)
+    assert {case.split()[0] for case in MIXTURES} == set(mixtures.MIXTURES)
 
 
 def with_settings(folder: Path, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Path:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,

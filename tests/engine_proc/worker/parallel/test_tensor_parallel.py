@@ -40,14 +40,14 @@ from worker_teams import Team
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import KVDtype, page_bytes
-from headrace.engine_proc.worker.models import gguf_config
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models import gguf_architectures
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LayerSpec,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.parallel.shard import (
     INNER_UNIT,
     CannotCut,
@@ -312,7 +312,7 @@ GGUF_HYBRIDS = (
 
 def test_every_architecture_of_ggufs_is_shared() -> None:
     dense = of_files(GGUF_FAMILIES)
-    known = set(gguf_config.ARCHITECTURES) | set(gguf_config.MIXTURES)
+    known = set(gguf_architectures.ARCHITECTURES) | set(gguf_architectures.MIXTURES)
     # "qwen2vl" has the tensors of qwen2, "nemotron_h_moe" those of nemotron_h and of a mixture.
     others = of_files(GGUF_HYBRIDS) | {"qwen2vl", "nemotron_h_moe"}
     assert dense | of_files(GGUF_MIXTURES) | others == known

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS, act_mul, reference
-from headrace.engine_proc.worker.models.decoder_spec import Activation
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 

@@ -11,7 +11,7 @@ from headrace.engine_proc.worker.cuda.kernels.gated_linear import (
 )
 from headrace.engine_proc.worker.cuda.kernels.linear import linear
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
-from headrace.engine_proc.worker.models.decoder_spec import Activation
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 SILU = Activation.SILU
 

@@ -9,14 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
-    DecoderSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    MixtureSpec,
-)
-from headrace.engine_proc.worker.models.mixture_families import (
+from headrace.engine_proc.worker.models.families.dense import decoder, rope, split_head_dim
+from headrace.engine_proc.worker.models.families.mixtures import (
     DEEPSEEK_FIELDS,
     check_groups,
     grouped,
@@ -24,7 +18,13 @@ from headrace.engine_proc.worker.models.mixture_families import (
     whole,
     with_mixture,
 )
-from headrace.engine_proc.worker.models.model_families import decoder, rope, split_head_dim
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MixtureSpec,
+)
 from headrace.model.sparse_attention import dense_length
 
 UNIT = 16  # numbers; no vector of the core has some of two heads

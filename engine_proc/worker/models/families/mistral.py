@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.families.dense import decoder, sliding, window
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     QueryTemperature,
 )
-from headrace.engine_proc.worker.models.model_families import decoder, sliding, window
-from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.engine_proc.worker.models.specs.rope import rope_table
 
 
 def mistral(fields: ConfigFields) -> DecoderSpec:

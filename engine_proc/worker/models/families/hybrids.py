@@ -4,8 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.families.dense import FULL, biases, decoder, rope
+from headrace.engine_proc.worker.models.families.mixtures import (
+    mixture,
+    qwen_sparse,
+    whole,
+    with_mixture,
+)
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LayerSpec,
@@ -15,13 +22,6 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     RouterScore,
     ShortConvSpec,
 )
-from headrace.engine_proc.worker.models.mixture_families import (
-    mixture,
-    qwen_sparse,
-    whole,
-    with_mixture,
-)
-from headrace.engine_proc.worker.models.model_families import FULL, biases, decoder, rope
 
 CONV, LINEAR = "conv", "linear_attention"
 INTERVAL = "full_attention_interval"

@@ -7,18 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
-    DecoderSpec,
-    LayerSpec,
-    MixtureSpec,
-    Norm,
-    NormPlacement,
-    QKNorm,
-    QueryTemperature,
-    RouterScore,
-)
-from headrace.engine_proc.worker.models.model_families import (
+from headrace.engine_proc.worker.models.families.dense import (
     FULL,
     biases,
     decoder,
@@ -32,7 +21,18 @@ from headrace.engine_proc.worker.models.model_families import (
     split_head_dim,
     window,
 )
-from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    LayerSpec,
+    MixtureSpec,
+    Norm,
+    NormPlacement,
+    QKNorm,
+    QueryTemperature,
+    RouterScore,
+)
+from headrace.engine_proc.worker.models.specs.rope import rope_table
 from headrace.model import longrope
 
 MAX_EXPERTS = 1 << 12  # a config that says more is corrupt

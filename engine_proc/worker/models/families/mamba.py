@@ -5,16 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, Mamba2Spec
-from headrace.engine_proc.worker.models.mixture_families import (
-    ALIAS,
-    grouped,
-    mixture,
-    whole,
-    with_mixture,
-)
-from headrace.engine_proc.worker.models.model_families import (
+from headrace.engine_proc.worker.models.families.dense import (
     FULL,
     biases,
     decoder,
@@ -22,6 +13,15 @@ from headrace.engine_proc.worker.models.model_families import (
     rope,
     split_head_dim,
 )
+from headrace.engine_proc.worker.models.families.mixtures import (
+    ALIAS,
+    grouped,
+    mixture,
+    whole,
+    with_mixture,
+)
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, Mamba2Spec
 
 MAMBA, ATTENTION = "mamba", "attention"  # older configs call layers so
 KINDS = {"linear_attention": MAMBA, MAMBA: MAMBA, FULL: ATTENTION, ATTENTION: ATTENTION}

@@ -1,14 +1,14 @@
 """The families of dense decoders: functions from a config's fields to a `DecoderSpec`.
 
-`lowering.py` calls them, and refuses what they did not read. `mixture_families.py` has mixtures.
+`lowering.py` calls them, and refuses what they did not read. `mixtures.py` has mixtures.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
@@ -17,7 +17,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
     RopeTable,
 )
-from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.engine_proc.worker.models.specs.rope import rope_table
 from headrace.model import longrope
 
 ACTIVATIONS = {

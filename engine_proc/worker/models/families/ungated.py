@@ -2,21 +2,21 @@
 
 from collections.abc import Callable
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import (
+from headrace.engine_proc.worker.models.families.dense import (
+    biases,
+    decoder,
+    rope,
+    split_head_dim,
+    window,
+)
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
     Norm,
     NormPlacement,
     QKNorm,
-)
-from headrace.engine_proc.worker.models.model_families import (
-    biases,
-    decoder,
-    rope,
-    split_head_dim,
-    window,
 )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine_proc.worker.models.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.decoder_spec import RopeTable
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
+from headrace.engine_proc.worker.models.specs.decoder_spec import RopeTable
 from headrace.errors import ModelError
 from headrace.model import longrope
 
