@@ -17,7 +17,7 @@ from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
 from headrace.model.gguf import GgufFile, read_metadata
-from headrace.model.gguf_metadata import end_token_ids, vocabulary_of, trained_length
+from headrace.model.gguf_metadata import end_token_ids, trained_length, vocabulary_of
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
