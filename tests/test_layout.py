@@ -258,6 +258,14 @@ def test_processes_without_grammars_load_no_llguidance() -> None:
         assert "llguidance" not in result.stdout.split()
 
 
+def test_the_supervisor_loads_links_for_its_copies() -> None:
+    code = "import headrace.supervision.supervisor, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "headrace.ipc.sockets" in result.stdout.split()
+    assert not {"numpy", "tokenizers", "asyncio"} & set(result.stdout.split())
+
+
 def uses(path: Path, package: str) -> bool:
     """Whether a file imports a package or a part of it."""
     return package in {name.split(".")[0] for name in imports(path)}

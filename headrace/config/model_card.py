@@ -19,7 +19,7 @@ from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
 from headrace.model.config_json import decode_config
 from headrace.model.gguf import GgufFile, read_metadata
-from headrace.model.gguf_metadata import end_token_ids, trained_length
+from headrace.model.gguf_metadata import end_token_ids, trained_length, vocabulary_of
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
@@ -204,7 +204,9 @@ def card_of_gguf(file: GgufFile) -> ModelCard:
             f"{path}: an mmproj file with projector {projector_of(metadata)!r:.40} and no decoder; "
             f"name the decoder's file, and this one by --mmproj {path.name}"
         )
-    tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
+    tokens = vocabulary_of(metadata)
+    if tokens is None:
+        raise ModelError(f"{path}: tokenizer.ggml.tokens is missing, or no list")
     positions: int = _need(metadata, f"{architecture}.context_length", path, Count)
     trained = trained_length(metadata, {tensor.name for tensor in file.tensors})
     special = {

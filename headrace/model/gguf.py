@@ -8,11 +8,13 @@ import math
 import mmap
 import re
 import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import ModelError
+from headrace.model.string_array import LENGTH, StringArray
 
 
 class BlockType(NamedTuple):
@@ -91,7 +93,7 @@ class GgufFile:
     """Metadata and tensor table of a GGUF file, or of all parts of a split one."""
 
     path: Path
-    metadata: dict[str, object]  # numbers, bools, strings, or lists of one of them
+    metadata: dict[str, object]  # numbers, bools, strings, lists of numbers, `StringArray`s
     tensors: list[GgufTensor]
 
 
@@ -221,24 +223,29 @@ class _Reader:
         self.at += struct.calcsize(layout)
         return values
 
-    def strings(self, count: int) -> list[str]:
-        """Read strings, each behind its length. Vocabularies have 100k: hence the local names."""
-        data, at, unpack = self.data, self.at, struct.Struct("<Q").unpack_from
-        raw = []
+    def strings(self, count: int) -> StringArray:
+        """Find strings, each behind its length. Vocabularies have 100k: hence the local names."""
+        data, first, unpack, skipped = self.data, self.at, LENGTH.unpack_from, LENGTH.size
+        at = first + skipped
+        starts = array("Q", [skipped])
         for _ in range(count):
-            start = at + 8
-            at = start + unpack(data, at)[0]
-            raw.append(data[start:at])
-        self.at = at
-        if at > len(data):
+            at += unpack(data, at - skipped)[0] + skipped
+            starts.append(at - first)
+        self.at = at - skipped
+        if self.at > len(data):
             raise IndexError
-        try:
-            return [text.decode() for text in raw]
-        except UnicodeDecodeError as error:
-            raise ModelError(f"{self.path}: a string before byte {at} is not UTF-8") from error
+        return StringArray(data[first : self.at], starts, str(self.path))
 
     def string(self) -> str:
-        return self.strings(1)[0]
+        size = self.number("Q")
+        raw = self.data[self.at : self.at + size]
+        self.at += size
+        if self.at > len(self.data):
+            raise IndexError
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{self.path}: a string before byte {self.at} is not UTF-8") from error
 
     def pair(self) -> tuple[str, object]:
         key = self.string()

@@ -1,6 +1,8 @@
 """The part of a GGUF file's metadata that both the worker and the processes around it need."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+
+from headrace.model.string_array import StringArray
 
 LONG_ROPE = "rope_factors_long.weight"
 # Texts that end an answer, where a file has them as control tokens. Files name one end, or two;
@@ -24,6 +26,12 @@ END_TEXTS = {
 CONTROL = 3  # in tokenizer.ggml.token_type
 
 
+def vocabulary_of(metadata: Mapping[str, object]) -> Sequence[str] | None:
+    """Return the vocabulary; None where there is none."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return tokens if isinstance(tokens, list | StringArray) else None
+
+
 def end_token_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
     """Return the tokens that end an answer: those that the file names come first.
 
@@ -31,16 +39,16 @@ def end_token_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
     `<|return|>`, `<|end|>` ends a message, and more of the answer follows (gpt-oss).
     """
     named = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
-    tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    tokens, kinds = vocabulary_of(metadata), metadata.get("tokenizer.ggml.token_type")
     ends: dict[str, int] = {}
-    if isinstance(tokens, list) and isinstance(kinds, list):
+    if tokens is not None and isinstance(kinds, list):
         pairs = enumerate(zip(tokens, kinds, strict=False))
         ends = {text: id for id, (text, kind) in pairs if kind == CONTROL and text in END_TEXTS}
     if "<|return|>" in ends:
         ends.pop("<|end|>", None)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     by_text = [id for id in ends.values() if id != unknown]
-    limit = len(tokens) if isinstance(tokens, list) else 1 << 31
+    limit = 1 << 31 if tokens is None else len(tokens)
     by_name = [id for id in named if isinstance(id, int) and 0 <= id < limit]
     return tuple(dict.fromkeys(by_name + by_text))
 

@@ -12,7 +12,7 @@ import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from headrace.model.token_table import TokenTable, read_table
-from headrace.model.tokenizer_json import read_tokenizer_json
+from headrace.model.tokenizer_json import read_tokenizer_spec
 
 # What a text may take to be matched; a text that takes more fails. Chosen so that no tried grammar
 # takes more than 0.1 s in a step, and most take 0.1 ms. Grammars that people write do not reach
@@ -39,7 +39,7 @@ class GrammarCompiler:
         Raises:
             ValueError: no grammar can be followed with a tokenizer of this kind.
         """
-        spec = msgspec.json.decode(read_tokenizer_json(Path(model_path)))
+        spec = read_tokenizer_spec(Path(model_path))
         table = read_table(spec)
         if table is None:
             raise ValueError("its tokens are neither byte-level nor SentencePiece with all bytes")

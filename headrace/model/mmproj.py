@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.errors import ModelError
 from headrace.model.gguf import GgufFile, read_metadata
+from headrace.model.gguf_metadata import vocabulary_of
 from headrace.model.tokenizer_json import CONTROL, UNKNOWN, USER_DEFINED
 
 Json = Mapping[str, Any]
@@ -411,8 +412,11 @@ def token_ids(projector: Projector, decoder: GgufFile) -> dict[str, int]:
     Raises:
         ModelError: the decoder's vocabulary lacks one.
     """
-    tokens, kinds = (decoder.metadata.get(f"tokenizer.ggml.{k}") for k in ("tokens", "token_type"))
-    if not (isinstance(tokens, list) and isinstance(kinds, list)):
+    tokens, kinds = (
+        vocabulary_of(decoder.metadata),
+        decoder.metadata.get("tokenizer.ggml.token_type"),
+    )
+    if tokens is None or not isinstance(kinds, list):
         raise ModelError(f"{decoder.path.name} has no tokens of its own kinds")
     found = {
         text: id

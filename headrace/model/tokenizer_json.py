@@ -6,12 +6,14 @@ names mean is fixed by llama.cpp. The result is data: `tokenizers` and `fastoken
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from headrace.errors import ModelError
+from headrace.errors import BAD_JSON, ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.pre_tokenizers import PRE_TOKENIZERS, Json, PreTokenizer, byte_level, split
+from headrace.model.string_array import StringArray
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
@@ -55,21 +57,43 @@ def read_tokenizer_json(path: Path) -> bytes:
 
 
 def tokenizer_json(metadata: Mapping[str, object], path: str) -> bytes:
-    """Return the `tokenizer.json` of a GGUF file.
+    """Return the `tokenizer.json` of a GGUF file; raises as `spec_of` does."""
+    return msgspec.json.encode(spec_of(metadata, path))
+
+
+def read_tokenizer_spec(path: Path) -> Json:
+    """Return the content of a model's `tokenizer.json`, that of a GGUF file without encoding it.
+
+    Raises:
+        ModelError: as `read_tokenizer_json`, or the file is not JSON.
+    """
+    if not path.is_dir():
+        return spec_of(read_metadata(path).metadata, str(path))
+    try:
+        return msgspec.json.decode(read_tokenizer_json(path), type=dict[str, Any])
+    except BAD_JSON as error:
+        raise ModelError(f"{path / 'tokenizer.json'}: not a JSON object: {error}") from None
+
+
+def spec_of(metadata: Mapping[str, object], path: str) -> Json:
+    """Return the content of a GGUF file's `tokenizer.json`.
 
     Raises:
         ModelError: the file has no tokenizer, or one of a kind that is not known here.
     """
+    fields = {
+        key.removeprefix(KEYS): list(value) if isinstance(value, StringArray) else value
+        for key, value in metadata.items()
+    }
     try:
-        spec = _spec(_vocabulary(metadata))
+        spec = _spec(_vocabulary(fields))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return msgspec.json.encode(spec | {"version": "1.0", "truncation": None, "padding": None})
+    return spec | {"version": "1.0", "truncation": None, "padding": None}
 
 
-def _vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
+def _vocabulary(fields: Mapping[str, object]) -> GgufVocabulary:
     """Read the metadata, and check that every number of it is within its bounds."""
-    fields = {key.removeprefix(KEYS): value for key, value in metadata.items()}
     try:
         vocabulary = msgspec.convert(fields, GgufVocabulary)
     except msgspec.ValidationError as error:

@@ -1,6 +1,8 @@
 """A stream's text is the text that decoding all tokens at once would give."""
 
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -10,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.model_card import find_demo_model
+from headrace.detokenizer_proc.library_text import LibraryVocabulary
 from headrace.detokenizer_proc.text import (
-    LibraryVocabulary,
     TableVocabulary,
     Vocabulary,
     load_vocabulary,
@@ -293,3 +295,15 @@ def test_some_special_tokens_are_kept_whatever_the_vocabulary(kept: frozenset[st
     told = [stream.feed(id) for id in ids]
     assert told == ["a", "<s>" if kept else "", "b", ""]
     assert [library.feed(id).strip() for id in ids] == told
+
+
+def test_a_table_of_bytes_loads_no_library() -> None:
+    code = (
+        "import headrace.detokenizer_proc.main, sys;"
+        "from headrace.detokenizer_proc.text import load_vocabulary;"
+        "load_vocabulary(sys.argv[1]); print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(find_demo_model())]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert not {"tokenizers", "numpy"} & set(result.stdout.split())

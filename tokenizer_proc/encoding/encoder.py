@@ -156,6 +156,7 @@ class Encoder:
         self._exact: HuggingFace | None = None
         self._fast: Fast | None = None
         self._pair_marks: PairMarks | None = None
+        self._json: bytes | None = read_tokenizer_json(Path(model))  # until `load_fast` has run
         self.empty = self._load_exact().encode([""], add_special_tokens=True)[0]
         self.decodes_bytes = self._load_exact().decodes_bytes
         self.special_tokens = self._load_exact().special_tokens()
@@ -165,11 +166,12 @@ class Encoder:
 
     def load_fast(self) -> None:
         """Load `fastokens` and change over to it if it gives the same ids. Another thread may."""
+        data, self._json = self._json, None
+        assert data is not None, "it has run"
         try:
-            data = read_tokenizer_json(Path(self._model))
             self.token_bytes = read_token_bytes(data)
             fast = load_checked(data, self._load_exact())
-        except (ModelError, ValueError) as error:  # the file may be gone by now
+        except ValueError as error:
             log.info("encoding with tokenizers, not with fastokens: %s", error)
             return
         self._fast = fast
@@ -214,7 +216,7 @@ class Encoder:
     def _load_exact(self) -> HuggingFace:
         exact = self._exact
         if exact is None:
-            data = read_tokenizer_json(Path(self._model))
+            data = self._json or read_tokenizer_json(Path(self._model))
             try:
                 exact = self._exact = HuggingFace(data)
             except Exception as error:  # tokenizers raises plain Exception

@@ -11,6 +11,7 @@ from mmproj_twins import Twins, make_twins, mmproj_keys, write, write_mmproj
 from headrace.config.model_card import read_gguf
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.gguf_metadata import vocabulary_of
 from headrace.model.mmproj import read_mmproj
 from headrace.model.mmproj_weights import tower_weights
 from headrace.tokenizer_proc.images.image_tokens import spelling_of
@@ -84,7 +85,8 @@ def test_a_file_that_is_no_projector_is_refused(twins: Twins, tmp_path: Path) ->
 
 def test_a_decoder_without_the_image_token_is_refused(twins: Twins, tmp_path: Path) -> None:
     file = read_metadata(twins.decoder)
-    tokens: Any = file.metadata["tokenizer.ggml.tokens"]
+    tokens = list(vocabulary_of(file.metadata) or ())
+    file.metadata["tokenizer.ggml.tokens"] = tokens
     tokens[tokens.index("<image>")] = "<picture>"
     with pytest.raises(ModelError, match=r"smolvlm\.gguf lacks the token <image> of its images"):
         read_mmproj(twins.mmproj, file)
@@ -93,7 +95,8 @@ def test_a_decoder_without_the_image_token_is_refused(twins: Twins, tmp_path: Pa
 def test_rows_of_gemma_need_no_token_of_their_own(twins: Twins, tmp_path: Path) -> None:
     gemma = make_twins(tmp_path, "gemma3")
     file = read_metadata(gemma.decoder)
-    tokens: Any = file.metadata["tokenizer.ggml.tokens"]
+    tokens = list(vocabulary_of(file.metadata) or ())
+    file.metadata["tokenizer.ggml.tokens"] = tokens
     tokens[tokens.index("<image_soft_token>")] = "<unused0>"  # as in published files
     config = read_mmproj(gemma.mmproj, file).folder.config
     assert config["image_token_index"] == tokens.index("<unused0>")
@@ -154,7 +157,8 @@ def test_wrong_files_of_llava_are_named(
 
 def test_a_decoder_of_llava_needs_no_image_token(llava: Twins) -> None:
     file = read_metadata(llava.decoder)
-    tokens: Any = file.metadata["tokenizer.ggml.tokens"]
+    tokens = list(vocabulary_of(file.metadata) or ())
+    file.metadata["tokenizer.ggml.tokens"] = tokens
     tokens[tokens.index("<image>")] = "<unk>"
     folder = read_mmproj(llava.mmproj, file).folder
     spelling = spelling_of(folder.config, folder.settings, tokens.__getitem__)

@@ -15,6 +15,7 @@ from demo_in_transformers import demo_tokenizer
 from headrace.config.model_card import find_demo_model
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.gguf_metadata import vocabulary_of
 from headrace.model.pre_tokenizers import PRE_TOKENIZERS
 from headrace.model.tokenizer_json import (
     BYTE,
@@ -23,6 +24,7 @@ from headrace.model.tokenizer_json import (
     UNKNOWN,
     USER_DEFINED,
     read_tokenizer_json,
+    read_tokenizer_spec,
     tokenizer_json,
 )
 
@@ -121,9 +123,9 @@ def test_control_tokens_are_single_ids_and_special() -> None:
 def test_every_token_of_the_file_has_its_id() -> None:
     path = find_demo_model()
     assert path is not None
-    tokens = read_metadata(path).metadata["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, list)
-    assert [demo().id_to_token(id) for id in range(len(tokens))] == tokens
+    tokens = vocabulary_of(read_metadata(path).metadata)
+    assert tokens is not None
+    assert [demo().id_to_token(id) for id in range(len(tokens))] == list(tokens)
 
 
 # Small vocabularies, made here
@@ -300,3 +302,18 @@ def test_what_is_not_known_is_refused_by_name(metadata: dict[str, Any], complain
 def test_a_folder_gives_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     assert read_tokenizer_json(tmp_path) == b"{}"
+
+
+def test_the_content_of_a_tokenizer_json_is_that_of_the_file(tmp_path: Path) -> None:
+    path = find_demo_model()
+    assert path is not None
+    data = read_tokenizer_json(path)
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    assert read_tokenizer_spec(path) == read_tokenizer_spec(tmp_path) == msgspec.json.decode(data)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", ""])
+def test_a_tokenizer_json_that_is_no_object_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: not a JSON object"):
+        read_tokenizer_spec(tmp_path)

@@ -141,6 +141,7 @@ def test_missing_file_keeps_the_loaded_tokenizer(tmp_path: Path) -> None:
     encoder = Encoder(str(path))
     path.unlink()
     encoder.load_fast()
+    assert encoder._fast is not None
     (ids,) = encoder.encode([Text("Hi", False)])
     assert ids.tolist() == reference("demo").encode("Hi", add_special_tokens=False).ids
 
