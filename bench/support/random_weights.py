@@ -27,13 +27,19 @@ BLOCKS: dict[Format, tuple[int, int, dict[int, float | bytes]]] = {
 
 
 def random_weights(format: Format, spec: DecoderSpec) -> Weights:
-    """Make weights of about the size of trained ones; equal shapes share one. Vectors are ones."""
+    """Make weights of about the size of trained ones; equal shapes share one.
+
+    Vectors are ones, and rates minus ones: a state must not grow.
+    """
     made: dict[Shape, StoredTensor] = {}
-    weights = {}
+    weights: Weights = {}
     for name, shape in weight_shapes(spec).items():
         if shape not in made:
             made[shape] = random_tensor(format, shape)
         weights[name] = made[shape]
+        if name.endswith((".rate", ".decay")):
+            numbers = np.full(shape, -1, np.float32)
+            weights[name] = StoredTensor(Format.F32, shape, numbers.view(np.uint8))
     return weights
 
 

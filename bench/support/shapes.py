@@ -114,6 +114,33 @@ SHAPES["lfm2-1.2b"] = {
     "vocab_size": 49152,
     "tie_word_embeddings": True,
 }
+# A quarter of the layers of Qwen3.5-9B, with the demo model's vocabulary.
+SHAPES["qwen3.5-9b"] = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 8,
+    "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(8)],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 32768,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+    "vocab_size": 49152,
+    "tie_word_embeddings": False,
+}
 SHAPES["micro"] = SHAPES["tiny"] | {"vocab_size": 512}  # for kernels alone: texts have more tokens
 
 
