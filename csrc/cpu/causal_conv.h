@@ -9,7 +9,7 @@
 
 namespace headrace {
 
-constexpr int max_causal_kernel = 16; // tokens
+constexpr int max_conv_kernel = 16; // tokens
 
 struct CausalConv {
     const float *weights; // [kernel_size, channels], the weight of the oldest token first
@@ -18,8 +18,12 @@ struct CausalConv {
     size_t state_offset; // of its columns in a slot, [kernel_size - 1, channels], the oldest first
     const float *bias = nullptr; // null: none
     float multiplier = 1.0f;     // of the sum, without its bias
+    const float *gate = nullptr; // [tokens, stride], what multiplies x; null: none
 
     const float *row(int token) const { return x + size_t(token) * stride; }
+    const float *gate_row(int token) const {
+        return gate ? gate + size_t(token) * stride : nullptr;
+    }
 
     // The state's column of the token that is `back` tokens, 1 or more, before a chunk's first.
     // Null where the sequence begins there.
@@ -48,20 +52,26 @@ struct CausalConv {
 
     size_t state_numbers() const { return size_t(kernel_size - 1) * channels; }
 
-    // out = silu(bias + multiplier * the weighted sum of a token and of those before it)
-    void convolve(const StepState &s, int token, float *out) const {
+    // What a token's sum is of, the oldest first. Returns how many.
+    int taps_of(const StepState &s, int token, ConvTap (&taps)[max_conv_kernel]) const {
         const int sequence = s.step.sequences[token], last = kernel_size - 1;
         const int in_chunk = chunk_tokens_before(s.step, token, last);
-        ConvTap taps[max_causal_kernel];
         int num_taps = 0;
         for (int back = last; back >= 0; --back) {
             const float *weight = weights + size_t(last - back) * channels;
             if (back <= in_chunk) {
-                taps[num_taps++] = {weight, row(token - back), nullptr};
+                taps[num_taps++] = {weight, row(token - back), gate_row(token - back)};
             } else if (const float *before = column_before(s, sequence, back - in_chunk)) {
                 taps[num_taps++] = {weight, before, nullptr};
             }
         }
+        return num_taps;
+    }
+
+    // out = silu(bias + multiplier * the weighted sum of a token and of those before it); no gate.
+    void convolve(const StepState &s, int token, float *out) const {
+        ConvTap taps[max_conv_kernel];
+        const int num_taps = taps_of(s, token, taps);
         s.model.kernels->convolve_silu(taps, num_taps, bias, multiplier, channels, out);
     }
 
@@ -72,12 +82,21 @@ struct CausalConv {
         float *out = s.model.states.slot(s.step.state_out[sequence]) + state_offset;
         for (int back = num_columns; back > 0; --back, out += channels) {
             if (back <= in_chunk) {
-                std::copy_n(row(token + 1 - back), channels, out);
+                write_column(s, token + 1 - back, out);
             } else if (const float *before = column_before(s, sequence, back - in_chunk)) {
                 std::copy_n(before, channels, out);
             } else {
                 std::fill_n(out, channels, 0.0f);
             }
+        }
+    }
+
+private:
+    void write_column(const StepState &s, int token, float *out) const {
+        if (gate) {
+            s.model.kernels->multiply(gate_row(token), row(token), channels, out);
+        } else {
+            std::copy_n(row(token), channels, out);
         }
     }
 };

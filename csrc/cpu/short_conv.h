@@ -4,8 +4,6 @@
 
 namespace headrace {
 
-constexpr int max_conv_kernel = 16; // tokens
-
 // sublayer = out(c * conv(b * x)) of normed; the sequences' states go from slot to slot.
 void run_short_conv(StepState &state, const Layer &layer);
 

@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 UNLIMITED = 2**31 - 1
 # `Mixer` of csrc/cpu/model.h
 ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, LATENT_ATTENTION, NO_MIXER = range(6)
-MAX_CONV_KERNEL = 16  # of csrc/cpu/short_conv.h
+MAX_CONV_KERNEL = 16  # of csrc/cpu/causal_conv.h
 MAX_LATENT_DIM = 1024  # of csrc/cpu/latent_segment.h
 LATENT_UNIT = 16  # numbers of a vector, which no two heads share
 
