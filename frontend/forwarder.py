@@ -24,8 +24,8 @@ from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
 from headrace.ipc.published_page import PublishedPage
 from headrace.ipc.router import LONG_BODY_BYTES, Router
-from headrace.response_bodies.sse import DONE, event_of
 from headrace.routes import ANTHROPIC_PATHS, METRICS, METRICS_TYPE, READS
+from headrace.sse import DONE, event_of
 
 JSON = "application/json"
 MAX_METRICS_AGE_S = 3.0  # of a page that is published each second while requests are open

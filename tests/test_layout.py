@@ -212,6 +212,7 @@ def test_only_some_executors_import_torch() -> None:
     users = {(package_of(path), path.stem) for path in sources() if uses(path, "torch")}
     assert {user for user in users if user[0] not in whole} == {
         (worker, "torch_profile"),
+        (f"{worker}.parallel", "tensor_parallel_group"),
         (f"{worker}.parallel", "torch_collectives"),
         (f"{worker}.reference", "torch_attention"),
         (f"{worker}.reference", "torch_delta_net"),

@@ -53,7 +53,7 @@ from headrace.response_bodies.anthropic_messages import (
     ToolUseBlock,
 )
 from headrace.response_bodies.errors import anthropic_error
-from headrace.response_bodies.sse import event
+from headrace.sse import event
 
 
 def end_of(finished: FinishReason, stopped_by: str | int | None, calls: bool) -> MessageEnd:

@@ -12,7 +12,7 @@ import functools
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
 from headrace.ipc.messages import Api, FinishReason, ResponsePlan
-from headrace.response_bodies.sse import DONE
+from headrace.sse import DONE
 
 TEXT = "\x01"  # renders as no other text does
 ID = "\x02"

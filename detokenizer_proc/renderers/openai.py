@@ -51,7 +51,7 @@ from headrace.response_bodies.openai_completions import (
     PromptTokensDetails,
     UsageInfo,
 )
-from headrace.response_bodies.sse import DONE, event
+from headrace.sse import DONE, event
 
 
 def finish_name(finished: FinishReason | None, calls: bool = False) -> str | None:

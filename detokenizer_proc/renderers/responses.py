@@ -64,7 +64,7 @@ from headrace.response_bodies.openai_responses import (
     TextDelta,
     TextDone,
 )
-from headrace.response_bodies.sse import event
+from headrace.sse import event
 
 R = TypeVar("R", bound=StreamedResponse)
 DONE_STATUS: dict[FinishReason, Status] = {

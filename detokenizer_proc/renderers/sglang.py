@@ -33,7 +33,7 @@ from headrace.response_bodies.sglang_generate import (
     MetaSoFar,
     Stopped,
 )
-from headrace.response_bodies.sse import DONE, event
+from headrace.sse import DONE, event
 
 NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
 Columns = dict[str, Any]  # of JSON values

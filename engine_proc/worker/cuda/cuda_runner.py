@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
-from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, Drawn
 from headrace.engine_proc.worker.cuda.kernels.logprobs import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
@@ -68,7 +68,7 @@ class CudaRunner:
     def __init__(
         self,
         executor: CudaExecutor,
-        sampler: DeviceSampler,
+        sampler: CudaSampler,
         phase: Phase = no_phase,
         embeds: Floats | None = None,
     ) -> None:

@@ -12,6 +12,7 @@ from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler
 from headrace.engine_proc.worker.cuda.device_memory import (
     LESS_CACHE,
     SMALLER_STEP,
@@ -21,7 +22,6 @@ from headrace.engine_proc.worker.cuda.device_memory import (
     fitting,
     measure,
 )
-from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, why_not
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
@@ -32,7 +32,6 @@ from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
-from headrace.engine_proc.worker.cuda.tensor_parallel_group import open_group
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -48,6 +47,7 @@ from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import open_group
 from headrace.errors import ModelError
 from headrace.ipc.worker_messages import Step
 
@@ -186,7 +186,7 @@ def runner_of(
         return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
     num_threads = min(threads_of_rank(config.tp), MAX_THREADS)
     on_host = Sampler(model.spec.vocab_size, threads=num_threads)
-    sampler = DeviceSampler(executor.device, on_host, executor.draws)
+    sampler = CudaSampler(executor.device, on_host, executor.draws)
     return CudaRunner(executor, sampler, phases(config.nvtx), embeds)
 
 

@@ -12,7 +12,7 @@ from recorded_graphs import RecordedGraphs, device_tensors
 from headrace.engine_proc.step.sampling_metadata import pack
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
-from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
@@ -84,7 +84,7 @@ def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device)
         buckets = Buckets([Sizes(4, 2, 2)])
         executor.capture(buckets, stand_in if device.type == "cpu" else CudaGraphs)
     on_host = Sampler(TINY.vocab_size, threads=1)
-    ours = CudaRunner(executor, DeviceSampler(device, on_host, executor.draws))
+    ours = CudaRunner(executor, CudaSampler(device, on_host, executor.draws))
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
     promises = [ours.run(first), ours.run(second)]  # the first is not read yet
     expected = [theirs.run(first), theirs.run(second)]

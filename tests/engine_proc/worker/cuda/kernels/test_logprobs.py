@@ -1,4 +1,4 @@
-"""Log probabilities are the reference's; `test_device_sampler.py` compares the C++ sampler's."""
+"""Log probabilities are the reference's; `test_cuda_sampler.py` compares the C++ sampler's."""
 
 import torch
 

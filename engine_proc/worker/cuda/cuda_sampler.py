@@ -39,7 +39,7 @@ class Drawn:
     num_tops: tuple[int, ...] = ()  # of each of these, how many likeliest tokens it needs
 
 
-class DeviceSampler:
+class CudaSampler:
     """Draws the tokens of one step after another.
 
     Args:

@@ -11,13 +11,13 @@ from torch.distributed import ProcessGroupGloo
 
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.cuda import tensor_parallel_group
-from headrace.engine_proc.worker.cuda.tensor_parallel_group import (
+from headrace.engine_proc.worker.parallel import tensor_parallel_group
+from headrace.engine_proc.worker.parallel.host_peers import HostPeers
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import (
     meeting_place,
     open_group,
     worst_link,
 )
-from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
 from headrace.system.all_reduce_policy import Topology

@@ -11,7 +11,7 @@ from random_decoders import SPEC
 
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
-from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, hard_rows
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
@@ -28,9 +28,9 @@ NO_COLUMN = np.empty(0, np.int32)
 PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
 
 
-def make_sampler(device: torch.device, host: Sampler) -> DeviceSampler:
+def make_sampler(device: torch.device, host: Sampler) -> CudaSampler:
     buffers = StepBuffers(Sizes(20, 20, 20), 1, VOCAB_SIZE, device)
-    return DeviceSampler(device, host, RowDraws(buffers))
+    return CudaSampler(device, host, RowDraws(buffers))
 
 
 class Says:
