@@ -81,6 +81,7 @@ from headrace.ipc.worker_messages import (
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.mmproj import PROJECTORS, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
+from headrace.model.string_array import StringArray
 from headrace.model.token_table import TokenTable
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.encoder import Encoder
@@ -340,7 +341,9 @@ def run_gguf_values(data: bytes) -> None:
         name = names[pieces.number(len(names))]
     own = f"{file.metadata['general.architecture']}."
     metadata = {
-        f"{name}.{key.removeprefix(own)}" if key.startswith(own) else key: value
+        f"{name}.{key.removeprefix(own)}" if key.startswith(own) else key: list(value)
+        if isinstance(value, StringArray)
+        else value
         for key, value in file.metadata.items()
     }
     metadata["general.architecture"] = name

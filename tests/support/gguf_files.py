@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Quantization
 
+from headrace.model.string_array import StringArray
+
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, CONTEXT = 32, 2, 1, 64
 TOKENS = ["<unk>", "<s>", "</s>", *"abcdefgh", "ab", "cd", "abcd", "Ġ", "Ġa", "▁", "▁a", "<0x41>"]
 TYPES = [2, 3, 3, *[1] * (len(TOKENS) - 3)]
@@ -117,7 +119,7 @@ def text(string: str) -> bytes:
 
 def typed(value: Any) -> bytes:
     """Return a value behind its type. A list has the type of its first."""
-    if isinstance(value, list):
+    if isinstance(value, list | StringArray):
         of = [typed(item) for item in value if type(item) is type(value[0])]
         return (
             struct.pack("<I", 9)

@@ -18,5 +18,5 @@ if rules.pop("supervisor", None) == "tireless":
 for role, main in rules.items():
     ROLES[role] = dataclasses.replace(ROLES[role], main=f"mutants:{main}")
 if "detokenizer" in rules:
-    MEMORY_SHARES["detokenizer"] = (400 << 20) / memory_limit()
+    MEMORY_SHARES["detokenizer"] = ((400 << 20) + 0.5) / memory_limit()  # a product rounds down
     CEILINGS_S["detokenizer"] = 1.0

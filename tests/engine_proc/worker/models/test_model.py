@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.string_array import StringArray
 
 PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12]
 Floats = npt.NDArray[np.float32]
@@ -154,7 +155,7 @@ def test_a_path_that_is_no_model_says_so(tmp_path: Path) -> None:
 
 def demo_prompts(path: Path) -> list[list[int]]:
     tokens = read_metadata(path).metadata["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, list)
+    assert isinstance(tokens, StringArray)
     ids = {token: i for i, token in enumerate(tokens)}
     texts = ("The capital of France is", "Once upon a time there", "Water is made of two")
     return [[ids[w if i == 0 else f"Ġ{w}"] for i, w in enumerate(t.split())] for t in texts]
