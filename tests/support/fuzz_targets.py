@@ -340,12 +340,10 @@ def run_gguf_values(data: bytes) -> None:
         names = [*ARCHITECTURES, *MIXTURES]
         name = names[pieces.number(len(names))]
     own = f"{file.metadata['general.architecture']}."
-    metadata = {
-        f"{name}.{key.removeprefix(own)}" if key.startswith(own) else key: list(value)
-        if isinstance(value, StringArray)
-        else value
-        for key, value in file.metadata.items()
-    }
+    metadata = {}
+    for key, value in file.metadata.items():
+        ours = f"{name}.{key.removeprefix(own)}" if key.startswith(own) else key
+        metadata[ours] = list(value) if isinstance(value, StringArray) else value
     metadata["general.architecture"] = name
     if name not in ARCHITECTURES:
         metadata |= {f"{name}.expert_count": 4, f"{name}.expert_used_count": 2}
