@@ -146,8 +146,6 @@ def make_scheduler(
             execution.max_num_seqs,
         )
     drafts = config.speculative == "ngram"
-    if drafts and ready.num_states:
-        log.warning("--speculative ngram is off: a draft cannot be taken out of this model's state")
     longest = execution.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
@@ -158,7 +156,7 @@ def make_scheduler(
             whole_prompts=ready.whole_prompts,
         ),
         Policy(config.scheduling_policy),
-        NgramProposer() if drafts and not ready.num_states else None,
+        NgramProposer() if drafts else None,
         config.enable_prefix_caching,
         images,
         slots,

@@ -50,6 +50,12 @@ struct CausalConv {
         return token + 1 == step.num_tokens || step.sequences[token + 1] != step.sequences[token];
     }
 
+    // Whether a written state covers a token, and none behind it.
+    static bool ends_state(const Step &step, int token) {
+        return step.state_ends ? token + 1 == step.state_ends[step.sequences[token]]
+                               : ends_chunk(step, token);
+    }
+
     size_t state_numbers() const { return size_t(kernel_size - 1) * channels; }
 
     // What a token's sum is of, the oldest first. Returns how many.
@@ -75,7 +81,7 @@ struct CausalConv {
         s.model.kernels->convolve_silu(taps, num_taps, bias, multiplier, channels, out);
     }
 
-    // Write the state behind the last token of a chunk.
+    // Write the state behind a token.
     void write_state(const StepState &s, int token) const {
         const int sequence = s.step.sequences[token], num_columns = kernel_size - 1;
         const int in_chunk = 1 + chunk_tokens_before(s.step, token, num_columns);

@@ -20,6 +20,15 @@ struct DeltaHead {
     // zeros.
     const float *before;
     float *state;
+
+    // Begin so many tokens later.
+    void skip(int tokens) {
+        queries += size_t(tokens) * key_stride;
+        keys += size_t(tokens) * key_stride;
+        betas += size_t(tokens) * beta_stride;
+        decays += size_t(tokens) * decay_stride;
+        values += size_t(tokens) * value_stride;
+    }
 };
 
 // The sum of what `term` adds for each row. Four sums run beside each other: an addition waits for

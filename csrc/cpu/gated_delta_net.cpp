@@ -14,6 +14,11 @@ namespace {
 
 constexpr float l2_eps = 1e-6f; // of the norms of queries and keys
 
+// The numbers of a head's state.
+size_t matrix_numbers(const DeltaNetConfig &config) {
+    return size_t(config.key_dim) * config.value_dim;
+}
+
 // What a delta net computes in, cut for one layer out of what all share.
 struct DeltaRoom {
     DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens);
@@ -23,6 +28,7 @@ struct DeltaRoom {
     float *q, *k, *v;          // likewise, convolved; v becomes what heads put out
     float *betas;              // [tokens, beta_stride]
     float *decays;             // [tokens, decay_stride]
+    float *drafts;             // [threads, key_dim * value_dim], states behind drafts
     Activations gated;         // of value_stride: z, which becomes the gated norm of v
     Activations low_z, low_a;  // what z and a are projections of, where that is not `normed`
 };
@@ -40,6 +46,7 @@ DeltaRoom::DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens)
     v = space.v.floats(n * value_stride);
     betas = space.betas.floats(n * beta_stride);
     decays = space.decays.floats(n * decay_stride);
+    drafts = space.drafts.floats(model.pool.num_threads() * matrix_numbers(config));
     const auto activations = [n](Buffer &rows, Buffer &rounded, Buffer &quantized, int width) {
         const int stride = stride_of(width);
         return Activations{rows.floats(n * stride), stride, rounded.floats(n * stride),
@@ -52,15 +59,19 @@ DeltaRoom::DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens)
 
 struct Chunk { // a sequence's tokens in the step
     int first_token, num_tokens, sequence;
+    int num_covered; // by the state that is written
 };
 
 std::vector<Chunk> chunks_of(const Step &step) {
     std::vector<Chunk> chunks;
     for (int i = 0; i < step.num_tokens; ++i) {
         if (i == 0 || step.sequences[i - 1] != step.sequences[i]) {
-            chunks.push_back({i, 0, step.sequences[i]});
+            chunks.push_back({i, 0, step.sequences[i], 0});
         }
         ++chunks.back().num_tokens;
+        if (CausalConv::ends_state(step, i)) {
+            chunks.back().num_covered = chunks.back().num_tokens;
+        }
     }
     return chunks;
 }
@@ -115,7 +126,7 @@ private:
     void convolve(int token) const;
     void normalize(float *heads, float scale) const;
     void recur();
-    void recur_head(const Chunk &chunk, int head) const;
+    void recur_head(const Chunk &chunk, int head, float *drafts) const;
     void gate(int token) const;
 
     StepState &s_;
@@ -157,12 +168,10 @@ void DeltaNet::project() {
 // Queries, keys and values of a token, and the gates of its heads.
 void DeltaNet::convolve(int token) const {
     float *const outs[] = {room_.q, room_.k, room_.v};
-    const Step &step = s_.step;
-    const bool ends_chunk =
-        token + 1 == step.num_tokens || step.sequences[token + 1] != step.sequences[token];
+    const bool ends_state = CausalConv::ends_state(s_.step, token);
     for (int i = 0; i < 3; ++i) {
         convs_[i].convolve(s_, token, outs[i] + size_t(token) * convs_[i].stride);
-        if (ends_chunk) {
+        if (ends_state) {
             convs_[i].write_state(s_, token);
         }
     }
@@ -192,15 +201,17 @@ void DeltaNet::normalize(float *heads, float scale) const {
 void DeltaNet::recur() {
     const std::vector<Chunk> chunks = chunks_of(s_.step);
     const int num_heads = config_.num_value_heads;
-    s_.model.pool.run(int(chunks.size()) * num_heads, [&](int task, int) {
-        recur_head(chunks[task / num_heads], task % num_heads);
+    const size_t numbers = matrix_numbers(config_);
+    s_.model.pool.run(int(chunks.size()) * num_heads, [&](int task, int thread) {
+        recur_head(chunks[task / num_heads], task % num_heads, room_.drafts + thread * numbers);
     });
 }
 
-void DeltaNet::recur_head(const Chunk &chunk, int head) const {
+// `drafts` is room for the state behind drafts, which is not kept.
+void DeltaNet::recur_head(const Chunk &chunk, int head, float *drafts) const {
     const StateSlots &states = s_.model.states;
     const int in = s_.step.state_in[chunk.sequence], out = s_.step.state_out[chunk.sequence];
-    const size_t at = matrices_offset_ + size_t(head) * config_.key_dim * config_.value_dim;
+    const size_t at = matrices_offset_ + head * matrix_numbers(config_);
     const size_t first = chunk.first_token;
     const size_t key = first * room_.key_stride + config_.key_head(head) * config_.key_dim;
     const int per_head = config_.num_decays() / config_.num_value_heads;
@@ -215,12 +226,19 @@ void DeltaNet::recur_head(const Chunk &chunk, int head) const {
     work.decay_stride = room_.decay_stride;
     work.value_stride = room_.value_stride;
     work.by_row = config_.gate_rank > 0;
-    work.num_tokens = chunk.num_tokens;
+    work.num_tokens = chunk.num_covered;
     work.key_dim = config_.key_dim;
     work.value_dim = config_.value_dim;
     work.before = in < 0 ? nullptr : states.slot(in) + at;
     work.state = states.slot(out) + at;
     s_.model.kernels->delta_rule(work);
+    if (chunk.num_tokens > chunk.num_covered) {
+        work.skip(chunk.num_covered);
+        work.num_tokens = chunk.num_tokens - chunk.num_covered;
+        work.before = work.state;
+        work.state = drafts;
+        s_.model.kernels->delta_rule(work);
+    }
 }
 
 // gated = silu(z) * norm(v), the norm within each head; Kimi's sigmoid(z) * norm(v)

@@ -20,6 +20,11 @@ int group_numbers(const Mamba2Config &config) {
     return config.num_groups * config.state_size;
 }
 
+// The numbers of a head's state.
+size_t matrix_numbers(const Mamba2Config &config) {
+    return size_t(config.state_size) * config.head_dim;
+}
+
 // Groups that have a norm each, those of all workers.
 int num_norms(const Mamba2Config &config) {
     return config.norm_size > 0 ? config.all_numbers / config.norm_size : 0;
@@ -33,6 +38,7 @@ struct Mamba2Room {
     float *steps, *decays;        // [tokens, stride of heads]
     float *squares;               // [tokens, norms]
     float *projected, *convolved; // x, B and C, each [tokens, its stride]
+    float *drafts;                // [threads, numbers of a head's state], behind drafts
 };
 
 Mamba2Room::Mamba2Room(Model &model, const Mamba2Config &config, int num_tokens) {
@@ -47,6 +53,7 @@ Mamba2Room::Mamba2Room(Model &model, const Mamba2Config &config, int num_tokens)
     squares = space.squares.floats(n * num_norms(config));
     projected = space.projected.floats(numbers);
     convolved = space.convolved.floats(numbers);
+    drafts = space.drafts.floats(model.pool.num_threads() * matrix_numbers(config));
 }
 
 // A projection of the layer's input, convolved.
@@ -74,13 +81,14 @@ public:
 private:
     struct Chunk {
         int first_token, end_token, sequence;
+        int state_end; // behind the last token that the written state covers
     };
 
     static float softplus(float x) { return x > linear_from ? x : std::log1p(std::exp(x)); }
     ConvolvedPart part(MatrixSlot, VectorSlot bias, VectorSlot conv, VectorSlot conv_bias,
                        int channels, float multiplier);
     void prepare_steps(int token);
-    void scan_head(const Chunk &, int head);
+    void scan_head(const Chunk &, int head, float *drafts);
     void sum_squares();
     void norm_row(int token, float *row);
     float *row_of(float *rows, int token) const { return rows + size_t(token) * inner_stride; }
@@ -165,7 +173,7 @@ void Mamba2Step::convolve() {
     s.each_row([&](int token) {
         for (const ConvolvedPart *part : {&x, &b, &c}) {
             part->conv.convolve(s, token, part->convolved + size_t(token) * part->conv.stride);
-            if (CausalConv::ends_chunk(s.step, token)) {
+            if (CausalConv::ends_state(s.step, token)) {
                 part->conv.write_state(s, token);
             }
         }
@@ -174,11 +182,10 @@ void Mamba2Step::convolve() {
 }
 
 // A head's tokens of a chunk, one after the other. The first reads the slot that the chunk begins
-// with. All write the one that it ends with.
-void Mamba2Step::scan_head(const Chunk &chunk, int head) {
+// with. All write the one that it ends with, but drafts, whose state is not kept.
+void Mamba2Step::scan_head(const Chunk &chunk, int head, float *drafts) {
     const int group = (config.first_head + head) / config.heads_per_group;
-    const size_t numbers = size_t(config.state_size) * config.head_dim;
-    const size_t at = matrix_offset + head * numbers;
+    const size_t at = matrix_offset + head * matrix_numbers(config);
     const int slot_in = s.step.state_in[chunk.sequence];
     SsmUpdate update{};
     update.before = slot_in < 0 ? nullptr : s.model.states.slot(slot_in) + at;
@@ -187,6 +194,7 @@ void Mamba2Step::scan_head(const Chunk &chunk, int head) {
     update.head_dim = config.head_dim;
     update.state_size = config.state_size;
     for (int token = chunk.first_token; token < chunk.end_token; ++token) {
+        update.after = token == chunk.state_end ? drafts : update.after;
         update.x = x.row(token) + head * config.head_dim;
         update.b = b.row(token) + group * config.state_size;
         update.c = c.row(token) + group * config.state_size;
@@ -202,12 +210,17 @@ void Mamba2Step::scan() {
     std::vector<Chunk> chunks;
     for (int token = 0; token < s.num_tokens; ++token) {
         if (token == 0 || CausalConv::ends_chunk(s.step, token - 1)) {
-            chunks.push_back({token, token, s.step.sequences[token]});
+            chunks.push_back({token, token, s.step.sequences[token], 0});
         }
         chunks.back().end_token = token + 1;
+        if (CausalConv::ends_state(s.step, token)) {
+            chunks.back().state_end = token + 1;
+        }
     }
-    s.model.pool.run(int(chunks.size()) * config.num_heads, [&](int task, int) {
-        scan_head(chunks[task / config.num_heads], task % config.num_heads);
+    const size_t numbers = matrix_numbers(config);
+    s.model.pool.run(int(chunks.size()) * config.num_heads, [&](int task, int thread) {
+        scan_head(chunks[task / config.num_heads], task % config.num_heads,
+                  room.drafts + thread * numbers);
     });
 }
 

@@ -262,11 +262,12 @@ struct MixtureWorkspace {
 struct DeltaWorkspace {
     Buffer in_q, in_k, in_v, q, k, v, betas, decays, gated, rounded, quantized;
     Buffer low_z, rounded_z, quantized_z, low_a, rounded_a, quantized_a;
+    Buffer drafts;
 };
 
 // Those of layers that are Mamba-2; see Mamba2Step. Of x, B and C: as projected, and convolved.
 struct Mamba2Workspace {
-    Buffer z, out, steps, squares, projected, convolved;
+    Buffer z, out, steps, squares, projected, convolved, drafts;
 };
 
 // Buffers of one step, kept for the next and grown when a step is larger.
@@ -318,6 +319,9 @@ struct Step {
     // [num_sequences], the slots that states are read from and written to; -1: the sequence
     // begins. Null where no layer has a state.
     const int32_t *state_in, *state_out;
+    // [num_sequences], the row behind the last one that a written state covers. Rows from there on
+    // are drafts. Null: there are none.
+    const int32_t *state_ends;
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
 };
 

@@ -39,7 +39,7 @@ void run_short_conv(StepState &s, const Layer &layer) {
         ConvTap taps[max_conv_kernel];
         const int num_taps = conv.taps_of(s, token, taps);
         s.model.kernels->convolve(taps, num_taps, conv.bias, conv.channels, s.convolved.row(token));
-        if (CausalConv::ends_chunk(s.step, token)) {
+        if (CausalConv::ends_state(s.step, token)) {
             conv.write_state(s, token);
         }
         round_activations(s, s.convolved, {&out}, token);

@@ -419,7 +419,7 @@ bool is_valid_image(const Step &step, int i) {
 }
 
 // Whether a token's sequence reads and writes slots that there are, not the same. It begins at
-// position 0 without a state, and at others with one.
+// position 0 without a state, and at others with one. A written state covers some of its tokens.
 bool is_valid_state(const Model &model, const Step &step, int i, bool follows) {
     if (!model.states.used()) {
         return true;
@@ -430,6 +430,11 @@ bool is_valid_state(const Model &model, const Step &step, int i, bool follows) {
     const int in = step.state_in[step.sequences[i]], out = step.state_out[step.sequences[i]];
     const int num_slots = model.states.num_slots();
     const bool begins = i == 0 || step.sequences[i - 1] != step.sequences[i];
+    const int end = step.state_ends ? step.state_ends[step.sequences[i]] : i + 1;
+    if (begins &&
+        (end <= i || end > step.num_tokens || step.sequences[end - 1] != step.sequences[i])) {
+        return false;
+    }
     return in >= -1 && in < num_slots && out >= 0 && out < num_slots && in != out &&
            (begins ? (in < 0) == (step.positions[i] == 0) : follows);
 }

@@ -25,7 +25,8 @@ class NgramProposer:
         """Return guesses at what follows a sequence's tokens, none where there is no match."""
         left = sequence.request.max_tokens - sequence.num_generated - 1
         wanted = sequence.draft_length or FIRST_LENGTH
-        length = min(wanted, left, (TOKENS_PER_STEP - num_running) // num_running)
+        most = (TOKENS_PER_STEP - num_running) // num_running - sequence.num_uncovered
+        length = min(wanted, left, most)
         return look_up(sequence.tokens, length) if length > 0 else NO_TOKENS
 
     def learn(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:

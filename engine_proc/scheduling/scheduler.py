@@ -132,7 +132,7 @@ class Scheduler:
     @property
     def is_generating(self) -> bool:
         """Whether any running sequence is decoding."""
-        return any(sequence.num_pending == 1 for sequence in self.running)
+        return any(sequence.num_pending and not sequence.is_prefilling for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
@@ -212,7 +212,7 @@ class Scheduler:
         if not waits or self._limits.whole_prompts:
             return 0
         room = (budget - len(self.running)) // SHORT_SHARE
-        if room <= 0 or not any(sequence.num_pending > 1 for sequence in self.running):
+        if room <= 0 or not any(sequence.is_prefilling for sequence in self.running):
             return 0
         first = self.waiting.first(self.counts.steps)
         return first.num_pending if first is not None and first.num_pending <= room else 0
@@ -258,7 +258,7 @@ class Scheduler:
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
-            if sequence.num_pending > 1:  # another may have cached its prefix
+            if sequence.is_prefilling:  # another may have cached its prefix
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
@@ -279,12 +279,13 @@ class Scheduler:
     def _left_to(self, sequence: Sequence, place: int, budget: int) -> int:
         """Return the largest number of tokens that a running sequence may take in a step.
 
-        A prompt leaves one token to each decode behind it. Otherwise a long prompt would stall
-        them until it is computed.
+        A prompt leaves each decode behind it the tokens that this needs. Otherwise a long prompt
+        would stall them until it is computed.
         """
-        if sequence.num_pending <= 1:
+        if not sequence.is_prefilling:
             return budget
-        num_texts = sum([other.num_pending == 1 for other in self.running[place + 1 :]])
+        others = self.running[place + 1 :]
+        num_texts = sum(other.num_pending for other in others if not other.is_prefilling)
         return max(1, budget - num_texts)
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
@@ -327,9 +328,10 @@ class Scheduler:
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return draft tokens for a sequence that decodes, at most `budget` - 1."""
         assert self._speculation is not None
-        if sequence.num_pending > 1 or not sequence.generates:
+        if sequence.is_prefilling or not sequence.generates:
             return NO_TOKENS
-        return self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
+        most = max(0, budget - sequence.num_pending)
+        return self._speculation.propose(sequence, len(self.running))[:most]
 
     def _digest(self, sequence: Sequence, num_tokens: int) -> None:
         """Bring the digests of a sequence's full pages up to `num_tokens`."""
@@ -374,7 +376,7 @@ class Scheduler:
             self._digest(sequence, end)
             for page in range(first, last):
                 self._pool.cache(sequence.pages[page], sequence.digests[page])
-            self._states.remember(chunk, end)
+            self._states.remember(chunk)
 
     def _missing_pages(self, sequence: Sequence, count: int) -> int:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
@@ -543,7 +545,7 @@ class Scheduler:
             is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
         news.logprobs = bytes(logprobs)
         num_right = max(0, len(news.tokens) - 1)
-        sequence.num_computed += num_right
+        self._states.accept(chunk, num_right)
         sequence.num_expected += num_right
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)

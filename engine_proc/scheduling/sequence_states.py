@@ -3,6 +3,9 @@
 A chunk reads the slot with the state before its first token, and writes another one. The slot that
 it read is freed when its step closes, so a step can be run again.
 
+A written state covers no drafts, since a state cannot be taken back token by token. Drafts that are
+accepted are computed again by the next chunk, whose state covers them.
+
 Checkpoints lie on page borders, where chunks end for them. A sequence leaves one at the last full
 page of its prompt, and one where the pages that others have computed end without a checkpoint. Of
 all other borders that it passes only the newest keeps one. That is the end of its turn, or where it
@@ -61,8 +64,27 @@ class SequenceStates:
     def begin(self, chunks: list[Chunk]) -> None:
         """Give the chunks of a step their slots."""
         for chunk in chunks if self._are_used else ():
-            chunk.state_in = chunk.sequence.state
-            chunk.state_out = chunk.sequence.state = self._slots.allocate()
+            sequence = chunk.sequence
+            chunk.state_in = sequence.state
+            chunk.state_out = sequence.state = self._slots.allocate()
+            chunk.state_end = sequence.num_computed = self._state_end(chunk)
+
+    def _state_end(self, chunk: Chunk) -> int:
+        """Return where a chunk's state ends: at its end, or at a border within accepted drafts.
+
+        What is behind that border is computed again, so that the border gets its checkpoint.
+        """
+        border = chunk.end // self._pool.page_tokens * self._pool.page_tokens
+        has_drafts = chunk.sequence.num_uncovered > 0 and chunk.is_last
+        return border if self._caches and has_drafts and border > chunk.start else chunk.end
+
+    def accept(self, chunk: Chunk, num_right: int) -> None:
+        """Advance a sequence by the drafts that proved right, as far as its state covers them."""
+        sequence = chunk.sequence
+        if self._are_used:
+            sequence.num_uncovered = len(sequence.tokens) - 1 - chunk.state_end
+        else:
+            sequence.num_computed += num_right
 
     def close(self, chunks: list[Chunk]) -> None:
         """Free what the chunks of a step have read: it will not be run again."""
@@ -73,13 +95,15 @@ class SequenceStates:
 
     def take_back(self, chunk: Chunk) -> None:
         """Return a sequence to the state before a chunk, which will be scheduled again."""
-        self.free(self.remove(chunk.sequence))
-        chunk.sequence.state, chunk.state_in = chunk.state_in, NO_STATE
+        sequence, num_uncovered = chunk.sequence, chunk.sequence.num_uncovered
+        self.free(self.remove(sequence))
+        sequence.state, chunk.state_in = chunk.state_in, NO_STATE
+        sequence.num_uncovered = num_uncovered
 
     def remove(self, sequence: Sequence) -> "array[int]":
         """Take a sequence's state from it; return the slot, to be freed."""
         slots = array("i") if sequence.state == NO_STATE else array("i", [sequence.state])
-        sequence.state = NO_STATE
+        sequence.state, sequence.num_uncovered = NO_STATE, 0
         return slots
 
     def free(self, slots: Iterable[int]) -> None:
@@ -107,9 +131,10 @@ class SequenceStates:
         if self._are_used:
             sequence.state = self._slots.find(digest)
 
-    def remember(self, chunk: Chunk, end: int) -> None:
-        """Keep the state behind a chunk that has been computed up to `end`, a page's border."""
+    def remember(self, chunk: Chunk) -> None:
+        """Keep the state that a chunk has written, if it ends on a page's border."""
         sequence, page_tokens = chunk.sequence, self._pool.page_tokens
+        end = chunk.state_end
         if not self._caches or end % page_tokens:
             return
         digest = sequence.digests[end // page_tokens - 1]

@@ -24,6 +24,7 @@ class Chunk:
     is_decode: bool = False  # the newest token of a plain sequence, alone: there is a fast way
     state_in: int = NO_STATE  # the slot with the state before it; none before the first token
     state_out: int = NO_STATE  # the slot that gets the state behind it
+    state_end: int = 0  # the position before which that state ends
     watched: range = NOWHERE  # the positions whose successors' log probabilities are wanted
 
     @classmethod

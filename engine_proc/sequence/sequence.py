@@ -49,6 +49,7 @@ class Sequence:
     has_ended: bool = False  # results of its steps in flight are ignored
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     state: int = NO_STATE  # the slot of its state behind `num_computed` tokens
+    num_uncovered: int = 0  # accepted drafts that its state does not cover: they are pending
     branch: int = 0  # the border of pages up to which others have computed the same tokens
     newest_checkpoint: bytes = b""  # the digest of the one that its next one takes the place of
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
@@ -127,6 +128,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens that no step computes yet; 0 while its last one is being sampled."""
         return self.num_expected - self.num_computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more is pending than its newest token and accepted drafts."""
+        return self.num_pending > 1 + self.num_uncovered
 
     @property
     def computable_end(self) -> int:

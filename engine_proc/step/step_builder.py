@@ -53,7 +53,7 @@ def build_step(chunks: list[Chunk]) -> Step:
                 sequence.row = len(logit_rows)
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
     images = ImageColumns(chunks)
-    states_in, states_out = state_columns(chunks)
+    state_in, state_out, state_ends = state_columns(chunks)
     return Step(
         token_ids=token_ids.tobytes(),
         positions=positions.tobytes(),
@@ -71,17 +71,33 @@ def build_step(chunks: list[Chunk]) -> Step:
         rope_positions=images.rope_positions,
         last_seen=images.last_seen,
         token_sources=relay_column(token_sources, len(token_ids)),
-        state_in=states_in,
-        state_out=states_out,
+        state_in=state_in,
+        state_out=state_out,
+        state_ends=state_ends,
     )
 
 
-def state_columns(chunks: list[Chunk]) -> tuple[bytes, bytes]:
-    """Return the slots that states are read from and written to, where sequences have some."""
+def state_columns(chunks: list[Chunk]) -> tuple[bytes, bytes, bytes]:
+    """Return the slots that states are read from and written to, and where those end.
+
+    The columns are empty where sequences have no states; the last also where states cover all.
+    """
     if chunks[0].state_out == NO_STATE:
-        return b"", b""
-    states_in = array("i", [chunk.state_in for chunk in chunks])
-    return states_in.tobytes(), array("i", [chunk.state_out for chunk in chunks]).tobytes()
+        return b"", b"", b""
+    state_in = array("i", [chunk.state_in for chunk in chunks])
+    state_out = array("i", [chunk.state_out for chunk in chunks])
+    return state_in.tobytes(), state_out.tobytes(), end_column(chunks)
+
+
+def end_column(chunks: list[Chunk]) -> bytes:
+    """Return the token of the step before which each state ends, unless states cover all."""
+    ends, first_row = array("i"), 0
+    covers_all = True
+    for chunk in chunks:
+        ends.append(first_row + chunk.state_end - chunk.start)
+        first_row += chunk.num_tokens
+        covers_all = covers_all and ends[-1] == first_row
+    return b"" if covers_all else ends.tobytes()
 
 
 def relay_column(token_sources: dict[int, int], num_tokens: int) -> bytes:

@@ -41,6 +41,9 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     # to. Empty in models without states. A step may be run again: it reads no slot that it writes.
     state_in: bytes = b""
     state_out: bytes = b""
+    # i32, by sequence: the token before which the written state ends. From there on are drafts,
+    # and tokens that a later step computes again. Empty: it covers all tokens.
+    state_ends: bytes = b""
 
     @property
     def num_tokens(self) -> int:

@@ -1,11 +1,10 @@
 """The engine of a model with states: what it says at the start, and how many sequences run."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_rig import FIRST, READY, Rig, generate
+from engine_rig import FIRST, Rig, generate
 
 from headrace.board.fields import EngineField
 from headrace.engine_proc.main import make_pool, make_scheduler
@@ -28,17 +27,7 @@ def test_few_state_slots_let_few_sequences_run(rig: Rig, caplog: pytest.LogCaptu
     assert "2 state slots are enough for 1 running sequences, not for --max-num-seqs 2; raise" in (
         caplog.text
     )
-    assert "--speculative" not in caplog.text
     rig.take(generate(), generate(FIRST + (1 << 16)))
     rig.step()
     assert (rig.slot[EngineField.RUNNING], rig.slot[EngineField.WAITING]) == (1, 1)
     assert (rig.slot[EngineField.STATES_TOTAL], rig.slot[EngineField.STATES_FREE]) == (2, 1)
-
-
-def test_states_turn_drafts_off_with_a_warning(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    drafting = dataclasses.replace(rig.config, speculative="ngram")
-    pool = make_pool(STATES, rig.config)
-    with caplog.at_level("WARNING"):
-        assert make_scheduler(pool, STATES, drafting)._speculation is None
-    assert "--speculative ngram is off" in caplog.text
-    assert make_scheduler(pool, READY, drafting)._speculation is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 from source_tree import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
-WAYS = ("alone", "batched", "chunked", "cached", "preempted", "tp 2")
+WAYS = ("alone", "batched", "chunked", "cached", "preempted", "drafts", "worker lost", "tp 2")
 HEADER = "| family | runs in | " + " | ".join(f"`--{w}`" if w[:2] == "tp" else w for w in WAYS)
 HEADER += " |"
 RULE = "| --- " * (2 + len(WAYS)) + "|"

@@ -8,6 +8,7 @@ from typing import Any
 
 from sampling_rows import sampling_rows
 
+from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -65,6 +66,21 @@ def generate_alone(prompt: list[int], max_tokens: int) -> tuple[list[int], Finis
         if tokens[-1] == END:
             return tokens[len(prompt) :], FinishReason.STOP
     return tokens[len(prompt) :], FinishReason.LENGTH
+
+
+class HalfRightProposer(NgramProposer):
+    """Knows the model. Whether its guesses are right depends on the text."""
+
+    def propose(self, sequence: Sequence, num_running: int) -> "array[int]":
+        length = len(super().propose(sequence, num_running)) or min(
+            3, sequence.request.max_tokens - sequence.num_generated - 1
+        )
+        tokens, drafts = list(sequence.tokens), array("i")
+        for _ in range(length):
+            lies = sum(tokens) % 4 == 0
+            drafts.append((next_token(tokens) + lies) % VOCABULARY)
+            tokens.append(drafts[-1])
+        return drafts
 
 
 class Died(Exception):
@@ -132,15 +148,23 @@ class FakeWorker:
     def _run_states(
         self, step: Step, ids: Items[int], positions: Items[int], owners: Items[int]
     ) -> dict[int, list[int]]:
-        """Put each sequence's tokens behind its state; return those behind the new ones."""
+        """Put each sequence's tokens behind its state; return those behind the new ones.
+
+        A slot gets those that its state covers.
+        """
         states_in, states_out = array("i", step.state_in), array("i", step.state_out)
+        ends = array("i", step.state_ends) or [len(ids)] * len(states_in)
+        covered = {}
         assert len({*states_out}) == len(states_out) and not {*states_in} & {*states_out}
         states = {}
         for owner, slot in enumerate(states_in):
             states[owner] = [] if slot == NO_STATE else [*self._states[slot]]
-            assert len(states[owner]) == positions[owners.index(owner)]
-            states[owner] += [id for id, row in zip(ids, owners, strict=True) if row == owner]
-        self._states |= {states_out[owner]: tokens for owner, tokens in states.items()}
+            first, end = owners.index(owner), len(owners) - owners[::-1].index(owner)
+            assert len(states[owner]) == positions[first]
+            assert not step.state_ends or first < ends[owner] <= end
+            covered[states_out[owner]] = [*states[owner], *ids[first : min(ends[owner], end)]]
+            states[owner] += ids[first:end]
+        self._states |= covered
         return states
 
     def next_token(self, tokens: list[int]) -> int:

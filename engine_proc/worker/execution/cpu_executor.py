@@ -131,7 +131,7 @@ class NativeStep(Structure):
         *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
         *((name, c_void_p) for name in ("rope_positions", "last_seen", "embeds")),
         *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
-        *((name, c_void_p) for name in ("state_in", "state_out")),
+        *((name, c_void_p) for name in ("state_in", "state_out", "state_ends")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
         *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
     )
@@ -428,6 +428,7 @@ class CpuExecutor:
             address(hidden),
             address(batch.state_in),
             address(batch.state_out),
+            address(batch.state_ends),
             num_tokens,
             *arrays[3].shape,
             len(arrays[4]),

@@ -40,6 +40,8 @@ class Batch:
     # Of decoders with states. No slot is in both.
     state_in: Int32s | None = None  # [sequences], slots with their states; -1 is at position 0
     state_out: Int32s | None = None  # [sequences], slots that get those behind their last tokens
+    # [sequences], the token before which the written state ends: from there on are drafts
+    state_ends: Int32s | None = None
 
 
 @dataclass(frozen=True)

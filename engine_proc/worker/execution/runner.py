@@ -100,6 +100,7 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
         last_seen=optional(step.last_seen),
         state_in=optional(step.state_in),
         state_out=optional(step.state_out),
+        state_ends=optional(step.state_ends),
     )
 
 

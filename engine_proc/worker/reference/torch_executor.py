@@ -4,6 +4,8 @@ Written to be read, and to round as transformers does in fp32. Linear layers see
 attention goes from sequence to sequence.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -222,34 +224,55 @@ class TorchExecutor:
             return self.linear(f"{name}.o", out.flatten(1) * gate)
         return self.linear(f"{name}.o", out.flatten(1))
 
+    def run_states(
+        self,
+        index: int,
+        batch: Batch,
+        places: Places,
+        run: Callable[[slice, Tensor], Tensor],
+    ) -> None:
+        """Move the state of each sequence from slot to slot; drafts change no slot.
+
+        Args:
+            run: computes rows of a sequence behind a state; returns the state behind them.
+        """
+        states = self.states[index]
+        assert batch.state_in is not None and batch.state_out is not None
+        for stretch in places.stretches:
+            rows, sequence = stretch.rows, batch.sequences[stretch.rows.start]
+            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
+            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+            end = rows.stop if batch.state_ends is None else int(batch.state_ends[sequence])
+            after = run(slice(rows.start, end), before.to(self.device))
+            states[slot_out] = after.to(states.device)
+            if end < rows.stop:
+                run(slice(end, rows.stop), after)
+
     def short_conv(
         self, index: int, conv: ShortConvSpec, x: Tensor, batch: Batch, places: Places
     ) -> Tensor:
         """Convolve each sequence's tokens behind its state, [tokens, hidden] -> the same."""
-        name, states = f"layers.{index}", self.states[index]
-        assert batch.state_in is not None and batch.state_out is not None
+        name = f"layers.{index}"
         weight = self.weights[f"{name}.conv"].view(conv.channels, 1, conv.kernel_size)
         bias = self.weights.get(f"{name}.conv.bias")
         b, c, y = (self.linear(f"{name}.{part}", x) for part in ("in_b", "in_c", "in_x"))
         gated, mixed = b * y, torch.empty_like(c)
-        for stretch in places.stretches:
-            sequence = batch.sequences[stretch.rows.start]
-            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
-            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
-            before = before.view(conv.kernel_size - 1, conv.channels)
-            columns = torch.cat([before.to(gated), gated[stretch.rows]])
+
+        def run(rows: slice, before: Tensor) -> Tensor:
+            window = before.view(conv.kernel_size - 1, conv.channels)
+            columns = torch.cat([window.to(gated), gated[rows]])
             summed = F.conv1d(columns.T[None], weight, bias, groups=conv.channels)[0].T
-            mixed[stretch.rows] = c[stretch.rows] * summed
-            last = columns[-(conv.kernel_size - 1) :].flatten()
-            states[slot_out] = last.float().to(states.device)
+            mixed[rows] = c[rows] * summed
+            return columns[-(conv.kernel_size - 1) :].flatten().float()
+
+        self.run_states(index, batch, places, run)
         return self.linear(f"{name}.out", mixed)
 
     def delta_net(
         self, index: int, delta: GatedDeltaNetSpec, x: Tensor, batch: Batch, places: Places
     ) -> Tensor:
         """Let each sequence's tokens change its matrices, [tokens, hidden] -> the same."""
-        name, states = f"layers.{index}.delta", self.states[index]
-        assert batch.state_in is not None and batch.state_out is not None
+        name = f"layers.{index}.delta"
         channels = torch.cat([self.linear(f"{name}.{part}", x) for part in "qkv"], -1)
         kernels = torch.cat([self.weights[f"{name}.{part}.conv"] for part in "qkv"])
         kernels = kernels.view(-1, delta.kernel_size)
@@ -261,13 +284,13 @@ class TorchExecutor:
         rates = self.weights[f"{name}.rate"].float()[:, None]
         decays = torch.exp(rates * steps.view(len(x), delta.num_value_heads, -1))
         read = torch.empty(len(x), delta.num_value_heads, delta.value_dim, device=x.device)
-        for stretch in places.stretches:
-            sequence, rows = batch.sequences[stretch.rows.start], stretch.rows
-            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
-            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
+
+        def run(rows: slice, before: Tensor) -> Tensor:
             tokens = DeltaTokens(channels[rows].float(), decays[rows], betas[rows])
-            read[rows], after = run_sequence(delta, kernels.float(), tokens, before.to(x.device))
-            states[slot_out] = after.to(states.device)
+            read[rows], after = run_sequence(delta, kernels.float(), tokens, before)
+            return after
+
+        self.run_states(index, batch, places, run)
         read = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.spec.norm_eps)
         read = read * self.weights[f"{name}.gated_norm"].float()
         z = self.linear(f"{name}.z", low_z).float()
@@ -278,8 +301,7 @@ class TorchExecutor:
         self, index: int, mamba2: Mamba2Spec, x: Tensor, batch: Batch, places: Places
     ) -> Tensor:
         """Run Mamba-2 over each sequence's tokens, [tokens, hidden] -> the same."""
-        prefix, states = f"layers.{index}.", self.states[index]
-        assert batch.state_in is not None and batch.state_out is not None
+        prefix = f"layers.{index}."
         weights = {
             name.removeprefix(prefix): weight
             for name, weight in self.weights.items()
@@ -287,14 +309,14 @@ class TorchExecutor:
         }
         parts = {name: self.linear(f"{prefix}in_{name}", x) for name in PARTS}
         mixed = torch.empty_like(parts["z"])
-        for stretch in places.stretches:
-            sequence = batch.sequences[stretch.rows.start]
-            slot_in, slot_out = batch.state_in[sequence], batch.state_out[sequence]
-            before = states[slot_in] if slot_in >= 0 else torch.zeros_like(states[slot_out])
-            own = {name: part[stretch.rows] for name, part in parts.items()}
-            out, behind = run_mamba2(mamba2, weights, own, before.to(x.device), self.spec.norm_eps)
-            mixed[stretch.rows] = out.to(self.dtype)
-            states[slot_out] = behind.to(states.device)
+
+        def run(rows: slice, before: Tensor) -> Tensor:
+            own = {name: part[rows] for name, part in parts.items()}
+            out, behind = run_mamba2(mamba2, weights, own, before, self.spec.norm_eps)
+            mixed[rows] = out.to(self.dtype)
+            return behind
+
+        self.run_states(index, batch, places, run)
         return self.linear(f"{prefix}out", mixed)
 
     def latent_attention(

@@ -13,6 +13,7 @@ from scheduler_rig import (
     VOCABULARY,
     WATCHED,
     FakeWorker,
+    HalfRightProposer,
     Rig,
     generate_alone,
     make_sequence,
@@ -116,7 +117,7 @@ class Story:
     max_num_seqs=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
     policy=st.sampled_from(Policy),
-    speculation=st.sampled_from([None, NgramProposer()]),
+    speculation=st.sampled_from([None, NgramProposer(), HalfRightProposer()]),
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
@@ -147,7 +148,7 @@ def test_every_sequence_says_what_it_would_say_alone(
         depth,
         num_states,
         policy=policy,
-        speculation=None if num_states else speculation,
+        speculation=speculation,
         reuses_prefixes=reuses_prefixes,
     )
     story = Story(rig, script)

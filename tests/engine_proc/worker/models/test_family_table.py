@@ -9,7 +9,15 @@ from typing import Any
 import family_table
 import pytest
 from dense_models import DENSE, tiny_dense
-from hybrid_models import HYBRIDS, NUM_STATES, NUM_TOKENS, PROMPTS, Generation, tiny_hybrid
+from hybrid_models import (
+    HYBRIDS,
+    NUM_STATES,
+    NUM_TOKENS,
+    PROMPTS,
+    Generation,
+    HalfRightProposer,
+    tiny_hybrid,
+)
 from latent_models import LATENT, tiny_latent
 from mixture_models import MIXTURES, tiny_mixture
 from reference import endless_answers
@@ -60,6 +68,22 @@ def preempted(generation: Generation) -> Answers:
     return answers
 
 
+def with_drafts(generation: Generation) -> Answers:
+    answers = generation.answers(PROMPTS)
+    counts = generation.scheduler.counts
+    assert 0 < counts.accepted_drafts < counts.drafts
+    return answers
+
+
+def after_a_death(generation: Generation) -> Answers:
+    sequences = [generation.add(prompt) for prompt in PROMPTS]
+    for _ in range(6):
+        generation.step()
+    generation.die()
+    generation.run()
+    return [list(sequence.generated) for sequence in sequences]
+
+
 def outcomes(model: DecoderModel, expected: Answers) -> Iterator[tuple[str, bool]]:
     """Yield each way, and whether its answers are those expected."""
     num_states = NUM_STATES if model.spec.state_numbers else 0
@@ -70,6 +94,8 @@ def outcomes(model: DecoderModel, expected: Answers) -> Iterator[tuple[str, bool
         "chunked": (together, {"budget": 7}),
         "cached": (cached, {}),
         "preempted": (preempted, {"num_pages": 7}),
+        "drafts": (with_drafts, {"speculation": HalfRightProposer(expected)}),
+        "worker lost": (after_a_death, {}),
     }
     for way, (run, options) in ways.items():
         yield way, run(Generation(make, num_states=num_states, **options)) == expected

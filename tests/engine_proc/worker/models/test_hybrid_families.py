@@ -22,6 +22,7 @@ from hybrid_models import (
     PROMPTS,
     TINY,
     Generation,
+    HalfRightProposer,
     tiny_hybrid,
 )
 from random_decoders import SPEC, batch, random_weights, stored, with_states
@@ -73,18 +74,45 @@ def expected(hybrid: Any) -> Answers:
 def test_logits_of_hybrids_are_those_of_transformers(hybrid: Any, executor: Any) -> None:
     folder, expected, _ = hybrid
     model = open_model(folder)
-    count = len(PROMPTS[2])
-    step = Batch(
-        token_ids=np.array(PROMPTS[2], np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        sequences=np.zeros(count, np.int32),
-        page_table=np.array([[5, 0, 3, 2]], np.int32),
-        logit_rows=np.arange(count, dtype=np.int32),
-        state_in=np.array([-1], np.int32),
-        state_out=np.array([1], np.int32),
-    )
     run = executor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
+    step = part_of_prompt(0, len(PROMPTS[2]))
     np.testing.assert_allclose(run.forward(step), expected, atol=1e-4, rtol=0)
+
+
+def part_of_prompt(start: int, end: int, **options: Any) -> Batch:
+    """Return a step of the longest prompt's tokens."""
+    return Batch(
+        token_ids=np.array(PROMPTS[2][start:end], np.int32),
+        positions=np.arange(start, end, dtype=np.int32),
+        sequences=np.zeros(end - start, np.int32),
+        page_table=np.array([[5, 0, 3, 2]], np.int32),
+        logit_rows=np.arange(end - start, dtype=np.int32),
+        state_in=np.array([0 if start else -1], np.int32),
+        state_out=np.array([1 if start else 0], np.int32),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("executor", [TorchExecutor, CpuExecutor])
+@pytest.mark.parametrize("covered", [1, 3, 20])
+def test_drafts_change_no_state_of_hybrids(hybrid: Any, executor: Any, covered: int) -> None:
+    """Tokens behind the end of a written state give logits, and leave no trace in it."""
+    folder, expected, _ = hybrid
+    model = open_model(folder)
+    run = executor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
+    first = part_of_prompt(0, covered + 4, state_ends=np.array([covered], np.int32))
+    np.testing.assert_allclose(run.forward(first), expected[: covered + 4], atol=1e-4, rtol=0)
+    rest = part_of_prompt(covered, len(PROMPTS[2]))
+    np.testing.assert_allclose(run.forward(rest), expected[covered:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("end", [-1, 0, 5, 99])
+def test_core_refuses_states_that_end_outside_of_their_tokens(end: int, tmp_path: Path) -> None:
+    tiny_hybrid("lfm2").save_pretrained(tmp_path)
+    model = open_model(tmp_path)
+    run = CpuExecutor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
+    with pytest.raises(ValueError, match="state"):
+        run.forward(part_of_prompt(0, 4, state_ends=np.array([end], np.int32)))
 
 
 def test_hybrids_answer_as_transformers_alone(make: Make, expected: Answers) -> None:
@@ -178,6 +206,45 @@ def test_hybrids_answer_with_few_slots(make: Make, expected: Answers) -> None:
     generation = Generation(make, num_states=4)
     for _ in range(2):
         assert generation.answers(PROMPTS) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"budget": 7}, {"num_pages": 7}, {"num_states": 4}, {"reuses_prefixes": False}]
+)
+def test_drafts_change_no_text_of_hybrids(
+    make: Make, expected: Answers, options: dict[str, Any]
+) -> None:
+    generation = Generation(make, speculation=HalfRightProposer(expected), **options)
+    for _ in range(2):
+        assert generation.answers(PROMPTS) == expected
+    counts = generation.scheduler.counts
+    assert 0 < counts.accepted_drafts < counts.drafts
+    assert counts.steps < 2 * NUM_TOKENS * len(PROMPTS) or "budget" in options
+
+
+@pytest.mark.parametrize("what", ["die", "fail"])
+def test_hybrids_with_drafts_answer_after_lost_steps(
+    make: Make, expected: Answers, what: str
+) -> None:
+    generation = Generation(make, speculation=HalfRightProposer(expected))
+    sequences = [generation.add(prompt) for prompt in PROMPTS]
+    for _ in range(2):
+        for _ in range(3):
+            generation.step()
+        getattr(generation, what)()
+    generation.run()
+    assert [list(sequence.generated) for sequence in sequences] == expected
+    assert generation.scheduler.counts.accepted_drafts > 0
+
+
+def test_drafts_of_hybrids_skip_no_checkpoint(make: Make, expected: Answers) -> None:
+    """The newest border of a text keeps its state, though drafts went past it."""
+    generation = Generation(make, speculation=HalfRightProposer(expected))
+    generation.answers(PROMPTS)
+    generation.scheduler._speculation = None
+    turn = generation.add([*PROMPTS[2], *expected[2], 5, 6, 7])
+    generation.run()
+    assert turn.num_cached == (53 + 24 - 1) // 16 * 16
 
 
 IN_GGUF: dict[str, dict[str, Any]] = {  # and what llama.cpp has built in
