@@ -1,4 +1,4 @@
-"""The table in docs/models.md, which a run of `make families` writes."""
+"""The table in docs/models.md and its short form in README.md, which `make families` writes."""
 
 import os
 from pathlib import Path
@@ -6,9 +6,11 @@ from pathlib import Path
 from source_tree import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
+README = ROOT / "README.md"
 WAYS = ("alone", "batched", "chunked", "cached", "preempted", "drafts", "worker lost", "tp 2")
 HEADER = "| family | runs in | " + " | ".join(f"`--{w}`" if w[:2] == "tp" else w for w in WAYS)
 HEADER += " |"
+SHORT_HEADER = "| families | run in | text of transformers, in fp32 |"
 RULE = "| --- " * (2 + len(WAYS)) + "|"
 WRITES = "FAMILIES_TABLE" in os.environ
 EXACT, DIFFERS, NOT_COMPARED = "exact", "differs", "-"
@@ -37,11 +39,40 @@ def rows() -> Rows:
     return read() | (RECORD if WRITES else {})
 
 
-def write(rows: Rows, page: Path = PAGE) -> None:
+def short(rows: Rows) -> list[str]:
+    """Return the rows of README.md: families that run in one place and fared alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, (runs_in, *cells) in sorted(rows.items()):
+        alike.setdefault((runs_in, summary(cells)), []).append(name)
+    return [
+        f"| {', '.join(names)} | {runs_in} | {text} |"
+        for (runs_in, text), names in sorted(alike.items())
+    ]
+
+
+def summary(cells: list[str]) -> str:
+    """Return what became of a family in all ways."""
+    if set(cells) == {EXACT}:
+        return "exact in each way"
+    words = {EXACT: EXACT, DIFFERS: DIFFERS, NOT_COMPARED: "not compared"}
+    ways = {
+        word: ", ".join(way for way, cell in zip(WAYS, cells, strict=True) if cell == kind)
+        for kind, word in words.items()
+    }
+    return "; ".join(f"{word}: {which}" for word, which in ways.items() if which)
+
+
+def write(rows: Rows, page: Path = PAGE, readme: Path = README) -> None:
     """Write the rows of families that were run; others stay as they are."""
-    text, rows = page.read_text(), read(page) | rows
+    rows = read(page) | rows
     order = sorted(rows, key=lambda name: (rows[name][0], name))
-    table = [HEADER, RULE, *(f"| {name} | " + " | ".join(rows[name]) + " |" for name in order)]
-    before, _, rest = text.partition(HEADER)
+    lines = [f"| {name} | " + " | ".join(rows[name]) + " |" for name in order]
+    replace_table(page, HEADER, [RULE, *lines])
+    replace_table(readme, SHORT_HEADER, ["| --- | --- | --- |", *short(rows)])
+
+
+def replace_table(page: Path, header: str, lines: list[str]) -> None:
+    """Replace what is below a header, up to an empty line."""
+    before, _, rest = page.read_text().partition(header)
     after = rest.partition("\n\n")[2]
-    page.write_text(before + "\n".join(table) + "\n\n" + after)
+    page.write_text(before + "\n".join([header, *lines]) + "\n\n" + after)

@@ -130,12 +130,22 @@ def test_table_has_the_families_that_are_lowered() -> None:
 
 
 def test_table_keeps_rows_of_families_not_run(tmp_path: Path) -> None:
-    page = tmp_path / "models.md"
+    page, readme = tmp_path / "models.md", tmp_path / "README.md"
+    readme.write_text(f"{family_table.SHORT_HEADER}\n\n")
     header = f"{family_table.HEADER}\n{family_table.RULE}"
     page.write_text(f"# Before\n\n{header}\n\nAfter.\n")
     cells = ["exact"] * len(family_table.WAYS)
-    family_table.write({"b": ["core", *cells]}, page)
-    family_table.write({"c": ["modules", *cells], "a": ["core", "differs", *cells[1:]]}, page)
+    family_table.write({"b": ["core", *cells]}, page, readme)
+    family_table.write(
+        {"c": ["modules", *cells], "a": ["core", "differs", *cells[1:]]}, page, readme
+    )
     assert page.read_text().startswith(f"# Before\n\n{header}\n| a | core | differs |")
     assert page.read_text().endswith(" |\n\nAfter.\n")
     assert list(family_table.read(page)) == ["a", "b", "c"]
+    assert "| b | core | exact in each way |" in readme.read_text()
+    assert "| a | core | exact: batched, " in readme.read_text()
+
+
+def test_readme_has_the_table_in_short() -> None:
+    for line in family_table.short(family_table.read()):
+        assert family_table.WRITES or line in family_table.README.read_text(), "`make families`"
