@@ -1,4 +1,4 @@
-"""Measure decoders whose layers have a state: decode, prompts, and how decode grows with context.
+"""Measure decoders with states or latents: decode, prompts, and how decode grows with context.
 
 Method: layers of a model's shape with random weights in bf16, keys and values in bf16, states in
         fp32. The limit of one sequence is the bandwidth measured in the same round over what a
@@ -34,7 +34,7 @@ from support.random_weights import random_weights
 from support.report import Quantity, Report, parser
 from support.shapes import full_config
 
-SHAPES = ("lfm2-1.2b", "qwen3.5-9b")
+SHAPES = ("lfm2-1.2b", "qwen3.5-9b", "minicpm3-4b")
 PREFILL_TOKENS = 512
 CONTEXTS = (64, 32_000)
 STEPS = 5  # of a round, of which the median counts
@@ -53,7 +53,7 @@ class Decoder:
             weights,
             num_pages=max(CONTEXTS) // PAGE_TOKENS + 1,
             page_tokens=PAGE_TOKENS,
-            num_states=2,
+            num_states=2 if self.spec.state_numbers else 0,
             weight_dtype=WeightDtype.PACKED,
             kv_dtype=KVDtype.BFLOAT16,
             rounds_activations=True,
@@ -67,8 +67,9 @@ class Decoder:
 
     def seconds(self, batch: Batch, begins: bool, steps: int) -> tuple[float, float]:
         """Return what a step takes, in all and but attention."""
-        state_in = np.array([-1 if begins else 0], np.int32)
-        batch = replace(batch, state_in=state_in, state_out=np.array([1], np.int32))
+        if self.spec.state_numbers:
+            state_in = np.array([-1 if begins else 0], np.int32)
+            batch = replace(batch, state_in=state_in, state_out=np.array([1], np.int32))
         times, rests = [], []
         for _ in range(steps):
             self.core.step_seconds()

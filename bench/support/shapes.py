@@ -141,6 +141,28 @@ SHAPES["qwen3.5-9b"] = {
     "vocab_size": 49152,
     "tie_word_embeddings": False,
 }
+# A quarter of the layers of MiniCPM3-4B, with the demo model's vocabulary.
+SHAPES["minicpm3-4b"] = {
+    "model_type": "minicpm3",
+    "architectures": ["MiniCPM3ForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 256,
+    "rope_theta": 10_000.0,
+    "max_position_embeddings": 32768,
+    "vocab_size": 49152,
+    "tie_word_embeddings": False,
+}
 SHAPES["micro"] = SHAPES["tiny"] | {"vocab_size": 512}  # for kernels alone: texts have more tokens
 
 
