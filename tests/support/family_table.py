@@ -45,7 +45,7 @@ def short(rows: Rows) -> list[str]:
     for name, (runs_in, *cells) in sorted(rows.items()):
         alike.setdefault((runs_in, summary(cells)), []).append(name)
     return [
-        f"| `{', '.join(names)}` | {runs_in} | {text} |"
+        f"| {', '.join(f'`{name}`' for name in names)} | {runs_in} | {text} |"
         for (runs_in, text), names in sorted(alike.items())
     ]
 

@@ -142,8 +142,8 @@ def test_table_keeps_rows_of_families_not_run(tmp_path: Path) -> None:
     assert page.read_text().startswith(f"# Before\n\n{header}\n| a | core | differs |")
     assert page.read_text().endswith(" |\n\nAfter.\n")
     assert list(family_table.read(page)) == ["a", "b", "c"]
-    assert "| b | core | exact in each way |" in readme.read_text()
-    assert "| a | core | exact: batched, " in readme.read_text()
+    assert "| `b` | core | exact in each way |" in readme.read_text()
+    assert "| `a` | core | exact: batched, " in readme.read_text()
 
 
 def test_readme_has_the_table_in_short() -> None:
