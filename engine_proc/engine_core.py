@@ -22,6 +22,7 @@ from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
 from headrace.engine_proc.request_io.turn import messages_of_turn
+from headrace.engine_proc.scheduling.cache_table import NO_CACHE
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -101,6 +102,8 @@ class EngineCore:
         self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
         self._can_step = True
+        self._has_new_workers = False
+        self._slot.add(EngineField.RECOVERED_PAGES, pool.num_cached)  # of the engine before
         self._update_board()
 
     def receive(self, inbox: Inbox[ToEngine]) -> None:
@@ -242,7 +245,7 @@ class EngineCore:
             self._publish([SequenceOutput(sequence, generated.tolist())])
 
     def run_once(self, workers: WorkerGroup) -> None:
-        """Compute a step if there is work. If a worker died, recompute all sequences on new ones.
+        """Compute a step if there is work. If a worker died, go on with new ones.
 
         Raises:
             WorkerDied: too many died in a row.
@@ -251,6 +254,8 @@ class EngineCore:
             self._can_step = workers.are_ready()
             if not self._can_step:
                 return
+            if self._has_new_workers:
+                self._take_pages(workers.cache_id)
             if self._scheduler.has_work:
                 self.step(workers)
             else:
@@ -260,15 +265,24 @@ class EngineCore:
             is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
             if is_for_memory:
                 self._step_limit.failed(self._scheduler.tokens_in_step)
-            deadly = self._scheduler.recompute(blames=not (is_for_memory or death.is_chaos))
+            deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_chaos))
             self._sent.clear()
             self._set_step_deadline()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
             is_explained = is_for_memory or death.is_chaos or deadly is not None
             workers.replace(death, ids, is_explained)
-            self._can_step = False
+            self._can_step, self._has_new_workers = False, True
             self._update_board()
+
+    def _take_pages(self, cache_id: bytes) -> None:
+        """Go on with the pages of new workers; recompute all sequences if they have others."""
+        self._has_new_workers = False
+        if cache_id and cache_id == self._pool.cache_id:
+            self._slot.add(EngineField.RECOVERED_PAGES, self._pool.num_cached)
+        else:
+            self._scheduler.recompute(cache_id or NO_CACHE)
+        self._update_board()
 
     def _without_stuck(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
         """Fail the requests whose grammars allow no token; return the outputs of all others."""

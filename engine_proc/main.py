@@ -15,11 +15,13 @@ from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy
+from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
@@ -61,8 +63,9 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             tower_bytes = vision.wait_gpu_bytes(images)
         workers = WorkerGroup(config, context, area, tower_bytes)
         ready = workers.wait_ready()
-        pool = make_pool(ready, config)
-        scheduler = make_scheduler(pool, ready, config, images)
+        pool_table, slot_table = open_tables(config, ready, workers.cache_id)
+        pool = make_pool(ready, config, pool_table)
+        scheduler = make_scheduler(pool, ready, config, images, slot_table)
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
@@ -93,7 +96,28 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             vision.stop()
 
 
-def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
+def open_tables(
+    config: EngineConfig, ready: WorkerReady, cache_id: bytes
+) -> tuple[CacheTable, CacheTable]:
+    """Return the tables of pages and state slots. Those of the engine before are kept.
+
+    They are not, where they tell of other memory than the workers have.
+    """
+    counts = ready.num_pages, ready.num_states
+    if not cache_id:
+        pages, states = (CacheTable(count) for count in counts)
+        return pages, states
+    memory = map_tables(config.cache_fds[0], [table_bytes(count) for count in counts])
+    pages, states = (CacheTable(*table) for table in zip(counts, memory, strict=True))
+    for table in (pages, states):
+        if table.cache_id != cache_id:
+            table.begin(cache_id)
+    return pages, states
+
+
+def make_pool(
+    ready: WorkerReady, config: EngineConfig, table: CacheTable | None = None
+) -> PagePool:
     """Return the pool of the worker's pages.
 
     Raises:
@@ -108,7 +132,7 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
             f"{num_tokens} tokens, less than one sequence of --max-model-len "
             f"{execution.max_model_len}; raise it or lower that"
         )
-    return PagePool(ready.num_pages, ready.page_tokens)
+    return PagePool(ready.num_pages, ready.page_tokens, table)
 
 
 def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
@@ -131,11 +155,15 @@ def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | Non
 
 
 def make_scheduler(
-    pool: PagePool, ready: WorkerReady, config: EngineConfig, images: EncoderQueue | None = None
+    pool: PagePool,
+    ready: WorkerReady,
+    config: EngineConfig,
+    images: EncoderQueue | None = None,
+    slot_table: CacheTable | None = None,
 ) -> Scheduler:
     """Return the scheduler for the flags."""
     execution = config.execution
-    slots = StateSlots(ready.num_states)
+    slots = StateSlots(ready.num_states, slot_table)
     num_seqs = ready.num_states // SLOTS_PER_SEQUENCE
     if ready.num_states and num_seqs < execution.max_num_seqs:
         log.warning(

@@ -82,7 +82,7 @@ WITHIN = {
         "worker.models.families": "worker.models.specs",
         "worker.models": "worker.checkpoints worker.models.families worker.models.specs",
         "worker.parallel": "collectives worker.checkpoints worker.models worker.models.specs",
-        "worker.execution": "collectives worker.checkpoints worker.models worker.models.specs "
+        "worker.execution": "collectives shm worker.checkpoints worker.models worker.models.specs "
         "worker.parallel",
         "worker.reference": "worker.checkpoints worker.execution worker.models worker.models.specs",
         "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "

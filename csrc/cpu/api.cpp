@@ -18,11 +18,11 @@ const char *headrace_cpu_kernels() {
     return headrace::best_kernels();
 }
 
-// Null when memory does not suffice.
-void *headrace_cpu_create(const Config *config, const LayerConfig *layers,
-                          const RopeConfig *ropes) {
+// Null when memory does not suffice. Pages and states lie in `memory`, unless that is null.
+void *headrace_cpu_create(const Config *config, const LayerConfig *layers, const RopeConfig *ropes,
+                          void *memory) {
     try {
-        return new Model(*config, layers, ropes);
+        return new Model(*config, layers, ropes, memory);
     } catch (const std::bad_alloc &) {
         return nullptr;
     }

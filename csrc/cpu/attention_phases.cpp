@@ -187,6 +187,7 @@ public:
 
     void attend_segment(int segment, float *scores, const Partial &partial) const {
         const Kernels &kernels = *state_.model.kernels;
+        prefetch_segment(segment + 1);
         const auto attend =
             state_.model.latent ? kernels.attend_latent_segment : kernels.attend_segment;
         attend(operands_, segment, scores, partial);
@@ -224,6 +225,21 @@ public:
     }
 
 private:
+    // Have the processor look up where the keys and values of a segment are. Shared memory has
+    // small pages of the system's, and such a lookup takes as long as a read from memory.
+    void prefetch_segment(int segment) const {
+        constexpr size_t system_page = 4096;
+        const int first = segment * segment_tokens;
+        const int last = std::min(first + segment_tokens, operands_.last_key + 1);
+        const size_t head_bytes = state_.model.kv.head_bytes();
+        for (int key = first; key < last; key += operands_.page_tokens) {
+            const uint8_t *head = operands_.keys + operands_.page_offset(key);
+            for (size_t offset = 0; offset < head_bytes; offset += system_page) {
+                __builtin_prefetch(head + offset);
+            }
+        }
+    }
+
     const StepState &state_;
     const Tile &tile_;
     int group_;

@@ -3,14 +3,18 @@
 namespace headrace {
 
 void KvPages::allocate(Format format, int num_layers, int num_pages, int page_tokens,
-                       int num_kv_heads, int head_dim, bool has_latents) {
+                       int num_kv_heads, int head_dim, bool has_latents, void *memory) {
     format_ = format;
     num_layers_ = num_layers;
     page_tokens_ = page_tokens;
     num_kv_heads_ = num_kv_heads;
     head_dim_ = head_dim;
     has_latents_ = has_latents;
-    buffer_.allocate(size_t(num_pages) * page_bytes());
+    if (memory) {
+        buffer_.borrow(memory);
+    } else {
+        buffer_.allocate(size_t(num_pages) * page_bytes());
+    }
 }
 
 HeadPlace KvPages::place(int layer, int kv_head, int page, int row) const {

@@ -11,8 +11,9 @@ namespace headrace {
 
 class KvPages {
 public:
+    // In `memory`, or in memory of their own where that is null. Throws std::bad_alloc.
     void allocate(Format format, int num_layers, int num_pages, int page_tokens, int num_kv_heads,
-                  int head_dim, bool has_latents = false);
+                  int head_dim, bool has_latents = false, void *memory = nullptr);
 
     const uint8_t *keys(int layer, int kv_head) const {
         return at(layer) + size_t(kv_head) * head_bytes();
@@ -21,6 +22,9 @@ public:
         return keys(layer, kv_head) + key_bytes();
     }
     size_t page_bytes() const { return num_layers_ * layer_bytes(); }
+    size_t head_bytes() const { // keys and values of a head, in a layer of a page
+        return key_bytes() + blocks_of(head_dim_) * block_bytes(format_, page_tokens_);
+    }
     Format format() const { return format_; }
 
     // Where row `row` of `page` has its token's key and value.
@@ -29,9 +33,6 @@ public:
 private:
     size_t key_bytes() const {
         return has_latents_ ? 0 : page_tokens_ / lanes * block_bytes(format_, head_dim_);
-    }
-    size_t head_bytes() const {
-        return key_bytes() + blocks_of(head_dim_) * block_bytes(format_, page_tokens_);
     }
     size_t layer_bytes() const { return head_bytes() * num_kv_heads_; } // of a page
     uint8_t *at(int layer) const { return buffer_.as<uint8_t>() + size_t(layer) * layer_bytes(); }

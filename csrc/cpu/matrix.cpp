@@ -10,17 +10,24 @@
 namespace headrace {
 
 Buffer::~Buffer() {
-    if (data_) {
-        munmap(data_, size_);
-    }
+    release();
 }
 
-void Buffer::allocate(size_t num_bytes) {
-    if (data_) {
+void Buffer::release() {
+    if (size_) {
         munmap(data_, size_);
     }
     data_ = nullptr;
     size_ = 0;
+}
+
+void Buffer::borrow(void *memory) {
+    release();
+    data_ = memory;
+}
+
+void Buffer::allocate(size_t num_bytes) {
+    release();
     // The slack lets a tile prefetch, and a last vector load, run past the end.
     const size_t size = num_bytes + 4096;
     void *data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -147,6 +147,7 @@ public:
     Buffer &operator=(const Buffer &) = delete;
 
     void allocate(size_t num_bytes); // throws std::bad_alloc
+    void borrow(void *memory);       // of another owner, for as long as this lives
     // Room for n of them; contents survive only if it was there.
     template <class T> T *room(size_t n) {
         if (size_ < n * sizeof(T)) {
@@ -158,8 +159,10 @@ public:
     template <class T> T *as() const { return static_cast<T *>(data_); }
 
 private:
+    void release();
+
     void *data_ = nullptr;
-    size_t size_ = 0;
+    size_t size_ = 0; // 0 of borrowed memory
 };
 
 struct Matrix {

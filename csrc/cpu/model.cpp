@@ -23,7 +23,8 @@ size_t Layer::state_numbers() const {
     return 0;
 }
 
-Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig *rope_configs)
+Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig *rope_configs,
+             void *memory)
     : config(c), kernels(find_kernels(c.isa)), layers(c.num_layers), pool(c.num_threads) {
     int num_kv_layers = 0;
     size_t state_numbers = 0;
@@ -50,8 +51,11 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     }
     peers.first_tokens = {0, c.vocab_size};
     kv.allocate(c.kv_format, num_kv_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim,
-                latent != nullptr);
-    states.allocate(c.num_states, state_numbers);
+                latent != nullptr, memory);
+    // `cache_bytes` of cpu_executor.py: states begin at a page of the system's.
+    const size_t pages_end = (c.num_pages * kv.page_bytes() + 4095) / 4096 * 4096;
+    states.allocate(c.num_states, state_numbers,
+                    memory ? static_cast<uint8_t *>(memory) + pages_end : nullptr);
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
     workspace.gates = std::vector<Buffer>(pool.num_threads());
 }

@@ -283,7 +283,10 @@ struct Workspace {
 };
 
 struct Model {
-    Model(const Config &config, const LayerConfig *layers, const RopeConfig *ropes);
+    // Pages, and states behind them, lie in `memory`, or in memory of our own where that is null.
+    // Throws std::bad_alloc.
+    Model(const Config &config, const LayerConfig *layers, const RopeConfig *ropes,
+          void *memory = nullptr);
 
     Config config;
     const Kernels *kernels; // null when the processor lacks the ISA asked for

@@ -7,11 +7,15 @@ namespace headrace {
 
 class StateSlots {
 public:
-    // Throws std::bad_alloc.
-    void allocate(int num_slots, size_t slot_numbers) {
+    // In `memory`, or in memory of their own where that is null. Throws std::bad_alloc.
+    void allocate(int num_slots, size_t slot_numbers, void *memory) {
         num_slots_ = num_slots;
         slot_numbers_ = slot_numbers;
-        buffer_.allocate(num_slots * slot_numbers * sizeof(float));
+        if (memory) {
+            buffer_.borrow(memory);
+        } else {
+            buffer_.allocate(num_slots * slot_numbers * sizeof(float));
+        }
     }
 
     bool used() const { return slot_numbers_ > 0; }

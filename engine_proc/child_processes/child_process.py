@@ -20,6 +20,12 @@ Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
 
 
+# Of these a process dies by its own fault: it may have written where it should not.
+FAULTS = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+)
+
+
 class WorkerDied(HeadraceError):
     """The worker of some rank has ended on its own; or `is_chaos` has ended it, on purpose."""
 
@@ -31,6 +37,8 @@ class WorkerDied(HeadraceError):
         self.is_chaos = is_chaos
         self.has_reason = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
+        # Pages are given up, too, where they have taken the memory that a worker needs.
+        self.keeps_pages = -code not in FAULTS and self.exit_status is not ExitStatus.SHORT_OF
 
 
 class ChildProcess(Generic[Ask, Answer]):

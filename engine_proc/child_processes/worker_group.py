@@ -1,6 +1,7 @@
 """The engine's workers: their processes and channels, and their replacement after a death.
 
-A worker's only state of a sequence is its keys and values, so new workers can recompute it.
+A worker's only state of a sequence is its keys and values. They outlive it in shared memory
+(`cache_memory.py`), or new workers recompute them.
 """
 
 import logging
@@ -8,11 +9,14 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from headrace.config.config import EngineConfig, ExecutionConfig, WorkerConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.scheduling.ngram_proposer import FIRST_LENGTH, TOKENS_PER_STEP
+from headrace.engine_proc.shm.cache_memory import clear, join_cache_ids
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -68,6 +72,7 @@ def start_worker(
     rank: int,
     masks: GrammarBitmask,
     embeddings: EmbeddingArea | None,
+    cache_fd: int | None,
     group_fd: int | None,
     control_fd: int | None,
     tower_bytes: int,
@@ -85,11 +90,12 @@ def start_worker(
         mask_fd=masks.fd,
         group_fd=group_fd,
         control_fd=control_fd,
+        cache_fd=cache_fd,
         embedding_fd=embedding_fd,
         tower_bytes=tower_bytes if rank == 0 else 0,
         num_drafts=FIRST_LENGTH if config.speculative == "ngram" else 0,
     )
-    shared = (masks.fd, group_fd, control_fd, embedding_fd)
+    shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
     slot = context.board.slot("worker", rank)
     return ChildProcess(
@@ -126,6 +132,8 @@ class WorkerGroup:
         self._group: ShmAllReduce | None = None  # where they meet, to watch
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
+        self._cache_ids: list[bytes] = []  # by rank
+        self._layout: WorkerReady | None = None
         self._start()
 
     def _start(self) -> None:
@@ -142,6 +150,7 @@ class WorkerGroup:
                 rank,
                 self.masks,
                 self._embeddings,
+                self._config.cache_fds[1 + rank] if self._config.cache_fds else None,
                 group_fd,
                 control_fd,
                 self._tower_bytes,
@@ -149,6 +158,7 @@ class WorkerGroup:
             for rank in range(num_ranks)
         ]
         self._loading = list(self._all)
+        self._cache_ids = [b""] * num_ranks
         self._group = None
         if group_fd is not None:
             self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
@@ -164,7 +174,8 @@ class WorkerGroup:
         """
         while True:
             try:
-                result = self._receive()
+                for rank, worker in enumerate(self._all):
+                    self._note_ready(rank, self._receive_from(worker))
             except WorkerDied as death:
                 if death.has_reason:
                     raise
@@ -173,8 +184,21 @@ class WorkerGroup:
                 self._start()
             else:
                 self._loading = []
-                assert isinstance(result, WorkerReady)
-                return result
+                assert self._layout is not None
+                return self._layout
+
+    def _note_ready(self, rank: int, message: FromWorker) -> None:
+        """Note that a worker is ready. All have one layout of the cache, later ones, too."""
+        assert isinstance(message, WorkerReady)
+        self._cache_ids[rank] = message.cache_id
+        layout = msgspec.structs.replace(message, cache_id=b"")
+        assert self._layout in (None, layout), f"workers disagree: {self._layout}, {layout}"
+        self._layout = layout
+
+    @property
+    def cache_id(self) -> bytes:
+        """What names the pages of workers that are ready; none, where pages die with them."""
+        return join_cache_ids(self._cache_ids)
 
     def are_ready(self) -> bool:
         """Whether steps can be run; otherwise new workers are on their way.
@@ -185,7 +209,9 @@ class WorkerGroup:
         if not self._all and self._clock() >= self._start_at:
             self._start()
         for worker in list(self._loading):
-            if worker.receive(0) is not None:
+            message = worker.receive(0)
+            if message is not None:
+                self._note_ready(self._all.index(worker), message)
                 self._loading.remove(worker)
             else:
                 self.check()
@@ -269,6 +295,8 @@ class WorkerGroup:
             raise death
         log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
         self.stop()
+        if not death.keeps_pages:
+            clear(self._config.cache_fds[1:])
         self._start_at = self._clock() + delay_s
 
     def stop(self) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 
-DIGEST_BYTES = 16  # collisions would mix conversations: 64 bits would not do
+from headrace.engine_proc.scheduling.cache_table import DIGEST_BYTES, NO_CACHE, CacheTable
+
 NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
@@ -20,16 +21,28 @@ class PagePool:
 
     Args:
         page_tokens: tokens per page.
+        table: of the pages. What it has is cached from the start.
     """
 
-    def __init__(self, num_pages: int, page_tokens: int) -> None:
+    def __init__(self, num_pages: int, page_tokens: int, table: CacheTable | None = None) -> None:
         self.num_pages = num_pages
         self.page_tokens = page_tokens
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._table = table or CacheTable(num_pages)
+        self._digests: dict[int, bytes] = dict(self._table.adopt())
+        self._pages: dict[bytes, int] = {digest: page for page, digest in self._digests.items()}
+        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(self._digests)  # the first goes
+        self._free = [page for page in range(num_pages - 1, -1, -1) if page not in self._idle]
         self._num_users = [0] * num_pages
-        self._digests: dict[int, bytes] = {}
-        self._pages: dict[bytes, int] = {}
+
+    @property
+    def cache_id(self) -> bytes:
+        """What names the memory of the pages; `NO_CACHE` where it dies with the workers."""
+        return self._table.cache_id
+
+    @property
+    def num_cached(self) -> int:
+        """Full pages that can be found, in use or not."""
+        return len(self._digests)
 
     @property
     def num_free(self) -> int:
@@ -56,6 +69,7 @@ class PagePool:
 
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
+        self._table.erase(page)
         del self._pages[self._digests.pop(page)]
         return page
 
@@ -66,7 +80,9 @@ class PagePool:
             page = self._pages.get(digest)
             if page is None:
                 break
-            self._idle.pop(page, None)
+            if not self._num_users[page]:
+                del self._idle[page]
+                self._table.take(page)
             self._num_users[page] += 1
             pages.append(page)
         return pages
@@ -83,6 +99,7 @@ class PagePool:
         if digest not in self._pages:
             self._pages[digest] = page
             self._digests[page] = digest
+            self._table.record(page, digest)
 
     def free(self, pages: "array[int]") -> None:
         """Free a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
@@ -93,12 +110,18 @@ class PagePool:
                 continue
             if page in self._digests:
                 self._idle[page] = None
+                self._table.leave(page)
             else:
                 self._free.append(page)
 
-    def reset(self) -> None:
-        """Empty the prefix cache after the loss of the workers' memory. No page may be in use."""
+    def reset(self, cache_id: bytes = NO_CACHE) -> None:
+        """Empty the prefix cache after the loss of the workers' memory. No page may be in use.
+
+        Args:
+            cache_id: of the memory that the workers have now.
+        """
         assert not any(self._num_users), "pages are in use"
+        self._table.begin(cache_id)
         self._free += self._idle
         self._idle.clear()
         self._digests.clear()

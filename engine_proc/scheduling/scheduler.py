@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.scheduling.cache_table import NO_CACHE
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import InflightStep
@@ -420,25 +421,27 @@ class Scheduler:
                     sequence.num_expected = len(sequence.tokens)
             self._close(step)
 
-    def recompute(self, blames: bool = True) -> Sequence | None:
-        """Recompute all sequences from their tokens: the KV cache is lost.
+    def lose_workers(self, blames: bool = True) -> Sequence | None:
+        """Roll back the steps in flight, at which workers died.
 
         Args:
-            blames: whether the sequences of the steps in flight become crash suspects.
+            blames: whether the sequences of these steps become crash suspects.
 
         Returns:
             A sequence at which workers die, if one is known.
         """
         deadly = self._suspects.accuse(self._chunks_in_steps) if blames else None
-        while self._open:
-            self._close(self._open.pop(0))
+        self.retry()
+        return deadly
+
+    def recompute(self, cache_id: bytes = NO_CACHE) -> None:
+        """Recompute all sequences from their tokens: the KV cache is that of another id."""
         while self.running:
             self._preempt(self.running[-1])
         for sequence in self.waiting:
             self._reset(sequence)
-        self._pool.reset()
-        self._states.reset()
-        return deadly
+        self._pool.reset(cache_id)
+        self._states.reset(cache_id)
 
     def _reset(self, sequence: Sequence) -> None:
         """Free a sequence's pages and state, so that all of its tokens are recomputed."""

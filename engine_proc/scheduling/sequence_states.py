@@ -150,6 +150,6 @@ class SequenceStates:
         page_tokens = self._pool.page_tokens
         return (sequence.num_prompt - 1) // page_tokens * page_tokens
 
-    def reset(self) -> None:
+    def reset(self, cache_id: bytes) -> None:
         """Forget all states: the workers' memory is lost, and no sequence has one."""
-        self._slots.reset()
+        self._slots.reset(cache_id)

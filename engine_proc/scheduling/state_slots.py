@@ -8,17 +8,24 @@ users stays until its slot is allocated again. Eviction is least recently used f
 
 from collections import OrderedDict
 
+from headrace.engine_proc.scheduling.cache_table import NO_CACHE, CacheTable
+
 
 class StateSlots:
-    """Every slot is free, idle (a checkpoint without users) or used by sequences and steps."""
+    """Every slot is free, idle (a checkpoint without users) or used by sequences and steps.
 
-    def __init__(self, num_slots: int) -> None:
+    Args:
+        table: of the checkpoints. Those that it has are here from the start.
+    """
+
+    def __init__(self, num_slots: int, table: CacheTable | None = None) -> None:
         self.num_slots = num_slots
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._table = table or CacheTable(num_slots)
+        self._digests: dict[int, bytes] = dict(self._table.adopt())
+        self._checkpoints = {digest: slot for slot, digest in self._digests.items()}
+        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(self._digests)  # the first goes
+        self._free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in self._idle]
         self._num_users = [0] * num_slots
-        self._digests: dict[int, bytes] = {}
-        self._checkpoints: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -34,6 +41,7 @@ class StateSlots:
 
     def _evict(self) -> int:
         slot, _ = self._idle.popitem(last=False)
+        self._table.erase(slot)
         del self._checkpoints[self._digests.pop(slot)]
         return slot
 
@@ -45,6 +53,7 @@ class StateSlots:
             return
         if slot in self._digests:
             self._idle[slot] = None
+            self._table.leave(slot)
         else:
             self._free.append(slot)
 
@@ -55,7 +64,9 @@ class StateSlots:
     def find(self, digest: bytes) -> int:
         """Return the slot of a checkpoint that there is, for reading; it counts as in use."""
         slot = self._checkpoints[digest]
-        self._idle.pop(slot, None)
+        if not self._num_users[slot]:
+            del self._idle[slot]
+            self._table.take(slot)
         self._num_users[slot] += 1
         return slot
 
@@ -66,6 +77,7 @@ class StateSlots:
             return False
         self._checkpoints[digest] = slot
         self._digests[slot] = digest
+        self._table.record(slot, digest)
         return True
 
     def drop(self, digest: bytes) -> None:
@@ -73,13 +85,19 @@ class StateSlots:
         slot = self._checkpoints.pop(digest, None)
         if slot is None:
             return
+        self._table.erase(slot)
         del self._digests[slot]
         if slot in self._idle:
             del self._idle[slot]
             self._free.append(slot)
 
-    def reset(self) -> None:
-        """Forget all checkpoints after the loss of the workers' memory. No slot may be in use."""
+    def reset(self, cache_id: bytes = NO_CACHE) -> None:
+        """Forget all checkpoints after the loss of the workers' memory. No slot may be in use.
+
+        Args:
+            cache_id: of the memory that the workers have now.
+        """
         assert not any(self._num_users), "state slots are in use"
         for digest in list(self._checkpoints):
             self.drop(digest)
+        self._table.begin(cache_id)

@@ -7,17 +7,20 @@ import numpy as np
 
 from headrace.config.config import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
     beyond_kernels,
     check_on_cpu,
     place,
 )
+from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_split import split_cache
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
     KVDtype,
     WeightDtype,
+    cache_bytes,
     page_bytes,
     state_bytes,
 )
@@ -92,7 +95,7 @@ def load(
         device = place(execution, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
         if device.name == "cpu":
-            return in_core(execution, model, progress, group, embeds)
+            return in_core(config, model, progress, group, embeds)
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
 
         return load_on_gpu(config, model, progress, group, embeds)
@@ -102,13 +105,14 @@ def load(
 
 
 def in_core(
-    config: ExecutionConfig,
+    worker: WorkerConfig,
     model: DecoderModel,
     progress: Progress,
     group: ShmAllReduce | None,
     embeds: Floats | None,
 ) -> LoadedModel:
     """Load a model into the C++ core."""
+    config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     check_kv_cache(config.cpu_kv_bytes, memory_limit())
     check_weights(config, model.spec, model.weights, weight_dtype, memory_limit())
@@ -123,6 +127,11 @@ def in_core(
         sum(map(state_bytes, specs)),
         config.max_num_seqs,
     )
+    own_spec = specs[0 if group is None else group.rank]
+    memory = None
+    if worker.cache_fd is not None:
+        num_bytes = cache_bytes(own_spec, *split, PAGE_TOKENS, kv_dtype)
+        memory = CacheMemory(worker.cache_fd, num_bytes, cache_fingerprint(config, split))
     num_threads = threads_of_rank(config.tp)
     executor = CpuExecutor(
         model.spec,
@@ -136,9 +145,11 @@ def in_core(
         threads=num_threads,
         peers=peers,
         progress=progress,
+        memory=memory,
     )
     runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
-    return LoadedModel(runner, split.num_pages, num_states=split.num_states)
+    cache_id = b"" if memory is None else memory.cache_id
+    return LoadedModel(runner, split.num_pages, num_states=split.num_states, cache_id=cache_id)
 
 
 def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:

@@ -65,6 +65,7 @@ def main(config: WorkerConfig, context: Context) -> None:
             loaded.whole_prompts,
             loaded.looks_ahead,
             loaded.num_states,
+            loaded.cache_id,
         )
     )
     while True:

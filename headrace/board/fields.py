@@ -168,6 +168,7 @@ class EngineField(BoardField):
     EMBEDDING_ROWS_FREE = GAUGE  # and those that no sequence needs
     STATES_TOTAL = GAUGE  # state slots,
     STATES_FREE = GAUGE  # and those that no sequence and no step uses
+    RECOVERED_PAGES = COUNTER  # full pages that a death of workers or engine has left
 
 
 class WorkerField(BoardField):

@@ -525,6 +525,7 @@ class WorkerConfig:
     mask_fd: int
     group_fd: int | None = None  # where the ranks meet, if there are several,
     control_fd: int | None = None  # and the page of which GPUs know when to give up
+    cache_fd: int | None = None  # of pages that outlive the worker; None keeps its own
     embedding_fd: int | None = None  # of images, if the model takes some
     tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
     num_drafts: int = 0  # after each sequence's token, as a rule
@@ -566,6 +567,7 @@ class EngineConfig:
     whole_images: bool = False
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
+    cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,13 +129,14 @@ class StepFailed(Message, tag="failed", frozen=True):
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
-    """The worker has loaded its weights and mapped its pages: worker 0 -> engine, once."""
+    """The worker has loaded its weights and mapped its pages: worker -> engine, once."""
 
     num_pages: int
     page_tokens: int
     whole_prompts: bool = False  # an encoder: all tokens of a text see each other, in one step
     looks_ahead: bool = False  # a step had better be sent while the one before it is computed
     num_states: int = 0  # slots for the states of sequences; 0 in models without states
+    cache_id: bytes = b""  # of its own pages, which outlive it: new whenever they are cleared
 
 
 ToWorker = Step | Masks | Resume

@@ -57,6 +57,7 @@ COUNTERS: list[tuple[str, str, BoardField]] = [
     ("num_preemptions", "Sequences whose pages were taken back", EngineField.PREEMPTIONS),
     ("prefix_cache_queries", "Tokens looked up", EngineField.PREFIX_QUERIES),
     ("prefix_cache_hits", "Tokens found", EngineField.PREFIX_HITS),
+    ("kv_pages_recovered", "Full pages kept beyond a death", EngineField.RECOVERED_PAGES),
     ("encoder_cache_queries", "Images of prompts", EngineField.EMBEDDING_QUERIES),
     ("encoder_cache_hits", "Those encoded before", EngineField.EMBEDDING_HITS),
     ("encoded_images", "Images encoded", VisionField.ENCODED_IMAGES),

@@ -144,6 +144,10 @@ class Supervisor:
         self._fetched = None
         if Seat("fetcher", 0) in seats:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
+        self._cache_fds: tuple[int, ...] = ()
+        if config.engine != "mock":  # of the tables, and of each worker's pages
+            names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(config.tp))]
+            self._cache_fds = tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[SeatedProcess] = []
@@ -255,6 +259,8 @@ class Supervisor:
         fds = [config.listen_fd] if isinstance(config, FrontendConfig) else []
         if self._arena is not None and isinstance(config, TokenizerConfig | EngineConfig):
             fds.append(self._arena.fd)
+        if isinstance(config, EngineConfig):
+            fds += config.cache_fds
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(
@@ -451,6 +457,7 @@ class Supervisor:
             whole_images=self._card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
+            cache_fds=self._cache_fds,
             **self._arena_fields,
         )
 

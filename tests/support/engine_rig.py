@@ -42,6 +42,7 @@ class Sevens:
 
     def __init__(self, lives: int = 100, is_chaos: bool = False) -> None:
         self.lives = lives
+        self.cache_id = b""  # pages die with them
         self.is_chaos = is_chaos
         self.masks = GrammarBitmask.create(4, 8)
         self.events: list[str] = []

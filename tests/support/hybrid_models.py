@@ -265,6 +265,7 @@ class Generation:
     def die(self) -> None:
         """Lose the worker in the middle of a step."""
         self._send()
+        self.scheduler.lose_workers()
         self.scheduler.recompute()
         self._open.clear()
         self.start_worker()

@@ -216,6 +216,7 @@ class Rig:
             pass
         for _, step in self.open:
             self.worker.run_step(step)
+        self.scheduler.lose_workers()
         self.scheduler.recompute()
         self.open.clear()
         self.worker = self.worker.__class__(self.pool)
@@ -223,6 +224,16 @@ class Rig:
         assert self.pool.num_free == self.pool.num_pages
         self.check_pages()
         assert self.slots is None or len(self.slots._free) == self.slots.num_slots
+
+    def replace_worker(self) -> None:
+        """Lose the worker in the middle of a step; its pages are kept, with what it has written."""
+        while self.scheduler.has_work and len(self.open) < self.depth and self.start():
+            pass
+        for _, step in self.open[:1]:
+            self.worker.run_step(step)
+        self.scheduler.lose_workers()
+        self.open.clear()
+        self.check_pages()
 
     def fail(self) -> None:
         """Have no memory for a step, of which something may have been written."""

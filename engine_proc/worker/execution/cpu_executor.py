@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.checkpoints.file_order import fits_twice, in_file_order
 from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
@@ -49,6 +50,7 @@ from headrace.native_core import load_core
 from headrace.system.machine import usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
+SYSTEM_PAGE = 4096  # of csrc/cpu/model.cpp; a vector load may run so far past the end
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 Q8_0_GROUP = 32  # numbers under one scale
 WAITING_WEIGHTS = 64  # that are being packed, or will be next
@@ -153,6 +155,7 @@ class CpuExecutor:
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
             model's. All run the same steps in the same order; each returns the same.
         progress: called with (weights packed, weights in all) while loading.
+        memory: of pages and states, `cache_bytes` long; by default they have memory of their own.
 
     Raises:
         UnsupportedSpec: a size that the kernels cannot take.
@@ -175,6 +178,7 @@ class CpuExecutor:
         isa: Isa | str = Isa.BEST,
         peers: Peers[ShmAllReduce] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        memory: CacheMemory | None = None,
     ) -> None:
         self.model = c_void_p()  # for __del__, should anything below raise
         check_sizes(spec, page_tokens)
@@ -225,7 +229,9 @@ class CpuExecutor:
             gate_multiplier=spec.gate_multiplier,
             mlp_multiplier=spec.mlp_multiplier,
         )
-        self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec)))
+        self._memory = memory  # lives as long as the core uses it
+        place = None if memory is None else memory.address
+        self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec), place))
         if not self.model:
             raise MemoryError(
                 f"{num_pages} KV pages of {page_tokens} tokens and {num_states} states do not fit"
@@ -471,6 +477,14 @@ def state_bytes(spec: DecoderSpec) -> int:
     return 4 * spec.state_numbers
 
 
+def cache_bytes(
+    spec: DecoderSpec, num_pages: int, num_states: int, page_tokens: int, kv_dtype: KVDtype
+) -> int:
+    """Return the bytes of all pages, and of all states behind them, with a kernel's slack."""
+    pages = num_pages * page_bytes(spec, page_tokens, kv_dtype)
+    return -(-pages // SYSTEM_PAGE) * SYSTEM_PAGE + num_states * state_bytes(spec) + SYSTEM_PAGE
+
+
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
     """Raise the errors of the class where kernels would read out of bounds."""
     if page_tokens < LANES or page_tokens % LANES or SEGMENT_TOKENS % page_tokens:
@@ -553,7 +567,11 @@ def declared_core() -> ctypes.CDLL:
     core = load_core()
     where = (c_void_p, c_int32, c_int32)
     for name, result, arguments in (
-        ("create", c_void_p, (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig))),
+        (
+            "create",
+            c_void_p,
+            (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig), c_void_p),
+        ),
         ("destroy", None, (c_void_p,)),
         ("isa", c_int32, (c_void_p,)),
         ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),

@@ -20,6 +20,7 @@ class LoadedModel:
     whole_prompts: bool = False
     looks_ahead: bool = False  # as in `WorkerReady`
     num_states: int = 0  # as in `WorkerReady`
+    cache_id: bytes = b""  # as in `WorkerReady`
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 
 

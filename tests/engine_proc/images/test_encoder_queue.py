@@ -199,6 +199,7 @@ class Rig:
 
     def lose(self) -> None:
         """Lose the worker, and with it all that was computed."""
+        self.scheduler.lose_workers()
         self.scheduler.recompute()
         self.open.clear()
         self.cache = [[-1] * 4 for _ in self.cache]

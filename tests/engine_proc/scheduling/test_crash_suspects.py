@@ -49,7 +49,8 @@ def test_deadly_token_ends_only_its_sequence(
         try:
             rig.step()
         except Died:
-            convicted = rig.scheduler.recompute()
+            convicted = rig.scheduler.lose_workers()
+            rig.scheduler.recompute()
             rig.worker = FakeWorker(rig.pool, deadly)
             rig.open.clear()
             if convicted is not None:

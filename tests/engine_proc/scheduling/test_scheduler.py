@@ -121,6 +121,7 @@ class Story:
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
+    replacements=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     depth=st.integers(1, 2),
     num_states=st.sampled_from([0, 2, 3, 7, 12, 30]),
 )
@@ -135,6 +136,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     reuses_prefixes: bool,
     deaths: set[int],
     failures: set[int],
+    replacements: set[int],
     depth: int,
     num_states: int,
 ) -> None:
@@ -160,6 +162,8 @@ def test_every_sequence_says_what_it_would_say_alone(
             rig.lose()
         if step in failures:
             rig.fail()
+        if step in replacements:
+            rig.replace_worker()
         if rig.scheduler.has_work:
             rig.step()
         elif step > LAST_EVENT:
