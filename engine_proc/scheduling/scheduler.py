@@ -26,14 +26,15 @@ from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import InflightStep
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
-from headrace.engine_proc.scheduling.page_pool import NO_MARKS, PagePool, chain_digests
+from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler_stats import SchedulerStats
+from headrace.engine_proc.scheduling.sequence_pages import SequencePages
 from headrace.engine_proc.scheduling.sequence_states import SequenceStates
 from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
-from headrace.engine_proc.sequence.image_placeholder import page_marks, whole_end
+from headrace.engine_proc.sequence.image_placeholder import whole_end
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import MAX_SEQUENCES, FinishReason, request_of
 
@@ -85,9 +86,10 @@ class Scheduler:
         self._pool = pool
         self._images = images
         self._speculation = speculation
-        self._reuses_prefixes = reuses_prefixes and not limits.whole_prompts
+        caches = reuses_prefixes and not limits.whole_prompts
         self.slots = slots or StateSlots(0)
-        self._states = SequenceStates(self.slots, pool, self._reuses_prefixes)
+        self._states = SequenceStates(self.slots, pool, caches)
+        self._pages = SequencePages(pool, self._states, caches, self._give_back)
         self._limits = replace(limits, max_num_seqs=self._states.limit(limits.max_num_seqs))
         self.running: list[Sequence] = []  # the most important first
         self._shares = FairShare()
@@ -154,7 +156,7 @@ class Scheduler:
     def _queue(self, sequence: Sequence) -> None:
         sequence.queued_at = self.counts.steps
         sequence.num_expected = len(sequence.tokens)
-        self._digest(sequence, len(sequence.tokens) - 1)
+        self._pages.digest(sequence, len(sequence.tokens) - 1)
         self.waiting.add(sequence)
 
     def schedule(self, budget: int | None = None) -> list[Chunk]:
@@ -228,7 +230,7 @@ class Scheduler:
                 self.running.remove(suspect)
             else:
                 self.waiting.remove(suspect)
-            self._count_hits(suspect, self._reuse(suspect))
+            self._count_hits(suspect, self._pages.reuse(suspect))
             count = 0 if suspect.is_blocked else self._chunk_length(suspect, budget)
             if count <= 0:
                 self.waiting.add(suspect)
@@ -236,7 +238,7 @@ class Scheduler:
             insort(self.running, suspect, key=self.waiting.importance)
             while not self._can_hold(suspect, count):
                 self._preempt(next(s for s in reversed(self.running) if s is not suspect))
-            self._allocate(suspect, count)
+            self._pages.allocate(suspect, count)
             return [Chunk.of(suspect, suspect.num_computed, count)]
         return []
 
@@ -260,7 +262,7 @@ class Scheduler:
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
             if sequence.is_prefilling:  # another may have cached its prefix
-                self._count_hits(sequence, self._reuse(sequence))
+                self._count_hits(sequence, self._pages.reuse(sequence))
             count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
                 place += 1
@@ -273,7 +275,7 @@ class Scheduler:
             if not self._can_hold(sequence, count + len(drafts)):
                 drafts = NO_TOKENS
             place += 1
-            self._allocate(sequence, count + len(drafts))
+            self._pages.allocate(sequence, count + len(drafts))
             yield Chunk.of(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
 
@@ -297,7 +299,7 @@ class Scheduler:
                 return
             if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return
-            num_reused = self._reuse(sequence)
+            num_reused = self._pages.reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image
                 self._count_hits(sequence, num_reused)
                 continue
@@ -308,7 +310,7 @@ class Scheduler:
                 self._reset(sequence)
                 return
             self._count_hits(sequence, num_reused)
-            self._allocate(sequence, count)
+            self._pages.allocate(sequence, count)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self.waiting.importance)
             yield Chunk.of(sequence, sequence.num_computed, count)
@@ -334,70 +336,22 @@ class Scheduler:
         most = max(0, budget - sequence.num_pending)
         return self._speculation.propose(sequence, len(self.running))[:most]
 
-    def _digest(self, sequence: Sequence, num_tokens: int) -> None:
-        """Bring the digests of a sequence's full pages up to `num_tokens`."""
-        if self._reuses_prefixes:
-            page_tokens = self._pool.page_tokens
-            end = num_tokens // page_tokens
-            salt = sequence.request.salt
-            marks = page_marks(sequence.images, page_tokens) if sequence.images else NO_MARKS
-            chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt, marks)
-
-    def _reuse(self, sequence: Sequence) -> int:
-        """Extend a sequence by cached pages of its prefix. At least one token stays to compute.
-
-        Returns:
-            The number of tokens found in the prefix cache.
-        """
-        if not self._reuses_prefixes or sequence.needs_prompt_logprobs:
-            return 0
-        page_tokens = self._pool.page_tokens
-        first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
-        digests = self._states.reusable(sequence, sequence.digests[first:end])
-        found = self._pool.match_prefix(digests)
-        if not found:
-            return 0
-        self._give_back(sequence.pages[first:], self._states.remove(sequence))
-        self._states.adopt(sequence, digests[-1])
-        sequence.pages = sequence.pages[:first] + found
-        num_before = sequence.num_computed
-        sequence.num_computed = (first + len(found)) * page_tokens
-        return sequence.num_computed - num_before
-
     def _count_hits(self, sequence: Sequence, num_tokens: int) -> None:
         if not sequence.has_started:
             self.counts.prefix_hits += num_tokens
             sequence.num_cached += num_tokens
-
-    def _remember(self, chunk: Chunk, end: int) -> None:
-        """Put the pages that a chunk, and its drafts up to `end`, have filled into the cache."""
-        sequence, page_tokens = chunk.sequence, self._pool.page_tokens
-        first, last = chunk.start // page_tokens, end // page_tokens
-        if self._reuses_prefixes and first < last:
-            self._digest(sequence, end)
-            for page in range(first, last):
-                self._pool.cache(sequence.pages[page], sequence.digests[page])
-            self._states.remember(chunk)
-
-    def _missing_pages(self, sequence: Sequence, count: int) -> int:
-        return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
 
     def _can_hold(self, sequence: Sequence, count: int) -> bool:
         """Whether there are pages for `count` more tokens.
 
         Sequences that wait for an image are stripped of their pages where that is needed.
         """
-        num_new = self._missing_pages(sequence, count)
+        num_new = self._pages.num_missing(sequence, count)
         if not self._pool.can_allocate(num_new):
             for other in self.waiting:
                 if other.pages and other is not sequence:
                     self._reset(other)
         return self._pool.can_allocate(num_new)
-
-    def _allocate(self, sequence: Sequence, count: int) -> None:
-        missing = self._missing_pages(sequence, count)
-        if missing > 0:
-            sequence.pages.extend(self._pool.allocate(missing))
 
     def _preempt(self, victim: Sequence) -> None:
         if self._open:  # it may be in that step
@@ -496,7 +450,7 @@ class Scheduler:
             elif chunk.is_last:
                 news.append(self._accept_tokens(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)
-            self._remember(chunk, end)
+            self._pages.remember(chunk, end)
             if chunk.is_last and news[-1].finished is not None:
                 self._forget(sequence)
         self._close(step)
@@ -512,7 +466,7 @@ class Scheduler:
         finished = finish_reason(sequence, token)
         end = len(sequence.tokens) - 1
         if not end % self._pool.page_tokens:
-            self._remember(chunk, end)
+            self._pages.remember(chunk, end)
         if finished is not None:
             self._forget(sequence)
         return SequenceOutput(sequence, [token], finished)
