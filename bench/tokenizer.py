@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.board.board import Board, Seat
-from headrace.config.config import ServerConfig, TokenizerConfig
+from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.messages import HttpRequest, ToEngine, ToTokenizer, request_id
 from headrace.ipc.sockets import Frame, Inbox, Outbox, address
 from headrace.model.tokenizer_json import read_tokenizer_json

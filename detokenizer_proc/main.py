@@ -6,7 +6,7 @@ import time
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField, DetokenizerField
-from headrace.config.config import DetokenizerConfig
+from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
 from headrace.detokenizer_proc.text import load_vocabulary

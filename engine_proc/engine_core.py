@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
-from headrace.config.config import EngineConfig
+from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.child_processes.vision_client import VisionClient
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup

@@ -7,7 +7,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from headrace.config.config import CPU_KV_BYTES, EngineConfig
+from headrace.config.config import CPU_KV_BYTES
+from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.engine_core import EngineCore

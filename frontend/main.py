@@ -14,7 +14,7 @@ import uvloop
 
 from headrace.board.backlog import frontend_backlog
 from headrace.board.fields import FrontendField
-from headrace.config.config import FrontendConfig
+from headrace.config.process_configs import FrontendConfig
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace import routes
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue
 from headrace.ipc.messages import (
     EmbeddingPlan,

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from headrace import routes
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
 from headrace.ipc.messages import (
     Api,

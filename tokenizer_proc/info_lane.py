@@ -9,7 +9,7 @@ import math
 from headrace import routes
 from headrace.board.backlog import tokenizer_backlog
 from headrace.board.fields import FrontendField, TokenizerField
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
 from headrace.ipc.published_page import METRICS, PublishedPage

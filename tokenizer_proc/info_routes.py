@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace import __version__, routes
 from headrace.board.board import Board
-from headrace.config.config import TokenizerConfig
 from headrace.config.model_list import model_pages
+from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.response_bodies.server import VersionResponse

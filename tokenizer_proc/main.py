@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from headrace.board.backlog import tokenizer_backlog
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.messages import ToTokenizer
 from headrace.ipc.sockets import HIGH_WATER, Inbox, address
 from headrace.runtime.process import Context

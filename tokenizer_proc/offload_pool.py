@@ -15,7 +15,7 @@ import subprocess
 import threading
 from dataclasses import dataclass, field
 
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest
 from headrace.logs import current_request

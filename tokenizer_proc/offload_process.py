@@ -17,7 +17,7 @@ import setproctitle
 
 from headrace import logs
 from headrace.board.board import Board, Seat
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.messages import GenerateRequest, HttpRequest
 from headrace.runtime.process import die_with_parent
 from headrace.system.malloc import give_back

@@ -1,6 +1,6 @@
 """Parsing of a chat's answer: tool calls and reasoning beside content."""
 
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.errors import Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ToolFormat, begins_inside, is_closed

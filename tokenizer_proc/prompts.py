@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
 from headrace.ipc.messages import HttpRequest, share_key
 from headrace.tokenizer_proc.encoding.pairs import PairMarks

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from headrace.board.board import Board
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.model.output_formats import ToolFormat

@@ -17,7 +17,7 @@ import msgspec
 from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Timing
 from headrace.board.fields import TokenizerField
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import (
     GenerateRequest,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headrace import routes
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.response_bodies.tokens import DetokenizeResponse, TokenizeResponse

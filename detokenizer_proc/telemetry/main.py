@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 
 from headrace.board.fields import TelemetryField
-from headrace.config.config import TelemetryConfig
+from headrace.config.process_configs import TelemetryConfig
 from headrace.detokenizer_proc.telemetry.access_log import AccessLog
 from headrace.ipc.messages import RequestEnded, ToTelemetry
 from headrace.ipc.sockets import REPORTS_HIGH_WATER, Inbox, address

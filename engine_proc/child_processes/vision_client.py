@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from headrace.config.config import EngineConfig, VisionConfig
+from headrace.config.process_configs import EngineConfig, VisionConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses

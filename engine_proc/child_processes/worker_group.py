@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headrace.config.config import EngineConfig, ExecutionConfig, WorkerConfig
+from headrace.config.process_configs import EngineConfig, ExecutionConfig, WorkerConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce

@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
-from headrace.config.config import EngineConfig
+from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.mock.profile import Profile, read_profile
 from headrace.engine_proc.mock.rows import Rows, Words
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks

@@ -4,7 +4,7 @@ In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 from typing import TYPE_CHECKING
 
 from headrace.board.fields import VisionField
-from headrace.config.config import ExecutionConfig, VisionConfig
+from headrace.config.process_configs import ExecutionConfig, VisionConfig
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.vision.encoder import encode

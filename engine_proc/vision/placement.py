@@ -6,7 +6,7 @@ find GPUs.
 
 from dataclasses import dataclass
 
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.backend_selection import KERNELS, foresee
 from headrace.engine_proc.worker.device_selection import is_interpreted
 from headrace.errors import ConfigError, ModelError

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace import extras
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
     beyond_kernels,

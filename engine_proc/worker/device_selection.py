@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace import extras
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.engine_proc.worker.models.specs.decoder_spec import (

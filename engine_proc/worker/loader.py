@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.config.config import ExecutionConfig, WorkerConfig
+from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.device_selection import (

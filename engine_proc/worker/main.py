@@ -7,7 +7,7 @@ import numpy as np
 
 from headrace.board.admin_requests import PROFILE, AdminRequests
 from headrace.board.fields import CommonField, WorkerField
-from headrace.config.config import WorkerConfig
+from headrace.config.process_configs import WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace import extras
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.models.model import (

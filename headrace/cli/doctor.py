@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace import __version__
-from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, ServerConfig
+from headrace.config.config import CPU_KV_BYTES, ServerConfig
 from headrace.config.flags import from_flags, server_parser
 from headrace.config.model_card import read_card
+from headrace.config.process_configs import ExecutionConfig, ModelCard
 from headrace.errors import HeadraceError, end_command
 from headrace.model.gguf import GgufFile, read_metadata, split_paths
 from headrace.model.mmproj import projector_of

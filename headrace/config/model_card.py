@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace import extras
-from headrace.config.config import ModelCard, ServerConfig
+from headrace.config.config import ServerConfig
+from headrace.config.process_configs import ModelCard
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
 from headrace.model.config_json import decode_config

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.response_bodies.server import (
     AnthropicModel,
     AnthropicModelList,

@@ -18,8 +18,9 @@ from setproctitle import setproctitle
 
 from headrace import logs
 from headrace.board.board import Board
-from headrace.config.config import ModelCard, ServerConfig
+from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
+from headrace.config.process_configs import ModelCard
 from headrace.errors import EngineDied, HeadraceError
 from headrace.exit_status import ending
 from headrace.launch.serve import LoadingProgress

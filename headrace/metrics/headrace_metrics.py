@@ -27,7 +27,7 @@ from headrace.board.fields import (
 )
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import HEADRACE
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
 from headrace.metrics.sglang import SglangCollector

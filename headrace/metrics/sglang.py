@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from headrace.board import histogram_bounds
 from headrace.board.board import Board, Timing
 from headrace.board.fields import EngineField
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.metrics.family_builder import BoardTotals, Families, Labels
 
 # Histograms: name, the role that keeps it, bucket bounds.

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.config import (
+from headrace.config.process_configs import (
     DetokenizerConfig,
     EngineConfig,
     FetcherConfig,

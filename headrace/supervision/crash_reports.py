@@ -21,7 +21,7 @@ from headrace import __version__
 from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField
 from headrace.board.process_status import process_status
-from headrace.config.config import CrashConfig
+from headrace.config.process_configs import CrashConfig
 from headrace.runtime.stack_dumps import stacks_of
 
 MAX_CRASH_REPORTS = 32

@@ -30,7 +30,9 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.config.api_keys import digest
 from headrace.config.chaos import Chaos, parse_chaos
-from headrace.config.config import (
+from headrace.config.config import ServerConfig
+from headrace.config.model_list import anthropic_model_pages, model_pages
+from headrace.config.process_configs import (
     CrashConfig,
     DetokenizerConfig,
     EngineConfig,
@@ -38,11 +40,9 @@ from headrace.config.config import (
     FetcherConfig,
     FrontendConfig,
     ModelCard,
-    ServerConfig,
     TelemetryConfig,
     TokenizerConfig,
 )
-from headrace.config.model_list import anthropic_model_pages, model_pages
 from headrace.errors import HeadraceError
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.arena import Arena

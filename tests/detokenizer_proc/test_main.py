@@ -11,7 +11,7 @@ from byte_responses import ByteVocabulary, make_plan
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import DetokenizerField, FrontendField
-from headrace.config.config import DetokenizerConfig, ModelCard
+from headrace.config.process_configs import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
 from headrace.ipc.messages import GeneratedTokens, StepOutput, ToEngine, ToFrontend, request_id

@@ -11,7 +11,7 @@ import pytest
 import headrace.frontend.main as module
 from headrace.board.board import Board, Seat
 from headrace.board.fields import CommonField, FrontendField
-from headrace.config.config import FrontendConfig
+from headrace.config.process_configs import FrontendConfig
 from headrace.frontend.main import Frontend
 from headrace.ipc.router import Router
 from headrace.runtime.process import Context

@@ -4,13 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from headrace.config.config import (
-    CrashConfig,
-    EngineConfig,
-    ExecutionConfig,
-    ModelCard,
-    ServerConfig,
-)
+from headrace.config.config import ServerConfig
+from headrace.config.process_configs import CrashConfig, EngineConfig, ExecutionConfig, ModelCard
 
 CARD = ModelCard(
     path="",

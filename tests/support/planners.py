@@ -4,7 +4,7 @@ from typing import Any
 
 from byte_encoder import ByteEncoder, finish
 
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.ipc.messages import HttpRequest, request_id
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.model.pooling import Pooling, PoolingKind

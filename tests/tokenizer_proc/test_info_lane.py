@@ -9,7 +9,7 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import FrontendField, TokenizerField
-from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.ipc.messages import (
     Abort,
     HttpRequest,

@@ -10,8 +10,9 @@ import psutil
 import pytest
 from servers import wait_until
 
-from headrace.config.config import ServerConfig, TokenizerConfig
+from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
+from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest, request_id
 from headrace.tokenizer_proc.jobs.stages import Check, ImmediateResponse, Outcome, Sequences

@@ -11,7 +11,7 @@ from headrace import __version__
 from headrace.board.board import Board, Seat
 from headrace.board.fields import EngineField, FrontendField
 from headrace.board.http_counts import STATUSES
-from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest
 from headrace.model.pooling import Pooling, PoolingKind

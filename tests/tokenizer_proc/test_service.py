@@ -11,7 +11,7 @@ from byte_encoder import ByteEncoder
 
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import FrontendField, TokenizerField
-from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.errors import RequestError
 from headrace.ipc.messages import (
     Abort,

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config.config import ModelCard
 from headrace.config.model_card import find_demo_model
+from headrace.config.process_configs import ModelCard
 from headrace.errors import InvalidBody, InvalidValue
 from headrace.ipc.messages import HttpRequest
 from headrace.tokenizer_proc import tokenize_routes

@@ -3,8 +3,8 @@ In: ToFetcher (tokenizer_proc).  Out: FromFetcher (tokenizer_proc)."""
 
 import asyncio
 
-from headrace.config.config import FetcherConfig
 from headrace.config.media_domains import read_domain
+from headrace.config.process_configs import FetcherConfig
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToFetcher
 from headrace.ipc.sockets import Inbox, address

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.errors import InvalidValue, Unsupported
 from headrace.logs import current_request
 from headrace.tokenizer_proc.grammar.grammar_checker import CPU_S, Task, Verdict

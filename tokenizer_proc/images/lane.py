@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from headrace.board.replacements import ReplacementWatch
-from headrace.config.config import TokenizerConfig
 from headrace.config.model_card import read_json
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox, address

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace import __version__, routes
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.response_bodies.errors import AnthropicError, Error
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.openapi.route_bodies import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace import routes
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.response_bodies import (
     openai_completions,
     openai_responses,

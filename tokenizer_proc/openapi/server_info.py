@@ -3,7 +3,7 @@
 from headrace import __version__
 from headrace.board.board import Board
 from headrace.board.fields import EngineField, FrontendField
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.response_bodies.server import ModelInfo, ServerInfo, ServerLoad
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from headrace import sse
 from headrace.board.board import Board
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.tokenizer_proc.ring.death_watch import DeathWatch
 from headrace.tokenizer_proc.ring.history import History, HistoryNews, HourHistory
 from headrace.tokenizer_proc.ring.ring_state import RingReader, RingState

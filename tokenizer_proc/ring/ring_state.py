@@ -21,7 +21,7 @@ from headrace.board.fields import (
     VisionField,
     WorkerField,
 )
-from headrace.config.config import TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.system.procfs import vitals_of
 from headrace.tokenizer_proc.ring.death_watch import Death, DeathWatch
 

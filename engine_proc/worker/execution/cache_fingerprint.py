@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES
 from headrace.engine_proc.worker.execution.cache_split import CacheSplit
 from headrace.native_core import best_kernels

@@ -2,7 +2,8 @@
 
 import logging
 
-from headrace.config.config import CPU_KV_BYTES, ExecutionConfig
+from headrace.config.config import CPU_KV_BYTES
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import (
     WeightDtype,

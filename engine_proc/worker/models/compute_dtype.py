@@ -1,6 +1,6 @@
 """The type that GPUs compute in, from `--dtype`, other flags and the model."""
 
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import NormPlacement

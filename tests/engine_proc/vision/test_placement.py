@@ -7,7 +7,7 @@ import pytest
 from engine_configs import execution_config
 from tiny_vision import make_vision_folder
 
-from headrace.config.config import ExecutionConfig
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.vision import placement
 from headrace.engine_proc.vision.placement import (
     CALL_BYTES,

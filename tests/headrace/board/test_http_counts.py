@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.board.board import HISTOGRAMS, IDS, Board, Seat, Timing
 from headrace.board.histogram import HISTOGRAM_WORDS
 from headrace.board.http_counts import CLIENT_LEFT, NOT_COUNTED, STATUSES, HttpCounts
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.metrics.headrace_metrics import render_metrics
 
 CARD = ModelCard(

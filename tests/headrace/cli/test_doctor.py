@@ -15,8 +15,9 @@ import pytest
 from mmproj_twins import write as write_gguf
 
 from headrace.cli import doctor
-from headrace.config.config import ModelCard, ServerConfig
+from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
+from headrace.config.process_configs import ModelCard
 from headrace.errors import HeadraceError
 from headrace.model.gguf import read_metadata
 from headrace.system import machine

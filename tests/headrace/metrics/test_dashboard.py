@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.board.board import Board, State
-from headrace.config.config import ModelCard, ServerConfig
+from headrace.config.config import ServerConfig
+from headrace.config.process_configs import ModelCard
 from headrace.metrics.headrace_metrics import render_metrics
 from headrace.supervision.supervisor import seats_of
 

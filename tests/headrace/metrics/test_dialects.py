@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
 from headrace.ipc.messages import FinishReason
 from headrace.metrics.headrace_metrics import render_metrics

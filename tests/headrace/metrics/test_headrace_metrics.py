@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from headrace.board.board import MESSAGES_SENT, Board, Seat, State, Timing
 from headrace.board.fields import CommonField, EngineField, FrontendField, TokenizerField
 from headrace.board.http_counts import HttpCounts
-from headrace.config.config import ModelCard
+from headrace.config.process_configs import ModelCard
 from headrace.metrics.exposition import HistogramFamily, spelled
 from headrace.metrics.headrace_metrics import (
     COUNTERS,

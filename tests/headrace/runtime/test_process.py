@@ -14,7 +14,7 @@ from servers import wait_until
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
-from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.exit_status import ExitStatus
 from headrace.runtime.process import Context, spawn
 

@@ -12,7 +12,8 @@ import pytest
 import headrace.supervision.crash_reports as crash_reports_module
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, EngineField
-from headrace.config.config import CrashConfig, ServerConfig
+from headrace.config.config import ServerConfig
+from headrace.config.process_configs import CrashConfig
 from headrace.supervision.crash_reports import (
     MAX_CRASH_REPORTS,
     CrashReports,

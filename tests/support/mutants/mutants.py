@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField
-from headrace.config.config import (
+from headrace.config.process_configs import (
     DetokenizerConfig,
     EngineConfig,
     FetcherConfig,

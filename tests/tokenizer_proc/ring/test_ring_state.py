@@ -13,7 +13,7 @@ from headrace.board.fields import (
     FrontendField,
     TokenizerField,
 )
-from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.tokenizer_proc.ring.death_watch import DeathWatch
 from headrace.tokenizer_proc.ring.ring_state import RingReader, RingState
 

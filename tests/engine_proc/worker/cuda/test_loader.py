@@ -11,7 +11,7 @@ from embedding_models import LAST, add_modules
 from engine_configs import execution_config
 from tiny_models import make_byte_folder
 
-from headrace.config.config import WorkerConfig
+from headrace.config.process_configs import WorkerConfig
 from headrace.engine_proc.worker.backend_selection import foresee
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner

@@ -1,0 +1,262 @@
+"""The config of each process: the few values that it needs of the flags and of the model."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.config.config import CPU_KV_BYTES, SECRETS, TYPES, ServerConfig
+from headrace.model.output_formats import ThoughtFormat, ToolFormat
+from headrace.model.pooling import Pooling, PoolingKind
+from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """Model facts for the processes around the engine. See `model_card.py`."""
+
+    path: str
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    chat_template: str | None
+    special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
+    pooling: Pooling | None = None  # None generates
+    embedding_size: int | None = None
+
+    tool_format: ToolFormat | None = None
+    thought_format: ThoughtFormat | None = None
+    sampling_defaults: SamplingDefaults = OPENAI
+    infill_token_ids: dict[str, int] = field(default_factory=dict)  # as GGUF names them
+    image_token: int | None = None  # stands for each row of an image; None takes no images
+    image_row_size: int = 0  # numbers of such a row
+    image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
+    mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
+    image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether a step computes all adjacent tokens of an image, or none."""
+        return self.image_run > 0
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images may be parts of its messages."""
+        return self.image_token is not None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it makes vectors of texts, and generates none."""
+        return self.pooling is not None and self.pooling.kind is not PoolingKind.HEAD
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is a cross-encoder, which scores pairs of texts."""
+        return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashConfig:
+    """For crash reports: their folder (None is no reports), and the server's flags."""
+
+    directory: str | None
+    flags: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: ServerConfig, directory: str | None) -> "CrashConfig":
+        """Return the flags of a server, without its keys."""
+        public = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
+        return cls(directory=directory, flags=public)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontendConfig:
+    """For a frontend. `listen_fd` is its bound socket."""
+
+    run_dir: str
+    listen_fd: int
+    num_tokenizers: int
+    max_body_bytes: int
+    max_num_requests: int  # open in all frontends; more get a 429, as with the next two
+    max_queued_tokens: int
+    drain_timeout: int  # seconds
+    max_kept_bytes: int  # of bodies, held or on their way to a tokenizer process
+    api_key_digests: list[bytes]
+    admin_key_digests: list[bytes]  # none, or one
+    allowed_origins: tuple[str, ...]
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
+    profiles: bool = False  # workers write some when operators ask
+    ui: bool = True
+    pages: dict[str, bytes] = field(default_factory=dict)  # JSON that never changes, by path
+    anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
+    reports: bool = False  # to the telemetry process, of each request,
+    traces: bool = False  # and with what its span has
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """For a tokenizer process."""
+
+    run_dir: str
+    card: ModelCard
+    num_frontends: int
+    num_detokenizers: int
+    seed: int
+    started_at: int  # seconds since the epoch; `created` of the model
+    # That take short prompts; the next index has the long ones, those after it have images.
+    num_tokenizers: int
+    max_batch_size: int
+    batch_wait_ms: int
+    trust_request_chat_template: bool = False
+    metrics_dialect: str = "vllm"
+    follows_grammars: bool = True  # the engine does; a mock does not
+    arena_fd: int | None = None  # None takes no images
+    num_arena_regions: int = 0
+    max_images: int = 0  # of a request
+    fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
+    handles_gets: bool = True  # the last index does, and encodes nothing
+    takes_scripts: bool = False  # the engine is a mock
+    traces: bool = False  # requests have spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetcherConfig:
+    """For the fetcher."""
+
+    run_dir: str
+    allowed_domains: tuple[str, ...]
+    max_bytes: int  # of a request's images together
+    fetched_fd: int  # an arena of one region, its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """How a model is executed: one object for the engine, its workers and their loaders.
+
+    A field that has the name of a flag has its value and its meaning.
+    """
+
+    model_path: str
+    max_model_len: int
+    vocab_size: int
+    image_row_size: int  # numbers of a row of an image's embedding; 0 takes no images
+    tp: int
+    device: str
+    model_impl: str
+    load_format: str
+    dtype: str
+    quantization: str
+    attention_backend: str
+    kv_cache_dtype: str
+    kv_cache_memory_bytes: int | None
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    cudagraph_capture_sizes: tuple[int, ...]
+    disable_custom_all_reduce: bool
+    profile_dir: str | None
+    nvtx: bool
+    mmproj: str | None = None
+
+    @classmethod
+    def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
+        """Combine the flags with the model's files."""
+        flags = {
+            f.name: getattr(config, f.name) for f in dataclasses.fields(cls) if f.name in TYPES
+        }
+        of_model = {
+            "model_path": card.path,
+            "mmproj": card.mmproj,
+            "max_model_len": card.max_model_len,
+            "vocab_size": card.vocab_size,
+            "image_row_size": card.image_row_size,
+        }
+        return cls(**flags | of_model)
+
+    @property
+    def cpu_kv_bytes(self) -> int:
+        """Memory of the KV cache on CPUs, of all workers together."""
+        return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
+
+    @property
+    def required_impl(self) -> str:
+        """`model_impl`, where the device leaves a choice: GPUs run our own code only."""
+        return "headrace" if self.device == "cuda" else self.model_impl
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """For a worker. The channels are inherited file descriptors."""
+
+    execution: ExecutionConfig
+    step_fd: int
+    result_fd: int
+    mask_fd: int
+    group_fd: int | None = None  # where the ranks meet, if there are several,
+    control_fd: int | None = None  # and the page of which GPUs know when to give up
+    cache_fd: int | None = None  # of pages that outlive the worker; None keeps its own
+    embedding_fd: int | None = None  # of images, if the model takes some
+    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
+    num_drafts: int = 0  # after each sequence's token, as a rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """For a vision worker. Everything it works on is inherited by descriptor."""
+
+    execution: ExecutionConfig  # of the decoder
+    ask_fd: int
+    answer_fd: int
+    arena_fd: int
+    num_arena_regions: int
+    embedding_fd: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """For the engine process."""
+
+    run_dir: str
+    execution: ExecutionConfig
+    num_detokenizers: int
+    max_num_queued: int
+    scheduling_policy: str
+    target_itl_ms: int
+    enable_prefix_caching: bool
+    async_scheduling: bool | None  # None is as the workers would have it
+    speculative: str
+    engine: str
+    mock_profile: str
+    embedding_size: int | None
+    eos_token_ids: list[int]
+    crash: CrashConfig
+    arena_fd: int | None = None  # None takes no images
+    num_arena_regions: int = 0
+    image_token: int | None = None  # as in `ModelCard`, like the next
+    whole_images: bool = False
+    image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
+    watchdog_timeout: int = 8  # seconds
+    cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizerConfig:
+    """For a detokenizer process."""
+
+    run_dir: str
+    card: ModelCard
+    num_frontends: int
+    stream_interval: int
+    traces: bool = False  # requests have spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig:
+    """For the telemetry process."""
+
+    run_dir: str
+    model: str  # its name in the API
+    access_log: bool
+    otlp_traces_endpoint: str | None
