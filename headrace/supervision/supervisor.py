@@ -22,25 +22,19 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have links
 from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
-from headrace.config.api_keys import digest
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.config import ServerConfig
-from headrace.config.model_list import anthropic_model_pages, model_pages
 from headrace.config.process_configs import (
     CrashConfig,
-    DetokenizerConfig,
     EngineConfig,
-    ExecutionConfig,
     FetcherConfig,
     FrontendConfig,
     ModelCard,
-    TelemetryConfig,
     TokenizerConfig,
 )
 from headrace.errors import HeadraceError
@@ -50,6 +44,7 @@ from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
+from headrace.supervision.child_configs import ChildConfigs
 from headrace.supervision.crash_reports import CrashReports, crash_directory
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.restart_backoff import RestartBackoff
@@ -64,8 +59,6 @@ POLL_INTERVAL_S = 0.5  # of heartbeats
 STARTUP_POLL_INTERVAL_S = 0.05  # of the board, while the server starts or drains
 WAKEUP_BYTES = 4096
 FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
-KEPT_BODIES = 16  # of the largest size, that may be in memory
-MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +122,7 @@ class Supervisor:
         admin_key: str | None = None,
     ) -> None:
         self._config = config
-        self._card = card
-        self._started_at = int(time.time())
         self._listeners = listeners
-        self._api_keys = api_keys
-        self._admin_keys = () if admin_key is None else (admin_key,)
         seats = seats_of(config, card.takes_images, handles_gets=listeners is not None)
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
@@ -144,10 +133,10 @@ class Supervisor:
         self._fetched = None
         if Seat("fetcher", 0) in seats:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
-        self._cache_fds: tuple[int, ...] = ()
+        cache_fds: tuple[int, ...] = ()
         if config.engine != "mock":  # of the tables, and of each worker's pages
             names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(config.tp))]
-            self._cache_fds = tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
+            cache_fds = tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[SeatedProcess] = []
@@ -159,8 +148,22 @@ class Supervisor:
             SpinWatchdog(busy_seconds),
         )
         directory = crash_directory(config.crash_dir, os.environ)
-        self._crash = CrashConfig.of(config, directory)
-        self._crash_reports = CrashReports(self._crash, self.board)
+        crash = CrashConfig.of(config, directory)
+        self._crash_reports = CrashReports(crash, self.board)
+        sockets = None if listeners is None else listeners.sockets
+        self._configs = ChildConfigs(
+            config=config,
+            card=card,
+            run_dir=self.run_dir,
+            started_at=int(time.time()),
+            listen_fds=None if sockets is None else [socket.fileno() for socket in sockets],
+            api_keys=api_keys,
+            admin_keys=() if admin_key is None else (admin_key,),
+            arena=self._arena,
+            fetched=self._fetched,
+            cache_fds=cache_fds,
+            crash=crash,
+        )
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -255,7 +258,7 @@ class Supervisor:
         Raises:
             OSError: the system is short of processes, files or memory.
         """
-        config = self._config_of(seat)
+        config = self._configs.of(seat)
         fds = [config.listen_fd] if isinstance(config, FrontendConfig) else []
         if self._arena is not None and isinstance(config, TokenizerConfig | EngineConfig):
             fds.append(self._arena.fd)
@@ -365,118 +368,6 @@ class Supervisor:
             child.start_at = time.monotonic() + delay_s
             return
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-
-    def _config_of(self, seat: Seat) -> Any:
-        c, role = self._config, seat.role
-        if role == "frontend":
-            assert self._listeners is not None
-            return FrontendConfig(
-                run_dir=self.run_dir,
-                listen_fd=self._listeners.sockets[seat.index].fileno(),
-                num_tokenizers=c.tokenizer_procs,
-                max_body_bytes=c.max_body_bytes,
-                max_num_requests=c.max_num_seqs + c.max_num_queued,
-                max_queued_tokens=c.max_queued_tokens,
-                drain_timeout=c.drain_timeout,
-                max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
-                api_key_digests=[digest(key.encode()) for key in self._api_keys],
-                admin_key_digests=[digest(key.encode()) for key in self._admin_keys],
-                allowed_origins=c.allowed_origins,
-                ssl_certfile=c.ssl_certfile,
-                ssl_keyfile=c.ssl_keyfile,
-                profiles=c.profile_dir is not None and c.engine != "mock",
-                ui=c.ui,
-                pages=model_pages(self._card, self._started_at),
-                anthropic_pages=anthropic_model_pages(self._card, self._started_at),
-                reports=c.access_log or c.otlp_traces_endpoint is not None,
-                traces=self._traces,
-            )
-        if role == "tokenizer":
-            return TokenizerConfig(
-                run_dir=self.run_dir,
-                card=self._card,
-                num_frontends=c.frontend_procs,
-                num_detokenizers=c.detokenizer_procs,
-                seed=c.seed,
-                started_at=self._started_at,
-                num_tokenizers=c.tokenizer_procs,
-                max_batch_size=c.tokenizer_max_batch_size,
-                batch_wait_ms=c.tokenizer_batch_wait_ms,
-                trust_request_chat_template=c.trust_request_chat_template,
-                metrics_dialect=c.metrics_dialect,
-                follows_grammars=c.engine != "mock",
-                max_images=c.max_images,
-                fetched_fd=None if self._fetched is None else self._fetched.fd,
-                handles_gets=self._listeners is not None,
-                takes_scripts=c.engine == "mock",
-                traces=self._traces,
-                **self._arena_fields,
-            )
-        if role == "engine":
-            return self._engine_config()
-        if role == "fetcher":
-            return self._fetcher_config()
-        if role == "telemetry":
-            return TelemetryConfig(
-                run_dir=self.run_dir,
-                model=self._card.name,
-                access_log=c.access_log,
-                otlp_traces_endpoint=c.otlp_traces_endpoint,
-            )
-        return DetokenizerConfig(
-            run_dir=self.run_dir,
-            card=self._card,
-            num_frontends=c.frontend_procs,
-            stream_interval=c.stream_interval,
-            traces=self._traces,
-        )
-
-    @property
-    def _traces(self) -> bool:
-        """Whether requests have spans."""
-        return self._config.otlp_traces_endpoint is not None
-
-    def _engine_config(self) -> EngineConfig:
-        c = self._config
-        return EngineConfig(
-            run_dir=self.run_dir,
-            execution=ExecutionConfig.of(c, self._card),
-            num_detokenizers=c.detokenizer_procs,
-            max_num_queued=c.max_num_queued,
-            scheduling_policy=c.scheduling_policy,
-            target_itl_ms=c.target_itl_ms,
-            enable_prefix_caching=c.enable_prefix_caching,
-            async_scheduling=c.async_scheduling,
-            speculative=c.speculative,
-            engine=c.engine,
-            mock_profile=c.mock_profile,
-            embedding_size=self._card.embedding_size,
-            eos_token_ids=self._card.eos_token_ids,
-            crash=self._crash,
-            image_token=self._card.image_token,
-            whole_images=self._card.whole_images,
-            image_memory_bytes=c.image_memory_bytes,
-            watchdog_timeout=c.watchdog_timeout,
-            cache_fds=self._cache_fds,
-            **self._arena_fields,
-        )
-
-    def _fetcher_config(self) -> FetcherConfig:
-        assert self._fetched is not None
-        return FetcherConfig(
-            run_dir=self.run_dir,
-            allowed_domains=self._config.allowed_media_domains,
-            max_bytes=self._config.max_body_bytes,
-            fetched_fd=self._fetched.fd,
-        )
-
-    @property
-    def _arena_fields(self) -> dict[str, Any]:
-        """Return the configuration of processes that share the arena."""
-        if self._arena is None:
-            return {}
-        num_regions = self._config.preprocess_procs
-        return {"arena_fd": self._arena.fd, "num_arena_regions": num_regions}
 
     def _all_ready(self) -> bool:
         return all(slot[CommonField.STATE] == State.READY for slot in self.board.slots)

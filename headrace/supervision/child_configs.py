@@ -1,0 +1,155 @@
+"""The config of each process of a ring, by its seat."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.board.board import Seat
+from headrace.config.api_keys import digest
+from headrace.config.config import ServerConfig
+from headrace.config.model_list import anthropic_model_pages, model_pages
+from headrace.config.process_configs import (
+    CrashConfig,
+    DetokenizerConfig,
+    EngineConfig,
+    ExecutionConfig,
+    FetcherConfig,
+    FrontendConfig,
+    ModelCard,
+    TelemetryConfig,
+    TokenizerConfig,
+)
+from headrace.ipc.arena import Arena
+
+KEPT_BODIES = 16  # of the largest size, that may be in memory
+MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildConfigs:
+    """The flags of a server, its model, and what its children inherit."""
+
+    config: ServerConfig
+    card: ModelCard
+    run_dir: str
+    started_at: int  # seconds since the epoch
+    listen_fds: Sequence[int] | None  # by frontend; None is an embedded ring without any
+    api_keys: Sequence[str]
+    admin_keys: Sequence[str]  # none, or one
+    arena: Arena | None
+    fetched: Arena | None
+    cache_fds: tuple[int, ...]
+    crash: CrashConfig
+
+    def of(self, seat: Seat) -> Any:
+        """Return the config of the process in a seat."""
+        c, role = self.config, seat.role
+        if role == "frontend":
+            assert self.listen_fds is not None
+            return FrontendConfig(
+                run_dir=self.run_dir,
+                listen_fd=self.listen_fds[seat.index],
+                num_tokenizers=c.tokenizer_procs,
+                max_body_bytes=c.max_body_bytes,
+                max_num_requests=c.max_num_seqs + c.max_num_queued,
+                max_queued_tokens=c.max_queued_tokens,
+                drain_timeout=c.drain_timeout,
+                max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
+                api_key_digests=[digest(key.encode()) for key in self.api_keys],
+                admin_key_digests=[digest(key.encode()) for key in self.admin_keys],
+                allowed_origins=c.allowed_origins,
+                ssl_certfile=c.ssl_certfile,
+                ssl_keyfile=c.ssl_keyfile,
+                profiles=c.profile_dir is not None and c.engine != "mock",
+                ui=c.ui,
+                pages=model_pages(self.card, self.started_at),
+                anthropic_pages=anthropic_model_pages(self.card, self.started_at),
+                reports=c.access_log or c.otlp_traces_endpoint is not None,
+                traces=self._traces,
+            )
+        if role == "tokenizer":
+            return TokenizerConfig(
+                run_dir=self.run_dir,
+                card=self.card,
+                num_frontends=c.frontend_procs,
+                num_detokenizers=c.detokenizer_procs,
+                seed=c.seed,
+                started_at=self.started_at,
+                num_tokenizers=c.tokenizer_procs,
+                max_batch_size=c.tokenizer_max_batch_size,
+                batch_wait_ms=c.tokenizer_batch_wait_ms,
+                trust_request_chat_template=c.trust_request_chat_template,
+                metrics_dialect=c.metrics_dialect,
+                follows_grammars=c.engine != "mock",
+                max_images=c.max_images,
+                fetched_fd=None if self.fetched is None else self.fetched.fd,
+                handles_gets=self.listen_fds is not None,
+                takes_scripts=c.engine == "mock",
+                traces=self._traces,
+                **self._arena_fields,
+            )
+        if role == "engine":
+            return self._engine_config()
+        if role == "fetcher":
+            return self._fetcher_config()
+        if role == "telemetry":
+            return TelemetryConfig(
+                run_dir=self.run_dir,
+                model=self.card.name,
+                access_log=c.access_log,
+                otlp_traces_endpoint=c.otlp_traces_endpoint,
+            )
+        return DetokenizerConfig(
+            run_dir=self.run_dir,
+            card=self.card,
+            num_frontends=c.frontend_procs,
+            stream_interval=c.stream_interval,
+            traces=self._traces,
+        )
+
+    @property
+    def _traces(self) -> bool:
+        """Whether requests have spans."""
+        return self.config.otlp_traces_endpoint is not None
+
+    def _engine_config(self) -> EngineConfig:
+        c = self.config
+        return EngineConfig(
+            run_dir=self.run_dir,
+            execution=ExecutionConfig.of(c, self.card),
+            num_detokenizers=c.detokenizer_procs,
+            max_num_queued=c.max_num_queued,
+            scheduling_policy=c.scheduling_policy,
+            target_itl_ms=c.target_itl_ms,
+            enable_prefix_caching=c.enable_prefix_caching,
+            async_scheduling=c.async_scheduling,
+            speculative=c.speculative,
+            engine=c.engine,
+            mock_profile=c.mock_profile,
+            embedding_size=self.card.embedding_size,
+            eos_token_ids=self.card.eos_token_ids,
+            crash=self.crash,
+            image_token=self.card.image_token,
+            whole_images=self.card.whole_images,
+            image_memory_bytes=c.image_memory_bytes,
+            watchdog_timeout=c.watchdog_timeout,
+            cache_fds=self.cache_fds,
+            **self._arena_fields,
+        )
+
+    def _fetcher_config(self) -> FetcherConfig:
+        assert self.fetched is not None
+        return FetcherConfig(
+            run_dir=self.run_dir,
+            allowed_domains=self.config.allowed_media_domains,
+            max_bytes=self.config.max_body_bytes,
+            fetched_fd=self.fetched.fd,
+        )
+
+    @property
+    def _arena_fields(self) -> dict[str, Any]:
+        """Return the configuration of processes that share the arena."""
+        if self.arena is None:
+            return {}
+        num_regions = self.config.preprocess_procs
+        return {"arena_fd": self.arena.fd, "num_arena_regions": num_regions}
