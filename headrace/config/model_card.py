@@ -259,9 +259,9 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
     tokenizer = read_json(path / "tokenizer_config.json", optional=True)
     generation = read_json(path / "generation_config.json", optional=True)
     pooling = read_pooling(path, text)
-    positions = _read(text, "n_positions", path / "config.json", Count | None)  # GPT-2 and its kin
-    if positions is None:
-        positions = _need(text, "max_position_embeddings", path / "config.json", Count)
+    lengths = ("n_positions", "max_position_embeddings", "model_max_length")  # GPT-2; all; Kimi
+    name = next((name for name in lengths if text.get(name) is not None), lengths[1])
+    positions = _need(text, name, path / "config.json", Count)
     positions = min(positions, longrope.trained_length(text) or positions)
     if (dense := dense_length(text)) is not None and dense < positions:
         log.info(

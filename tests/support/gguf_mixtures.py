@@ -53,6 +53,7 @@ KEYS = {  # in the order of which a family's own one wins
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
     "n_routed_experts": "expert_count",
+    "num_experts_per_token": "expert_used_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_topk": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",

@@ -213,7 +213,9 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
 
 def rope(config: Any, head_dim: int) -> Iterator[tuple[str, Any]]:
     """Return the keys of RoPE."""
-    tables = config.rope_parameters
+    tables = getattr(config, "rope_parameters", None)
+    if tables is None:  # Kimi
+        return
     params = tables.get("full_attention", tables)
     yield "rope.freq_base", float(params["rope_theta"])
     if "sliding_attention" in tables:
@@ -268,7 +270,7 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
 
 def rope_divisors(model: Any) -> Iterator[tuple[str, Floats]]:
     """Return what divides the frequencies of RoPE: LongRoPE's factors, or Llama 3's scaling."""
-    params = model.config.rope_parameters
+    params = getattr(model.config, "rope_parameters", None) or {}
     for length in ("long", "short"):
         if factors := params.get(f"{length}_factor"):
             yield f"rope_factors_{length}.weight", np.array(factors, np.float32)

@@ -84,6 +84,23 @@ NEMOTRON = {
     "time_step_min": 1e-30,  # transformers bounds the steps of prompts, and no others
     "time_step_floor": 0.5,
 }
+KIMI = {
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_head_dim": 20,
+    "linear_num_heads": 3,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "model_max_length": 512,
+}
 FALCON = MAMBA | {"layer_types": None, "mamba_d_ssm": 128, "mamba_norm_before_gate": False}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
@@ -168,6 +185,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "mamba_proj_bias": True,
         "attention_bias": True,
     },
+}
+HYBRIDS |= {
+    "kimi_linear": KIMI,
+    "kimi_linear with compressed queries": KIMI | {"q_lora_rank": 48, "mlp_layer_types": None},
 }
 # The first ends within a page, the second on a border, the third has several pages.
 PROMPTS = [[17, 3, 94, 55, 8], [*range(20, 52)], [(7 * i) % 90 + 3 for i in range(53)]]

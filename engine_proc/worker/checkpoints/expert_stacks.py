@@ -28,8 +28,10 @@ CONVOLUTIONS = (  # [channels, (1,) kernel]
     "shortconv.conv.weight",
     ".conv1d.weight",  # Mamba-2, gated delta nets
     ".ssm_conv1d.weight",
+    *(f"{name}_conv1d.weight" for name in "qkv"),  # Kimi
+    *(f".ssm_conv1d_{name}.weight" for name in "qkv"),
 )
-COLUMNS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # vectors, which GGUF has as matrices
+COLUMNS = (".ssm_a", ".ssm_d", ".ssm_norm.weight", ".A_log")  # vectors stored as matrices
 SCALARS = ("act_fn.beta", "act_fn.eps")  # of Apertus
 
 
@@ -122,7 +124,7 @@ def is_stack(name: str, tensor: StoredTensor) -> bool:
     """Whether a tensor has a part for each expert."""
     has_numbers = math.prod(tensor.shape) > 0
     rank = len(tensor.shape)
-    if name.endswith(CONVOLUTIONS):
+    if name.endswith(CONVOLUTIONS + COLUMNS):
         return False
     return has_numbers and (rank == 3 or (rank == 2 and name.endswith(STACKED_BIASES)))
 

@@ -35,6 +35,8 @@ def hf_delta_net(
     delta: GatedDeltaNetSpec, ours: str, theirs: str, tensors: Mapping[str, Weight]
 ) -> dict[str, WeightSource]:
     """Name the weights of a gated delta net. Qwen3-Next's alternate by key head."""
+    if delta.gate_rank:
+        return kimi(ours, theirs.replace("linear_attn.", "self_attn."), HF_KIMI)
     sources = {
         "a.bias": WeightSource(f"{theirs}dt_bias"),
         "rate": WeightSource(f"{theirs}A_log", is_logarithm=True),
@@ -56,6 +58,8 @@ def gguf_delta_net(
     delta: GatedDeltaNetSpec, ours: str, theirs: str, tensors: Mapping[str, Weight]
 ) -> dict[str, WeightSource]:
     """Name the tensors of a GGUF file. Only gates of Qwen3-Next still alternate there."""
+    if delta.gate_rank:
+        return kimi(ours, theirs, GGUF_KIMI)
     sources = {
         "z": WeightSource(f"{theirs}attn_gate.weight"),
         "b": WeightSource(f"{theirs}ssm_beta.weight"),
@@ -83,3 +87,47 @@ def delta_convs(delta: GatedDeltaNetSpec, tensor: str) -> dict[str, WeightSource
     """Name the weights of the convolution."""
     rows = delta_rows(delta, tensor, delta.kernel_size)
     return {f"{name}.conv": source for name, source in rows.items()}
+
+
+HF_KIMI = {
+    "q": "q_proj.weight",
+    "k": "k_proj.weight",
+    "v": "v_proj.weight",
+    "q.conv": "q_conv1d.weight",
+    "k.conv": "k_conv1d.weight",
+    "v.conv": "v_conv1d.weight",
+    "b": "b_proj.weight",
+    "a_in": "f_a_proj.weight",
+    "a": "f_b_proj.weight",
+    "a.bias": "dt_bias",
+    "rate": "A_log",
+    "z_in": "g_a_proj.weight",
+    "z": "g_b_proj.weight",
+    "gated_norm": "o_norm.weight",
+    "out": "o_proj.weight",
+}
+GGUF_KIMI = {
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "q.conv": "ssm_conv1d_q.weight",
+    "k.conv": "ssm_conv1d_k.weight",
+    "v.conv": "ssm_conv1d_v.weight",
+    "b": "ssm_beta.weight",
+    "a_in": "ssm_f_a.weight",
+    "a": "ssm_f_b.weight",
+    "a.bias": "ssm_dt.bias",
+    "rate": "ssm_a",
+    "z_in": "ssm_g_a.weight",
+    "z": "ssm_g_b.weight",
+    "gated_norm": "ssm_norm.weight",
+    "out": "attn_output.weight",
+}
+
+
+def kimi(ours: str, theirs: str, names: Mapping[str, str]) -> dict[str, WeightSource]:
+    """Name the weights of Kimi's, whose matrices are apart."""
+    return {
+        ours + name: WeightSource(theirs + tensor, is_logarithm=tensor == "A_log")
+        for name, tensor in names.items()
+    }

@@ -257,6 +257,15 @@ MIXTURES = {
         is_tiled=True,
         keys=EXPERTS | SHARED_EXPERT | DELTA_NETS,
     ),
+    "kimi-linear": Architecture(
+        family="kimi_linear",
+        has_latents=True,
+        constants=SILU | NO_DENSE | {"norm_topk_prob": True},
+        keys=GROUPED
+        | LATENTS
+        | {"kda.head_dim": "linear_head_dim", "ssm.conv_kernel": "linear_conv_kernel_dim"},
+        gating=SIGMOID,
+    ),
     "dots1": Architecture(family="dots1", constants=SILU | NO_DENSE, keys=GROUPED, gating=SIGMOID),
     "deepseek2": Architecture(
         family="deepseek_v2",

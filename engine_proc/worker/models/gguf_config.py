@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.families.dense import FULL, SLIDING
-from headrace.engine_proc.worker.models.families.hybrids import CONV
+from headrace.engine_proc.worker.models.families.hybrids import CONV, LINEAR
 from headrace.engine_proc.worker.models.families.mamba import MAMBA, MLP, MOE
 from headrace.engine_proc.worker.models.gguf_architectures import (
     ARCHITECTURES,
@@ -193,6 +193,9 @@ def family_config(
         if size % heads:
             raise fields.wrong("ssm.inner_size", f"a multiple of {heads}")
         config["linear_value_head_dim"] = size // heads
+    if architecture.family == "kimi_linear":
+        config |= attention_config(fields, num_layers, LINEAR)
+        config["linear_num_heads"] = fields.integer("attention.head_count")
     if architecture.family == "glm4_moe":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if architecture.family == "llama4_text":
@@ -390,6 +393,8 @@ def ropes_of(fields: ConfigFields, spec: DecoderSpec, tensors: Weights) -> tuple
 
     Those are Llama 3's scaling, or LongRoPE's factors of texts within the trained length.
     """
+    if not spec.ropes:
+        return ()
     rope, *others = spec.ropes
     for name in ("rope_freqs.weight", "rope_factors_short.weight"):
         if name not in tensors:

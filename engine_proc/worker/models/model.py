@@ -15,7 +15,9 @@ from headrace.engine_proc.worker.checkpoints.quantized import (
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models import weight_names
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
+from headrace.engine_proc.worker.models.folder_names import hugging_face
 from headrace.engine_proc.worker.models.gguf_config import lower_gguf
+from headrace.engine_proc.worker.models.gguf_names import gguf
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.vision_config import lower_vision
@@ -92,7 +94,7 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
             tensors = weight_names.of_decoder(tensors)
         if pooling is not None and "lm_head.weight" not in tensors:
             spec = replace(spec, tied_head=True)  # it has none, and needs none
-        weights = weight_names.adopt(spec, tensors, weight_names.hugging_face)
+        weights = weight_names.adopt(spec, tensors, hugging_face)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
@@ -105,7 +107,7 @@ def open_gguf(path: Path) -> DecoderModel:
     tensors = gguf_tensors.open_tensors(file)
     try:
         spec = lower_gguf(file.metadata, tensors)
-        weights = weight_names.adopt(spec, tensors, weight_names.gguf)
+        weights = weight_names.adopt(spec, tensors, gguf)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     return DecoderModel(spec, weights, end_token_ids(file.metadata))

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.families.dense import decoder, rope, split_head_dim
+from headrace.engine_proc.worker.models.families.dense import FULL, decoder, rope, split_head_dim
+from headrace.engine_proc.worker.models.families.hybrids import LINEAR
 from headrace.engine_proc.worker.models.families.mixtures import (
     DEEPSEEK_FIELDS,
     check_groups,
@@ -21,6 +22,7 @@ from headrace.engine_proc.worker.models.families.mixtures import (
 from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
+    GatedDeltaNetSpec,
     LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
@@ -188,6 +190,68 @@ def minicpm3(fields: ConfigFields) -> DecoderSpec:
     )
 
 
+KIMI_NAMES = {  # of what DeepSeek V3 has under other ones
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+
+
+def kimi_linear(fields: ConfigFields) -> DecoderSpec:
+    """Latent attention without RoPE, and gated delta nets with a decay for each row."""
+    for name in (*DEEPSEEK_FIELDS, "num_nextn_predict_layers", "rope_theta", "rope_scaling"):
+        fields.get(name, None)
+    fields.choice("moe_router_activation_func", {"sigmoid": None}, "sigmoid")
+    for name in ("mla_use_nope", "use_grouped_topk"):
+        if not fields.flag(name, True):
+            raise fields.wrong(name, "true")
+    renamed = {ours: fields.get(theirs, None) for theirs, ours in KIMI_NAMES.items()}
+    given = {name: value for name, value in renamed.items() if value is not None}
+    fields.values = {**fields.values, **given, "rope_scaling": None}
+    spec = latent_decoder(fields, interleaved=False)
+    delta, kinds = kimi_delta_net(fields, len(spec.layers))
+    layers = tuple(
+        replace(layer, rope=None) if kind == FULL else LayerSpec(mixer=delta, rope=None)
+        for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
+    own = grouped(fields, default_shared=1, default_normalized=True)
+    return with_sparse(fields, replace(spec, layers=layers, ropes=()), own, default_first=1)
+
+
+def kimi_delta_net(fields: ConfigFields, num_layers: int) -> tuple[GatedDeltaNetSpec, list[str]]:
+    """Lower the gated delta net, and which layers have it.
+
+    Published configs have a table for both, whose layers count from 1.
+    """
+    table = ConfigFields(
+        fields.table("linear_attn_config"), f"'linear_attn_config' of {fields.owner}"
+    )
+    num_heads = table.integer("num_heads", fields.get("linear_num_heads", 32))
+    head_dim = table.integer("head_dim", fields.get("linear_head_dim", 128))
+    kernel_size = table.integer("short_conv_kernel_size", fields.get("linear_conv_kernel_dim", 4))
+    attends = table.get("full_attn_layers", None)
+    table.get("kda_layers", None)  # all others
+    table.refuse_unread()
+    kinds = fields.one_per_layer("layer_types", num_layers)
+    if kinds is None:
+        attends = range(5, num_layers + 1, 4) if attends is None else attends
+        kinds = [FULL if i in attends else LINEAR for i in range(1, num_layers + 1)]
+    if not set(kinds) <= {FULL, LINEAR} or FULL not in kinds:
+        raise fields.wrong("layer_types", f"a list of {FULL!r} and {LINEAR!r}, with the former")
+    delta = GatedDeltaNetSpec(
+        num_key_heads=num_heads,
+        num_value_heads=num_heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        kernel_size=kernel_size,
+        gate_rank=head_dim,
+    )
+    return delta, kinds
+
+
 LATENT: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
@@ -195,6 +259,7 @@ LATENT: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "glm4_moe_lite": glm4_moe_lite,
     "glm_moe_dsa": sparse_attention,
     "kimi_k2": deepseek_v3,  # as its config says, but for the name
+    "kimi_linear": kimi_linear,
     "minicpm3": minicpm3,
     "youtu": youtu,
 }

@@ -173,6 +173,48 @@ PUBLISHED_FALCON = {  # the fields of Falcon-H1's own config.json
     "tie_word_embeddings": False,
     "vocab_size": 65537,
 }
+PUBLISHED_KIMI = {  # the fields of Kimi-Linear's own config.json
+    "first_k_dense_replace": 1,
+    "head_dim": 72,
+    "hidden_act": "silu",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 5],
+        "head_dim": 128,
+        "kda_layers": [1, 2, 3],
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True,
+    "model_max_length": 1048576,
+    "model_type": "kimi_linear",
+    "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 32,
+    "num_expert_group": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+}
 
 
 def test_older_config_of_lfm2_is_read() -> None:
@@ -214,6 +256,14 @@ def test_published_config_of_granite_4_is_read() -> None:
     assert spec.layers[2].rope is None
 
 
+def test_published_config_of_kimi_linear_is_read() -> None:
+    spec = lower_config(PUBLISHED_KIMI)
+    assert [layer.has_pages for layer in spec.layers] == [False] * 3 + [True] * 2
+    assert [layer.mixture is None for layer in spec.layers] == [True] + [False] * 4
+    assert (spec.max_position, spec.head_dim, spec.ropes) == (1 << 20, 512 + 64, ())
+    assert spec.state_numbers == 3 * (3 * 3 * 4096 + 128 * 4096)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -253,6 +303,9 @@ def test_wrong_delta_nets_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> 
         ("falcon_h1", {"ssm_multipliers": [1.0]}),
         ("falcon_h1", {"mamba_proj_bias": True, "ssm_in_multiplier": 2.0}),
         ("granitemoehybrid", {"normalization_function": "layernorm"}),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}),
+        ("kimi_linear", {"mla_use_nope": False}),
+        ("kimi_linear", {"layer_types": ["linear_attention"] * 4}),
     ],
 )
 def test_wrong_hybrids_are_refused(tmp_path: Path, family: str, wrong: dict[str, Any]) -> None:

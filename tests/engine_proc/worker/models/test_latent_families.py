@@ -272,4 +272,4 @@ def test_latents_of_odd_sizes_are_left_to_modules(name: str) -> None:
 
 def test_every_family_of_latents_has_a_case() -> None:
     tested = {case.split()[0] for case in LATENT}
-    assert tested | {"kimi_k2"} == set(FAMILIES)
+    assert tested | {"kimi_k2", "kimi_linear"} == set(FAMILIES)
