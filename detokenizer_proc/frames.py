@@ -41,19 +41,19 @@ class Frames:
         self._last.append(last)
         self._num_delivered.append(num_delivered)
 
-    def message(self) -> ResponseFrames:
-        """Return the message."""
+    def message(self, engine: int = 0) -> ResponseFrames:
+        """Return the message, of sequences that `engine` computes."""
         core = self._core
         if not self._chunks:
-            return ResponseFrames(
-                self._heads, core.ids, core.lengths, core.last, core.num_delivered
-            )
+            columns = core.ids, core.lengths, core.last, core.num_delivered
+            return ResponseFrames(self._heads, *columns, engine=engine)
         return ResponseFrames(
             self._heads,
             core.ids + self._ids.tobytes(),
             core.lengths + array("I", map(len, self._chunks)).tobytes(),
             core.last + bytes(self._last),
             core.num_delivered + self._num_delivered.tobytes(),
+            engine=engine,
         )
 
     def data(self) -> bytes:

@@ -2,6 +2,7 @@
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 import time
+from collections.abc import Callable
 
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
@@ -11,7 +12,7 @@ from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
 from headrace.detokenizer_proc.text import load_vocabulary
 from headrace.ipc.frontend_links import FrontendLinks
-from headrace.ipc.messages import ToDetokenizer
+from headrace.ipc.messages import ResponseFrames, ToDetokenizer
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
 from headrace.runtime.process import Context
 from headrace.system.cpu_limit import CpuLimit
@@ -47,7 +48,9 @@ class Detokenizer:
         self._vocabulary = load_vocabulary(config.card.path)
         give_back()  # what the table was made of
         self._limit = CpuLimit(PARSER_CPU_S)
-        self._responses = self._no_responses()
+        engines = list(context.board.of("engine"))
+        self._engines = [EngineLink(config.run_dir, slot, self._slot.beat) for slot in engines]
+        self._responses = [self._no_responses() for _ in engines]  # by engine
         self._stats = ResponseStatsCollector() if config.traces else None
         self._backlog = detokenizer_backlog(context.board, context.index)
         self._backlog.settle()
@@ -57,9 +60,6 @@ class Detokenizer:
             STEP_HIGH_WATER,
             context.tee,
         )
-        self._engine = Outbox(address(config.run_dir, "engine"), on_wait=self._slot.beat)
-        self._engine_slot = context.board.slot("engine")
-        self._engine_starts = self._engine_slot[CommonField.STARTS]
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, self._slot
         )
@@ -68,62 +68,79 @@ class Detokenizer:
 
     def work(self) -> None:
         """Handle and render pending messages; block if there are none."""
-        is_away = self._engine_slot[CommonField.STATE] != State.READY
-        wait_ms = AWAY_MS if is_away else IDLE_MS
+        wait_ms = IDLE_MS if all([engine.is_ready for engine in self._engines]) else AWAY_MS
         if self._is_holding:
             wait_ms = POLL_INTERVAL_MS
-        elif self._responses.is_writing:
+        elif self._is_writing:
             wait_ms = 0
         received = self._inbox.receive(wait_ms)
-        is_another = self._engine_slot[CommonField.STARTS] != self._engine_starts
-        # What comes while that is not ready was sent by the one before it.
-        if is_another and (received is None or self._engine_slot[CommonField.STATE] == State.READY):
-            self._begin_anew()
+        self._begin_anew(all_is_here=received is None)
         num_steps = 0
         while received is not None:
-            self._responses.feed(*received)
+            self._responses[received[0].engine].feed(*received)
             if self._stats is not None:
                 self._stats.feed(received[0], time.monotonic_ns())
             self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
-        if num_steps or self._is_holding or self._responses.is_writing:
+        if len(self._engines) > 1:
+            self._begin_anew(all_is_here=num_steps < MAX_STEPS)
+        if num_steps or self._is_holding or self._is_writing:
             self._send_frames()
             self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle_idle()
-        self._slot[DetokenizerField.OPEN_RESPONSES] = len(self._responses)
+        self._slot[DetokenizerField.OPEN_RESPONSES] = sum(map(len, self._responses))
+
+    @property
+    def _is_writing(self) -> bool:
+        """Whether there are whole responses of which a part is still to be rendered."""
+        return any([responses.is_writing for responses in self._responses])
 
     def _send_frames(self) -> None:
         """Send rendered output to all frontends without a backlog."""
-        for stop in self._responses.stops():
-            self._engine.send(stop)
-        for place, times in self._responses.readings().items():
-            self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
+        for engine, responses in zip(self._engines, self._responses, strict=True):
+            for stop in responses.stops():
+                engine.outbox.send(stop)
+            for place, times in responses.readings().items():
+                self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
         self._is_holding = False
         for frontend in range(len(self._frontends)):
             if self._frontends.backlog(frontend) >= MAX_BEHIND:
                 self._is_holding = True
                 continue
-            frames = self._responses.render(frontend)
-            if frames is not None:
-                message = frames.message()
-                if self._stats is not None:
-                    message = self._stats.add_to(message, time.monotonic_ns())
-                self._frontends.send(frontend, message, frames.data())
-                self._slot.add(DetokenizerField.FRAMES)
+            for index, responses in enumerate(self._responses):
+                frames = responses.render(frontend)
+                if frames is not None:
+                    self._send(frontend, frames.message(index), frames.data())
 
-    def _begin_anew(self) -> None:
-        """Send the engine the tokens that were generated under its predecessor.
-
-        The requests will be sent again: all there is here belongs to their old ids.
-        """
-        self._engine_starts = self._engine_slot[CommonField.STARTS]
-        if len(self._responses):
-            self._engine.send(*self._responses.generated())
-            self._responses = self._no_responses()
+    def _send(self, frontend: int, message: ResponseFrames, data: bytes) -> None:
         if self._stats is not None:
-            self._stats.clear()
+            message = self._stats.add_to(message, time.monotonic_ns())
+        self._frontends.send(frontend, message, data)
+        self._slot.add(DetokenizerField.FRAMES)
+
+    def _begin_anew(self, all_is_here: bool) -> None:
+        """Send the engines the tokens that were generated under one that is replaced.
+
+        The requests will be sent again, to any engine: what is here belongs to their old ids.
+
+        Args:
+            all_is_here: nothing waits in the inbox. What comes while a replacement is not ready was
+                sent by its predecessor.
+        """
+        for index, engine in enumerate(self._engines):
+            if not engine.is_another or not (all_is_here or engine.is_ready):
+                continue
+            engine.note()
+            if len(self._responses[index]):
+                generated = self._responses[index].generated()
+                for each in self._engines:
+                    if each is engine or each.is_ready:
+                        each.outbox.send(*generated)
+                self._responses[index] = self._no_responses()
+            if self._stats is not None:
+                self._stats.clear()
 
     def _no_responses(self) -> InflightResponses:
         config = self._config
@@ -142,8 +159,32 @@ class Detokenizer:
     def close(self) -> None:
         """Drop all links."""
         self._inbox.close()
-        self._engine.close()
+        for engine in self._engines:
+            engine.outbox.close()
         self._frontends.close()
+
+
+class EngineLink:
+    """The link to an engine, and what the board tells of the process in its seat."""
+
+    def __init__(self, run_dir: str, slot: Slot, on_wait: Callable[[], None]) -> None:
+        self.outbox = Outbox(address(run_dir, "engine", slot.seat.index), on_wait=on_wait)
+        self._slot = slot
+        self.note()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine serves."""
+        return self._slot[CommonField.STATE] == State.READY
+
+    @property
+    def is_another(self) -> bool:
+        """Whether a process has started in its seat since the last `note`."""
+        return self._slot[CommonField.STARTS] != self._starts
+
+    def note(self) -> None:
+        """Take note of the process that is in its seat now."""
+        self._starts = self._slot[CommonField.STARTS]
 
 
 def mark_start(slot: Slot) -> None:

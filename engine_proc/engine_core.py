@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from headrace.board.backlog import Backlog
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig
@@ -79,6 +80,7 @@ class EngineCore:
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
         ahead_s: float = 0.0,
+        prompts: Backlog | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -101,6 +103,8 @@ class EngineCore:
         self._intake = Intake()
         self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
+        self._prompts = prompts
+        self._has_replicas = config.num_replicas > 1
         self._can_step = True
         self._has_new_workers = False
         self._slot.add(EngineField.RECOVERED_PAGES, pool.num_cached)  # of the engine before
@@ -122,6 +126,8 @@ class EngineCore:
             for sequence in self._grammars.ready():
                 self._scheduler.add(sequence)
         if received is None:
+            if wait_ms and self._prompts is not None:
+                self._prompts.settle_idle()
             if wait_ms == IDLE_MS and self._generates:
                 self._grammars.begin()
             return
@@ -136,6 +142,7 @@ class EngineCore:
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
             case GenerateRequest():
+                self._slot.add(EngineField.TAKEN_TOKENS, len(bulk) // ITEM_BYTES)
                 self._add(Sequence.of(message, bulk, time.monotonic_ns()))
             case Abort(request):
                 self._abort(request)
@@ -437,6 +444,8 @@ class EngineCore:
         self._slot[EngineField.RUNNING] = len(self._scheduler.running)
         self._slot[EngineField.WAITING] = len(self._scheduler.waiting)
         self._slot[EngineField.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
+        if self._has_replicas:
+            self._slot[EngineField.PENDING_TOKENS] = self._scheduler.num_pending
         self._slot[EngineField.PAGES_TOTAL] = self._pool.num_pages
         self._slot[EngineField.PAGES_FREE] = self._pool.num_free
         self._slot[EngineField.STATES_TOTAL] = self._scheduler.slots.num_slots

@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from headrace.board.backlog import engine_backlog
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
@@ -27,9 +28,11 @@ from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
+from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.sockets import Inbox, address
 from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE, WorkerReady
 from headrace.runtime.process import Context
+from headrace.system.cpu_share import take_share
 
 if TYPE_CHECKING:
     from headrace.model.grammar_compiler import GrammarCompiler
@@ -50,7 +53,11 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
 
 def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     """Run the engine whose workers compute a model."""
-    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
+    if config.num_replicas > 1:
+        take_share(context.index, config.num_replicas)
+    inbox: Inbox[ToEngine] = Inbox(
+        address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
+    )
     grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
     arena, area, vision, workers = None, None, None, None
     tower_bytes = 0
@@ -71,6 +78,8 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
         frontends = list(context.board.of("frontend"))
+        prompts = engine_backlog(context.board, context.index)
+        prompts.settle()
         engine = EngineCore(
             config,
             scheduler,
@@ -81,6 +90,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             images,
             vision,
             frontends,
+            prompts=prompts,
             ahead_s=ahead_s(config, ready),
         )
         context.ready()
@@ -133,7 +143,8 @@ def make_pool(
             f"{num_tokens} tokens, less than one sequence of --max-model-len "
             f"{execution.max_model_len}; raise it or lower that"
         )
-    return PagePool(ready.num_pages, ready.page_tokens, table)
+    index = None if config.prefix_fd is None else PrefixIndex(config.prefix_fd)
+    return PagePool(ready.num_pages, ready.page_tokens, table, index)
 
 
 def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:

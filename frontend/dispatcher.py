@@ -97,6 +97,7 @@ class Incoming:
             head = self._heads.pop(request_of(id), None) if self._heads else None
             piece = view[start : start + self._lengths[row]]
             count = num_delivered[row] if num_delivered else 0
-            open_requests.deliver(id, head, piece, last[row], count, num_written)
+            engine = self._frames.engine
+            open_requests.deliver(id, head, piece, last[row], count, num_written, engine)
         self._row, self._start = written.row, written.start
         return written.num_bytes

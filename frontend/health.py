@@ -6,11 +6,12 @@ there when nothing else answers. Names have no characters that JSON would escape
 
 from dataclasses import dataclass
 
-from headrace.board.board import Board, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField
 from headrace.board.process_status import process_status
 from headrace.routes import READY, STARTUP, Lane, routes_of
 
+OF_REPLICAS = ("engine", "worker")  # roles
 PATHS = frozenset(path for route in routes_of(Lane.FRONTEND) for path in route.paths)
 
 
@@ -27,17 +28,21 @@ def health_of(
 ) -> HealthResponse:
     """Return the answer to one of `PATHS`.
 
-    `/health` is 503 when a process does not serve. `/ready` also is while the server stops.
+    `/health` is 503 when a process does not serve. `/ready` is, too, unless the process belongs to
+    a replica and another replica is whole; and it is 503 while the server stops.
     `/startup` is 503 only until all processes have been ready.
 
     Args:
         since_ns: since when this process has been awake (`wake_clock.py`).
     """
-    found = [slot.unhealthy_reason(now_ns, since_ns) for slot in board.slots]
-    reasons = [why for why in found if why is not None]
-    if path == STARTUP:
-        reasons = [] if all(map(has_started, board.slots)) else reasons
-    elif path == READY and is_draining:
+    found = [(slot, slot.unhealthy_reason(now_ns, since_ns)) for slot in board.slots]
+    faults = {slot.seat: why for slot, why in found if why is not None}
+    if path == STARTUP and all(map(has_started, board.slots)):
+        faults.clear()
+    elif path == READY and any(not replica & faults.keys() for replica in replicas(board)):
+        faults = {seat: why for seat, why in faults.items() if seat.role not in OF_REPLICAS}
+    reasons = list(faults.values())
+    if path == READY and is_draining:
         reasons.append("the server stops when open requests are answered")
     progress = min((slot[CommonField.PROGRESS] for slot in board.of("worker")), default=1000) / 1000
     told = ",".join(f'"{reason}"' for reason in reasons)
@@ -47,6 +52,16 @@ def health_of(
         f'"loaded":{progress:.3f},"processes":[{processes}]}}'
     )
     return HealthResponse(503 if reasons else 200, body.encode("ascii"))
+
+
+def replicas(board: Board) -> list[set[Seat]]:
+    """Return the seats of each engine and its workers."""
+    engines = [slot.seat for slot in board.of("engine")]
+    workers = [slot.seat for slot in board.of("worker")]
+    tp = len(workers) // max(len(engines), 1)
+    return [
+        {engine, *workers[index * tp : (index + 1) * tp]} for index, engine in enumerate(engines)
+    ]
 
 
 def has_started(slot: Slot) -> bool:

@@ -28,7 +28,7 @@ from headrace.ipc.messages import (
     frontend_of,
 )
 from headrace.ipc.router import HUGE_BODY_BYTES
-from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.ipc.sockets import Inbox
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.encoding.encoder import Encoder
@@ -38,6 +38,7 @@ from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Dropped, Job
 from headrace.tokenizer_proc.jobs.stages import Body, Ids, ImmediateResponse, Sequences, Stages
 from headrace.tokenizer_proc.offload_pool import OffloadPool
+from headrace.tokenizer_proc.replica_router import ReplicaRouter
 from headrace.tokenizer_proc.routes import load_routes, load_scripted, load_template
 
 TEMPLATE_CPU_S = 0.1  # of one that others wait for; a child process has more
@@ -93,7 +94,7 @@ class Service:
             images=self._images,
             scripted=scripted,
         )
-        self._engine = Outbox(address(config.run_dir, "engine"), on_wait=context.slot.beat)
+        self._engines = ReplicaRouter(config, context.board, context.slot)
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot
         )
@@ -141,7 +142,7 @@ class Service:
         for job in jobs:
             if isinstance(job.outcome, ImmediateResponse):
                 self._respond(job.request, job.outcome)
-        self._engine.send_all([message for job in jobs for message in self._messages(job)])
+        self._engines.send([(job.request, self._messages(job)) for job in jobs])
         self._count(jobs)
 
     def _ready(self, jobs: list[Job]) -> list[Job]:
@@ -245,5 +246,5 @@ class Service:
 
     def close(self) -> None:
         """Drop all links."""
-        self._engine.close()
+        self._engines.close()
         self._frontends.close()

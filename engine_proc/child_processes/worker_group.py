@@ -97,7 +97,7 @@ def start_worker(
     )
     shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
-    slot = context.board.slot("worker", rank)
+    slot = context.board.slot("worker", context.index * config.execution.tp + rank)
     return ChildProcess(
         context, slot, worker_config, (steps, results), fds, config.watchdog_timeout
     )
@@ -284,7 +284,9 @@ class WorkerGroup:
         Raises:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
-        self._all[death.rank].make_crash_report(self._crash_reports, death, requests)
+        self._all[death.rank % len(self._all)].make_crash_report(
+            self._crash_reports, death, requests
+        )
         was_idle = not self._loading and not self._num_computing  # nothing they do was the reason
         if is_explained or was_idle:
             self._restarts.worked()

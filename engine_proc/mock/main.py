@@ -18,6 +18,7 @@ from typing import NoReturn, assert_never
 import msgspec
 import numpy as np
 
+from headrace.board.backlog import engine_backlog
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig
@@ -55,10 +56,13 @@ UNFINISHED = bytes([NOT_FINISHED])
 
 def main(config: EngineConfig, context: Context) -> NoReturn:
     """Run until SIGTERM."""
-    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
+    inbox: Inbox[ToEngine] = Inbox(
+        address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
+    )
     detokenizers = DetokenizerLinks(
         config.run_dir, config.num_detokenizers, context.board, context.slot
     )
+    engine_backlog(context.board, context.index).settle()
     profile = read_profile(config.mock_profile)
     words = read_words(Path(config.execution.model_path))
     frontends = list(context.board.of("frontend"))
@@ -229,6 +233,7 @@ class MockEngine:
         """Handle one message; `bulk` is a prompt's token ids."""
         match message:
             case GenerateRequest():
+                self._slot.add(EngineField.TAKEN_TOKENS, len(bulk) // 4)
                 self._add(message, len(bulk) // 4)
             case Abort(request):
                 self._abort(request)
@@ -437,5 +442,6 @@ class MockEngine:
         self._slot[EngineField.RUNNING] = self._num_generating
         self._slot[EngineField.WAITING] = len(self._waiting)
         self._slot[EngineField.WAITING_TOKENS] = self._num_waiting_tokens
+        self._slot[EngineField.PENDING_TOKENS] = self._num_waiting_tokens + self._num_generating
         used = -(-self._num_context // PAGE_TOKENS)
         self._slot[EngineField.PAGES_FREE] = max(0, self._num_pages - used)

@@ -3,6 +3,8 @@
 Each message wakes two processes, so a detokenizer that is behind gets fewer and larger ones.
 """
 
+import msgspec
+
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import MESSAGES_SENT, Board, Slot, State
 from headrace.board.fields import CommonField
@@ -25,6 +27,7 @@ class DetokenizerLinks:
         self._slots = list(board.of("detokenizer"))
         self._backlogs = [detokenizer_backlog(board, i) for i in range(num_detokenizers)]
         self._slot = slot
+        self._engine = slot.seat.index
 
     def __len__(self) -> int:
         return len(self._outboxes)
@@ -36,6 +39,8 @@ class DetokenizerLinks:
 
     def hold(self, detokenizer: int, output: StepOutput, tokens: bytes) -> None:
         """Keep what a step brought until it is sent."""
+        if self._engine:
+            output = msgspec.structs.replace(output, engine=self._engine)
         self._held[detokenizer].append((output, tokens))
 
     def send_ready(self) -> None:

@@ -13,7 +13,6 @@ and erased first.
 
 from hashlib import blake2b
 
-DIGEST_BYTES = 16  # collisions would mix conversations: 64 bits would not do
 CACHE_ID_BYTES = 16
 HEADER_BYTES = 64
 ENTRY_BYTES = 32

@@ -7,13 +7,9 @@ without users keeps its contents until it is allocated again. Eviction is least 
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
-from hashlib import blake2b
-from types import MappingProxyType
 
-from headrace.engine_proc.scheduling.cache_table import DIGEST_BYTES, NO_CACHE, CacheTable
-
-NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
+from headrace.engine_proc.scheduling.cache_table import NO_CACHE, CacheTable
+from headrace.ipc.prefix_index import PrefixIndex
 
 
 class PagePool:
@@ -22,9 +18,16 @@ class PagePool:
     Args:
         page_tokens: tokens per page.
         table: of the pages. What it has is cached from the start.
+        index: tells tokenizers what is cached.
     """
 
-    def __init__(self, num_pages: int, page_tokens: int, table: CacheTable | None = None) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_tokens: int,
+        table: CacheTable | None = None,
+        index: PrefixIndex | None = None,
+    ) -> None:
         self.num_pages = num_pages
         self.page_tokens = page_tokens
         self._table = table or CacheTable(num_pages)
@@ -33,6 +36,11 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(self._digests)  # the first goes
         self._free = [page for page in range(num_pages - 1, -1, -1) if page not in self._idle]
         self._num_users = [0] * num_pages
+        self._index = index
+        if index is not None:
+            index.clear()
+            for digest in self._pages:
+                index.add(digest)
 
     @property
     def cache_id(self) -> bytes:
@@ -70,7 +78,10 @@ class PagePool:
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
         self._table.erase(page)
-        del self._pages[self._digests.pop(page)]
+        digest = self._digests.pop(page)
+        del self._pages[digest]
+        if self._index is not None:
+            self._index.remove(digest)
         return page
 
     def match_prefix(self, digests: list[bytes]) -> "array[int]":
@@ -100,6 +111,8 @@ class PagePool:
             self._pages[digest] = page
             self._digests[page] = digest
             self._table.record(page, digest)
+            if self._index is not None:
+                self._index.add(digest)
 
     def free(self, pages: "array[int]") -> None:
         """Free a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
@@ -126,24 +139,5 @@ class PagePool:
         self._idle.clear()
         self._digests.clear()
         self._pages.clear()
-
-
-def chain_digests(
-    digests: list[bytes],
-    tokens: "array[int]",
-    page_tokens: int,
-    end: int,
-    salt: bytes = b"",
-    marks: Mapping[int, bytes] = NO_MARKS,
-) -> None:
-    """Extend `digests`, one per full page of `tokens`, to the first `end` pages.
-
-    Args:
-        salt: begins the chain; chains with different salts share nothing.
-        marks: by page, further content to hash, as of images.
-    """
-    for page in range(len(digests), end):
-        content = tokens[page * page_tokens : (page + 1) * page_tokens].tobytes()
-        before = digests[-1] if digests else salt
-        content += marks.get(page, b"")
-        digests.append(blake2b(before + content, digest_size=DIGEST_BYTES).digest())
+        if self._index is not None:
+            self._index.clear()

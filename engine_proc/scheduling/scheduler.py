@@ -137,6 +137,12 @@ class Scheduler:
         """Whether any running sequence is decoding."""
         return any(sequence.num_pending and not sequence.is_prefilling for sequence in self.running)
 
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute for all sequences before each has another token."""
+        running = sum([sequence.num_pending for sequence in self.running])
+        return running + self.waiting.num_tokens
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
         request, index = divmod(sequence.id, MAX_SEQUENCES)

@@ -49,7 +49,7 @@ def main(config: WorkerConfig, context: Context) -> None:
 
     heartbeat = context.keep_beating()  # a step may be long
     heartbeat.begin(context.progress)
-    group = join(config, context.index)
+    group = join(config, context.index % config.execution.tp)
     loaded = load(config, progress, group, embeddings(config))
     can_rejoin = group if loaded.can_rejoin else None
     attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.execution.tp == 1)

@@ -29,7 +29,7 @@ class Gate:
         self._slot = slot
         self.is_closed = False  # the server stops when all is answered
         self._frontends = list(board.of("frontend"))
-        self._engine = board.slot("engine")
+        self._engines = list(board.of("engine"))
 
     def enter(self, method: str, head: RequestHead) -> Rejection | None:
         """Let a request in, or return why not; all that is known of it is its head."""
@@ -76,19 +76,23 @@ class Gate:
     @property
     def retry_after_s(self) -> int:
         """In how many seconds half of what waits in the engine will be done."""
-        return self._admission.requests.seconds_for(self._engine[EngineField.WAITING] // 2)
+        return self._admission.requests.seconds_for(self._total(EngineField.WAITING) // 2)
 
     def observe(self, now: float) -> None:
         """Sample the drain rate; called periodically."""
-        self._admission.requests.observe(self._engine[EngineField.FINISHED], now)
-        self._admission.tokens.observe(self._engine[EngineField.COMPUTED_TOKENS], now)
+        self._admission.requests.observe(self._total(EngineField.FINISHED), now)
+        self._admission.tokens.observe(self._total(EngineField.COMPUTED_TOKENS), now)
 
     def _load(self) -> Load:
         return Load(
             num_requests=sum([slot[FrontendField.ADMITTED] for slot in self._frontends]),
-            num_waiting_tokens=self._engine[EngineField.WAITING_TOKENS],
+            num_waiting_tokens=self._total(EngineField.WAITING_TOKENS),
             num_body_bytes=self._num_body_bytes,
         )
+
+    def _total(self, field: EngineField) -> int:
+        """Return the sum of what the engines count."""
+        return sum([slot[field] for slot in self._engines])
 
     @property
     def _num_body_bytes(self) -> int:

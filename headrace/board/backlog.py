@@ -1,7 +1,7 @@
 """Backlogs: messages sent to a process and not yet handled, by counters on the board."""
 
 from headrace.board.board import MESSAGES_SENT, Board, Slot
-from headrace.board.fields import DetokenizerField, FrontendField, TokenizerField
+from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
 
 
 class Backlog:
@@ -49,11 +49,17 @@ def tokenizer_backlog(board: Board, index: int) -> Backlog:
     )
 
 
+def engine_backlog(board: Board, index: int) -> Backlog:
+    """Return how many tokens of prompts an engine has still to take."""
+    senders, receiver = list(board.of("tokenizer")), board.slot("engine", index)
+    return Backlog(senders, TokenizerField.SENT_TOKENS + index, receiver, EngineField.TAKEN_TOKENS)
+
+
 def detokenizer_backlog(board: Board, index: int) -> Backlog:
     """Return how many steps a detokenizer has still to handle."""
     receiver = board.slot("detokenizer", index)
     return Backlog(
-        [board.slot("engine")], MESSAGES_SENT + index, receiver, DetokenizerField.MESSAGES_TAKEN
+        list(board.of("engine")), MESSAGES_SENT + index, receiver, DetokenizerField.MESSAGES_TAKEN
     )
 
 

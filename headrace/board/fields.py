@@ -11,6 +11,7 @@ import enum
 FIELD_WORDS = 64  # of a slot, for fields
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
+MAX_REPLICAS = 16  # engines
 
 
 class Kind(enum.Enum):
@@ -129,6 +130,12 @@ class TokenizerField(BoardField):
     FOUND_IMAGES = COUNTER  # and found: prepared for an earlier request
     IMAGE_BYTES = GAUGE  # of prepared images in the arena,
     SENT_IMAGE_BYTES = GAUGE  # and of those that the engine still needs
+    SENT_TOKENS = COUNTER, MAX_REPLICAS  # of prompts, by engine
+    # Where the model has replicas: requests that went to the engine with most of their prompt,
+    PREFIX_ROUTED = COUNTER
+    LOAD_ROUTED = COUNTER  # to the one with the least to compute,
+    RESUME_ROUTED = COUNTER  # back to their own after another process's death,
+    ROUTED_CACHED_TOKENS = COUNTER  # and the tokens of prompts that the chosen engines had
 
 
 class EngineField(BoardField):
@@ -169,6 +176,8 @@ class EngineField(BoardField):
     STATES_TOTAL = GAUGE  # state slots,
     STATES_FREE = GAUGE  # and those that no sequence and no step uses
     RECOVERED_PAGES = COUNTER  # full pages that a death of workers or engine has left
+    TAKEN_TOKENS = COUNTER  # of `TokenizerField.SENT_TOKENS`, those that have come
+    PENDING_TOKENS = GAUGE  # to compute for all sequences; where the model has replicas
 
 
 class WorkerField(BoardField):

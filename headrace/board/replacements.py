@@ -1,23 +1,41 @@
 """Replaced processes of the ring, seen on the board."""
 
-from headrace.board.board import Board, Seat, State
+from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField
 
 
 class ReplacementWatch:
-    """Reports replaced processes of some roles since the last call."""
+    """Reports deaths of processes of some roles once others can do their work.
+
+    That is once a successor is ready; for an engine, as soon as another engine is.
+    """
 
     def __init__(self, board: Board, roles: tuple[str, ...]) -> None:
         self._slots = [slot for role in roles for slot in board.of(role)]
-        self._starts = [slot[CommonField.STARTS] for slot in self._slots]
+        self._engines = list(board.of("engine"))
+        self._deaths = [num_deaths(slot) for slot in self._slots]  # that were reported
 
     def replaced(self) -> list[Seat]:
-        """Return whose successors have become ready since the last time."""
+        """Return the seats of processes that have died, and whose work can go on, since the last
+        call."""
         found = []
         for place, slot in enumerate(self._slots):
-            starts = slot[CommonField.STARTS]
-            if starts != self._starts[place] and slot[CommonField.STATE] == State.READY:
-                if self._starts[place]:  # not the first of all
-                    found.append(slot.seat)
-                self._starts[place] = starts
+            deaths = num_deaths(slot)
+            if deaths != self._deaths[place] and (is_ready(slot) or self._has_replica(slot)):
+                found.append(slot.seat)
+                self._deaths[place] = deaths
         return found
+
+    def _has_replica(self, slot: Slot) -> bool:
+        """Whether another process that serves takes the requests of this one."""
+        return slot.seat.role == "engine" and any(map(is_ready, self._engines))
+
+
+def is_ready(slot: Slot) -> bool:
+    """Whether a process serves in a slot."""
+    return slot[CommonField.STATE] == State.READY
+
+
+def num_deaths(slot: Slot) -> int:
+    """Return how many processes have died in a seat."""
+    return max(slot[CommonField.STARTS] - (slot[CommonField.STATE] != State.DEAD), 0)

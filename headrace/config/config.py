@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.board.board import MAX_FRONTENDS
-from headrace.board.fields import MAX_PREPROCESSORS, MAX_TOKENIZERS
+from headrace.board.fields import MAX_PREPROCESSORS, MAX_REPLICAS, MAX_TOKENIZERS
 from headrace.config.chaos import parse_chaos
 from headrace.config.media_domains import read_domain
 from headrace.config.otlp import check_otlp
@@ -70,6 +70,9 @@ class ServerConfig:
     ui: bool = flag(True, "serve a web page at /; --no-ui does not")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor parallel size: workers that share the model")
+    data_parallel_size: int = flag(
+        1, "replicas of the model: each an engine with --tp workers and a share of the cores"
+    )
     disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
     enforce_eager: bool = flag(False, "no CUDA graphs: faster start, slower steps")
     cudagraph_capture_sizes: tuple[int, ...] = flag(
@@ -213,6 +216,8 @@ class ServerConfig:
             read_domain(domain)
         at_least("tp", self.tp, 1)
         at_most("tp", self.tp, MAX_TP)
+        at_least("data_parallel_size", self.data_parallel_size, 1)
+        at_most("data_parallel_size", self.data_parallel_size, MAX_REPLICAS)
         at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
         at_least("tokenizer_batch_wait_ms", self.tokenizer_batch_wait_ms, 0)
         at_least("max_num_queued", self.max_num_queued, 1)

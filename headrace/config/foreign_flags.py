@@ -200,7 +200,7 @@ ROWS = [
         "data parallel",
         ("--data-parallel-size", "-dp"),
         ("--dp-size", "--data-parallel-size", "--dp"),
-        Already(("1",), "run several servers, behind a load balancer"),
+        Same("data_parallel_size"),
     ),
     Row(
         "expert parallel",

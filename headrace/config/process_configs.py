@@ -118,6 +118,7 @@ class TokenizerConfig:
     handles_gets: bool = True  # the last index does, and encodes nothing
     takes_scripts: bool = False  # the engine is a mock
     traces: bool = False  # requests have spans
+    prefix_fds: tuple[int, ...] = ()  # of each engine's `PrefixIndex`, where there are several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +240,8 @@ class EngineConfig:
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
     cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages
+    num_replicas: int = 1  # engines of this model; each has a share of the cores
+    prefix_fd: int | None = None  # of the `PrefixIndex`, where there are several
 
 
 @dataclass(frozen=True, kw_only=True)

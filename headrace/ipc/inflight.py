@@ -37,6 +37,7 @@ class InflightRequest:
     tokenizer: int = -1  # to which it went; -1 is that it waits to be sent
     num_delivered: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
     has_response: bool = False  # something has come back since it was sent
+    engine: int = -1  # that computes it; -1 is that none is known
     num_blamed: int = 0
     held: list[Frame] = field(default_factory=list)  # of a piece that has not come whole
 
@@ -72,7 +73,7 @@ class InflightRequest:
             case "tokenizer":
                 return self.tokenizer == seat.index and self.is_with_tokenizer
             case "engine":
-                return not self.is_read
+                return not self.is_read and self.engine in (-1, seat.index)
             case "detokenizer" if not self.is_read:
                 return detokenizer_of(self.request.id, num_detokenizers) == seat.index
             case _:
@@ -104,6 +105,7 @@ class InflightRequest:
             num_delivered=dict(self.num_delivered),
             is_suspect=is_suspect or before.is_suspect,
             is_response_suspect=is_response_suspect or before.is_response_suspect,
+            engine=self.engine,
         )
         self.tokenizer, self.has_response = -1, False
         self.held.clear()
@@ -137,7 +139,8 @@ class Withdrawal(NamedTuple):
 
     id: int
     tokenizer: int  # -1 is none
-    is_in_engine: bool
+    engine: int  # -1 is any
+    is_given_up: bool  # else the engine that it is sent to again knows that it resumes this one
 
 
 class InflightRequests(Generic[R]):
@@ -212,7 +215,9 @@ class InflightRequests(Generic[R]):
                 continue
             tokenizer = sent.tokenizer if sent.is_with_tokenizer else -1
             is_given_up = not sent.blame(in_progress)
-            withdrawals.append(Withdrawal(sent.request.id, tokenizer, is_given_up))
+            if seat.role == "engine":
+                sent.engine = -1
+            withdrawals.append(Withdrawal(sent.request.id, tokenizer, sent.engine, is_given_up))
             if is_given_up:
                 give_up(sent)
                 continue
@@ -233,6 +238,7 @@ class InflightRequests(Generic[R]):
         last: int,
         num_delivered: int,
         num_written: int = 0,
+        engine: int = -1,
     ) -> None:
         """Hand an entry of `ResponseFrames` to the receiver it is for, by whole pieces."""
         receiver = self._receivers.get(request_of(id))
@@ -242,6 +248,7 @@ class InflightRequests(Generic[R]):
             receiver.head = head
         sent = receiver.sent
         if sent is not None:
+            sent.engine = engine
             if not sent.take(id % MAX_SEQUENCES, data, last, num_delivered):
                 return
             if sent.held:

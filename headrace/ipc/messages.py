@@ -117,6 +117,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     is_suspect: bool = False  # is handled alone: a process has died that had it among others
     is_response_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
     request_id: str = ""  # X-Request-Id of the response, for the log
+    engine: int = -1  # that had it under its last id, and lives; -1 is that none is known
 
     @property
     def first_id(self) -> int:
@@ -416,6 +417,7 @@ class StepOutput(Message, tag="step", frozen=True):
     # grammar cannot be followed. Here it is aborted.
     failed: dict[int, bytes] = {}
     reasons: dict[int, str] = {}  # of requests in `failed`, fit for the client
+    engine: int = 0  # the sender
 
     @classmethod
     def of(
@@ -467,6 +469,7 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     num_delivered: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
     # With --otlp-traces-endpoint: the `ResponseStats` of each request that begins or ends here.
     stats: dict[int, bytes] = {}
+    engine: int = 0  # that computes the sequences
 
     @classmethod
     def of(

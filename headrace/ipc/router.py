@@ -1,4 +1,4 @@
-"""Routing of a frontend: bodies to the least busy tokenizer, aborts there and to the engine.
+"""Routing of a frontend: bodies to the least busy tokenizer, aborts there and to the engines.
 
 Long bodies have a tokenizer of their own, so short requests never wait behind one. Requests with
 images and GETs use the last one. A word in the body marks a request with images; nothing else in
@@ -41,7 +41,7 @@ class Router:
         slot: Slot,
         handles_gets: bool = True,
     ) -> None:
-        """Connect to `num_tokenizers` for short bodies, those for others, and the engine.
+        """Connect to `num_tokenizers` for short bodies, those for others, and the engines.
 
         Args:
             handles_gets: the last tokenizer does; else no GET is forwarded.
@@ -54,7 +54,9 @@ class Router:
         self._about = num_all - 1  # answers GETs
         # Empty where the model takes none.
         self._images = range(num_tokenizers + 1, num_all - handles_gets)
-        self._engine = Outbox(address(run_dir, "engine"))
+        self._engines = [
+            Outbox(address(run_dir, "engine", slot.seat.index)) for slot in board.of("engine")
+        ]
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._detokenizer_slots = list(board.of("detokenizer"))
         self._num_detokenizers = len(self._detokenizer_slots)
@@ -63,7 +65,7 @@ class Router:
         self._slot = slot
         self._tokenizer_aborts = [Outbox(address(run_dir, "aborts", i)) for i in range(num_all)]
         self._aborts: dict[Outbox, deque[Abort]] = {
-            outbox: deque() for outbox in (self._engine, *self._tokenizer_aborts)
+            outbox: deque() for outbox in (*self._engines, *self._tokenizer_aborts)
         }
         self._renewed_at = 0.0
 
@@ -126,12 +128,12 @@ class Router:
         """
         for seat in self._watch.replaced():
             in_progress = self._in_progress(seat)
-            for id, tokenizer, is_in_engine in requests.replace(
+            for id, tokenizer, engine, is_given_up in requests.replace(
                 seat, in_progress, self._num_detokenizers, give_up
             ):
                 self._withdraw(id, tokenizer)
-                if is_in_engine:
-                    self._aborts[self._engine].append(Abort(id))
+                if is_given_up or (engine < 0 and len(self._engines) > 1):
+                    self._abort_in_engines(id)
             self._are_unsent = True
         if self._are_unsent:
             unsent = [sent for sent in requests.incomplete() if sent.tokenizer < 0]
@@ -149,13 +151,18 @@ class Router:
                 return 0
 
     def abort(self, sent: InflightRequest) -> None:
-        """Have the engine forget a request, now or as soon as the link takes it.
+        """Have the engines forget a request, now or as soon as the links take it.
 
-        So does the tokenizer that may still have it.
+        So does the tokenizer that may still have it. All engines are told: to one that does not
+        have it, an abort says nothing.
         """
-        self._aborts[self._engine].append(Abort(sent.request.id))
+        self._abort_in_engines(sent.request.id)
         self._withdraw(sent.request.id, sent.tokenizer if sent.is_with_tokenizer else -1)
         self.flush()
+
+    def _abort_in_engines(self, id: int) -> None:
+        for engine in self._engines:
+            self._aborts[engine].append(Abort(id))
 
     def _withdraw(self, id: int, tokenizer: int) -> None:
         """Have the tokenizer that may be at a request let it be; -1 is none."""
@@ -163,12 +170,13 @@ class Router:
             self._aborts[self._tokenizer_aborts[tokenizer]].append(Abort(id))
 
     def renew(self, requests: Iterable[int]) -> None:
-        """Renew the leases of open requests at the engine, periodically."""
+        """Renew the leases of open requests at the engines, periodically."""
         now = time.monotonic()
         if now - self._renewed_at < RENEW_S:
             return
         ids = array("Q", requests)
-        if not ids or self._engine.try_send(RenewLeases(), ids.tobytes()):
+        data = ids.tobytes()
+        if not ids or all([engine.try_send(RenewLeases(), data) for engine in self._engines]):
             self._renewed_at = now
 
     def flush(self) -> None:

@@ -48,6 +48,26 @@ COUNTERS: list[tuple[str, str, BoardField]] = [
     ("tokenizer_abandoned", "Requests whose clients had left", TokenizerField.ABANDONED),
     ("prompt_tokens", "Prompt tokens received", TokenizerField.PROMPT_TOKENS),
     ("lost_reports", "Requests missing in access log and traces", FrontendField.LOST_REPORTS),
+    (
+        "routing_prefix_requests",
+        "Requests routed to the replica with most of their prompt in its cache",
+        TokenizerField.PREFIX_ROUTED,
+    ),
+    (
+        "routing_load_requests",
+        "Requests routed to the replica with the least to compute",
+        TokenizerField.LOAD_ROUTED,
+    ),
+    (
+        "routing_resumed_requests",
+        "Requests routed back to their replica after a death",
+        TokenizerField.RESUME_ROUTED,
+    ),
+    (
+        "routing_cached_tokens",
+        "Tokens of prompts in the cache of the replica they went to",
+        TokenizerField.ROUTED_CACHED_TOKENS,
+    ),
     ("images", "Images in requests", TokenizerField.IMAGES),
     ("images_found", "Images that need not be prepared again", TokenizerField.FOUND_IMAGES),
     ("engine_steps", "Steps executed", EngineField.STEPS),

@@ -258,7 +258,7 @@ class Ring:
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:
         for entry in frames.split(data):
-            self._inflight.deliver(*entry)
+            self._inflight.deliver(*entry, engine=frames.engine)
         self._slot.add(FrontendField.MESSAGES_TAKEN)
         self._flush()
 

@@ -67,5 +67,5 @@ ROLES = {
 
 
 def title(role: str, index: int) -> str:
-    """Return the process title that `ps` shows."""
-    return f"headrace: {role} {index}" if ROLES[role].numbered else f"headrace: {role}"
+    """Return the process title that `ps` shows; that of a first engine has no number."""
+    return f"headrace: {role} {index}" if ROLES[role].numbered or index else f"headrace: {role}"

@@ -38,7 +38,8 @@ class ChildConfigs:
     admin_keys: Sequence[str]  # none, or one
     arena: Arena | None
     fetched: Arena | None
-    cache_fds: tuple[int, ...]
+    cache_fds: Sequence[tuple[int, ...]]  # by engine
+    prefix_fds: tuple[int, ...]  # by engine; none where there is one
     crash: CrashConfig
 
     def of(self, seat: Seat) -> Any:
@@ -51,7 +52,7 @@ class ChildConfigs:
                 listen_fd=self.listen_fds[seat.index],
                 num_tokenizers=c.tokenizer_procs,
                 max_body_bytes=c.max_body_bytes,
-                max_num_requests=c.max_num_seqs + c.max_num_queued,
+                max_num_requests=c.data_parallel_size * (c.max_num_seqs + c.max_num_queued),
                 max_queued_tokens=c.max_queued_tokens,
                 drain_timeout=c.drain_timeout,
                 max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
@@ -86,10 +87,11 @@ class ChildConfigs:
                 handles_gets=self.listen_fds is not None,
                 takes_scripts=c.engine == "mock",
                 traces=self._traces,
+                prefix_fds=self.prefix_fds,
                 **self._arena_fields,
             )
         if role == "engine":
-            return self._engine_config()
+            return self._engine_config(seat.index)
         if role == "fetcher":
             return self._fetcher_config()
         if role == "telemetry":
@@ -112,7 +114,7 @@ class ChildConfigs:
         """Whether requests have spans."""
         return self.config.otlp_traces_endpoint is not None
 
-    def _engine_config(self) -> EngineConfig:
+    def _engine_config(self, index: int) -> EngineConfig:
         c = self.config
         return EngineConfig(
             run_dir=self.run_dir,
@@ -133,7 +135,9 @@ class ChildConfigs:
             whole_images=self.card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
-            cache_fds=self.cache_fds,
+            cache_fds=self.cache_fds[index],
+            num_replicas=c.data_parallel_size,
+            prefix_fd=self.prefix_fds[index] if self.prefix_fds else None,
             **self._arena_fields,
         )
 

@@ -4,8 +4,8 @@ It holds no traffic. Its children die with it however it dies (`process.die_with
 that dies is replaced; one that dies again and again without having served ends the whole server,
 which says which and why.
 
-SIGTERM ends it when open requests are answered, SIGINT at once. SIGHUP replaces all processes but
-the engine, one by one, without a failed request.
+SIGTERM ends it when open requests are answered, SIGINT at once. SIGHUP replaces all processes, one
+by one, without a failed request; an engine only where the model has others.
 """
 
 import contextlib
@@ -37,9 +37,10 @@ from headrace.config.process_configs import (
     ModelCard,
     TokenizerConfig,
 )
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.arena import Arena
+from headrace.ipc.prefix_index import create_prefix_index
 from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
@@ -90,15 +91,23 @@ def seats_of(
 
     Args:
         handles_gets: false of an embedded ring without frontends, which is asked nothing by GET.
+
+    Raises:
+        ConfigError: the model takes images, and has replicas.
     """
+    if takes_images and config.data_parallel_size > 1:
+        raise ConfigError(
+            f"--data-parallel-size {config.data_parallel_size} is for models of text alone, and "
+            "this one takes images; leave it out"
+        )
     num_preprocessors = config.preprocess_procs if takes_images else 0
     reports = config.access_log or config.otlp_traces_endpoint is not None
     counts = {
         "frontend": config.frontend_procs,
         # One has the long prompts, those after it prepare images, the last answers GETs.
         "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + handles_gets,
-        "engine": 1,
-        "worker": 0 if config.engine == "mock" else config.tp,
+        "engine": config.data_parallel_size,
+        "worker": 0 if config.engine == "mock" else config.data_parallel_size * config.tp,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
@@ -133,10 +142,15 @@ class Supervisor:
         self._fetched = None
         if Seat("fetcher", 0) in seats:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
-        cache_fds: tuple[int, ...] = ()
+        cache_fds: list[tuple[int, ...]] = [()] * config.data_parallel_size  # by engine
         if config.engine != "mock":  # of the tables, and of each worker's pages
             names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(config.tp))]
-            cache_fds = tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
+            cache_fds = [
+                tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names) for _ in cache_fds
+            ]
+        prefix_fds: tuple[int, ...] = ()
+        if config.data_parallel_size > 1:
+            prefix_fds = tuple(create_prefix_index() for _ in cache_fds)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[SeatedProcess] = []
@@ -162,6 +176,7 @@ class Supervisor:
             arena=self._arena,
             fetched=self._fetched,
             cache_fds=cache_fds,
+            prefix_fds=prefix_fds,
             crash=crash,
         )
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
@@ -188,6 +203,8 @@ class Supervisor:
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         for role in RENEWABLE:
             self._renew_all(role)
+        if self._config.data_parallel_size > 1:  # a single engine would leave a pause
+            self._renew_all("engine")
 
     def _drain(self) -> None:
         """Stop when open requests are answered."""
@@ -264,6 +281,9 @@ class Supervisor:
             fds.append(self._arena.fd)
         if isinstance(config, EngineConfig):
             fds += config.cache_fds
+            fds += [] if config.prefix_fd is None else [config.prefix_fd]
+        if isinstance(config, TokenizerConfig):
+            fds += config.prefix_fds
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(
@@ -303,8 +323,13 @@ class Supervisor:
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
         verdicts = self._hang_watchdog.check(slots, now_ns)
-        if any(seat.role == "engine" for seat in living):  # it watches heartbeats of its workers
-            slots += [*self.board.of("worker"), *self.board.of("vision")]
+        living_engines = [seat.index for seat in living if seat.role == "engine"]
+        slots += [  # their heartbeats are watched by their engine
+            slot
+            for role in ("worker", "vision")
+            for slot in self.board.of(role)
+            if slot.seat.index // self._config.tp in living_engines
+        ]
         for watchdog in self._limit_watchdogs:
             verdicts += watchdog.check(slots, now_ns)
         for seat, reason in verdicts:

@@ -42,6 +42,18 @@ def test_all_is_well_where_all_serve(path: str) -> None:
     assert ask(make_board(), path) == (200, [])
 
 
+def test_server_is_ready_while_one_replica_is_whole() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1), Seat("worker", 1)])
+    for slot in board.slots:
+        slot.enter(State.READY)
+        slot[CommonField.HEARTBEAT_NS] = 10**9
+    board.slot("worker", 1)[CommonField.STATE] = State.DEAD
+    assert ask(board, READY) == (200, [])
+    assert ask(board, HEALTH) == (503, ["worker 1 is dead"])
+    board.slot("engine", 0)[CommonField.STATE] = State.STARTING
+    assert ask(board, READY) == (503, ["engine 0 is starting", "worker 1 is dead"])
+
+
 def test_each_process_is_reported() -> None:
     board = make_board()
     board.slot("engine")[EngineField.WAITING] = 7

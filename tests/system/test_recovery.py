@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from killer import OPERATOR, Killer
 from mutants.mutants import DEADLY_TOKEN, DEADLY_WORD, mutants
 from servers import RunningServer, wait_until
 from stream_reader import CHAT, COMPLETION, TALK, TIMEOUT_S, difference, read_all
@@ -25,14 +26,12 @@ from headrace.config.model_card import find_demo_model
 from headrace.exit_status import ExitStatus
 from support.ports import reserved_port
 
-OPERATOR = {"Authorization": "Bearer operator"}
 RENEWED = ("frontend", "tokenizer", "detokenizer")
 CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # by then caches have their size: an older process may not grow
 MAX_GROWTH = 1.05
 POLL_INTERVAL_S = 0.2  # between looks at `/health`
-KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 
 
 @pytest.fixture(scope="module")
@@ -70,40 +69,6 @@ async def read_beside_health(
             tell(answer.json()["reasons"])
             await asyncio.wait([reading], timeout=POLL_INTERVAL_S)
     return await reading
-
-
-class Killer:
-    """Kills a process after so many events, or when there is one, and records which."""
-
-    def __init__(
-        self,
-        server: RunningServer,
-        victim: str,
-        moments: Iterable[int] = KILL_AFTER,
-        how: signal.Signals = signal.SIGKILL,
-    ) -> None:
-        self._how = how
-        self._moments = sorted(moments, reverse=True)
-        self._victim = "engine 0" if victim == "engine" else victim
-        self._url = f"{server.url}/admin/processes"
-        self._num_seen = 0
-        self.killed: list[psutil.Process] = []
-
-    def __call__(self) -> None:
-        self._num_seen += 1
-        if self._moments and self._num_seen >= self._moments[-1]:
-            victim = self._find()
-            if victim is not None:
-                self._moments.pop()
-                self.killed.append(victim)
-                victim.send_signal(self._how)
-
-    def _find(self) -> psutil.Process | None:
-        """Return the victim, if there is one that serves and has not been killed."""
-        told = httpx.get(self._url, headers=OPERATOR).json()["processes"]
-        (seat,) = (process for process in told if process["process"] == self._victim)
-        is_dead = seat["pid"] in [process.pid for process in self.killed]
-        return None if is_dead or seat["state"] != "ready" else psutil.Process(seat["pid"])
 
 
 @pytest.fixture(scope="module")

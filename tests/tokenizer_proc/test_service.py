@@ -119,7 +119,7 @@ class Bench:
             max_batch_size=max_batch_size,
             batch_wait_ms=2,
         )
-        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0)])
+        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0), Seat("engine", 0)])
         self.slot = board.slot("tokenizer")
         context = Context(self.slot.seat, board, self.slot, "info", 0)
         inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)

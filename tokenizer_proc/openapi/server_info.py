@@ -27,14 +27,19 @@ def model_info(card: ModelCard) -> ModelInfo:
 
 def server_info(card: ModelCard, board: Board) -> ServerInfo:
     """Return the body of SGLang's `/server_info`, limited to what applies here."""
-    engine = board.slot("engine")
-    speed = engine[EngineField.TOKENS_PER_SECOND] if engine[EngineField.RUNNING] else 0
+    engines = list(board.of("engine"))
+    speed = sum(
+        engine[EngineField.TOKENS_PER_SECOND] for engine in engines if engine[EngineField.RUNNING]
+    )
+    num_tokens = sum(
+        engine[EngineField.PAGES_TOTAL] * engine[EngineField.PAGE_TOKENS] for engine in engines
+    )
     return ServerInfo(
         model_path=card.path,
         tokenizer_path=card.path,
         served_model_name=card.name,
         context_length=card.max_model_len,
-        max_total_num_tokens=engine[EngineField.PAGES_TOTAL] * engine[EngineField.PAGE_TOKENS],
+        max_total_num_tokens=num_tokens,
         version=__version__,
         internal_states=[{"last_gen_throughput": float(speed)}],
     )

@@ -4,7 +4,8 @@ from array import array
 
 import pytest
 
-from headrace.engine_proc.scheduling.page_pool import PagePool, chain_digests
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.ipc.page_digests import chain_digests
 
 
 def test_all_pages_are_free_at_first() -> None:

@@ -3,7 +3,7 @@
 from array import array
 
 from headrace.engine_proc.scheduling.fair_share import MAX_KEYS, FairShare
-from headrace.engine_proc.scheduling.page_pool import PagePool, chain_digests
+from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.waiting_queue import (
     AGE_TOKENS,
     PASSING,
@@ -13,6 +13,7 @@ from headrace.engine_proc.scheduling.waiting_queue import (
 )
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import GenerateRequest, Sampling
+from headrace.ipc.page_digests import chain_digests
 
 PAGE = 4
 

@@ -1,6 +1,7 @@
 """A process is seen to be replaced once its successor is ready."""
 
 from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.board.replacements import ReplacementWatch
 
 TOKENIZER, ENGINE, WORKER = Seat("tokenizer", 0), Seat("engine", 0), Seat("worker", 0)
@@ -19,6 +20,27 @@ def test_replacement_is_reported_once_when_it_serves() -> None:
     board.slot("engine").enter(State.READY)
     assert watch.replaced() == [ENGINE]
     assert watch.replaced() == []
+
+
+def test_death_of_a_replica_is_reported_while_another_serves() -> None:
+    board = Board.create([ENGINE, Seat("engine", 1), TOKENIZER])
+    watch = ReplacementWatch(board, ("tokenizer", "engine"))
+    first, second = board.of("engine")
+    for slot in board.slots:
+        slot.enter(State.STARTING)
+        slot.enter(State.READY)
+    second[CommonField.STATE] = State.DEAD
+    board.slot("tokenizer")[CommonField.STATE] = State.DEAD
+    assert watch.replaced() == [second.seat], "no other tokenizer has what this one had"
+    second.enter(State.STARTING)
+    second.enter(State.READY)
+    assert watch.replaced() == [], "it was reported"
+    for slot in (first, second):
+        slot[CommonField.STATE] = State.DEAD
+    assert watch.replaced() == []
+    first.enter(State.STARTING)
+    first.enter(State.READY)
+    assert watch.replaced() == [first.seat, second.seat]
 
 
 def test_double_replacement_is_reported_once() -> None:

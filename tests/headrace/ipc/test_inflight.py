@@ -38,6 +38,20 @@ def test_a_tokenizer_is_done_with_what_is_answered() -> None:
     assert sent.is_lost_with(Seat("engine", 0), 2)
 
 
+def test_engine_takes_only_what_it_may_have() -> None:
+    sender = Sender(2)
+    unknown, known = sender.receivers
+    sender.requests.deliver(known.id, None, b"x", False, 1, engine=1)
+    first, second = Seat("engine", 0), Seat("engine", 1)
+    lost = [one.sent.is_lost_with(first, 2) for one in (unknown, known) if one.sent]
+    assert lost == [True, False]
+    assert sender.replace(Seat("detokenizer", 6 % 2)) == [Withdrawal(SECOND, -1, 1, False)]
+    assert known.sent is not None
+    assert known.sent.request.engine == 1, "it goes where its tokens are"
+    sender.replace(second)
+    assert known.sent.request.engine == -1
+
+
 def test_a_get_is_its_tokenizers_to_the_last_byte() -> None:
     sent = InflightRequest(HttpRequest(FIRST, "GET", "/ring/events", 1.5), b"", 2)
     sent.has_response = True
@@ -100,8 +114,8 @@ def test_replaced_engine_loses_all_but_complete_requests() -> None:
     sender.requests.deliver(answered.id, None, b"x", False, 1)
     sender.requests.deliver(complete.id, None, b"x", True, 1)
     assert sender.replace(Seat("engine", 0)) == [
-        Withdrawal(FIRST, 0, False),
-        Withdrawal(SECOND, -1, False),
+        Withdrawal(FIRST, 0, -1, False),
+        Withdrawal(SECOND, -1, -1, False),
     ]
     assert list(sender.requests.ids) == [THIRD, waits.id, answered.id]
     assert [receiver.sent.request.resumes for receiver in sender.receivers if receiver.sent] == [
@@ -120,7 +134,7 @@ def test_given_up_request_is_withdrawn_from_the_engine() -> None:
         assert receiver.sent is not None
         receiver.sent.tokenizer = 0
     id = receiver.id
-    assert sender.replace(Seat("tokenizer", 0), id) == [Withdrawal(id, 0, True)]
+    assert sender.replace(Seat("tokenizer", 0), id) == [Withdrawal(id, 0, -1, True)]
     assert (sender.given_up, receiver.id) == ([receiver.sent], id)
 
 

@@ -1,0 +1,59 @@
+"""Which pages an engine holds, in shared memory: tokenizers choose a replica by it.
+
+One memfd per engine, which is its only writer. Any process reads it without a lock. An entry is one
+aligned word: the first 8 bytes of a digest, in the place that they name. Two digests of one place
+displace each other, so a page may be missing here. A wrong or missing entry costs speed and nothing
+else.
+"""
+
+import mmap
+import os
+from collections.abc import Iterable
+
+PLACES = 1 << 18  # a power of 2; only what is written takes memory
+WORD_BYTES = 8
+
+
+def create_prefix_index() -> int:
+    """Return the descriptor of an empty index."""
+    fd = os.memfd_create("headrace-prefixes", os.MFD_CLOEXEC)
+    os.ftruncate(fd, PLACES * WORD_BYTES)
+    return fd
+
+
+class PrefixIndex:
+    """The index of one engine. Only the engine writes."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, PLACES * WORD_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+
+    def add(self, digest: bytes) -> None:
+        """Note that a page is cached."""
+        key = key_of(digest)
+        self._words[key % PLACES] = key
+
+    def remove(self, digest: bytes) -> None:
+        """Note that a page is cached no more."""
+        key = key_of(digest)
+        if self._words[key % PLACES] == key:
+            self._words[key % PLACES] = 0
+
+    def clear(self) -> None:
+        """Note that no page is cached; the system takes the memory back."""
+        self._map.madvise(mmap.MADV_REMOVE)
+
+    def count_cached(self, digests: Iterable[bytes]) -> int:
+        """Return how many pages at the beginning of a chain are cached."""
+        count = 0
+        for digest in digests:
+            key = key_of(digest)
+            if self._words[key % PLACES] != key:
+                break
+            count += 1
+        return count
+
+
+def key_of(digest: bytes) -> int:
+    """Return what an entry has of a digest; never 0, which is no entry."""
+    return int.from_bytes(digest[:WORD_BYTES], "little") or 1

@@ -1,0 +1,70 @@
+"""Replicas of a model: their streams are those of one engine, and go on elsewhere at a death."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from killer import Killer
+from servers import RunningServer, wait_until
+from stream_reader import difference, read_all
+
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Any]:
+    """The answers of one engine."""
+    running = RunningServer(*FLAGS)
+    answers = asyncio.run(read_all(running.url))
+    assert running.stop() == 0
+    return answers
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[RunningServer]:
+    """A server with two engines."""
+    running = RunningServer(*FLAGS, "--data-parallel-size", "2", "--detokenizer-procs", "2")
+    yield running
+    assert running.stop() == 0
+
+
+def steps_of(server: RunningServer) -> list[float]:
+    """Return how many steps each engine has run."""
+    told = httpx.get(f"{server.url}/health").json()["processes"]
+    return [one["steps"] for one in told if one["process"].startswith("engine")]
+
+
+def test_replicas_share_the_work_and_change_no_text(
+    replicas: RunningServer, undisturbed: list[Any]
+) -> None:
+    assert not difference(asyncio.run(read_all(replicas.url)), undisturbed)
+    assert all(steps_of(replicas))
+
+
+@pytest.mark.parametrize("victim", ["engine 0", "engine 1", "worker 1", "detokenizer 1"])
+def test_streams_of_replicas_go_on_at_a_death(
+    replicas: RunningServer, undisturbed: list[Any], victim: str
+) -> None:
+    killer = Killer(replicas, victim, moments=(40,))
+    assert not difference(asyncio.run(read_all(replicas.url, killer)), undisturbed)
+    assert killer.killed
+    wait_until(lambda: httpx.get(f"{replicas.url}/health").status_code == 200, "good health again")
+    replicas.settle()
+    replicas.await_free("kv_pages")
+
+
+def test_sighup_renews_engines_without_a_pause(
+    replicas: RunningServer, undisturbed: list[Any]
+) -> None:
+    def starts() -> list[int]:
+        told = httpx.get(f"{replicas.url}/health").json()["processes"]
+        return [one["restarts"] for one in told if one["process"].startswith("engine")]
+
+    before = starts()
+    replicas.ring["headrace: supervisor"].send_signal(signal.SIGHUP)
+    while any(now <= then for now, then in zip(starts(), before, strict=True)):
+        assert not difference(asyncio.run(read_all(replicas.url)), undisturbed)
+    wait_until(lambda: httpx.get(f"{replicas.url}/health").status_code == 200, "good health again")

@@ -1,0 +1,160 @@
+"""A request goes where its first token is expected soonest."""
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField, EngineField, TokenizerField
+from headrace.config.process_configs import ModelCard, TokenizerConfig
+from headrace.ipc.messages import GenerateRequest, HttpRequest, Sampling, ToEngine, request_id
+from headrace.ipc.page_digests import chain_digests
+from headrace.ipc.prefix_index import PrefixIndex, create_prefix_index
+from headrace.ipc.sockets import Inbox, address
+from headrace.tokenizer_proc.replica_router import (
+    ReplicaLoad,
+    ReplicaRouter,
+    choose,
+)
+
+DEADLINE_MS = 120_000
+PAGE = 4
+REASONS = (
+    TokenizerField.PREFIX_ROUTED,
+    TokenizerField.LOAD_ROUTED,
+    TokenizerField.RESUME_ROUTED,
+)
+PROMPT = list(range(20))
+
+
+class Fleet:
+    """A tokenizer's router and engines that are played."""
+
+    def __init__(self, run_dir: str, num_engines: int = 3) -> None:
+        engines = [Seat("engine", index) for index in range(num_engines)]
+        self.board = Board.create([*engines, Seat("tokenizer", 0)])
+        self.slots = list(self.board.of("engine"))
+        for slot in self.slots:
+            slot.enter(State.READY)
+            slot[EngineField.PAGE_TOKENS] = PAGE
+        fds = tuple(create_prefix_index() for _ in engines)
+        self.indexes = [PrefixIndex(fd) for fd in fds]
+        card = ModelCard(
+            path="",
+            name="tiny",
+            max_model_len=100,
+            vocab_size=256,
+            eos_token_ids=[],
+            chat_template=None,
+            special_tokens={},
+        )
+        config = TokenizerConfig(
+            run_dir=run_dir,
+            card=card,
+            num_frontends=1,
+            num_detokenizers=1,
+            seed=0,
+            started_at=0,
+            num_tokenizers=1,
+            max_batch_size=1,
+            batch_wait_ms=0,
+            prefix_fds=fds,
+        )
+        self.inboxes: list[Inbox[ToEngine]] = [
+            Inbox(address(run_dir, "engine", index), ToEngine) for index in range(num_engines)
+        ]
+        self.slot = self.board.slot("tokenizer")
+        self.router = ReplicaRouter(config, self.board, self.slot)
+        self._count = 0
+
+    def send(self, prompt: list[int], engine: int = -1) -> int:
+        """Send a request; return the engine that gets it."""
+        self._count += 1
+        id = request_id(0, self._count)
+        request = HttpRequest(id, "POST", "/v1/completions", 0.0, engine=engine)
+        sequence = GenerateRequest(id, 0, 1, Sampling(), [], b"")
+        ids = memoryview(array("I", prompt).tobytes()).cast("I")
+        before = self.sent
+        self.router.send([(request, [(sequence, ids)])])
+        (engine,) = (index for index, num in enumerate(self.sent) if num > before[index])
+        received = self.inboxes[engine].receive(DEADLINE_MS)
+        assert received is not None
+        assert isinstance(received[0], GenerateRequest)
+        assert received[0].id == id
+        return engine
+
+    @property
+    def sent(self) -> list[int]:
+        """Tokens sent to each engine."""
+        return [self.slot[TokenizerField.SENT_TOKENS + index] for index in range(len(self.slots))]
+
+    def take(self) -> None:
+        """Have all engines take what was sent to them."""
+        for slot, num in zip(self.slots, self.sent, strict=True):
+            slot[EngineField.TAKEN_TOKENS] = num
+
+    def cache(self, engine: int, prompt: list[int]) -> None:
+        """Have an engine hold the pages of a prompt."""
+        digests: list[bytes] = []
+        chain_digests(digests, array("i", prompt), PAGE, len(prompt) // PAGE)
+        for digest in digests:
+            self.indexes[engine].add(digest)
+
+    def reasons(self) -> list[int]:
+        return [self.slot[field] for field in REASONS]
+
+    def close(self) -> None:
+        self.router.close()
+        for inbox in self.inboxes:
+            inbox.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(str(tmp_path))
+    yield made
+    made.close()
+
+
+def test_engine_with_the_least_to_compute_is_chosen() -> None:
+    loads = [ReplicaLoad(True, 50, 40), ReplicaLoad(True, 20, 0), ReplicaLoad(False, 0, 40)]
+    assert choose(loads, 0) == 0, "10 tokens more than its prompt, not 20"
+    assert choose([ReplicaLoad(True, 70, 40), *loads[1:]], 0) == 1, "its queue is too long"
+    assert choose([ReplicaLoad(False, 9, 0), *loads[2:]], 0) == 1, "none serves"
+
+
+def test_equal_engines_take_turns() -> None:
+    loads = [ReplicaLoad(True, 5, 0)] * 3
+    assert [choose(loads, first) for first in range(3)] == [0, 1, 2]
+
+
+def test_requests_that_are_on_their_way_count(fleet: Fleet) -> None:
+    assert sorted(fleet.send(PROMPT) for _ in range(3)) == [0, 1, 2]
+    assert fleet.reasons() == [0, 3, 0]
+
+
+def test_prompt_goes_where_its_prefix_is(fleet: Fleet) -> None:
+    fleet.cache(1, PROMPT)
+    for _ in range(3):
+        assert fleet.send([*PROMPT, 7]) == 1
+        fleet.take()
+    assert fleet.reasons() == [3, 0, 0]
+    assert fleet.slot[TokenizerField.ROUTED_CACHED_TOKENS] == 3 * len(PROMPT)
+
+
+def test_prompt_leaves_its_prefix_where_the_queue_is_longer(fleet: Fleet) -> None:
+    fleet.cache(1, PROMPT)
+    fleet.slots[1][EngineField.PENDING_TOKENS] = len(PROMPT) + 1
+    assert fleet.send([*PROMPT, 7]) != 1
+    assert fleet.reasons() == [0, 1, 0]
+
+
+def test_resumed_request_goes_to_its_engine_if_that_serves(fleet: Fleet) -> None:
+    fleet.slots[2][EngineField.PENDING_TOKENS] = 1000
+    assert fleet.send(PROMPT, engine=2) == 2
+    fleet.take()
+    fleet.slots[2][CommonField.STATE] = State.DEAD
+    assert fleet.send(PROMPT, engine=2) != 2
+    assert fleet.reasons() == [0, 1, 1]

@@ -1,0 +1,116 @@
+"""Chooses the engine of a request, where the model has replicas, and sends it there.
+
+That is the engine with the fewest tokens to compute before the first one of the response. They are
+those of other sequences, and those of the prompt that its prefix cache lacks. Replicas have equal shares of
+one machine, so tokens stand for time. What tokenizers have sent counts at once, by counters on the
+board. All sequences of a request go to one engine.
+"""
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.board.backlog import engine_backlog
+from headrace.board.board import Board, Slot, State
+from headrace.board.fields import CommonField, EngineField, TokenizerField
+from headrace.config.process_configs import TokenizerConfig
+from headrace.ipc.messages import GenerateRequest, HttpRequest
+from headrace.ipc.page_digests import chain_digests
+from headrace.ipc.prefix_index import PrefixIndex
+from headrace.ipc.sockets import Outbox, address
+from headrace.tokenizer_proc.jobs.stages import Ids
+
+Prompts = list[tuple[GenerateRequest, Ids]]  # of one request
+
+
+@dataclass(frozen=True)
+class ReplicaLoad:
+    """An engine, to a request."""
+
+    is_ready: bool
+    num_pending: int  # tokens that it computes before, as far as is known
+    num_cached: int  # tokens of the prompts in its prefix cache
+
+
+def choose(loads: Sequence[ReplicaLoad], first: int) -> int:
+    """Return the index of the engine with the fewest tokens to compute.
+
+    Args:
+        first: of equals, the one that comes first from here on is chosen.
+    """
+
+    def cost(index: int) -> tuple[bool, int, int]:
+        load = loads[index]
+        turn = (index - first) % len(loads)
+        return not load.is_ready, load.num_pending - load.num_cached, turn
+
+    return min(range(len(loads)), key=cost)
+
+
+class ReplicaRouter:
+    """The links of a tokenizer to all engines."""
+
+    def __init__(self, config: TokenizerConfig, board: Board, slot: Slot) -> None:
+        self._slot = slot
+        self._engines = list(board.of("engine"))
+        self._outboxes = [
+            Outbox(address(config.run_dir, "engine", engine.seat.index), on_wait=slot.beat)
+            for engine in self._engines
+        ]
+        self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
+        self._indexes = [PrefixIndex(fd) for fd in config.prefix_fds]
+        self._turns = itertools.count()
+
+    def send(self, requests: list[tuple[HttpRequest, Prompts]]) -> None:
+        """Send the sequences of requests to the engine of each, waiting while a link is full."""
+        parcels: list[Prompts] = [[] for _ in self._engines]
+        for request, prompts in requests:
+            engine = self._engine_of(request, prompts) if self._indexes and prompts else 0
+            num_tokens = sum(len(ids) for _, ids in prompts)
+            self._slot.add(TokenizerField.SENT_TOKENS + engine, num_tokens)
+            parcels[engine] += prompts
+        for outbox, parcel in zip(self._outboxes, parcels, strict=True):
+            outbox.send_all(parcel)
+
+    def _engine_of(self, request: HttpRequest, prompts: Prompts) -> int:
+        """Choose an engine, and count why."""
+        if request.engine >= 0 and self._is_ready(request.engine):
+            self._slot.add(TokenizerField.RESUME_ROUTED)
+            return request.engine
+        loads = self._loads(prompts)
+        engine = choose(loads, next(self._turns) % len(loads))
+        num_cached = loads[engine].num_cached
+        is_best = 0 < num_cached == max(load.num_cached for load in loads)
+        self._slot.add(TokenizerField.PREFIX_ROUTED if is_best else TokenizerField.LOAD_ROUTED)
+        self._slot.add(TokenizerField.ROUTED_CACHED_TOKENS, num_cached)
+        return engine
+
+    def _loads(self, prompts: Prompts) -> list[ReplicaLoad]:
+        page_tokens = max(slot[EngineField.PAGE_TOKENS] for slot in self._engines)
+        distinct = {id(ids): (request, ids) for request, ids in prompts}.values()
+        chains = [digests_of(request, ids, page_tokens) for request, ids in distinct]
+        return [
+            ReplicaLoad(
+                self._is_ready(index),
+                max(self._backlogs[index](), 0) + slot[EngineField.PENDING_TOKENS],
+                sum(page_tokens * self._indexes[index].count_cached(chain) for chain in chains),
+            )
+            for index, slot in enumerate(self._engines)
+        ]
+
+    def _is_ready(self, engine: int) -> bool:
+        return self._engines[engine][CommonField.STATE] == State.READY
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in self._outboxes:
+            outbox.close()
+
+
+def digests_of(request: GenerateRequest, ids: Ids, page_tokens: int) -> list[bytes]:
+    """Return the digests of a prompt's full pages but for its last token, as engines reuse them."""
+    digests: list[bytes] = []
+    num_pages = (len(ids) - 1) // page_tokens if page_tokens else 0
+    chain_digests(digests, array("i", ids), page_tokens, num_pages, request.salt)
+    return digests
