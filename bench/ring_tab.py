@@ -1,45 +1,41 @@
 """What does the Ring tab of the web page cost the server while it is open?
 
-Method: a server with the mock engine, whose steps take no time. Turns without a page alternate
-        with turns beside one, which reads `/ring/events` as the tab does. A second turn without
-        tells what is noise. In each turn `/health` is asked 2,000 times over one connection while
-        nothing else happens. Then 64 clients ask for chats of 64 streamed tokens. The order changes
-        with each round. At the end nothing happens for a while, and the processor time of the
-        server is taken. The load generator shares the cores.
-        Pairs of turns, closed and open in an order that changes, have the same load and count the
-        server's processor time per token. The interval is Student's, of the pairs' differences.
-        They also count that of the process for GETs, which does the work for the tab. What it takes
-        more is the share of the cores that the ring lacks.
-Run:    python bench/ring_tab.py --rounds 20; python bench/ring_tab.py --rounds 0 --pairs 24
+Method: a server with the mock engine, whose steps take no time. Short turns without a page and
+        beside one, which reads `/ring/events` as the tab does, come in pairs whose order changes.
+        In a turn `/health` is asked over one connection while nothing else happens, or 64 clients
+        ask for chats of 64 streamed tokens. A turn lasts as long as it is from one event to the
+        next. The figure is the median of the pairs' ratios with its 95 % interval. A machine whose
+        speed changes from pair to pair leaves both as they are. The load generator shares the
+        cores. The process for GETs does the work for the tab: its processor time is taken under the
+        load. That of the whole server is taken where nothing happens.
+Run:    python bench/ring_tab.py; python bench/ring_tab.py --pairs 200 --of ring
 """
 
 import asyncio
 import http.client
-import math
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from psutil import Process
 
-from support.chats import NUM_TOKENS, chat, generator
+from support.chats import chat, generator
+from support.paired import measure_pairs, median_ratio
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
 STREAMS = 64
 WARM_UP_S = 1
-NUM_REQUESTS = 2000
-CLOSED, OPEN, AGAIN = "closed", "open", "closed again"
-TURNS = (CLOSED, OPEN, AGAIN)
+TURN_S = 1.0  # events come as often
+CLOSED, OPEN = "closed", "open"
+KINDS = (HEALTH, RING, IDLE) = ("health", "ring", "idle")
 IDLE_S, NUM_IDLE = 4, 3
-PAIR_S = 2  # of a load
-STUDENT_95 = 2.07  # of 24 pairs; of 20 it is 2.09
 PIECE_BYTES = 1 << 16
 REQUEST = b"GET /ring/events HTTP/1.1\r\nHost: bench\r\n\r\n"
 
@@ -66,21 +62,21 @@ def read_all(connection: socket.socket) -> None:
             pass
 
 
-def ask_health(server: Server) -> list[float]:
-    """Return how long `/health` took each time, ms."""
+def health_p99(server: Server) -> float:
+    """Return how long `/health` takes, ms: the 99th percentile of a turn."""
     url = urlsplit(server.url)
     assert url.hostname is not None
     client = http.client.HTTPConnection(url.hostname, url.port)
     took = []
-    for _ in range(NUM_REQUESTS):
-        began = time.perf_counter()
+    end = time.perf_counter() + TURN_S
+    while (began := time.perf_counter()) < end:
         client.request("GET", "/health")
         answer = client.getresponse()
         assert answer.status == 200
         answer.read()
         took.append(1e3 * (time.perf_counter() - began))
     client.close()
-    return took
+    return statistics.quantiles(took, n=100)[98]
 
 
 def cpu_s(processes: Iterable[Process]) -> float:
@@ -97,35 +93,14 @@ def get_process(server: Server) -> Process:
     )
 
 
-def loaded(server: Server, turn: str) -> tuple[float, float]:
-    """Return processor time under a load: us per token of all, ms per s of the GETs' process."""
+def tokens_per_s(server: Server, gets_ms: list[float]) -> float:
+    """Return how fast a turn's chats are; add what the process for GETs takes, ms a second."""
     gets = [get_process(server)]
-    with page(server) if turn == OPEN else nullcontext():
-        before, before_gets, began = cpu_s(server.processes), cpu_s(gets), time.perf_counter()
-        result = asyncio.run(chat(server.url, STREAMS, PAIR_S))
-        assert not result.num_failures, f"{result.num_failures} requests failed"
-        seconds = time.perf_counter() - began
-        tokens_us = 1e6 * (cpu_s(server.processes) - before) / (result.num_requests * NUM_TOKENS)
-        return tokens_us, 1e3 * (cpu_s(gets) - before_gets) / seconds
-
-
-def add_pairs(report: Report, server: Server, num_pairs: int) -> None:
-    """Measure turns in pairs, and add what a token takes, and the interval of the difference."""
-    took: dict[str, list[float]] = {CLOSED: [], OPEN: []}
-    gets: dict[str, list[float]] = {CLOSED: [], OPEN: []}
-    for number in range(num_pairs):
-        for turn in (CLOSED, OPEN) if number % 2 else (OPEN, CLOSED):
-            token_us, gets_ms = loaded(server, turn)
-            took[turn].append(token_us)
-            gets[turn].append(gets_ms)
-    report.add(Quantity("processor time under load of the process for GETs", "ms per s", gets))
-    report.add(Quantity("processor time per token", "us", took))
-    more = [100 * (b / a - 1) for a, b in zip(took[CLOSED], took[OPEN], strict=True)]
-    mean, error = statistics.mean(more), statistics.stdev(more) / math.sqrt(num_pairs)
-    width = STUDENT_95 * error
-    name = "processor time per token, more when open"
-    for which, value in (("mean", mean), ("95 % from", mean - width), ("95 % to", mean + width)):
-        report.add(Quantity(f"{name}, {which}", "%", {OPEN: [value]}))
+    before, began = cpu_s(gets), time.perf_counter()
+    result = asyncio.run(chat(server.url, STREAMS, TURN_S))
+    assert not result.num_failures, f"{result.num_failures} requests failed"
+    gets_ms.append(1e3 * (cpu_s(gets) - before) / (time.perf_counter() - began))
+    return result.tokens_per_s
 
 
 def idle_ms(server: Server) -> float:
@@ -135,44 +110,54 @@ def idle_ms(server: Server) -> float:
     return 1e3 * (cpu_s(server.processes) - before) / IDLE_S
 
 
+def pairs(server: Server, num_pairs: int, take: Callable[[str], float]) -> dict[str, list[float]]:
+    """Return samples without a page and beside one; `take` measures a turn of either kind."""
+
+    def beside_page() -> float:
+        with page(server):
+            return take(OPEN)
+
+    samples = measure_pairs(num_pairs, lambda: take(CLOSED), beside_page)
+    return dict(zip((CLOSED, OPEN), samples, strict=True))
+
+
+def add_ratio(report: Report, quantity: Quantity) -> None:
+    """Add a quantity, and the ratio of open to closed with its interval."""
+    report.add(quantity)
+    ends = median_ratio(quantity.samples[CLOSED], quantity.samples[OPEN])
+    for which, value in zip(("median", "95 % from", "95 % to"), ends, strict=True):
+        report.add(Quantity(f"{quantity.name}, open to closed, {which}", "", {OPEN: [value]}))
+
+
+def measure(report: Report, server: Server, num_pairs: int, what: str) -> None:
+    """Measure one thing and add its rows."""
+    if what == HEALTH:
+        found = pairs(server, num_pairs, lambda _: health_p99(server))
+        add_ratio(report, Quantity("/health, p99", "ms", found))
+    elif what == RING:
+        gets: dict[str, list[float]] = {CLOSED: [], OPEN: []}
+        found = pairs(server, num_pairs, lambda turn: tokens_per_s(server, gets[turn]))
+        name = f"no step time, {STREAMS} streams"
+        add_ratio(report, Quantity(name, "tok/s", found, higher_is_better=True))
+        report.add(Quantity("processor time of the process for GETs under load", "ms per s", gets))
+    else:
+        found = pairs(server, NUM_IDLE, lambda _: idle_ms(server))
+        report.add(Quantity("processor time when idle", "ms per s", found))
+
+
 def main() -> None:
     """Run and print the report."""
-    options = parser(__doc__, rounds=20)
-    options.add_argument("--seconds", type=float, default=1.5, help="of each load")
-    options.add_argument("--pairs", type=int, default=0, help="of turns that count processor time")
+    options = parser(__doc__, rounds=1)
+    options.add_argument("--pairs", type=int, default=80, help="of turns")
+    options.add_argument("--of", nargs="*", choices=KINDS, default=KINDS, help="what to measure")
     args = options.parse_args()
     report = Report("ring_tab", args)
     report.versions["load"] = generator()
-    health: dict[str, list[float]] = {turn: [] for turn in TURNS}
-    speed: dict[str, list[float]] = {turn: [] for turn in TURNS}
-    idle: dict[str, list[float]] = {CLOSED: [], OPEN: []}
     with headrace("--engine", "mock", "--mock-profile", "zero") as server:
         asyncio.run(chat(server.url, STREAMS, WARM_UP_S))
-        for number in range(args.rounds):
-            for turn in TURNS if number % 2 else reversed(TURNS):
-                with page(server) if turn == OPEN else nullcontext():
-                    health[turn].append(statistics.quantiles(ask_health(server), n=100)[98])
-                    result = asyncio.run(chat(server.url, STREAMS, args.seconds))
-                    assert not result.num_failures, f"{result.num_failures} requests failed"
-                    speed[turn].append(result.tokens_per_s)
-        if args.pairs:
-            add_pairs(report, server, args.pairs)
-        for _ in range(NUM_IDLE if args.rounds else 0):
-            idle[CLOSED].append(idle_ms(server))
-            with page(server):
-                idle[OPEN].append(idle_ms(server))
-    for name, other in (("", OPEN), (", noise", AGAIN)) if args.rounds else ():
-        report.add(Quantity(f"/health, p99{name}", "ms", pair(health, other)))
-        streams = f"no step time, {STREAMS} streams{name}"
-        report.add(Quantity(streams, "tok/s", pair(speed, other), higher_is_better=True))
-    if args.rounds:
-        report.add(Quantity("processor time when idle", "ms per s", idle))
+        for what in args.of:
+            measure(report, server, args.pairs, what)
     report.finish()
-
-
-def pair(samples: dict[str, list[float]], other: str) -> dict[str, list[float]]:
-    """Return the samples of turns without a page, and of another kind."""
-    return {turn: samples[turn] for turn in (CLOSED, other)}
 
 
 if __name__ == "__main__":
