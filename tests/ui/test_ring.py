@@ -16,6 +16,7 @@ from web_page import KEY, await_tab, shoot
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 PROMPT = {"prompt": "Where do rivers rise?", "max_tokens": 30, "ignore_eos": True}
+SEQUENCE = PROMPT | {"prompt": "one two three four " * 8, "temperature": 0}
 RING = "svg.ring [data-process]"
 
 
@@ -23,7 +24,7 @@ RING = "svg.ring [data-process]"
 def real(browser: Any) -> Iterator[RunningServer]:
     """A server of the demo model, which has a worker; where there is a browser."""
     assert browser
-    running = RunningServer("--api-key", KEY, "--max-model-len", "256")
+    running = RunningServer("--api-key", KEY, "--max-model-len", "256", "--speculative", "ngram")
     yield running
     assert running.stop() == 0
 
@@ -62,6 +63,12 @@ def test_work_shows_in_the_figures(ring: Any, real: RunningServer) -> None:
         "img", name="Time to first token: distribution, 1 in the last hour"
     )
     histogram.wait_for()  # with the next point, within ten seconds
+
+
+def test_drafts_show_once_there_are_any(ring: Any, real: RunningServer) -> None:
+    httpx.post(f"{real.url}/v1/completions", json=SEQUENCE, headers=HEADERS).raise_for_status()
+    engine = ring.locator("svg.ring [data-process='engine 0']")
+    engine.get_by_text("Draft hits").wait_for()
 
 
 def test_a_worker_that_dies_is_shown_until_it_is_back(ring: Any, real: RunningServer) -> None:

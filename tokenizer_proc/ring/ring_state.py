@@ -79,6 +79,10 @@ class EngineState(RingProcess, kw_only=True):
     prefix_queries: int  # counter: tokens of prompts looked up in the prefix cache,
     prefix_hits: int  # and those found
     preemptions: int  # counter
+    drafts: int  # counter: tokens drafted,
+    right_drafts: int  # and those accepted
+    state_slots: int  # 0 of a model that has no states
+    state_slots_free: int
 
 
 class WorkerState(RingProcess, kw_only=True):
@@ -251,6 +255,10 @@ class RingReader:
             prefix_queries=slot[EngineField.PREFIX_QUERIES],
             prefix_hits=slot[EngineField.PREFIX_HITS],
             preemptions=slot[EngineField.PREEMPTIONS],
+            drafts=slot[EngineField.DRAFTS],
+            right_drafts=slot[EngineField.RIGHT_DRAFTS],
+            state_slots=slot[EngineField.STATES_TOTAL],
+            state_slots_free=slot[EngineField.STATES_FREE],
         )
 
     def _detokenizer(self, slot: Slot, now_ns: int) -> DetokenizerState:

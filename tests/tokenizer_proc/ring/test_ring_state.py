@@ -134,3 +134,13 @@ def test_speed_is_zero_where_nothing_runs() -> None:
     assert reader.read().engines[0].tokens_per_s == 0
     engine[EngineField.RUNNING] = 1
     assert reader.read().engines[0].tokens_per_s == 450
+
+
+def test_drafts_and_state_slots_are_told() -> None:
+    board, reader = make_ring()
+    engine = board.slot("engine")
+    engine[EngineField.DRAFTS], engine[EngineField.RIGHT_DRAFTS] = 9, 4
+    engine[EngineField.STATES_TOTAL], engine[EngineField.STATES_FREE] = 8, 3
+    found = reader.read().engines[0]
+    assert (found.drafts, found.right_drafts) == (9, 4)
+    assert (found.state_slots, found.state_slots_free) == (8, 3)

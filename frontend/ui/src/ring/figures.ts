@@ -25,17 +25,26 @@ export function kvUsage(engines: EngineState[]): number | null {
 
 // Returns the share of prompts found in the prefix cache: within the states, else since the start.
 export function hitRate(states: RingState[]): number | null {
+  return shareOf(states, "prefix_hits", "prefix_queries");
+}
+
+// Returns the share of drafted tokens that were accepted, likewise.
+export function acceptance(states: RingState[]): number | null {
+  return shareOf(states, "right_drafts", "drafts");
+}
+
+type EngineCounter = "prefix_hits" | "prefix_queries" | "right_drafts" | "drafts";
+
+function shareOf(states: RingState[], part: EngineCounter, whole: EngineCounter): number | null {
   const [first, last] = [states[0], states[states.length - 1]];
   if (!first || !last) return null;
-  const totals = ({ engines }: RingState) => ({
-    queries: sum(engines, (engine) => engine.prefix_queries),
-    hits: sum(engines, (engine) => engine.prefix_hits),
-  });
-  const [before, now] = [totals(first), totals(last)];
-  const from = now.queries > before.queries ? before : { queries: 0, hits: 0 };
+  const total = ({ engines }: RingState, counter: EngineCounter) =>
+    sum(engines, (engine) => engine[counter]);
+  const isNew = total(last, whole) > total(first, whole);
+  const grown = (counter: EngineCounter) =>
+    total(last, counter) - (isNew ? total(first, counter) : 0);
   // Pages that other prompts have filled meanwhile are hits without a query.
-  const queries = now.queries - from.queries;
-  return queries ? Math.min((now.hits - from.hits) / queries, 1) : null;
+  return grown(whole) ? Math.min(grown(part) / grown(whole), 1) : null;
 }
 
 export function sum<T>(items: T[], value: (item: T) => number): number {

@@ -1,7 +1,17 @@
 // What the drawing shows of each process: a node, in the group of its hop.
 
-import { bytes, count, duration, hitRate, kvUsage, rate, several, sum } from "./figures";
-import type { Death, RingProcess, RingState } from "./state";
+import {
+  acceptance,
+  bytes,
+  count,
+  duration,
+  hitRate,
+  kvUsage,
+  rate,
+  several,
+  sum,
+} from "./figures";
+import type { Death, EngineState, RingProcess, RingState } from "./state";
 
 const RECENT_S = 60; // for which a return is shown
 const MAX_NOTE = 32; // characters that a node has room for
@@ -78,17 +88,27 @@ function engines(states: RingState[], now: RingState): Group {
         const speed = perSecond(states, "engines", one, "generated_tokens", "tokens");
         const lines = [`${one.running} running · ${one.waiting} waiting`];
         lines.push(`${speed} · ${steps("engines", one)}`);
-        const bars = [
-          { label: "KV cache", share: kvUsage([one]) ?? 0 },
-          { label: "Prefix hits", share: hitRate(states) ?? 0 },
-        ];
-        return { ...node(states, "engines", one, lines), bars };
+        if (one.preemptions) lines.push(several(one.preemptions, "preemption"));
+        return { ...node(states, "engines", one, lines), bars: engineBars(states, one) };
       }),
       ...now.workers.map((one) => node(states, "workers", one, [steps("workers", one)])),
       ...now.visions.map((one) => node(states, "visions", one, [several(one.images, "image")])),
     ],
     next: { label: `${several(queued, "step")} queued`, isBusy: now.in_flight.running > 0 },
   };
+}
+
+// Draft hits and state slots where there are any.
+function engineBars(states: RingState[], one: EngineState): Node["bars"] {
+  const bars = [
+    { label: "KV cache", share: kvUsage([one]) ?? 0 },
+    { label: "Prefix hits", share: hitRate(states) ?? 0 },
+  ];
+  if (one.drafts) bars.push({ label: "Draft hits", share: acceptance(states) ?? 0 });
+  if (one.state_slots) {
+    bars.push({ label: "State slots", share: 1 - one.state_slots_free / one.state_slots });
+  }
+  return bars;
 }
 
 function detokenizers(states: RingState[], now: RingState): Group {

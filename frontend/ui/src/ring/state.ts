@@ -44,6 +44,10 @@ export interface EngineState extends RingProcess {
   prefix_queries: number;
   prefix_hits: number;
   preemptions: number;
+  drafts: number;
+  right_drafts: number;
+  state_slots: number;
+  state_slots_free: number;
 }
 
 export interface WorkerState extends RingProcess {
