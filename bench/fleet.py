@@ -1,0 +1,122 @@
+"""Measure replicas of a model: their throughput, and what routing by cached prefixes saves.
+
+Method: throughput is of mock engines whose steps take as long as an estimate of a GPU's, so the
+        ring alone limits it. 64 clients per replica chat at once, each chat followed by the next.
+        Routing is of the demo model: conversations over four replicas, of which each turn adds to
+        the one before, all at once. Beside them, four servers take the turns by rotation, as a load
+        balancer does that knows no prefixes. Work is counted by the servers. The order alternates.
+Run:    python bench/fleet.py --rounds 2
+"""
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from support import models
+from support.chats import chat
+from support.report import Quantity, Report, parser
+from support.servers import Server, headrace
+from support.streams import Stream, complete
+
+REPLICAS = (1, 2, 4)
+STREAMS = 64  # of each replica
+NUM_CONVERSATIONS = 16
+NUM_TURNS = 6
+TURN_TOKENS = 120
+FIRST_ID = 1000  # conversations begin with an id of their own, from here on
+WORK = "headrace:computed_tokens_total"
+ROUTED, ROTATED = "replicas", "rotation"
+Turn = list[list[int]]  # a prompt of each conversation
+
+
+def conversations() -> Iterator[list[Turn]]:
+    """Yield the turns of one round after the other; no two conversations begin alike."""
+    tokens = models.text_tokens(NUM_TURNS * TURN_TOKENS)
+    ids = itertools.count(FIRST_ID)
+    while True:
+        firsts = [next(ids) for _ in range(NUM_CONVERSATIONS)]
+        yield [
+            [[first, *tokens[: turn * TURN_TOKENS - 1]] for first in firsts]
+            for turn in range(1, NUM_TURNS + 1)
+        ]
+
+
+def work_of(servers: list[Server]) -> float:
+    """Return the tokens that servers have computed so far."""
+    return sum(server.metric(WORK) or 0.0 for server in servers)
+
+
+def talk(servers: list[Server], turns: list[Turn], shift: int) -> tuple[float, float]:
+    """Return the tokens computed, and the median milliseconds to a first token.
+
+    Args:
+        shift: with which server the rotation begins.
+    """
+    before, waits = work_of(servers), list[float]()
+    for turn_number, prompts in enumerate(turns):
+        shares: list[list[list[int]]] = [[] for _ in servers]
+        for place, prompt in enumerate(prompts):
+            shares[(place + turn_number + shift) % len(servers)].append(prompt)
+
+        def send(server: Server, share: list[list[int]]) -> list[Stream]:
+            return complete(server.url, share, max_tokens=1)
+
+        with ThreadPoolExecutor(len(servers)) as pool:
+            for answers in pool.map(send, servers, shares):
+                waits += [1e3 * (answer.first - answer.sent) for answer in answers]
+    return work_of(servers) - before, statistics.median(waits)
+
+
+def measure_throughput(report: Report, rounds: int, seconds: float) -> None:
+    """Measure mock engines."""
+    flags = ("--engine", "mock", "--mock-profile", "h200-8b", "--max-num-seqs", str(STREAMS))
+    names = {count: f"{count} replica{'s' if count > 1 else ''}" for count in REPLICAS}
+    rate = Quantity("mock engines", "tok/s", {name: [] for name in names.values()}, True)
+    with ExitStack() as stack:
+        servers = {
+            count: stack.enter_context(headrace(*flags, "--data-parallel-size", str(count)))
+            for count in REPLICAS
+        }
+        for _ in range(rounds):
+            for count, server in servers.items():
+                result = asyncio.run(chat(server.url, count * STREAMS, seconds))
+                rate.samples[names[count]].append(result.tokens_per_s)
+    report.add(rate)
+
+
+def measure_routing(report: Report, rounds: int) -> None:
+    """Measure conversations over replicas and over a rotation of servers."""
+    num = max(REPLICAS)
+    work = Quantity("conversations, work", "tokens computed", {ROUTED: [], ROTATED: []})
+    wait = Quantity("conversations, first token", "ms, median", {ROUTED: [], ROTATED: []})
+    rounds_of = conversations()
+    with ExitStack() as stack:
+        systems = {
+            ROUTED: [stack.enter_context(headrace("--data-parallel-size", str(num)))],
+            ROTATED: [stack.enter_context(headrace()) for _ in range(num)],
+        }
+        for number in range(rounds):
+            for system, servers in list(systems.items())[:: 1 if number % 2 else -1]:
+                tokens, ms = talk(servers, next(rounds_of), number)
+                work.samples[system].append(tokens)
+                wait.samples[system].append(ms)
+    report.add(work)
+    report.add(wait)
+
+
+def main() -> None:
+    """Run."""
+    options = parser(__doc__, rounds=2)
+    options.add_argument("--seconds", type=float, default=4, help="of each load of mock engines")
+    args = options.parse_args()
+    report = Report("fleet", args)
+    measure_throughput(report, args.rounds, args.seconds)
+    measure_routing(report, args.rounds)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
