@@ -1,9 +1,9 @@
 """Chooses the engine of a request, where the model has replicas, and sends it there.
 
 That is the engine with the fewest tokens to compute before the first one of the response. They are
-those of other sequences, and those of the prompt that its prefix cache lacks. Replicas have equal shares of
-one machine, so tokens stand for time. What tokenizers have sent counts at once, by counters on the
-board. All sequences of a request go to one engine.
+those of other sequences, and those of the prompt that its prefix cache lacks. Replicas have equal
+shares of one machine, so tokens stand for time. What tokenizers have sent counts at once, by
+counters on the board. All sequences of a request go to one engine.
 """
 
 import itertools
