@@ -31,13 +31,15 @@ RECEIVERS = {
     "FromWorker": "From a worker to the engine",
     "ToVision": "To the vision worker",
     "FromVision": "From the vision worker to the engine",
+    "ToStore": "To the KV store",
+    "FromStore": "From the KV store to the engine",
     "ToDetokenizer": "To a detokenizer",
     "ToFrontend": "To a frontend",
     "ToTelemetry": "To the telemetry process",
     "ToFetcher": "To the fetcher",
     "FromFetcher": "From the fetcher to a tokenizer",
 }
-SENDER = re.compile(r"[:.]\s+(?:the )?([a-z]+(?: \d| worker| or [a-z]+)?) -> ")
+SENDER = re.compile(r"[:.]\s+(?:the )?(KV store|[a-z]+(?: \d| worker| or [a-z]+)?) -> ")
 FRAME = re.compile(r"Frame: (.*?)\.(?:\s|$)", re.DOTALL)
 
 Struct = type[msgspec.Struct]

@@ -14,6 +14,7 @@ from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.child_processes.child_process import WorkerDied
+from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.grammars import MatcherQueue
@@ -81,6 +82,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         ahead_s: float = 0.0,
         prompts: Backlog | None = None,
+        store: StoreClient | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -100,6 +102,7 @@ class EngineCore:
         self._generates = config.embedding_size is None
         self._images = images
         self._vision = vision
+        self._store = store
         self._intake = Intake()
         self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
@@ -119,12 +122,12 @@ class EngineCore:
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
             self._sequence_stats.settle()
-            wait_ms = BESIDE_MS if self._grammars.is_busy or self._are_images_waiting else IDLE_MS
+            wait_ms = BESIDE_MS if self._is_busy_beside else IDLE_MS
             wait_ms = wait_ms if self._can_step else LOADING_MS
         received = inbox.receive(wait_ms)
         if self._grammars.is_busy:
             for sequence in self._grammars.ready():
-                self._scheduler.add(sequence)
+                self._enter(sequence)
         if received is None:
             if wait_ms and self._prompts is not None:
                 self._prompts.settle_idle()
@@ -136,8 +139,20 @@ class EngineCore:
         self._update_board()
 
     @property
-    def _are_images_waiting(self) -> bool:
-        return self._images is not None and self._images.num_waiting > 0
+    def _is_busy_beside(self) -> bool:
+        """Whether sequences wait for grammars, images or pages."""
+        has_images = self._images is not None and self._images.num_waiting > 0
+        return self._grammars.is_busy or has_images or self._is_fetching
+
+    @property
+    def _is_fetching(self) -> bool:
+        return self._store is not None and self._store.is_busy
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self._scheduler.add(sequence)
+        if self._store is not None:
+            self._store.enter(sequence)
 
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
@@ -201,6 +216,15 @@ class EngineCore:
                 self._fail(sequence, why)
         self._vision.ask(self._images)
 
+    def poll_store(self) -> None:
+        """Take what the KV store has fetched, and ask for more. A suspect gets all pages.
+
+        Raises:
+            WorkerDied: too many died in a row.
+        """
+        if self._store is not None:
+            self._store.poll(may_ask=not self._scheduler.has_suspects)
+
     def abort_expired(self) -> None:
         """Abort the requests whose leases have expired or whose frontend was replaced."""
         requests = chain(self._scheduler.requests, self._grammars.requests)
@@ -218,7 +242,7 @@ class EngineCore:
                 if sequence.request.resumes:
                     self._resume(sequence)
                 if not sequence.request.grammar or self._grammars.prepare(sequence):
-                    self._scheduler.add(sequence)
+                    self._enter(sequence)
             case IntakeDecision.REFUSED:
                 self._slot.add(EngineField.QUEUE_REFUSALS)
                 self._dismiss(sequence)
@@ -268,6 +292,8 @@ class EngineCore:
             else:
                 workers.check()
         except WorkerDied as death:
+            if self._store is not None:  # it may write to what is about to be cleared
+                self._store.settle()
             ids = self._scheduler.ids_in_step
             is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
             if is_for_memory:
@@ -424,6 +450,10 @@ class EngineCore:
         if is_whole and not sequence.has_ended:
             self._fail(sequence, "its tokens have to be in one step, which is too large")
         self._update_board()
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """Return how long so many tokens of a prompt take; infinity before any step is known."""
+        return self._step_time.prompt_s(num_tokens, self._max_num_batched_tokens)
 
     def _budget(self) -> int | None:
         """Return the token budget that keeps decodes within the target inter-token latency."""

@@ -4,12 +4,14 @@ In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDet
 import logging
 import math
 import pkgutil
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.board.backlog import engine_backlog
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import EngineConfig
+from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.engine_core import EngineCore
@@ -17,8 +19,11 @@ from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
 from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
+from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
+from headrace.engine_proc.scheduling.page_fetcher import PageFetcher
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.state_slots import StateSlots
@@ -30,7 +35,7 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.sockets import Inbox, address
-from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE, WorkerReady
+from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE, CacheLayout, WorkerReady
 from headrace.runtime.process import Context
 from headrace.system.cpu_share import take_share
 
@@ -59,7 +64,8 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
     )
     grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
-    arena, area, vision, workers = None, None, None, None
+    arena, area, vision, workers, store = None, None, None, None, None
+    publisher = KvEventPublisher()
     tower_bytes = 0
     if config.arena_fd is not None:
         arena = Arena(config.arena_fd, config.num_arena_regions)
@@ -69,10 +75,13 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         if arena is not None and area is not None and images is not None:
             vision = VisionClient(config, context, arena, area)
             tower_bytes = vision.wait_gpu_bytes(images)
+        if config.store_tiers is not None:
+            store = StoreClient(config, context)
         workers = WorkerGroup(config, context, area, tower_bytes)
         ready = workers.wait_ready()
         pool_table, slot_table = open_tables(config, ready, workers.cache_id)
         pool = make_pool(ready, config, pool_table)
+        publisher = publish_events(config, pool)
         scheduler = make_scheduler(pool, ready, config, images, slot_table)
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
@@ -92,19 +101,50 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             frontends,
             prompts=prompts,
             ahead_s=ahead_s(config, ready),
+            store=store,
         )
+        if store is not None:
+            layout, slots = open_layout(workers), scheduler.slots
+            store.open(layout, PageFetcher(pool, slots, layout, engine.prompt_s, time.monotonic))
         context.ready()
         while True:
             context.slot.beat()
             engine.receive(inbox)
             engine.abort_expired()
             engine.poll_images()
+            engine.poll_store()
             engine.run_once(workers)
+            publisher.publish()
     finally:
+        publisher.close()
+        if store is not None:
+            store.drain()
         if workers is not None:
             workers.stop()
         if vision is not None:
             vision.stop()
+
+
+def publish_events(config: EngineConfig, pool: PagePool) -> KvEventPublisher:
+    """Have the pool note its events, if they are to be published, and return what does so."""
+    if config.kv_events is None:
+        return KvEventPublisher()
+    pool.events = KvEventLog(pool.page_tokens)
+    return KvEventPublisher(config.kv_events, pool.events)
+
+
+def open_layout(workers: WorkerGroup) -> CacheLayout:
+    """Return the records of workers whose pages a KV store can copy.
+
+    Raises:
+        ConfigError: their memory is their own.
+    """
+    if not workers.cache_id:
+        raise ConfigError(
+            "--kv-store and --kv-store-bytes need pages in shared memory, as on CPUs in Headrace's "
+            "own code; leave them out"
+        )
+    return workers.cache_layout
 
 
 def open_tables(

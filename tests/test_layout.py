@@ -24,6 +24,7 @@ PACKAGES = {
     "model": "",
     "board": "",
     "ipc": "board model",
+    "storage": "",
     "config": "board model response_bodies",
     "runtime": "board config ipc system",
     "supervision": "board config ipc runtime system",
@@ -33,10 +34,10 @@ PACKAGES = {
     "response_bodies": "",
     "offline": "board client config ipc launch model response_bodies system",
     "testing": "config launch",
-    "cli": "board client config ipc model runtime supervision system",
+    "cli": "board client config ipc model runtime storage supervision system",
     "bench": "config offline runtime",
 }
-SHARED = {"system", "model", "board", "ipc", "config", "runtime", "response_bodies"}
+SHARED = {"system", "model", "board", "ipc", "config", "runtime", "response_bodies", "storage"}
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},
@@ -72,7 +73,8 @@ WITHIN = {
         "scheduling": "images sequence",
         "step": "sequence shm",
         "request_io": "scheduling sequence",
-        "child_processes": "collectives images scheduling shm",
+        "child_processes": "collectives images scheduling sequence shm",
+        "kv_store": "scheduling shm worker.execution",
         "mock": "request_io",
         "vision": "shm worker worker.checkpoints worker.cuda",
         "worker": "collectives shm worker.cuda worker.cuda.kernels worker.execution worker.hf "
@@ -396,7 +398,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 9
+    assert len(mains) == 10
     for path in mains:
         lines = text_of(path).splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

@@ -23,6 +23,7 @@ from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.ipc.messages import MAX_BIASES, MAX_LOGPROBS
 from headrace.ipc.worker_messages import (
     SAMPLING_ROW,
+    CacheLayout,
     FromWorker,
     Masks,
     Resume,
@@ -132,7 +133,7 @@ class WorkerGroup:
         self._group: ShmAllReduce | None = None  # where they meet, to watch
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
-        self._cache_ids: list[bytes] = []  # by rank
+        self._readies: list[WorkerReady | None] = []  # by rank
         self._layout: WorkerReady | None = None
         self._start()
 
@@ -158,7 +159,7 @@ class WorkerGroup:
             for rank in range(num_ranks)
         ]
         self._loading = list(self._all)
-        self._cache_ids = [b""] * num_ranks
+        self._readies = [None] * num_ranks
         self._group = None
         if group_fd is not None:
             self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
@@ -190,15 +191,27 @@ class WorkerGroup:
     def _note_ready(self, rank: int, message: FromWorker) -> None:
         """Note that a worker is ready. All have one layout of the cache, later ones, too."""
         assert isinstance(message, WorkerReady)
-        self._cache_ids[rank] = message.cache_id
-        layout = msgspec.structs.replace(message, cache_id=b"")
+        self._readies[rank] = message
+        layout = msgspec.structs.replace(message, cache_id=b"", page_bytes=0, state_bytes=0)
         assert self._layout in (None, layout), f"workers disagree: {self._layout}, {layout}"
         self._layout = layout
 
     @property
     def cache_id(self) -> bytes:
         """What names the pages of workers that are ready; none, where pages die with them."""
-        return join_cache_ids(self._cache_ids)
+        return join_cache_ids([b"" if ready is None else ready.cache_id for ready in self._readies])
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """The records of the memory of workers that are ready."""
+        assert self._layout is not None
+        readies = [ready for ready in self._readies if ready is not None]
+        return CacheLayout(
+            self._layout.num_pages,
+            self._layout.num_states,
+            [ready.page_bytes for ready in readies],
+            [ready.state_bytes for ready in readies],
+        )
 
     def are_ready(self) -> bool:
         """Whether steps can be run; otherwise new workers are on their way.

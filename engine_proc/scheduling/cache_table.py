@@ -12,6 +12,7 @@ and erased first.
 """
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 CACHE_ID_BYTES = 16
 HEADER_BYTES = 64
@@ -27,8 +28,20 @@ def table_bytes(num_entries: int) -> int:
     return HEADER_BYTES + num_entries * ENTRY_BYTES
 
 
+class TableEntry(NamedTuple):
+    """What a reader of a table sees of an entry. It changes whenever the entry is recorded anew."""
+
+    seal: int
+    order: int
+    digest: bytes
+
+    def is_whole(self, entry: int) -> bool:
+        """Whether the entry of this number tells what is there."""
+        return self.seal != 0 and self.seal == seal(entry, self.digest)
+
+
 class CacheTable:
-    """A table with one writer.
+    """A table with one writer, and processes that read it meanwhile.
 
     Args:
         memory: `table_bytes` of it, zeros at first. By default the table dies with the process.
@@ -75,6 +88,16 @@ class CacheTable:
         """Note that the last user has left."""
         self._clock += 1
         self._words[entry * ENTRY_WORDS + ORDER] = self._clock
+
+    def columns(self) -> tuple[list[int], list[int]]:
+        """Return the seals and the orders of all entries."""
+        return self._words[SEAL::ENTRY_WORDS].tolist(), self._words[ORDER::ENTRY_WORDS].tolist()
+
+    def look(self, entry: int) -> TableEntry:
+        """Return what an entry is now. One that was the same before and after was so between."""
+        start = entry * ENTRY_WORDS
+        words = self._words[start : start + ENTRY_WORDS]
+        return TableEntry(words[SEAL], words[ORDER], words[DIGEST:].tobytes())
 
     def adopt(self) -> list[tuple[int, bytes]]:
         """Return the entries that are whole, with their digests: the first to be evicted first.

@@ -9,6 +9,8 @@ from array import array
 from collections import OrderedDict
 
 from headrace.engine_proc.scheduling.cache_table import NO_CACHE, CacheTable
+from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
+from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.prefix_index import PrefixIndex
 
 
@@ -19,6 +21,7 @@ class PagePool:
         page_tokens: tokens per page.
         table: of the pages. What it has is cached from the start.
         index: tells tokenizers what is cached.
+        events: where to note what can be found, if that is published.
     """
 
     def __init__(
@@ -27,7 +30,9 @@ class PagePool:
         page_tokens: int,
         table: CacheTable | None = None,
         index: PrefixIndex | None = None,
+        events: KvEventLog | None = None,
     ) -> None:
+        self.events = events
         self.num_pages = num_pages
         self.page_tokens = page_tokens
         self._table = table or CacheTable(num_pages)
@@ -82,6 +87,8 @@ class PagePool:
         del self._pages[digest]
         if self._index is not None:
             self._index.remove(digest)
+        if self.events is not None:
+            self.events.remove(digest)
         return page
 
     def match_prefix(self, digests: list[bytes]) -> "array[int]":
@@ -98,6 +105,10 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def has(self, digest: bytes) -> bool:
+        """Whether a page of this digest is cached."""
+        return digest in self._pages
+
     def count_cached(self, digests: list[bytes]) -> int:
         """Return how many pages `match_prefix` would find."""
         for count, digest in enumerate(digests):
@@ -105,14 +116,21 @@ class PagePool:
                 return count
         return len(digests)
 
-    def cache(self, page: int, digest: bytes) -> None:
-        """Register what a full page in use holds, unless another page holds the same."""
-        if digest not in self._pages:
-            self._pages[digest] = page
-            self._digests[page] = digest
-            self._table.record(page, digest)
-            if self._index is not None:
-                self._index.add(digest)
+    def cache(self, page: int, digest: bytes) -> bool:
+        """Register what a full page in use holds, unless another does; return whether it is new."""
+        if digest in self._pages:
+            return False
+        self._pages[digest] = page
+        self._digests[page] = digest
+        self._table.record(page, digest)
+        if self._index is not None:
+            self._index.add(digest)
+        return True
+
+    def cache_of(self, sequence: Sequence, place: int, page: int) -> None:
+        """Register a full page in use by a sequence, of which it is the page at a place."""
+        if self.cache(page, sequence.digests[place]) and self.events is not None:
+            self.events.store(sequence, place)
 
     def free(self, pages: "array[int]") -> None:
         """Free a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
@@ -141,3 +159,5 @@ class PagePool:
         self._pages.clear()
         if self._index is not None:
             self._index.clear()
+        if self.events is not None:
+            self.events.clear()

@@ -108,6 +108,11 @@ class Scheduler:
         return bool(self.running or self._open) or self.waiting.has_ready
 
     @property
+    def has_suspects(self) -> bool:
+        """Whether a sequence runs alone that may be what workers died of."""
+        return bool(self._suspects)
+
+    @property
     def requests(self) -> Iterable[int]:
         """The ids of all requests that have sequences here."""
         return self._by_request.keys()

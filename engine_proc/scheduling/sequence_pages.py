@@ -72,7 +72,7 @@ class SequencePages:
         if self._caches and first < last:
             self.digest(sequence, end)
             for page in range(first, last):
-                self._pool.cache(sequence.pages[page], sequence.digests[page])
+                self._pool.cache_of(sequence, page, sequence.pages[page])
             self._states.remember(chunk)
 
     def num_missing(self, sequence: Sequence, count: int) -> int:

@@ -59,6 +59,17 @@ class StepTimeModel:
         base, slope = self._fit()
         return PATIENCE_S + PATIENCE * (base + max(slope, 0.0) * num_tokens)
 
+    def prompt_s(self, num_tokens: int, step_tokens: int) -> float:
+        """Return how long a prompt takes alone; infinity before any step is known.
+
+        Args:
+            step_tokens: the most that a step has.
+        """
+        if not self._sums:
+            return math.inf
+        base, slope = self._fit()
+        return -(-num_tokens // step_tokens) * base + max(slope, 0.0) * num_tokens
+
     def mean_s(self, num_tokens: int, num_sequences: int) -> float:
         """Return how long steps of the kind of one have taken; infinity before any is known."""
         sums = self._sums.get(num_tokens > num_sequences)

@@ -66,6 +66,7 @@ class Sequence:
     matcher: GrammarMatcher | None = None  # where it has a grammar, see `MatcherQueue`
     images: list[ImagePlaceholder] = field(default_factory=list)  # see `EncoderQueue`
     rope: MRopePositions | None = None  # where an image makes them others than positions
+    is_fetching: bool = False  # it waits for pages, see `PageFetcher`
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow
 
@@ -141,7 +142,9 @@ class Sequence:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no token can be computed before an image has been encoded."""
+        """Whether no token is to be computed before an image is encoded or pages are fetched."""
+        if self.is_fetching:
+            return True
         return bool(self.images) and self.computable_end <= self.num_computed
 
     @property

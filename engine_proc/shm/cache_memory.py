@@ -19,6 +19,7 @@ from hashlib import blake2b
 
 CACHE_ID_BYTES = 16
 FINGERPRINT_BYTES = 16
+SYSTEM_PAGE = 4096  # of csrc/cpu/model.cpp: states begin at one
 
 
 class CacheMemory:

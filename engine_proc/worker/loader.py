@@ -149,7 +149,14 @@ def in_core(
     )
     runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
     cache_id = b"" if memory is None else memory.cache_id
-    return LoadedModel(runner, split.num_pages, num_states=split.num_states, cache_id=cache_id)
+    return LoadedModel(
+        runner,
+        split.num_pages,
+        num_states=split.num_states,
+        cache_id=cache_id,
+        page_bytes=page_bytes(own_spec, PAGE_TOKENS, kv_dtype),
+        state_bytes=state_bytes(own_spec),
+    )
 
 
 def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:

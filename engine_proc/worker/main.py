@@ -66,6 +66,8 @@ def main(config: WorkerConfig, context: Context) -> None:
             loaded.looks_ahead,
             loaded.num_states,
             loaded.cache_id,
+            loaded.page_bytes,
+            loaded.state_bytes,
         )
     )
     while True:

@@ -193,6 +193,21 @@ class VisionField(BoardField):
     ENCODER_BATCHES = COUNTER  # calls of the tower for them
 
 
+class KvStoreField(BoardField):
+    """Fields of the KV store. Those of two words are of the tiers: memory, disk."""
+
+    FOUND = COUNTER, 2  # records fetched,
+    NOT_FOUND = COUNTER  # and those that were asked for and were not there, or not right
+    FETCHED_BYTES = COUNTER
+    FETCH_NS = COUNTER  # spent on fetches
+    STORED = COUNTER  # records
+    STORED_BYTES = COUNTER
+    REFUSED = COUNTER, 2  # records whose checksum was wrong
+    FAILED_WRITES = COUNTER, 2
+    USED_BYTES = GAUGE, 2  # of this server's records,
+    TOTAL_BYTES = GAUGE, 2  # and the room for them
+
+
 class FetcherField(BoardField):
     """Fields of the fetcher."""
 
@@ -225,6 +240,7 @@ FIELDS: dict[str, type[BoardField]] = {
     "engine": EngineField,
     "worker": WorkerField,
     "vision": VisionField,
+    "kv_store": KvStoreField,
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
     "telemetry": TelemetryField,

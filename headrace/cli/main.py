@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": ("serve a model", "headrace.launch.serve:headrace_serve"),
     "chat": ("talk to a model in the terminal", "headrace.cli.chat:main"),
     "bench": ("put load on a server", "headrace.bench:main"),
+    "kv": ("list, verify and prune what --kv-store keeps", "headrace.cli.kv:main"),
     "replay": ("play what --record has recorded to one process", "headrace.cli.replay:main"),
     "doctor": ("report what this machine has, and what is wrong", "headrace.cli.doctor:main"),
 }

@@ -18,6 +18,7 @@ ROLES = (
     "worker",
     "vision",
     "detokenizer",
+    "kv_store",
     "fetcher",
     "telemetry",
 )

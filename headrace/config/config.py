@@ -15,6 +15,7 @@ import msgspec
 from headrace.board.board import MAX_FRONTENDS
 from headrace.board.fields import MAX_PREPROCESSORS, MAX_REPLICAS, MAX_TOKENIZERS
 from headrace.config.chaos import parse_chaos
+from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.media_domains import read_domain
 from headrace.config.otlp import check_otlp
 from headrace.errors import ConfigError
@@ -153,6 +154,15 @@ class ServerConfig:
         "GPUs",
         KV_DTYPES,
     )
+    kv_store: str | None = flag(
+        None,
+        "a folder that keeps evicted pages; a restarted server finds them, others may share it",
+    )
+    kv_store_disk_bytes: int = flag(16 << 30, "disk space of this server in --kv-store")
+    kv_store_bytes: int = flag(0, "memory beside the KV cache for evicted pages; 0 is none")
+    kv_events_config: str | None = flag(
+        None, "publish which pages are cached, in vLLM's format: JSON with endpoint and topic"
+    )
     stream_interval: int = flag(1, "tokens per event of a stream, except the first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get 413")
     max_images: int = flag(16, "images per request")
@@ -231,6 +241,7 @@ class ServerConfig:
         for size in self.cudagraph_capture_sizes:
             at_least("cudagraph_capture_sizes", size, 1)
         parse_chaos(self.chaos)
+        self._check_kv_store()
         at_least("drain_timeout", self.drain_timeout, 0)
         at_least("watchdog_timeout", self.watchdog_timeout, MIN_WATCHDOG_TIMEOUT)
         at_least("stream_interval", self.stream_interval, 1)
@@ -261,6 +272,25 @@ class ServerConfig:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "
                 f"{self.max_num_seqs}: every running sequence needs one token per step"
             )
+
+    def _check_kv_store(self) -> None:
+        if parse_kv_events(self.kv_events_config) is not None and self.data_parallel_size > 1:
+            raise ConfigError(
+                "--kv-events-config has one endpoint, and --data-parallel-size "
+                f"{self.data_parallel_size} has several engines; run a server for each"
+            )
+        at_least("kv_store_bytes", self.kv_store_bytes, 0)
+        at_least("kv_store_disk_bytes", self.kv_store_disk_bytes, 1)
+        if self.has_kv_store and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--kv-store and --kv-store-bytes keep cached prefixes; leave out "
+                "--no-enable-prefix-caching"
+            )
+
+    @property
+    def has_kv_store(self) -> bool:
+        """Whether evicted pages are kept."""
+        return self.kv_store is not None or self.kv_store_bytes > 0
 
 
 TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}

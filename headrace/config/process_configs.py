@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.config.config import CPU_KV_BYTES, SECRETS, TYPES, ServerConfig
+from headrace.config.kv_events_config import KvEventsConfig
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.model.pooling import Pooling, PoolingKind
 from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
@@ -216,6 +217,27 @@ class VisionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreTiers:
+    """What is beneath the pool: memory, a directory on disk, or both."""
+
+    memory_fds: tuple[int, ...] = ()  # of pages and of states
+    memory_bytes: int = 0
+    directory: str | None = None
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvStoreConfig:
+    """For the KV store. Everything it copies from and to in memory is inherited by descriptor."""
+
+    execution: ExecutionConfig
+    ask_fd: int
+    answer_fd: int
+    cache_fds: tuple[int, ...]  # as in `EngineConfig`
+    tiers: StoreTiers
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """For the engine process."""
 
@@ -242,6 +264,8 @@ class EngineConfig:
     cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages
     num_replicas: int = 1  # engines of this model; each has a share of the cores
     prefix_fd: int | None = None  # of the `PrefixIndex`, where there are several
+    store_tiers: StoreTiers | None = None  # None has no KV store
+    kv_events: KvEventsConfig | None = None  # None publishes none
 
 
 @dataclass(frozen=True, kw_only=True)

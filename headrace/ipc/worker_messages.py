@@ -1,8 +1,10 @@
-"""Messages between the engine and its workers, in shared memory: steps, results, images."""
+"""Messages between the engine and its workers, in shared memory: steps, results, images, pages."""
 
 import struct
+from enum import StrEnum
 from typing import Annotated, NamedTuple, get_type_hints
 
+import msgspec
 from msgspec import field
 
 from headrace.ipc.messages import Message, Tensor
@@ -137,6 +139,8 @@ class WorkerReady(Message, tag="ready", frozen=True):
     looks_ahead: bool = False  # a step had better be sent while the one before it is computed
     num_states: int = 0  # slots for the states of sequences; 0 in models without states
     cache_id: bytes = b""  # of its own pages, which outlive it: new whenever they are cleared
+    page_bytes: int = 0  # of its share of a page, where pages outlive it,
+    state_bytes: int = 0  # and of a state
 
 
 ToWorker = Step | Masks | Resume
@@ -172,3 +176,87 @@ class TowerReady(Message, tag="tower", frozen=True):
 
 ToVision = Encode
 FromVision = Encoded | TowerReady
+
+
+# Between the engine and its KV store, in shared memory
+
+
+class RecordKind(StrEnum):
+    """What a record of the KV store is of."""
+
+    PAGES = "pages"
+    STATES = "states"
+
+
+class CacheLayout(msgspec.Struct, frozen=True):
+    """How many pages and states there are, and the bytes of each worker's share of one."""
+
+    num_pages: int
+    num_states: int
+    page_bytes: list[int]
+    state_bytes: list[int]
+
+    def count(self, kind: RecordKind) -> int:
+        """Return how many records of a kind there are."""
+        return self.num_pages if kind is RecordKind.PAGES else self.num_states
+
+    def share_bytes(self, kind: RecordKind) -> list[int]:
+        """Return the bytes of each worker's share of a record."""
+        return self.page_bytes if kind is RecordKind.PAGES else self.state_bytes
+
+    def record_bytes(self, kind: RecordKind) -> int:
+        """Return the bytes of a record."""
+        return sum(self.share_bytes(kind))
+
+
+class OpenStore(Message, tag="open_store", frozen=True):
+    """The workers are ready: engine -> KV store, once. `StoreReady` answers."""
+
+    layout: CacheLayout
+
+
+class Lookup(Message, tag="lookup", frozen=True):
+    """Whether records are in the store: engine -> KV store. `LookupResult` answers."""
+
+    digests: bytes
+
+
+class FetchRecords(Message, tag="fetch_records", frozen=True):
+    """Records to copy into the workers' memory: engine -> KV store.
+
+    `FetchedRecords` answers. The engine has allocated the places, and does not use them before.
+    """
+
+    kind: RecordKind
+    digests: bytes
+    places: bytes  # i32: pages, or state slots
+
+
+class Drain(Message, tag="drain", frozen=True):
+    """All that is cached is to be stored, the engine ends: engine -> KV store, once."""
+
+
+class StoreReady(Message, tag="store_ready", frozen=True):
+    """The store can be asked: KV store -> engine, once."""
+
+
+class LookupResult(Message, tag="found", frozen=True):
+    """Which records of a `Lookup` there are: KV store -> engine. A byte per digest, 1 or 0."""
+
+    pages: bytes
+    states: bytes
+
+
+class FetchedRecords(Message, tag="fetched_records", frozen=True):
+    """Which places have their records now: KV store -> engine. A byte per digest, 1 or 0."""
+
+    is_there: bytes
+    seconds: float
+
+
+class Drained(Message, tag="drained", frozen=True):
+    """All is stored: KV store -> engine."""
+
+
+ToStore = OpenStore | Lookup | FetchRecords | Drain
+FromStore = StoreReady | LookupResult | FetchedRecords | Drained

@@ -30,6 +30,7 @@ from headrace.board.histogram_bounds import HEADRACE
 from headrace.config.process_configs import ModelCard
 from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
+from headrace.metrics.kv_store_metrics import KvStoreCollector
 from headrace.metrics.sglang import SglangCollector
 from headrace.metrics.vllm import VllmCollector
 from headrace.system.procfs import vitals_of
@@ -249,6 +250,7 @@ class MetricsPage:
     def __init__(self, board: Board, card: ModelCard, dialect: str = "vllm") -> None:
         self._collectors: list[Collector] = [
             BoardCollector(board, card.name),
+            KvStoreCollector(board, card.name),
             DIALECTS[dialect](board, card),
             HTTP_DIALECTS[dialect](board),
         ]

@@ -12,6 +12,7 @@ from headrace.config.process_configs import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
+    KvStoreConfig,
     TelemetryConfig,
     TokenizerConfig,
     VisionConfig,
@@ -51,6 +52,8 @@ ROLES = {
     "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),
     # Text goes on while images are encoded.
     "vision": Role("headrace.engine_proc.vision.main:main", VisionConfig, niceness=10),
+    # Steps go on while it copies.
+    "kv_store": Role("headrace.engine_proc.kv_store.main:main", KvStoreConfig, niceness=10),
     "fetcher": Role(
         "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
     ),

@@ -1,5 +1,6 @@
 """The config of each process of a ring, by its seat."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from headrace.board.board import Seat
 from headrace.config.api_keys import digest
 from headrace.config.config import ServerConfig
+from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.model_list import anthropic_model_pages, model_pages
 from headrace.config.process_configs import (
     CrashConfig,
@@ -16,6 +18,7 @@ from headrace.config.process_configs import (
     FetcherConfig,
     FrontendConfig,
     ModelCard,
+    StoreTiers,
     TelemetryConfig,
     TokenizerConfig,
 )
@@ -23,6 +26,17 @@ from headrace.ipc.arena import Arena
 
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
+
+
+def make_store_tiers(config: ServerConfig) -> StoreTiers:
+    """Return the tiers of the KV store; those in memory outlive all other processes."""
+    names = ("headrace-store-pages", "headrace-store-states") if config.kv_store_bytes else ()
+    return StoreTiers(
+        memory_fds=tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names),
+        memory_bytes=config.kv_store_bytes,
+        directory=None if config.kv_store is None else os.path.abspath(config.kv_store),
+        disk_bytes=config.kv_store_disk_bytes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,7 @@ class ChildConfigs:
     fetched: Arena | None
     cache_fds: Sequence[tuple[int, ...]]  # by engine
     prefix_fds: tuple[int, ...]  # by engine; none where there is one
+    store_tiers: Sequence[StoreTiers]  # by engine; none without a KV store
     crash: CrashConfig
 
     def of(self, seat: Seat) -> Any:
@@ -138,6 +153,8 @@ class ChildConfigs:
             cache_fds=self.cache_fds[index],
             num_replicas=c.data_parallel_size,
             prefix_fd=self.prefix_fds[index] if self.prefix_fds else None,
+            store_tiers=self.store_tiers[index] if self.store_tiers else None,
+            kv_events=parse_kv_events(c.kv_events_config),
             **self._arena_fields,
         )
 

@@ -45,7 +45,7 @@ from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
-from headrace.supervision.child_configs import ChildConfigs
+from headrace.supervision.child_configs import ChildConfigs, make_store_tiers
 from headrace.supervision.crash_reports import CrashReports, crash_directory
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.restart_backoff import RestartBackoff
@@ -59,6 +59,7 @@ STOP_S = 5.0  # what is not gone this long after the first SIGTERM is killed
 POLL_INTERVAL_S = 0.5  # of heartbeats
 STARTUP_POLL_INTERVAL_S = 0.05  # of the board, while the server starts or drains
 WAKEUP_BYTES = 4096
+ENGINES_CHILDREN = ("worker", "vision", "kv_store")  # which the engine starts
 FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,14 @@ def seats_of(
         )
     num_preprocessors = config.preprocess_procs if takes_images else 0
     reports = config.access_log or config.otlp_traces_endpoint is not None
+    has_store = config.has_kv_store and config.engine != "mock"
     counts = {
         "frontend": config.frontend_procs,
         # One has the long prompts, those after it prepare images, the last answers GETs.
         "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + handles_gets,
         "engine": config.data_parallel_size,
         "worker": 0 if config.engine == "mock" else config.data_parallel_size * config.tp,
+        "kv_store": config.data_parallel_size if has_store else 0,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
@@ -151,6 +154,7 @@ class Supervisor:
         prefix_fds: tuple[int, ...] = ()
         if config.data_parallel_size > 1:
             prefix_fds = tuple(create_prefix_index() for _ in cache_fds)
+        store_tiers = [make_store_tiers(config) for seat in seats if seat.role == "kv_store"]
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[SeatedProcess] = []
@@ -177,6 +181,7 @@ class Supervisor:
             fetched=self._fetched,
             cache_fds=cache_fds,
             prefix_fds=prefix_fds,
+            store_tiers=store_tiers,
             crash=crash,
         )
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
@@ -261,7 +266,7 @@ class Supervisor:
         # The engine first: its workers take longest, and start once it has imported its modules.
         for slot in sorted(self.board.slots, key=lambda slot: slot.seat.role != "engine"):
             role = slot.seat.role
-            if role in ("worker", "vision"):  # the engine starts these
+            if role in ENGINES_CHILDREN:
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
@@ -282,6 +287,7 @@ class Supervisor:
         if isinstance(config, EngineConfig):
             fds += config.cache_fds
             fds += [] if config.prefix_fd is None else [config.prefix_fd]
+            fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
             fds += config.prefix_fds
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
@@ -326,9 +332,9 @@ class Supervisor:
         living_engines = [seat.index for seat in living if seat.role == "engine"]
         slots += [  # their heartbeats are watched by their engine
             slot
-            for role in ("worker", "vision")
+            for role in ENGINES_CHILDREN
             for slot in self.board.of(role)
-            if slot.seat.index // self._config.tp in living_engines
+            if slot.seat.index // (self._config.tp if role == "worker" else 1) in living_engines
         ]
         for watchdog in self._limit_watchdogs:
             verdicts += watchdog.check(slots, now_ns)

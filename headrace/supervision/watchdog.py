@@ -19,7 +19,7 @@ STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (
 # may take that.
 CEILINGS_S = {
     **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher", "telemetry"), 60.0),
-    **dict.fromkeys(("tokenizer", "worker", "vision"), MAX_WORK_S),
+    **dict.fromkeys(("tokenizer", "worker", "vision", "kv_store"), MAX_WORK_S),
 }
 IDLE_SHARE = 0.1  # of a core: a process that uses less waits for work
 SHORTEST_S = 0.1  # between looks: the kernel counts in ticks of 10 ms
@@ -31,6 +31,7 @@ MEMORY_SHARES = {
     "engine": 0.5,
     "worker": 0.95,
     "vision": 0.5,
+    "kv_store": 0.25,
     "fetcher": 0.25,
     "telemetry": 0.25,
 }

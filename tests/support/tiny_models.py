@@ -20,17 +20,17 @@ def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
     demo = find_demo_model()
     assert demo is not None, "install the demo model: make install"
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(
-        model_type,
-        vocab_size=49152,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        eos_token_id=2,
-        **{"num_key_value_heads": 2, **fields},
-    )
+    sizes = {
+        "vocab_size": 49152,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": 2,
+    }
+    config = transformers.AutoConfig.for_model(model_type, **{**sizes, **fields})
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))

@@ -302,14 +302,15 @@ def test_memory_hog_is_killed_and_unreplaceable_one_ends_server(
     server.close()
 
 
-def test_half_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
+def test_half_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any], tmp_path: Path) -> None:
     """With `CHAOS_S=1800`, half an hour of it."""
-    roles = ("worker", "tokenizer", "detokenizer", "engine")
+    roles = ("worker", "tokenizer", "detokenizer", "engine", "kv_store")
     rules = [f"kill={role}:{KILLS_PER_S}/s" for role in roles]
     rules += [f"stop={role}:{KILLS_PER_S / 10}/s" for role in roles]
     server = RunningServer(
         *("--tokenizer-procs", "2", "--detokenizer-procs", "2", "--kv-cache-dtype", "float32"),
         *("--max-num-seqs", "8", "--async-scheduling", "--chaos", ",".join(rules)),
+        *("--kv-store", str(tmp_path), "--kv-store-disk-bytes", "64M"),
     )
     memory = Memory()
     end = time.monotonic() + CHAOS_S

@@ -9,7 +9,10 @@ from pathlib import Path
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES
 from headrace.engine_proc.worker.execution.cache_split import CacheSplit
+from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
+from headrace.model.gguf import split_paths
 from headrace.native_core import best_kernels
+from headrace.storage.checksum import digest_files
 
 NUMERICS = ("tp", "load_format", "dtype", "quantization", "kv_cache_dtype", "max_model_len")
 
@@ -20,18 +23,40 @@ def cache_fingerprint(config: ExecutionConfig, split: CacheSplit) -> bytes:
     A file of the model, or the core, that has been replaced is another one: its size or its time
     of change differs.
     """
+    states = [state for path in sources(config) for state in file_states(path)]
+    return fingerprint(config, split, states)
+
+
+def content_fingerprint(config: ExecutionConfig) -> str:
+    """Return the fingerprint of pages on any machine, at any time: it reads all files."""
+    paths = [path for source in sources(config) for path in files_of(source)]
+    return fingerprint(config, PAGE_TOKENS, digest_files(paths)).hex()
+
+
+def fingerprint(config: ExecutionConfig, *parts: object) -> bytes:
+    """Return a hash of the parts, and of what else decides about bits."""
+    numerics = [best_kernels(), *(getattr(config, name) for name in NUMERICS)]
+    text = repr([numerics, parts]).encode()
+    return blake2b(text, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def sources(config: ExecutionConfig) -> list[Path]:
+    """Return where weights and kernels are: files and folders."""
     core = importlib.util.find_spec("headrace._core")
     assert core is not None and core.origin is not None
     paths = [Path(config.model_path), Path(core.origin)]
-    if config.mmproj is not None:
-        paths.append(Path(config.mmproj))
-    parts = [best_kernels(), split, *(getattr(config, name) for name in NUMERICS)]
-    parts += [state for path in paths for state in file_states(path)]
-    return blake2b(repr(parts).encode(), digest_size=FINGERPRINT_BYTES).digest()
+    return paths if config.mmproj is None else [*paths, Path(config.mmproj)]
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a file and what it is split into, or the files in a folder by name."""
+    if path.is_dir():
+        return [one for one in sorted(path.iterdir()) if one.is_file()]
+    return split_paths(path)
 
 
 def file_states(path: Path) -> Iterator[tuple[str, int, int, int]]:
     """Yield name, inode, size and time of change of a file, or of each one in a folder."""
-    for one in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for one in files_of(path):
         state = os.stat(one)
         yield str(one), state.st_ino, state.st_size, state.st_mtime_ns

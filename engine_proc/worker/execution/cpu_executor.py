@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.shm.cache_memory import CacheMemory
+from headrace.engine_proc.shm.cache_memory import SYSTEM_PAGE, CacheMemory
 from headrace.engine_proc.worker.checkpoints.file_order import fits_twice, in_file_order
 from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
@@ -50,7 +50,6 @@ from headrace.native_core import load_core
 from headrace.system.machine import usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
-SYSTEM_PAGE = 4096  # of csrc/cpu/model.cpp; a vector load may run so far past the end
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 Q8_0_GROUP = 32  # numbers under one scale
 WAITING_WEIGHTS = 64  # that are being packed, or will be next
@@ -480,7 +479,10 @@ def state_bytes(spec: DecoderSpec) -> int:
 def cache_bytes(
     spec: DecoderSpec, num_pages: int, num_states: int, page_tokens: int, kv_dtype: KVDtype
 ) -> int:
-    """Return the bytes of all pages, and of all states behind them, with a kernel's slack."""
+    """Return the bytes of all pages, and of all states behind them.
+
+    A vector load may run a page of the system's past the end.
+    """
     pages = num_pages * page_bytes(spec, page_tokens, kv_dtype)
     return -(-pages // SYSTEM_PAGE) * SYSTEM_PAGE + num_states * state_bytes(spec) + SYSTEM_PAGE
 

@@ -20,7 +20,9 @@ class LoadedModel:
     whole_prompts: bool = False
     looks_ahead: bool = False  # as in `WorkerReady`
     num_states: int = 0  # as in `WorkerReady`
-    cache_id: bytes = b""  # as in `WorkerReady`
+    cache_id: bytes = b""  # as in `WorkerReady`, like the next
+    page_bytes: int = 0
+    state_bytes: int = 0
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 
 

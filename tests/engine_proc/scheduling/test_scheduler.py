@@ -260,6 +260,22 @@ def test_prompts_of_one_step_leave_texts_a_token_each() -> None:
     assert long.num_computed - before == 32 - len(texts)
 
 
+def test_the_next_turn_finds_the_answer_of_the_one_before() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=32, max_num_seqs=2)
+    first = make_sequence([1, 2, 3], 10, request_id(0, 1), stop_token_ids=[])
+    rig.add(first)
+    rig.run()
+    assert len(first.tokens) == 3 + 10, "the last token is no input of any step"
+    second = make_sequence([*first.tokens, 5, 6, 7], 1, request_id(0, 2), stop_token_ids=[])
+    rig.add(second)
+    rig.run()
+    assert second.num_cached == 12
+    other = make_sequence([*first.tokens[:9], 8, 8, 8, 8], 1, request_id(0, 3), stop_token_ids=[])
+    rig.add(other)
+    rig.run()
+    assert other.num_cached == 8, "a template that drops thoughts leaves a common prefix"
+
+
 def test_sequence_that_does_not_fit_is_not_overtaken() -> None:
     rig = Rig.make(num_pages=8, page_tokens=2, budget=64, max_num_seqs=4)
     rig.add(make_sequence([1] * 10, 2, request_id(0, 1)))

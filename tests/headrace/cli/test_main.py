@@ -69,7 +69,7 @@ def test_unknown_command_is_refused_with_all_names(
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, "serf")
     assert ended.value.code == ExitStatus.BAD_FLAGS
-    why = "no command 'serf': serve, chat, bench, replay, doctor"
+    why = "no command 'serf': serve, chat, bench, kv, replay, doctor"
     assert capsys.readouterr().err == f"headrace: error: {why}\n"
 
 

@@ -33,7 +33,7 @@ CARD = ModelCard(
 @pytest.fixture
 def labels() -> Iterator[dict[str, set[str]]]:
     """The labels of every sample of a server, by its name."""
-    board = Board.create(seats_of(ServerConfig()))
+    board = Board.create(seats_of(ServerConfig(kv_store_bytes=1)))
     for slot in board.slots:
         slot.enter(State.READY)
     found: dict[str, set[str]] = {}

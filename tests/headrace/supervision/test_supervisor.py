@@ -14,7 +14,8 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
-    assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher", "telemetry"}
+    asked_for = {"vision", "kv_store", "fetcher", "telemetry"}
+    assert {seat.role for seat in seats} == set(ROLES) - asked_for
 
 
 def test_telemetry_has_a_seat_where_it_is_asked_for() -> None:

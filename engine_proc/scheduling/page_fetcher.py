@@ -1,0 +1,189 @@
+"""Has sequences wait for what the KV store has of their prompts, where that is quicker. Pure.
+
+What is fetched is put into the pool, where the scheduler finds it as any cached prefix. A sequence
+that waits is blocked; it stops waiting when to compute its prompt would have taken as long.
+"""
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.worker_messages import (
+    CacheLayout,
+    FetchedRecords,
+    FetchRecords,
+    FromStore,
+    Lookup,
+    LookupResult,
+    RecordKind,
+    ToStore,
+)
+
+FETCH_PAGES = 64  # at a time; between them it is decided whether to go on
+FIRST_S_PER_BYTE = 1e-9  # before any is measured
+DECAY = 0.5  # of measurements, per fetch
+HOPE = 0.9  # times the cost, each time that it was too high: the disk may have become faster
+LONGEST_WAIT_S = 10.0  # while no step has told what computing costs
+
+
+@dataclass(eq=False, slots=True)
+class FetchWait:
+    """A sequence that waits, and until when. Times are of one clock, in seconds."""
+
+    sequence: Sequence
+    until: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sequence does not wait any more."""
+        return self.sequence.has_ended or not self.sequence.is_fetching
+
+
+class PageFetcher:
+    """The sequences that wait, the first to come first.
+
+    Args:
+        prompt_s: how long so many tokens of a prompt take; infinity where that is not known.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        slots: StateSlots,
+        layout: CacheLayout,
+        prompt_s: Callable[[int], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._page_bytes = layout.record_bytes(RecordKind.PAGES)
+        self._state_bytes = layout.record_bytes(RecordKind.STATES) if layout.num_states else 0
+        self._prompt_s = prompt_s
+        self._clock = clock
+        self._s_per_byte = FIRST_S_PER_BYTE
+        self._waits: deque[FetchWait] = deque()
+        self._fetch: Generator[ToStore, FromStore, None] | None = None  # of the first that waits
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any sequence waits."""
+        return bool(self._waits)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Have a sequence wait that is queued, unless its prompt is known or too short."""
+        num_known = self._reach(sequence.digests, b"", b"")
+        num_lacking = len(sequence.digests) - num_known
+        if num_lacking and not sequence.needs_prompt_logprobs:
+            seconds = self._prompt_s(num_lacking * self._pool.page_tokens)
+            sequence.is_fetching = True
+            until = self._clock() + min(seconds, LONGEST_WAIT_S if seconds == math.inf else seconds)
+            self._waits.append(FetchWait(sequence, until))
+
+    def ask(self, answer: FromStore | None = None) -> ToStore | None:
+        """Return the next message to the store, which has answered all that were sent.
+
+        Args:
+            answer: to the last one that was returned, if it has not been given.
+        """
+        while self._waits:
+            try:
+                if self._fetch is None and self._waits[0].is_over:
+                    self._waits.popleft()
+                    continue
+                if self._fetch is None:
+                    self._fetch = self._fetch_for(self._waits[0])
+                    return next(self._fetch)
+                assert answer is not None
+                return self._fetch.send(answer)
+            except StopIteration:
+                self._fetch = None
+                self._waits.popleft().sequence.is_fetching = False
+        return None
+
+    def look_at_clock(self) -> None:
+        """End the waits that have lasted long enough; what is being fetched comes nevertheless."""
+        now = self._clock()
+        for wait in self._waits:
+            if now >= wait.until:
+                wait.sequence.is_fetching = False
+
+    def cancel(self) -> None:
+        """End all waits. The store writes to no page any more."""
+        if self._fetch is not None:
+            self._fetch.close()
+            self._fetch = None
+        for wait in self._waits:
+            wait.sequence.is_fetching = False
+        self._waits.clear()
+
+    def _reach(self, digests: list[bytes], pages: bytes, states: bytes) -> int:
+        """Return from how many pages a sequence can go on, with those of the store."""
+        count = 0
+        for page, digest in enumerate(digests):
+            if not self._pool.has(digest) and not any(pages[page : page + 1]):
+                break
+            is_end = not self._state_bytes or self._slots.has(digest)
+            if is_end or any(states[page : page + 1]):
+                count = page + 1
+        return count
+
+    def _fetch_for(self, wait: FetchWait) -> Generator[ToStore, FromStore, None]:
+        """Yield messages to the store, and take its answers, until a sequence need not wait."""
+        found = yield Lookup(b"".join(wait.sequence.digests))
+        assert isinstance(found, LookupResult)
+        digests = wait.sequence.digests
+        digests = digests[: self._reach(digests, found.pages, found.states)]
+        held = self._pool.match_prefix(digests)  # so that none is evicted for another
+        try:
+            lacking = [i for i, digest in enumerate(digests) if not self._pool.has(digest)]
+            for start in range(0, len(lacking), FETCH_PAGES):
+                places = lacking[start : start + FETCH_PAGES]
+                batch = [digests[place] for place in places]
+                if wait.is_over or not self._is_worth(wait, len(held), len(lacking) - start):
+                    return
+                pages = self._pool.allocate(len(batch))
+                held += pages
+                fetched = yield FetchRecords(RecordKind.PAGES, b"".join(batch), pages.tobytes())
+                assert isinstance(fetched, FetchedRecords)
+                self._measure(fetched, len(batch) * self._page_bytes)
+                for place, page, is_there in zip(places, pages, fetched.is_there, strict=True):
+                    if is_there:
+                        self._pool.cache_of(wait.sequence, place, page)
+                if not all(fetched.is_there):
+                    return
+            if digests and self._state_bytes and not self._slots.has(digests[-1]):
+                yield from self._fetch_state(digests[-1])
+        finally:
+            self._pool.free(held)
+
+    def _fetch_state(self, digest: bytes) -> Generator[ToStore, FromStore, None]:
+        if not self._slots.num_free:
+            return
+        slot = self._slots.allocate()
+        try:
+            fetched = yield FetchRecords(RecordKind.STATES, digest, array("i", [slot]).tobytes())
+            assert isinstance(fetched, FetchedRecords)
+            if all(fetched.is_there):
+                self._slots.cache(slot, digest)
+        finally:
+            self._slots.free(slot)
+
+    def _is_worth(self, wait: FetchWait, num_held: int, num_pages: int) -> bool:
+        """Whether there is room for the whole sequence, and pages come sooner than computed."""
+        num_more = self._pool.pages_for(len(wait.sequence.tokens) + 1) - num_held
+        if not self._pool.can_allocate(num_more):
+            return False
+        num_bytes = num_pages * self._page_bytes + self._state_bytes
+        if num_bytes * self._s_per_byte < self._prompt_s(num_pages * self._pool.page_tokens):
+            return True
+        self._s_per_byte *= HOPE
+        return False
+
+    def _measure(self, fetched: FetchedRecords, num_bytes: int) -> None:
+        measured = fetched.seconds / num_bytes
+        self._s_per_byte += DECAY * (measured - self._s_per_byte)

@@ -1,0 +1,103 @@
+"""A server with a KV store answers as one without, over restarts, kills and damage."""
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from servers import RunningServer, wait_until
+from tiny_models import make_folder
+
+from headrace.cli.kv import main as kv
+from headrace.storage.store_directory import slot_files
+
+Start = Callable[..., RunningServer]
+NUM_PROMPTS = 6
+NUM_TOKENS = 8
+FLAGS = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "200000", "--max-num-batched-tokens")
+STORE = "--kv-store-disk-bytes", "2000000"
+
+
+def ask(server: RunningServer, prompt: int, salt: str | None = None) -> tuple[str, int]:
+    """Return an answer to a prompt of some pages, and how many of its tokens were cached."""
+    words = random.Random(prompt).choices(["alpha", "beta", "gamma", "delta"], k=180)
+    body: dict[str, Any] = {
+        "prompt": f"{prompt} {' '.join(words)}",
+        "max_tokens": NUM_TOKENS,
+        "temperature": prompt % 2,
+        "seed": prompt,
+        "ignore_eos": True,
+        "cache_salt": salt,
+    }
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+    usage = reply["usage"]
+    return reply["choices"][0]["text"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def ask_all(server: RunningServer) -> list[str]:
+    """Return the answers to all prompts."""
+    return [ask(server, prompt)[0] for prompt in range(NUM_PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with pages and states."""
+    folder = tmp_path_factory.mktemp("model")
+    layers = ["conv", "full_attention", "conv"]
+    make_folder(folder, "lfm2", num_hidden_layers=3, layer_types=layers)
+    return str(folder)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start servers, and leave none."""
+    servers: list[RunningServer] = []
+
+    def start_one(*args: str) -> RunningServer:
+        servers.append(RunningServer(*args))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.close()
+
+
+def test_answers_stay_over_restarts_kills_and_damage(
+    model: str, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (model, *FLAGS, "64")
+    plain = start(*flags)
+    expected = ask_all(plain)
+    plain.stop()
+    store = (*flags, "--kv-store", str(tmp_path), *STORE)
+    server = start(*store)
+    assert ask_all(server) == expected
+    wait_until(lambda: server.metric("kv_store_stored_total") >= 5 * NUM_PROMPTS, "all is stored")
+    server.process.send_signal(signal.SIGKILL)
+    server.wait()
+    paths = list(slot_files(tmp_path))
+    assert {path.name for path in paths} == {"pages-0.kv", "states-0.kv"}
+    kv(["verify", str(tmp_path)])
+    assert "0 damaged" in capsys.readouterr().out
+    with open(paths[0], "r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"damage")
+    server = start(*store)
+    text, num_cached = ask(server, 0)
+    assert text == expected[0] and num_cached > 0
+    assert ask(server, 1, "a tenant")[1] == 0
+    assert ask_all(server) == expected
+    for title in ("kv_store 0", "worker 0", "engine"):
+        server.ring[f"headrace: {title}"].kill()
+        assert ask_all(server) == expected
+    assert server.stop() == 0
+    kv(["list", "--json", str(tmp_path)])
+    kinds = {row["kind"]: row for row in json.loads(capsys.readouterr().out)}
+    assert kinds["pages"]["records"] > 0 and not kinds["pages"]["in_use"]
+    kv(["prune", str(tmp_path), "--all"])
+    assert not list(slot_files(tmp_path))
