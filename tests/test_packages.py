@@ -146,11 +146,13 @@ def test_kernels_named_in_setup_are_files() -> None:
     assert names and all((ROOT / "csrc/cpu" / name).is_file() for name in names), names
 
 
-def test_core_compiles_for_arm64() -> None:
+def test_text_and_http_compile_for_arm64() -> None:
+    """What the test of arm64's kernels, which runs the rest of the core, leaves out."""
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if compiler is None:
         pytest.skip("needs Debian's g++-aarch64-linux-gnu")
     python = sysconfig.get_path("include")
     command = [compiler, "-fsyntax-only", "-std=c++17", "-Wall", "-Werror", "-DPy_LIMITED_API"]
-    command += ["-Icsrc", f"-I{python}", *map(str, sorted(ROOT.glob("csrc/**/*.cpp")))]
+    sources = [path for part in ("text", "http", ".") for path in ROOT.glob(f"csrc/{part}/*.cpp")]
+    command += ["-Icsrc", f"-I{python}", *map(str, sorted(sources))]
     subprocess.run(command, cwd=ROOT, check=True)
