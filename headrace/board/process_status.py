@@ -7,6 +7,7 @@ from headrace.board.fields import (
     EngineField,
     FetcherField,
     FrontendField,
+    KvStoreField,
     VisionField,
     WorkerField,
 )
@@ -40,6 +41,11 @@ def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
             return {
                 "open_replies": slot[DetokenizerField.OPEN_RESPONSES],
                 "queued_steps": max(detokenizer_backlog(board, index)(), 0),
+            }
+        case "kv_store":
+            return {
+                "stored": slot[KvStoreField.STORED],
+                "fetched": sum(slot[word] for word in KvStoreField.FOUND.words),
             }
         case "vision":
             return {"images": slot[VisionField.ENCODED_IMAGES]}
