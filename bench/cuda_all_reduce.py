@@ -29,7 +29,10 @@ CHAIN = 50
 WARM_UPS = 3
 OURS, EAGER, NCCL = "headrace", "headrace, eager", "NCCL"
 ONE_SHOT, TWO_SHOT = "symmetric memory, one-shot", "symmetric memory, two-shot"
-SYSTEMS = (OURS, EAGER, NCCL, ONE_SHOT, TWO_SHOT)
+MULTIMEM, WINDOW = "symmetric memory, multimem", "NCCL, symmetric memory"
+SYSTEMS = (OURS, EAGER, NCCL, WINDOW, ONE_SHOT, TWO_SHOT, MULTIMEM)
+POOLS: list[Any] = []  # of NCCL's windows
+KEPT: list[torch.Tensor] = []  # inputs of graphs, which other ranks have mapped
 
 
 class StorePeers:
@@ -70,9 +73,9 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
         Parts(
             lambda: CudaMemory(driver),
             lambda: CudaKernels(cubin(f"sm_{device.arch}", world, cache_folder())),
-            lambda: torch.cuda.current_stream().cuda_stream,
+            stream=lambda: torch.cuda.current_stream().cuda_stream,
+            open_fallback=lambda is_trusted: TorchCollectives(group),
         ),
-        TorchCollectives(group),
     )
 
 
@@ -82,10 +85,14 @@ def calls(num_bytes: int, ours: Any, world: int) -> Iterator[tuple[str, Callable
 
     size, group = num_bytes // 2, dist.group.WORLD.group_name
     x = torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+    KEPT.append(x)
     if ours.choice(x).algorithm.value != NCCL:
         yield OURS, lambda: ours.all_reduce(x), ours.capture
         yield EAGER, lambda: ours.all_reduce(x), functools.partial(ours.capture, registered=False)
     yield NCCL, lambda: dist.all_reduce(x), contextlib.nullcontext
+    window = window_of(size)
+    if window is not None:
+        yield WINDOW, lambda: dist.all_reduce(window), contextlib.nullcontext
     shared = symmetric.empty(size, dtype=torch.bfloat16, device="cuda")
     symmetric.rendezvous(shared, group)
     shared.zero_()
@@ -94,6 +101,31 @@ def calls(num_bytes: int, ours: Any, world: int) -> Iterator[tuple[str, Callable
     yield ONE_SHOT, lambda: one_shot(shared, "sum", group), contextlib.nullcontext
     if size % (8 * world) == 0:
         yield TWO_SHOT, lambda: two_shot(shared, "sum", group), contextlib.nullcontext
+        if has_multicast(x.device):
+            multimem = torch.ops.symm_mem.multimem_all_reduce_
+            yield MULTIMEM, lambda: multimem(shared, "sum", group), contextlib.nullcontext
+
+
+def has_multicast(device: torch.device) -> bool:
+    """Whether NVSwitch adds, for `multimem`."""
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return bool(_SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index))
+
+
+def window_of(size: int) -> torch.Tensor | None:
+    """Return a tensor in memory that NCCL has registered with all ranks; None where it cannot."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    try:
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+        with torch.cuda.use_mem_pool(pool):
+            window = torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+        backend.register_mem_pool(pool, symm=True)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    POOLS.append(pool)
+    return window
 
 
 def measure(call: Callable[[], Any], around: Callable[[], Any], rounds: int) -> list[float]:

@@ -324,6 +324,7 @@ def test_environment_holds_only_keys_and_locations() -> None:
             assert "getenv" not in text_of(path), path
     keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
     keys |= {"TRACES_PROTOCOL", "PROTOCOL"}  # of OpenTelemetry's exporter
+    keys |= {"P2P_DISABLE"}  # of NCCL
     assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET", "VISIBLE"}
 
 

@@ -6,6 +6,7 @@
 //   one_shot   every rank reads all inputs.
 //   two_shot   every rank sums its part of the tensor, then reads the others' sums.
 //   fused      one_shot, then residual += sum and RMSNorm of that; a block per row.
+//   gather     no sum: every rank reads all inputs, of any type, into `out`, one behind another.
 //
 //   With a `row`, inputs are read where they lie. These are a graph's tensors, whose addresses on
 //   all ranks are in a table that is filled after capture. Without one, each rank copies its input
@@ -74,6 +75,12 @@ struct Sources {
     const Vector *of[WORLD];
 };
 
+// What each rank has, in the order in which this one reads it, and where it goes.
+struct Turns {
+    const Vector *of[WORLD];
+    u32 to[WORLD];
+};
+
 // --- numbers ---
 
 struct F32 {
@@ -117,22 +124,30 @@ DEVICE u64 *flag_of(const Group &group, u32 owner, u32 phase, u32 writer) {
     return flags + (phase * MAX_BLOCKS + blockIdx.x) * ROW_WORDS + writer;
 }
 
-// Begin a call; false if the group has failed. The last block to arrive counts the call, when all
-// have read its number. So it works in replays, which have no arguments of their own.
+// Read a call's number; false if the group has failed.
 DEVICE bool enter(const Group &group, u32 &epoch) {
     Shared &shared = shared_memory<Shared>();
     if (threadIdx.x == 0) {
         Counters *counters = reinterpret_cast<Counters *>(group.counters);
         shared.epoch = counters->epoch;
         shared.failed = load_relaxed(&counters->failed);
-        if (add(&counters->num_arrived, 1) == gridDim.x - 1) {
-            counters->num_arrived = 0;
-            counters->epoch = shared.epoch + 1;
-        }
     }
     __syncthreads();
     epoch = shared.epoch;
     return !shared.failed;
+}
+
+// Count a call: the last block to come here does, when all have read its number. So it works in
+// replays, which have no arguments of their own. The last warp does it when the block has met the
+// others: before that, all would wait for it.
+DEVICE void count(const Group &group, u32 epoch) {
+    if (threadIdx.x == blockDim.x - 1) {
+        Counters *counters = reinterpret_cast<Counters *>(group.counters);
+        if (add(&counters->num_arrived, 1) == gridDim.x - 1) {
+            counters->num_arrived = 0;
+            counters->epoch = epoch + 1;
+        }
+    }
 }
 
 // Record the first failure and set the abort word for all ranks. Returns false.
@@ -176,7 +191,7 @@ DEVICE bool await(const Group &group, u32 phase, u32 peer, u32 epoch, u32 meta) 
 }
 
 // Wait for this block on all ranks: what was written before is visible after. All threads call it,
-// and all get the same answer; false is that the call has failed.
+// and all get the same answer; false is that the call has failed, and with it the group.
 DEVICE bool barrier(const Group &group, u32 phase, u32 epoch, u32 meta) {
     __syncthreads();
     bool ok = true;
@@ -192,6 +207,13 @@ DEVICE bool barrier(const Group &group, u32 phase, u32 epoch, u32 meta) {
     return ok;
 }
 
+// The first barrier of a call, which is counted there.
+DEVICE bool meet(const Group &group, u32 epoch, u32 meta) {
+    const bool ok = barrier(group, 0, epoch, meta);
+    count(group, epoch);
+    return ok;
+}
+
 // --- the data ---
 
 DEVICE Vector *half_of_staging(const Group &group, u32 rank, u32 epoch) {
@@ -199,14 +221,22 @@ DEVICE Vector *half_of_staging(const Group &group, u32 rank, u32 epoch) {
     return reinterpret_cast<Vector *>(group.staging[rank] + half * group.half_bytes);
 }
 
+DEVICE const Vector *source_of(const Group &group, const u64 *row, u32 rank, u32 epoch) {
+    return row ? reinterpret_cast<const Vector *>(row[rank]) : half_of_staging(group, rank, epoch);
+}
+
 DEVICE Sources sources_of(const Group &group, const u64 *row, u32 epoch) {
     Sources sources;
 #pragma unroll
     for (u32 rank = 0; rank < WORLD; ++rank) {
-        sources.of[rank] =
-            row ? reinterpret_cast<const Vector *>(row[rank]) : half_of_staging(group, rank, epoch);
+        sources.of[rank] = source_of(group, row, rank, epoch);
     }
     return sources;
+}
+
+// The rank that this one reads in its turn: itself last, so that no two begin with the same.
+DEVICE u32 rank_at(const Group &group, u32 turn) {
+    return (u32(group.rank) + 1 + turn) % WORLD;
 }
 
 // Sum a vector over the ranks, in their order. All loads are under way before the first is used.
@@ -234,6 +264,37 @@ template <typename T> DEVICE Vector sum(const Sources &sources, u32 index) {
     for (u32 index = blockIdx.x * blockDim.x + threadIdx.x; index < (count);                       \
          index += gridDim.x * blockDim.x)
 
+// Copy an input to where the others can read it, unless they read it in place.
+DEVICE void stage(const Group &group, const u64 *row, const Vector *in, u32 num_vectors,
+                  u32 epoch) {
+    if (!row) {
+        Vector *staging = half_of_staging(group, u32(group.rank), epoch);
+        FOR_OWN(i, num_vectors) {
+            staging[i] = in[i];
+        }
+    }
+}
+
+// Copy `count` vectors of each rank to its place in `out`, as far as that goes. All loads are under
+// way before the first is used.
+DEVICE void collect(const Turns &turns, u32 count, Vector *out, u32 end) {
+    FOR_OWN(i, count) {
+        Vector theirs[WORLD];
+#pragma unroll
+        for (u32 turn = 0; turn < WORLD; ++turn) {
+            if (turns.to[turn] + i < end) {
+                theirs[turn] = turns.of[turn][i];
+            }
+        }
+#pragma unroll
+        for (u32 turn = 0; turn < WORLD; ++turn) {
+            if (turns.to[turn] + i < end) {
+                out[turns.to[turn] + i] = theirs[turn];
+            }
+        }
+    }
+}
+
 // A call's end. Inputs read in place may be overwritten when all ranks have come here.
 DEVICE void leave(const Group &group, const u64 *row, u32 epoch, u32 meta) {
     if (row && !drops(EXIT)) {
@@ -248,13 +309,8 @@ DEVICE void one_shot(const Group &group, const u64 *row, const Vector *in, Vecto
     if (!enter(group, epoch)) {
         return;
     }
-    if (!row) {
-        Vector *staging = half_of_staging(group, u32(group.rank), epoch);
-        FOR_OWN(i, num_vectors) {
-            staging[i] = in[i];
-        }
-    }
-    if (!barrier(group, 0, epoch, meta)) {
+    stage(group, row, in, num_vectors, epoch);
+    if (!meet(group, epoch, meta)) {
         return;
     }
     const Sources sources = sources_of(group, row, epoch);
@@ -282,7 +338,7 @@ DEVICE void two_shot(const Group &group, const u64 *row, const Vector *in, Vecto
             }
         }
     }
-    if (!barrier(group, 0, epoch, meta)) {
+    if (!meet(group, epoch, meta)) {
         return;
     }
     const Sources sources = sources_of(group, row, epoch);
@@ -295,12 +351,35 @@ DEVICE void two_shot(const Group &group, const u64 *row, const Vector *in, Vecto
     if (!barrier(group, 1, epoch, meta)) {
         return;
     }
-    for (u32 start = 0, rank = 0; start < num_vectors; start += part, ++rank) {
-        const Vector *theirs = reinterpret_cast<const Vector *>(group.sums[rank]);
-        FOR_OWN(i, min(part, num_vectors - start)) {
-            out[start + i] = theirs[i];
-        }
+    Turns turns;
+#pragma unroll
+    for (u32 turn = 0; turn < WORLD; ++turn) {
+        const u32 rank = rank_at(group, turn);
+        turns.of[turn] = reinterpret_cast<const Vector *>(group.sums[rank]);
+        turns.to[turn] = rank * part;
     }
+    collect(turns, part, out, num_vectors);
+}
+
+DEVICE void gather(const Group &group, const u64 *row, const Vector *in, Vector *out,
+                   u32 num_vectors, u32 stride, u32 meta) {
+    u32 epoch;
+    if (!enter(group, epoch)) {
+        return;
+    }
+    stage(group, row, in, num_vectors, epoch);
+    if (!meet(group, epoch, meta)) {
+        return;
+    }
+    Turns turns;
+#pragma unroll
+    for (u32 turn = 0; turn < WORLD; ++turn) {
+        const u32 rank = rank_at(group, turn);
+        turns.of[turn] = source_of(group, row, rank, epoch);
+        turns.to[turn] = rank * stride;
+    }
+    collect(turns, num_vectors, out, WORLD * stride);
+    leave(group, row, epoch, meta);
 }
 
 // Sum over the block, always in the same order.
@@ -368,7 +447,7 @@ DEVICE void fused(const Group &group, const u64 *row, const Vector *in, const Ve
             }
         }
     }
-    if (!barrier(group, 0, epoch, meta)) {
+    if (!meet(group, epoch, meta)) {
         return;
     }
     const Sources sources = sources_of(group, row, epoch);
@@ -396,6 +475,12 @@ DEVICE void fused(const Group &group, const u64 *row, const Vector *in, const Ve
         const Norm norm{weight, eps, one_plus != 0};                                               \
         fused<T>(*group, row, in, residual, norm, out, residual_out, num_rows, row_vectors, meta); \
     }
+
+// Numbers of any type. What one rank gives is `stride` vectors in `out` before the next one's.
+KERNEL gather_bytes(const Group *group, const u64 *row, const Vector *in, Vector *out,
+                    u32 num_vectors, u32 stride, u32 meta) {
+    gather(*group, row, in, out, num_vectors, stride, meta);
+}
 
 KERNELS_OF(F32, float32)
 KERNELS_OF(F16, float16)

@@ -72,13 +72,17 @@ class StepChannel(Generic[M]):
         self._written = (self._written + 1) % (1 << 32)
         self._core.headrace_publish(self._written_at, ctypes.c_uint32(self._written))
 
-    def receive(self, timeout_s: float) -> M | None:
-        """Return the next message, or None after `timeout_s` or a signal."""
+    def receive(self, timeout_s: float, look_us: int | None = None) -> M | None:
+        """Return the next message, or None after `timeout_s` or a signal.
+
+        Args:
+            look_us: how long to look before sleeping; None is the channel's own.
+        """
         if self._load(self._written_at) == self._read:
             written = self._core.headrace_wait(
                 self._written_at,
                 ctypes.c_uint32(self._read),
-                ctypes.c_int64(self._look_us),
+                ctypes.c_int64(self._look_us if look_us is None else look_us),
                 ctypes.c_int64(int(timeout_s * 1e6)),
             )
             if written == self._read:

@@ -2,12 +2,15 @@
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from headrace.board.admin_requests import PROFILE, AdminRequests
 from headrace.board.fields import CommonField, WorkerField
 from headrace.config.process_configs import WorkerConfig
+from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
@@ -23,7 +26,10 @@ from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, Wor
 from headrace.runtime.process import Context
 
 IDLE_S = 0.5
-POLL_INTERVAL_S = 1e-4  # while a GPU computes and no other step has come
+# While a GPU computes, the worker looks for the next step and sleeps, for as long as these in turn.
+# Between them it asks whether the GPU is done.
+POLL_INTERVAL_S = 5e-5
+POLL_LOOK_US = 20
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
 
@@ -33,6 +39,27 @@ def main(config: WorkerConfig, context: Context) -> None:
     Raises:
         CollectiveFailed: another worker is lost.
     """
+    with ending_waits(config.control_fd):
+        work(config, context)
+
+
+@contextmanager
+def ending_waits(control_fd: int | None) -> Iterator[None]:
+    """A context that ends what other workers' GPUs wait for, if this worker fails in it.
+
+    The engine does so, too, when the process has ended. That may wait for kernels, which wait for
+    each other.
+    """
+    try:
+        yield
+    except BaseException:
+        if control_fd is not None:
+            ControlPage(control_fd).abort()
+        raise
+
+
+def work(config: WorkerConfig, context: Context) -> None:
+    """Do as `main`, and leave the others as they are."""
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
     area = GrammarBitmask(config.mask_fd, config.execution.vocab_size)
@@ -71,7 +98,8 @@ def main(config: WorkerConfig, context: Context) -> None:
         )
     )
     while True:
-        step = steps.receive(POLL_INTERVAL_S if answers.is_open else IDLE_S)
+        wait_s, look_us = (POLL_INTERVAL_S, POLL_LOOK_US) if answers.is_open else (IDLE_S, LOOK_US)
+        step = steps.receive(wait_s, look_us)
         profiles.look()
         if isinstance(step, Resume):
             attempts.resume()

@@ -4,6 +4,7 @@ It takes the flags of `headrace serve`, starts nothing, and exits with 1 where t
 """
 
 import math
+import os
 import pkgutil
 import platform
 import sys
@@ -23,7 +24,7 @@ from headrace.model.gguf import GgufFile, read_metadata, split_paths
 from headrace.model.mmproj import projector_of
 from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
-from headrace.system.all_reduce_policy import Topology, describe
+from headrace.system.all_reduce_policy import Topology, describe, disabled_by
 from headrace.system.gpu_topology import load_nvml, topology
 from headrace.system.gpus import Gpu, load_driver, look
 from headrace.system.machine import Machine, has_gpus, packages
@@ -122,7 +123,8 @@ def all_reduce(
     if not 1 < num_gpus <= len(machine.gpus):
         return
     try:
-        text = describe(num_gpus, find(num_gpus), config.disable_custom_all_reduce)
+        disabled = disabled_by(config.disable_custom_all_reduce, os.environ)
+        text = describe(num_gpus, find(num_gpus), disabled)
     except HeadraceError as error:
         text = f"NCCL: {error}"
     yield "all-reduce", text

@@ -2,6 +2,7 @@
 that all choose the same. A rank that chose differently would wait for ever.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
@@ -9,9 +10,11 @@ KB, MB = 1 << 10, 1 << 20
 VECTOR_BYTES = 16
 DTYPES = ("float32", "float16", "bfloat16")
 WORLDS = (2, 4, 6, 8)
-MAX_BYTES = 8 * MB  # of our own; what is larger is bound by the link, where NCCL is good
+MAX_BYTES = 8 * MB  # of a call; what is larger takes several, in slices
+STAGED_BYTES = 128 * KB  # of one-shot in a graph: to copy so much takes less than a second barrier
 # Up to here every rank reads all inputs: more bytes, and a barrier less. vLLM's, for NVLink.
 ONE_SHOT_BYTES = {2: MAX_BYTES, 4: 512 * KB, 6: 256 * KB, 8: 256 * KB}
+P2P_DISABLE = "NCCL_P2P_DISABLE"  # of NCCL: GPUs are not to read each other's memory
 MIN_FUSED_WORLD = 4  # with two ranks, adding and norming in the same kernel gained nothing
 
 
@@ -24,7 +27,10 @@ class Topology(IntEnum):
 
 
 class Algorithm(Enum):
-    """The all-reduce implementation. The last two are `csrc/collectives/all_reduce.cuh`."""
+    """The all-reduce implementation. The last two are `csrc/collectives/all_reduce.cuh`.
+
+    Both give a number the same bits in a tensor of any size. NCCL's depend on the size.
+    """
 
     NCCL = "NCCL"
     ONE_SHOT = "one-shot"
@@ -53,16 +59,16 @@ def choose(
     Args:
         dtype: as in DTYPES.
         capturing: whether a graph is captured, whose inputs can be registered.
-        max_bytes: what the workspace holds.
+        max_bytes: what the workspace holds; larger tensors are cut into slices of that.
     """
-    why_not = why_not_ours(world, topology) or why_not_this(num_bytes, dtype, max_bytes)
+    why_not = why_not_ours(world, topology) or why_not_this(num_bytes, dtype)
     if why_not:
         return AllReduceChoice(Algorithm.NCCL, False, why_not)
-    if num_bytes <= ONE_SHOT_BYTES[world]:
-        return AllReduceChoice(
-            Algorithm.ONE_SHOT, capturing, f"at most {size(ONE_SHOT_BYTES[world])}"
-        )
-    return AllReduceChoice(Algorithm.TWO_SHOT, capturing, f"at most {size(max_bytes)}")
+    most = ONE_SHOT_BYTES[world]
+    if num_bytes <= most or most == MAX_BYTES:
+        is_staged = num_bytes <= STAGED_BYTES
+        return AllReduceChoice(Algorithm.ONE_SHOT, capturing and not is_staged, described(most))
+    return AllReduceChoice(Algorithm.TWO_SHOT, capturing, f"more than {size(most)}")
 
 
 def fuses(
@@ -74,10 +80,14 @@ def fuses(
     return small and world >= MIN_FUSED_WORLD and row_bytes % VECTOR_BYTES == 0
 
 
-def why_not_ours(world: int, topology: Topology, disabled: bool = False) -> str:
-    """Return why a group never uses our own; "" is that it does."""
+def why_not_ours(world: int, topology: Topology, disabled: str = "") -> str:
+    """Return why a group never uses our own; "" is that it does.
+
+    Args:
+        disabled: the flag or variable that says so.
+    """
     if disabled:
-        return "--disable-custom-all-reduce"
+        return disabled
     if world not in WORLDS:
         return f"{world} GPUs; ours is for {', '.join(map(str, WORLDS))}"
     if topology is Topology.NONE:
@@ -87,28 +97,38 @@ def why_not_ours(world: int, topology: Topology, disabled: bool = False) -> str:
     return ""
 
 
-def why_not_this(num_bytes: int, dtype: str, max_bytes: int) -> str:
+def disabled_by(flag: bool, environment: Mapping[str, str]) -> str:
+    """Return what says that a group is not to use our own; "" is that nothing does.
+
+    Args:
+        flag: whether `--disable-custom-all-reduce` is given.
+    """
+    if flag:
+        return "--disable-custom-all-reduce"
+    return f"{P2P_DISABLE} is set" if environment.get(P2P_DISABLE, "0") != "0" else ""
+
+
+def why_not_this(num_bytes: int, dtype: str) -> str:
     """Return why a tensor is not for our own; "" is that it is."""
     if dtype not in DTYPES:
         return f"{dtype} is none of {', '.join(DTYPES)}"
-    if num_bytes == 0 or num_bytes % VECTOR_BYTES:
-        return f"{num_bytes} bytes are not a multiple of {VECTOR_BYTES}"
-    if num_bytes > max_bytes:
-        return f"more than {size(max_bytes)}"
-    return ""
+    return "" if num_bytes else "there is nothing to sum"
 
 
-def describe(world: int, topology: Topology, disabled: bool = False) -> str:
+def describe(world: int, topology: Topology, disabled: str = "") -> str:
     """Return what a group of GPUs will use, for people."""
     why_not = why_not_ours(world, topology, disabled)
     if why_not:
         return f"NCCL: {why_not}"
     links = "NVLink" if topology is Topology.NVLINK else "PCIe"
     one_shot = ONE_SHOT_BYTES[world]
-    steps = [f"one-shot to {size(one_shot)}"]
-    if one_shot < MAX_BYTES:
-        steps.append(f"two-shot to {size(MAX_BYTES)}")
-    return f"{', '.join(steps)}, then NCCL: {world} GPUs, {links}"
+    steps = "one-shot" if one_shot == MAX_BYTES else f"{described(one_shot)}, then two-shot"
+    return f"{steps}, in slices of {size(MAX_BYTES)}: {world} GPUs, {links}"
+
+
+def described(one_shot: int) -> str:
+    """Return what one-shot is for, in human-readable form."""
+    return f"one-shot to {size(one_shot)}"
 
 
 def size(num_bytes: int) -> str:

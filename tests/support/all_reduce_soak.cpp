@@ -20,7 +20,7 @@ constexpr u32 MAX_GRID = 3, THREADS = 8;
 
 // What all ranks agree on.
 struct Call {
-    u32 kind; // 0 one-shot, 1 two-shot, 2 fused
+    u32 kind; // 0 one-shot, 1 two-shot, 2 fused, 3 gather
     u32 type; // 0 fp32, 1 fp16, 2 bf16
     bool in_place, one_plus;
     u32 num_vectors, num_rows, grid, seed;
@@ -36,7 +36,7 @@ Call draw(u32 seed) {
     };
     random();
     Call call;
-    call.kind = random() % 3;
+    call.kind = random() % 4;
     call.type = random() % 3;
     call.in_place = random() % 2;
     call.one_plus = random() % 2;
@@ -95,7 +95,7 @@ bool same(float a, float b) {
 struct Rank {
     explicit Rank(u32 own)
         : rank(own), flags(2 * MAX_BLOCKS * ROW_WORDS), staging(2 * MAX_VECTORS), sums(MAX_VECTORS),
-          in(MAX_VECTORS), out(MAX_VECTORS), residual(MAX_VECTORS), weight(MAX_VECTORS) {}
+          in(MAX_VECTORS), out(WORLD * MAX_VECTORS), residual(MAX_VECTORS), weight(MAX_VECTORS) {}
 
     const u32 rank;
     std::vector<u64> flags;
@@ -114,6 +114,8 @@ struct Rank {
                 one_shot<T>(group, at, &in[0], &out[0], call.num_vectors, call.meta());
             } else if (call.kind == 1) {
                 two_shot<T>(group, at, &in[0], &out[0], call.num_vectors, call.meta());
+            } else if (call.kind == 3) {
+                gather(group, at, &in[0], &out[0], call.num_vectors, MAX_VECTORS, call.meta());
             } else {
                 const Norm norm{&weight[0], 1e-6f, call.one_plus};
                 fused<T>(group, at, &in[0], &residual[0], norm, &out[0], &residual[0],
@@ -133,6 +135,10 @@ struct Rank {
     }
 
     void check(const Call &call) {
+        if (call.kind == 3) {
+            check_gathered(call);
+            return;
+        }
         const u32 lanes = call.lanes(), row_lanes = call.num_vectors / call.num_rows * lanes;
         for (u32 i = 0; i < call.num_vectors * lanes; ++i) {
             float total = expected_sum(call, i);
@@ -145,6 +151,17 @@ struct Rank {
         }
         for (u32 start = 0; call.kind == 2 && start < call.num_rows; ++start) {
             num_wrong += !norm_is_right(call, start * row_lanes, row_lanes);
+        }
+    }
+
+    void check_gathered(const Call &call) {
+        const u32 lanes = call.lanes();
+        for (u32 from = 0; from < WORLD; ++from) {
+            for (u32 i = 0; i < call.num_vectors * lanes; ++i) {
+                const float given = rounded(call.type, value_of(call.seed, from, i));
+                const Vector &found = out[from * MAX_VECTORS + i / lanes];
+                num_wrong += !same(get(call.type, found, i % lanes), given);
+            }
         }
     }
 
@@ -189,6 +206,13 @@ bool run_kernel(const char *name, u32 grid, u32 num_threads, const u64 *a) {
     typedef void Plain(const Group *, const u64 *, const Vector *, Vector *, u32, u32);
     typedef void Fused(const Group *, const u64 *, const Vector *, Vector *, const Vector *,
                        Vector *, const Vector *, u32, u32, float, u32, u32);
+    if (std::string(name) == "gather_bytes") {
+        run_grid(grid, num_threads, [&] {
+            gather_bytes((const Group *)a[0], (const u64 *)a[1], (const Vector *)a[2],
+                         (Vector *)a[3], u32(a[4]), u32(a[5]), u32(a[6]));
+        });
+        return true;
+    }
     const struct {
         const char *name;
         Plain *plain;

@@ -6,10 +6,12 @@ give each other plain addresses.
 """
 
 import ctypes
+import faulthandler
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -25,7 +27,12 @@ PIECE_BYTES = 1 << 20
 MAX_BLOCKS = 8  # of each of 8 ranks: all are on the GPU at once
 CAPTURING = threading.Lock()
 
+LIMIT_S = 600.0  # of a test: a GPU that waits for ever takes what waits for it along
+
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+os.environ.setdefault(
+    "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+)  # streams that share one may wait in turn
 
 
 def need_gpu() -> None:
@@ -33,6 +40,16 @@ def need_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     pytest.importorskip("cuda.core", reason="cuda-python is not installed")
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """End the process, with the stacks of all threads, if what is within takes too long."""
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @functools.cache

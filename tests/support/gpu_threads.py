@@ -108,7 +108,7 @@ class ThreadGpu:
     def __init__(self, world: int, fails: Sequence[str] = (), exports_tensors: bool = True) -> None:
         self._library = library(world)
         self.kernels = self
-        self._fails = fails
+        self.fails = fails
         self._exports_tensors = exports_tensors
         self.memory, self.opened = Mappings(), Mappings()
         self._files: dict[int, int] = {}
@@ -119,7 +119,7 @@ class ThreadGpu:
         self.num_launched: dict[str, int] = {}
 
     def _may(self, name: str) -> None:
-        if name in self._fails:
+        if name in self.fails:
             raise OSError(f"no {name} today")
 
     def allocate(self, num_bytes: int) -> int:
@@ -131,6 +131,7 @@ class ThreadGpu:
         return address
 
     def free(self, address: int) -> None:
+        self._may("free")
         self.memory.unmap(address)
         os.close(self._files.pop(address))
 
@@ -161,6 +162,7 @@ class ThreadGpu:
             os.close(fd)
 
     def close(self, address: int) -> None:
+        self._may("close")
         self.opened.unmap(address)
 
     def map_host(self, address: int, num_bytes: int) -> int:

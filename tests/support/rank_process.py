@@ -18,6 +18,7 @@ from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
 from headrace.engine_proc.worker.parallel.ipc_group import Trial
+from headrace.system import all_reduce_policy
 from headrace.system.all_reduce_policy import Topology
 
 LENGTH = struct.Struct("=I")
@@ -197,14 +198,19 @@ def main(rank: int, world: int, kind: str, page_fd: int) -> None:
     def say(text: str) -> None:
         send(sys.stdout.buffer, SAY + text.encode())
 
+    all_reduce_policy.STAGED_BYTES = 0  # small inputs of graphs are read in place, too
     peers, page = PipePeers(rank, world), ControlPage(page_fd)
     gpu: Any = CudaGpu(world) if kind == "cuda" else ThreadsGpu(world)
     all_reduce = IpcAllReduce(
         peers,
         PeerGpu("the one", "this host", Topology.NVLINK, 1 << 20),
         page,
-        Parts(lambda: gpu.memory, lambda: gpu.kernels, lambda: gpu.stream),
-        fallback=None,  # type: ignore[arg-type]  # nothing here is for it
+        Parts(
+            lambda: gpu.memory,
+            lambda: gpu.kernels,
+            stream=lambda: gpu.stream,
+            open_fallback=lambda is_trusted: None,  # type: ignore[arg-type,return-value]  # not used
+        ),
         shares_gpu=True,
         trial=Trial(num_sums=3, limit_ns=300_000_000_000),
     )
@@ -213,10 +219,11 @@ def main(rank: int, world: int, kind: str, page_fd: int) -> None:
         return
     say("right" if sum_and_replay(all_reduce, gpu, peers) else "wrong")
     page.check(rank)
-    x = gpu.tensor(given(rank, 0))
+    x, gathered = gpu.tensor(given(rank, 0)), torch.empty(world, NUM_VALUES, device=gpu.device)
     try:
         while True:
             all_reduce.all_reduce(x)
+            all_reduce.all_gather(x, gathered)
             gpu.synchronize()
             page.check(rank)
     except CollectiveFailed as failed:

@@ -14,6 +14,8 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 
+PADDED_TOKENS = 8  # logits of each worker are a multiple: 16 bytes, which our kernels gather
+
 
 class ShardedOps:
     """The workers of a model, seen from one of them.
@@ -65,7 +67,8 @@ class ShardedOps:
         if len(own) == 0:
             return own.new_empty(0, self.num_tokens)
         counts = [len(shard.tokens) for shard in self.peers.shards]
-        padded = F.pad(own, (0, max(counts) - own.shape[1]))
+        width = -(-max(counts) // PADDED_TOKENS) * PADDED_TOKENS
+        padded = F.pad(own, (0, width - own.shape[1]))
         gathered = padded.new_empty(len(counts), *padded.shape)
         self.peers.group.all_gather(padded, gathered)
         parts = zip(gathered, counts, strict=True)

@@ -11,13 +11,14 @@ from headrace.engine_proc.collectives.collectives import CollectiveFailed, Colle
 from headrace.engine_proc.worker.parallel.gpu_protocols import IpcRegion, Memory
 from headrace.engine_proc.worker.parallel.ipc_group import IpcGroup
 from headrace.engine_proc.worker.parallel.ipc_workspace import MAX_RANKS, NUM_ROWS, ROW
-from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, jointly, meet
+from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, StepRefused, jointly, meet
 from headrace.errors import HeadraceError
 
 
 class Recapture(HeadraceError):
-    """A graph's memory cannot be shared between processes. All ranks raise this and capture again,
-    in vain no more: inputs are then copied."""
+    """A graph's memory cannot be shared between processes: it is in no allocation that can be, or
+    the driver refuses. All ranks raise this and capture again, in vain no more: inputs are then
+    copied."""
 
 
 class Input(msgspec.Struct, array_like=True, frozen=True):
@@ -47,10 +48,6 @@ class GraphInputs:
         self._waiting.append((address, num_bytes, call))
         return self._group.rows_address + index * ROW.size
 
-    def drop(self) -> None:
-        """Forget the inputs of a graph that is not to be."""
-        self._waiting.clear()
-
     def register(self) -> None:
         """Fill the rows on all ranks. No graph may run before.
 
@@ -59,19 +56,22 @@ class GraphInputs:
             CollectiveFailed: on all ranks, if they captured different graphs.
         """
         waiting, self._waiting = self._waiting, []
-        answers = jointly(
-            self._peers,
-            "export of graphs' inputs",
-            lambda: [Input(self._memory.export(a, n), call) for a, n, call in waiting],
-            list[Input],
-        )
-        self._compare([[given.call for given in answer] for answer in answers])
-        if any(given.region is None for answer in answers for given in answer):
-            raise Recapture(
-                "graphs' memory cannot be shared between processes (expandable segments?)"
-            )
         own = [address for address, _, _ in waiting]
-        jointly(self._peers, "graphs' inputs", lambda: self._fill(own, answers), type(None))
+        try:
+            answers = jointly(
+                self._peers,
+                "export of graphs' inputs",
+                lambda: [Input(self._memory.export(a, n), call) for a, n, call in waiting],
+                list[Input],
+            )
+            self._compare([[given.call for given in answer] for answer in answers])
+            if any(given.region is None for answer in answers for given in answer):
+                raise Recapture(
+                    "graphs' memory cannot be shared between processes (expandable segments?)"
+                )
+            jointly(self._peers, "graphs' inputs", lambda: self._fill(own, answers), type(None))
+        except StepRefused as error:
+            raise Recapture(str(error)) from None
         self._num_filled += len(waiting)
         meet(self._peers)
 

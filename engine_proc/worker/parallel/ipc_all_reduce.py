@@ -1,4 +1,4 @@
-"""Sums over GPUs of one host by our own kernels where they are better, by NCCL elsewhere.
+"""Sums over GPUs of one host by our own kernels, by NCCL where those cannot be.
 
 Eager calls copy the input to a workspace that the others have mapped. Calls in a graph read inputs
 where they lie: their addresses are exchanged at the end of `capture`.
@@ -20,7 +20,12 @@ from headrace.engine_proc.collectives.collectives import (
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel.gpu_protocols import Kernels, Memory
 from headrace.engine_proc.worker.parallel.graph_inputs import GraphInputs, Recapture
-from headrace.engine_proc.worker.parallel.ipc_group import FusedNorm, IpcGroup, Trial
+from headrace.engine_proc.worker.parallel.ipc_group import (
+    FusedNorm,
+    IpcGroup,
+    Trial,
+    TrialFailed,
+)
 from headrace.engine_proc.worker.parallel.ipc_workspace import Layout
 from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, StepRefused, jointly, refuse
 from headrace.system.all_reduce_policy import (
@@ -60,27 +65,30 @@ class PeerGpu(msgspec.Struct, array_like=True, frozen=True):
     host: str  # memory is shared within one
     topology: Topology  # of the GPUs of all ranks, as this one sees it
     max_bytes: int
-    disabled: bool = False
+    disabled: str = ""  # what says that our own kernels are not to be used
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The factories of the all-reduce's parts. Both are called once all ranks have agreed to go on.
+    """The factories of the all-reduce's parts, called once all ranks have agreed to go on.
 
     Args:
         stream: returns the current one, as an address.
+        open_fallback: called at last, with whether GPUs may read each other's memory: where a trial
+            has shown that they cannot, NCCL would hang.
     """
 
     open_memory: Callable[[], Memory]
     load_kernels: Callable[[], Kernels]
     stream: Callable[[], int]
+    open_fallback: Callable[[bool], Collectives[Any]]
 
 
 class IpcAllReduce(Collectives[Any]):
     """One rank's `Collectives`. One thread and, but for graphs, one stream.
 
-    Where it cannot be used, on any rank, `enabled` is false on all, `why_not` says why, and
-    `fallback` does everything.
+    Where it cannot be used, on any rank, `enabled` is false on all, `why_not` says why, and the
+    fallback does everything.
 
     Args:
         shares_gpu: ranks may have the same GPU, for tests.
@@ -92,13 +100,12 @@ class IpcAllReduce(Collectives[Any]):
         gpu: PeerGpu,
         page: ControlPage,
         parts: Parts,
-        fallback: Collectives[Any],
         shares_gpu: bool = False,
         trial: Trial = TRIAL,
     ) -> None:
         self._peers, self._gpu, self._page = peers, gpu, page
         self.rank = peers.rank
-        self._stream, self._fallback = parts.stream, fallback
+        self._stream = parts.stream
         self._bound: int | None = None
         self._captures = False  # within `capture`,
         self._registers = False  # whose graphs read inputs in place
@@ -106,14 +113,17 @@ class IpcAllReduce(Collectives[Any]):
         gpus = jointly(peers, "GPU", lambda: gpu, PeerGpu)
         # Ranks may see different links: the worst counts.
         self._topology = min(theirs.topology for theirs in gpus)
-        disabled = any(theirs.disabled for theirs in gpus)
+        disabled = next((theirs.disabled for theirs in gpus if theirs.disabled), "")
         self.why_not = why_not_ours(peers.world, self._topology, disabled)
+        is_trusted = True
         if not self.why_not:
             try:
                 jointly(peers, "GPUs", lambda: check_gpus(gpus, shares_gpu), type(None))
                 self._open(parts, trial)
             except StepRefused as error:
                 self.why_not = str(error)
+                is_trusted = not isinstance(error, TrialFailed)
+        self._fallback = parts.open_fallback(is_trusted)
         if self.why_not and peers.rank == 0:
             log.warning("custom all-reduce is off: %s", self.why_not)
 
@@ -149,13 +159,22 @@ class IpcAllReduce(Collectives[Any]):
         choice = self.choice(x)
         if choice.algorithm is Algorithm.NCCL:
             return self._fallback.all_reduce(x)
+        if x.nbytes % VECTOR_BYTES:
+            whole = self.all_reduce(padded(x))
+            return whole[: x.numel()].view(x.shape)
         x, stream = aligned(x), self._own_stream()
         out = x.new_empty(x.shape)
-        row = self._row(stream, x, choice.algorithm.value)
-        self._group.sum(
-            choice.algorithm, dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), stream, row
-        )
+        for start, num_bytes in self._slices(x):
+            source, target = x.data_ptr() + start, out.data_ptr() + start
+            call = f"{choice.algorithm.value} {dtype_of(x)} {tuple(x.shape)}"
+            row = self._row(stream, source, num_bytes, call) if choice.registered else 0
+            self._group.sum(choice.algorithm, dtype_of(x), num_bytes, source, target, stream, row)
         return out
+
+    def _slices(self, x: DeviceTensor) -> Iterator[tuple[int, int]]:
+        """Yield the first byte and the size of each slice that is one call."""
+        for start in range(0, x.nbytes, self._gpu.max_bytes):
+            yield start, min(x.nbytes - start, self._gpu.max_bytes)
 
     def fuses(self, x: DeviceTensor) -> bool:
         """Whether `all_reduce_add_rmsnorm` takes a tensor like `x`; alike on all ranks."""
@@ -183,23 +202,25 @@ class IpcAllReduce(Collectives[Any]):
         out, after = x.new_empty(x.shape), x.new_empty(x.shape)
         addresses = (residual.data_ptr(), after.data_ptr(), weight.data_ptr())
         norm = FusedNorm(*addresses, weight.nbytes, eps, one_plus)
-        row = self._row(stream, x, "fused")
+        call = f"fused {dtype_of(x)} {tuple(x.shape)}"
+        row = self._row(stream, x.data_ptr(), x.nbytes, call) if self.choice(x).registered else 0
         self._group.sum_add_norm(
             dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), norm, stream, row
         )
         return out, after
 
-    def _row(self, stream: int, x: DeviceTensor, call: str) -> int:
+    def _row(self, stream: int, address: int, num_bytes: int, call: str) -> int:
         """Return the row of a graph's input; 0 if it is copied, as during warm-up."""
-        if not self._registers or not self._memory.is_capturing(stream):
+        if not self._memory.is_capturing(stream):
             return 0
-        call = f"{call} {dtype_of(x)} {tuple(x.shape)}"
-        return self._inputs.add(x.data_ptr(), x.nbytes, call)
+        return self._inputs.add(address, num_bytes, call)
 
     def _own_stream(self) -> int:
         """Return the current stream; raise if there would be two: calls have one order."""
         stream = self._stream()
-        if not self._captures:
+        if self._captures:
+            self._page.check(self.rank)  # a rank that cannot capture has said so
+        else:
             if self._bound is None:
                 self._bound = stream
             if stream != self._bound:
@@ -215,7 +236,7 @@ class IpcAllReduce(Collectives[Any]):
 
         Raises:
             Recapture: on all ranks: capture again, all of it.
-            CollectiveFailed: the ranks captured different graphs, or one failed.
+            CollectiveFailed: the ranks captured different graphs. Or one failed: so has the group.
         """
         if not self.enabled:
             yield
@@ -225,23 +246,32 @@ class IpcAllReduce(Collectives[Any]):
         try:
             yield
         except BaseException as error:
-            self._inputs.drop()
+            self._page.abort()  # warm-up sums of the others wait for those of this rank
             refuse(self._peers, "capture", error)
             raise
         finally:
             self._captures = self._registers = False
         try:
+            jointly(self._peers, "capture", lambda: None, type(None))
+        except StepRefused as error:
+            raise CollectiveFailed(CollectiveOutcome.ABORTED, None, str(error)) from None
+        try:
             self._inputs.register()
         except Recapture:
             self._can_register = False
             raise
-        except StepRefused as error:
-            raise CollectiveFailed(CollectiveOutcome.ABORTED, None, str(error)) from None
         self._memory.synchronize()
 
     def all_gather(self, x: Any, out: Any) -> None:
         """Write the `x` of every rank to `out`, [num_ranks, *x.shape]."""
-        self._fallback.all_gather(x, out)
+        if self.why_not or x.nbytes == 0 or x.nbytes % VECTOR_BYTES:
+            self._fallback.all_gather(x, out)
+            return
+        assert out.is_contiguous() and out.data_ptr() % VECTOR_BYTES == 0
+        x, stream = aligned(x), self._own_stream()
+        for start, num_bytes in self._slices(x):
+            source, target = x.data_ptr() + start, out.data_ptr() + start
+            self._group.gather(num_bytes, source, target, x.nbytes, stream)
 
     def broadcast(self, x: Any, root: int = 0) -> None:
         """Replace `x` by that of rank `root`."""
@@ -283,6 +313,14 @@ def check_gpus(gpus: list[PeerGpu], shares_gpu: bool) -> None:
 def dtype_of(x: DeviceTensor) -> str:
     """Return a tensor's type as `all_reduce_policy` has it."""
     return str(x.dtype).removeprefix("torch.")
+
+
+def padded(x: Any) -> Any:
+    """Return the numbers of `x` and zeros up to a whole vector, in one dimension."""
+    lanes = VECTOR_BYTES // x.element_size()
+    whole = x.new_zeros(-(-x.numel() // lanes) * lanes)
+    whole[: x.numel()] = x.reshape(-1)
+    return whole
 
 
 def aligned(x: Any) -> Any:

@@ -22,6 +22,7 @@ from headrace.engine_proc.worker.parallel.ipc_workspace import (
     group_words,
 )
 from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, StepRefused, jointly, meet
+from headrace.errors import ConfigError
 from headrace.system.all_reduce_policy import VECTOR_BYTES, Algorithm
 
 KERNEL = {Algorithm.ONE_SHOT: "one_shot", Algorithm.TWO_SHOT: "two_shot"}
@@ -49,6 +50,10 @@ class FusedNorm:
     one_plus: bool  # the weight is 1 + what is stored
 
 
+class TrialFailed(StepRefused):
+    """Sums were late or wrong on some rank, so GPUs cannot read each other's memory."""
+
+
 class IpcGroup:
     """A rank's workspace and its view of the others'.
 
@@ -56,7 +61,8 @@ class IpcGroup:
         stream: for trying it out.
 
     Raises:
-        Refused: on all ranks, if any could not.
+        StepRefused: on all ranks, if any could not.
+        ConfigError: on all ranks, if the trial has left a GPU unusable to its process.
     """
 
     def __init__(
@@ -77,10 +83,14 @@ class IpcGroup:
             # Flags are zero before other ranks can write them: handles are sent only after this.
             handles = jointly(peers, "memory", lambda: self._allocate(trial), IpcRegion)
             jointly(peers, "mapping", lambda: self._open(handles, trial), type(None))
-            jointly(peers, "trial", lambda: self._try(stream, trial.num_sums), type(None))
         except StepRefused:
             self._undo()
             raise
+        try:
+            jointly(peers, "trial", lambda: self._try(stream, trial.num_sums), type(None))
+        except StepRefused as error:
+            self._undo()
+            raise TrialFailed(str(error)) from None
 
     def _allocate(self, trial: Trial) -> IpcRegion:
         self._own = self._memory.allocate(self._layout.num_bytes)
@@ -141,6 +151,13 @@ class IpcGroup:
         addresses = (row, source, target)
         self._launch(f"{name}_{dtype}", num_blocks, stream, addresses, (num_vectors,))
 
+    def gather(self, num_bytes: int, source: int, target: int, stride: int, stream: int) -> None:
+        """Copy the bytes at `source` of every rank to `target`, `stride` bytes apart."""
+        num_vectors = num_bytes // VECTOR_BYTES
+        num_blocks = -(-num_vectors // self._kernels.num_threads)
+        numbers = (num_vectors, stride // VECTOR_BYTES)
+        self._launch("gather_bytes", num_blocks, stream, (0, source, target), numbers)
+
     def sum_add_norm(
         self,
         dtype: str,
@@ -177,15 +194,16 @@ class IpcGroup:
         """Sum numbers that change from call to call, many calls at a time."""
         sizes = [size for size in TRY_SIZES if size <= self._layout.half_bytes]
         tried = [sizes[index % len(sizes)] for index in range(num_sums)]
-        buffer = self._memory.allocate(2 * num_sums * max(sizes))
         try:
-            for algorithm in KERNEL:
-                self._try_one(algorithm, tried, buffer, stream)
+            buffer = self._memory.allocate(2 * num_sums * max(sizes))
+            try:
+                for algorithm in KERNEL:
+                    self._try_one(algorithm, tried, buffer, stream)
+            finally:
+                self._memory.free(buffer)
         except BaseException:
             self._page.abort()  # the others need not wait
             raise
-        finally:
-            self._memory.free(buffer)
         self._write_group(limit_ns=0)
 
     def _try_one(self, algorithm: Algorithm, sizes: list[int], buffer: int, stream: int) -> None:
@@ -232,10 +250,19 @@ class IpcGroup:
             self._memory.free(self._own)
 
     def _undo(self) -> None:
-        """Leave a group that is not to be, on all ranks."""
-        self._unmap()
-        meet(self._peers)
-        self._free()
+        """Leave a group that is not to be, on all ranks.
+
+        Raises:
+            ConfigError: on all ranks: a kernel has faulted, and its GPU is lost to the process.
+        """
+        try:
+            jointly(self._peers, "leaving", self._unmap, type(None))
+            jointly(self._peers, "leaving", self._free, type(None))
+        except StepRefused as error:
+            raise ConfigError(
+                f"a trial of the custom all-reduce has left a GPU unusable ({error}); "
+                "use --disable-custom-all-reduce"
+            ) from None
         if self._peers.rank == 0:
             self._page.clear()
         meet(self._peers)

@@ -5,7 +5,6 @@ architecture: unlike PTX it does not depend on the driver to know the compiler's
 """
 
 import hashlib
-import importlib.metadata
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,10 @@ from headrace.engine_proc.worker.parallel.gpu_protocols import Argument
 from headrace.system.all_reduce_policy import DTYPES
 
 SOURCES = ("collectives/ptx.cuh", "collectives/all_reduce.cuh")  # one program, in this order
-KERNELS = ("one_shot", "two_shot", "fused")
-COMPILER = "nvidia-cuda-nvrtc"
+NAMES = (
+    "gather_bytes",
+    *(f"{kernel}_{dtype}" for kernel in ("one_shot", "two_shot", "fused") for dtype in DTYPES),
+)
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY: what 0 means, too
 NUM_THREADS = 512  # of a block, as the kernels are compiled for
 MAX_BLOCKS = 36  # more bring nothing over NVLink (vLLM's)
@@ -48,6 +49,15 @@ def compile_cubin(arch: str, world: int, macros: Sequence[tuple[str, str]] = ())
     return code
 
 
+def compiler_version() -> str:
+    """Return which NVRTC compiles, wherever it comes from: pip, conda or the system."""
+    from cuda.bindings import nvrtc
+
+    code, major, minor = nvrtc.nvrtcVersion()
+    assert code == 0, code
+    return f"{major}.{minor}"
+
+
 def cache_folder() -> Path:
     """Return where compiled kernels are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -56,8 +66,8 @@ def cache_folder() -> Path:
 
 def cubin(arch: str, world: int, folder: Path) -> bytes:
     """Return the kernels, compiled unless `folder` has them for this source and compiler."""
-    version = importlib.metadata.version(COMPILER)
-    key = hashlib.sha256(f"{source()}\0{arch}\0{world}\0{version}".encode()).hexdigest()[:16]
+    parts = (source(), arch, str(world), compiler_version())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     path = folder / f"all_reduce-{arch}-{world}-{key}.cubin"
     try:
         return path.read_bytes()
@@ -92,8 +102,7 @@ class CudaKernels:
 
         self.max_blocks = max_blocks
         module = ObjectCode.from_cubin(code)
-        names = [f"{kernel}_{dtype}" for kernel in KERNELS for dtype in DTYPES]
-        self._kernels = {name: module.get_kernel(name) for name in names}
+        self._kernels = {name: module.get_kernel(name) for name in NAMES}
         self._streams: dict[int, Any] = {}
         self._stream = Stream.from_handle
         self._config, self._launch = LaunchConfig, launch

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Pa
 from headrace.engine_proc.worker.parallel.joint_steps import StepPeers
 from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
-from headrace.system.all_reduce_policy import MAX_BYTES, Topology
+from headrace.system.all_reduce_policy import MAX_BYTES, P2P_DISABLE, Topology, disabled_by
 from headrace.system.gpu_topology import load_nvml, topology
 
 log = logging.getLogger(__name__)
@@ -30,20 +31,35 @@ def open_group(peers: HostPeers, control_fd: int, is_disabled: bool) -> IpcAllRe
     """
     device = torch.device("cuda", peers.rank)
     torch.zeros(1, device=device)  # from here on its context is this thread's
-    store = meeting_place(peers)
-    dist.init_process_group(
-        "nccl", store=store, rank=peers.rank, world_size=peers.world, device_id=device
-    )
-    assert dist.group.WORLD is not None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     links = worst_link([theirs.decode() for theirs in peers.gather(uuid.encode())])
+    disabled = disabled_by(is_disabled, os.environ)
     return IpcAllReduce(
         peers,
-        PeerGpu(uuid, os.uname().nodename, links, MAX_BYTES, is_disabled),
+        PeerGpu(uuid, os.uname().nodename, links, MAX_BYTES, disabled),
         ControlPage(control_fd),
-        parts(device, peers.world),
-        TorchCollectives(dist.group.WORLD),
+        parts(device, peers),
     )
+
+
+def open_nccl(device: torch.device, peers: StepPeers, is_trusted: bool) -> TorchCollectives:
+    """Have NCCL meet the other workers, all of which are on this host.
+
+    Args:
+        is_trusted: GPUs may read each other's memory; else NCCL goes through the host's.
+    """
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # where it listens for the others
+    if not is_trusted:
+        os.environ[P2P_DISABLE] = "1"
+    dist.init_process_group(
+        "nccl",
+        store=meeting_place(peers),
+        rank=peers.rank,
+        world_size=peers.world,
+        device_id=device,
+    )
+    assert dist.group.WORLD is not None
+    return TorchCollectives(dist.group.WORLD)
 
 
 def meeting_place(peers: StepPeers) -> Store:
@@ -64,7 +80,7 @@ def worst_link(uuids: Sequence[str]) -> Topology:
         return Topology.NONE
 
 
-def parts(device: torch.device, world: int) -> Parts:
+def parts(device: torch.device, peers: StepPeers) -> Parts:
     """Return what the all-reduce is made of, by cuda-python, which may be missing."""
 
     def open_memory() -> Memory:
@@ -85,6 +101,11 @@ def parts(device: torch.device, world: int) -> Parts:
 
         Device(device.index).set_current()  # torch's context, which is the primary one
         major, minor = torch.cuda.get_device_capability(device)
-        return CudaKernels(cubin(f"sm_{major}{minor}", world, cache_folder()))
+        return CudaKernels(cubin(f"sm_{major}{minor}", peers.world, cache_folder()))
 
-    return Parts(open_memory, load_kernels, lambda: torch.cuda.current_stream().cuda_stream)
+    return Parts(
+        open_memory,
+        load_kernels,
+        stream=lambda: torch.cuda.current_stream().cuda_stream,
+        open_fallback=partial(open_nccl, device, peers),
+    )

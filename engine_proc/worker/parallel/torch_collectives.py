@@ -25,7 +25,7 @@ class TorchCollectives(Collectives[Tensor]):
 
     def all_gather(self, x: Tensor, out: Tensor) -> None:
         """Write the `x` of every rank to `out`, [num_ranks, *x.shape]."""
-        self._group.allgather([list(out.unbind())], [x]).wait()
+        self._group._allgather_base(out.flatten(0, 1), x).wait()  # no list, which it would copy
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """Replace `x` by that of rank `root`."""

@@ -168,7 +168,7 @@ def no_driver(num_gpus: int) -> Topology:
     ("num_gpus", "flags", "find", "text"),
     [
         (1, {}, no_driver, None),
-        (2, {}, lambda n: Topology.PCIE, "one-shot to 8 MiB, then NCCL: 2 GPUs, PCIe"),
+        (2, {}, lambda n: Topology.PCIE, "one-shot, in slices of 8 MiB: 2 GPUs, PCIe"),
         (4, {}, lambda n: Topology.PCIE, "NCCL: 4 GPUs without NVLink between all of them"),
         (2, {}, no_driver, "NCCL: NVML: no such file"),
         (

@@ -9,10 +9,12 @@ from headrace.system.all_reduce_policy import (
     KB,
     MAX_BYTES,
     MB,
+    STAGED_BYTES,
     Algorithm,
     Topology,
     choose,
     describe,
+    disabled_by,
     fuses,
 )
 
@@ -25,13 +27,13 @@ NONE, PCIE, NVLINK = Topology.NONE, Topology.PCIE, Topology.NVLINK
     [
         (16, "bfloat16", 2, NVLINK, ONE),
         (MAX_BYTES, "float32", 2, NVLINK, ONE),
-        (MAX_BYTES + 16, "float32", 2, NVLINK, NCCL),
+        (9 * MAX_BYTES, "float32", 2, NVLINK, ONE),
         (4 * MB, "float16", 2, PCIE, ONE),
         (4 * MB, "float16", 2, NONE, NCCL),
         (512 * KB, "bfloat16", 4, NVLINK, ONE),
         (512 * KB + 16, "bfloat16", 4, NVLINK, TWO),
         (MAX_BYTES, "bfloat16", 4, NVLINK, TWO),
-        (MAX_BYTES + 16, "bfloat16", 4, NVLINK, NCCL),
+        (9 * MAX_BYTES, "bfloat16", 4, NVLINK, TWO),
         (16, "bfloat16", 4, PCIE, NCCL),
         (256 * KB, "bfloat16", 6, NVLINK, ONE),
         (256 * KB + 16, "bfloat16", 6, NVLINK, TWO),
@@ -42,8 +44,8 @@ NONE, PCIE, NVLINK = Topology.NONE, Topology.PCIE, Topology.NVLINK
         (64, "float64", 2, NVLINK, NCCL),
         (64, "int32", 2, NVLINK, NCCL),
         (0, "float32", 2, NVLINK, NCCL),
-        (8, "float32", 2, NVLINK, NCCL),
-        (1000, "float32", 2, NVLINK, NCCL),
+        (8, "float32", 2, NVLINK, ONE),
+        (1000, "float32", 2, NVLINK, ONE),
     ],
 )
 @pytest.mark.parametrize("capturing", [False, True])
@@ -53,7 +55,8 @@ def test_the_table(
 ) -> None:  # fmt: skip
     choice = choose(num_bytes, dtype, world, topology, capturing)
     assert choice.algorithm is algorithm
-    assert choice.registered == (capturing and algorithm is not NCCL)
+    is_staged = algorithm is ONE and num_bytes <= STAGED_BYTES
+    assert choice.registered == (capturing and algorithm is not NCCL and not is_staged)
     assert choice.reason
 
 
@@ -62,7 +65,8 @@ def test_nothing_but_what_all_ranks_know_alike_is_asked() -> None:
     assert set(inspect.signature(choose).parameters) == known
     source = inspect.getsource(all_reduce_policy)
     imported = [line for line in source.splitlines() if line.startswith(("import", "from"))]
-    assert imported == ["from dataclasses import dataclass", "from enum import Enum, IntEnum"]
+    assert imported[0] == "from collections.abc import Mapping"
+    assert imported[1:] == ["from dataclasses import dataclass", "from enum import Enum, IntEnum"]
 
 
 @pytest.mark.parametrize(
@@ -84,15 +88,30 @@ def test_small_sums_of_many_gpus_are_fused(
 @pytest.mark.parametrize(
     ("world", "topology", "disabled", "text"),
     [
-        (2, PCIE, False, "one-shot to 8 MiB, then NCCL: 2 GPUs, PCIe"),
-        (8, NVLINK, False, "one-shot to 256 KiB, two-shot to 8 MiB, then NCCL: 8 GPUs, NVLink"),
-        (4, PCIE, False, "NCCL: 4 GPUs without NVLink between all of them"),
-        (3, NVLINK, False, "NCCL: 3 GPUs; ours is for 2, 4, 6, 8"),
-        (2, NONE, False, "NCCL: the GPUs cannot read each other's memory"),
-        (2, NVLINK, True, "NCCL: --disable-custom-all-reduce"),
+        (2, PCIE, "", "one-shot, in slices of 8 MiB: 2 GPUs, PCIe"),
+        (8, NVLINK, "", "one-shot to 256 KiB, then two-shot, in slices of 8 MiB: 8 GPUs, NVLink"),
+        (4, PCIE, "", "NCCL: 4 GPUs without NVLink between all of them"),
+        (3, NVLINK, "", "NCCL: 3 GPUs; ours is for 2, 4, 6, 8"),
+        (2, NONE, "", "NCCL: the GPUs cannot read each other's memory"),
+        (2, NVLINK, "NCCL_P2P_DISABLE is set", "NCCL: NCCL_P2P_DISABLE is set"),
     ],
 )
 def test_it_is_described_in_a_line(
-    world: int, topology: Topology, disabled: bool, text: str
+    world: int, topology: Topology, disabled: str, text: str
 ) -> None:
     assert describe(world, topology, disabled) == text
+
+
+@pytest.mark.parametrize(
+    ("flag", "variables", "why"),
+    [
+        (False, {}, ""),
+        (False, {"NCCL_P2P_DISABLE": "0"}, ""),
+        (False, {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE is set"),
+        (True, {"NCCL_P2P_DISABLE": "1"}, "--disable-custom-all-reduce"),
+    ],
+)
+def test_a_flag_and_a_variable_turn_it_off(
+    *, flag: bool, variables: dict[str, str], why: str
+) -> None:
+    assert disabled_by(flag, variables) == why

@@ -13,8 +13,8 @@ import pytest
 from gpu_threads import DEADLINE_S, build
 
 from headrace.engine_proc.worker.parallel import ipc_kernels
-from headrace.engine_proc.worker.parallel.ipc_kernels import KERNELS, SOURCES
-from headrace.system.all_reduce_policy import DTYPES, WORLDS
+from headrace.engine_proc.worker.parallel.ipc_kernels import NAMES, SOURCES
+from headrace.system.all_reduce_policy import WORLDS
 
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 CSRC = Path(__file__).parents[4] / "csrc"
@@ -33,9 +33,8 @@ def test_kernels_are_built_by_nvrtc(arch: str) -> None:
     world = WORLDS[ARCHITECTURES.index(arch) % len(WORLDS)]
     code = ipc_kernels.compile_cubin(arch, world)
     assert code.startswith(b"\x7fELF")
-    for kernel in KERNELS:
-        for dtype in DTYPES:
-            assert f"{kernel}_{dtype}\0".encode() in code
+    for name in NAMES:
+        assert f"{name}\0".encode() in code
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
@@ -56,7 +55,7 @@ def test_compiled_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return f"{arch} {world}".encode()
 
     monkeypatch.setattr(ipc_kernels, "compile_cubin", compile_cubin)
-    monkeypatch.setattr(ipc_kernels.importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(ipc_kernels, "compiler_version", lambda: "1")
     folder = tmp_path / "cache"
     for _ in range(2):
         assert ipc_kernels.cubin("sm_90", 2, folder) == b"sm_90 2"
@@ -64,17 +63,24 @@ def test_compiled_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert compiled == [("sm_90", 2), ("sm_90", 4)]
     monkeypatch.setattr(ipc_kernels, "source", lambda: "another")
     ipc_kernels.cubin("sm_90", 2, folder)
-    monkeypatch.setattr(ipc_kernels.importlib.metadata, "version", lambda name: "2")
+    monkeypatch.setattr(ipc_kernels, "compiler_version", lambda: "2")
     ipc_kernels.cubin("sm_90", 2, folder)
     assert compiled[2:] == [("sm_90", 2)] * 2
     assert len(os.listdir(folder)) == 4
+
+
+def test_the_compiler_is_asked_for_its_version() -> None:
+    """Not pip: NVRTC may be conda's or the system's."""
+    pytest.importorskip("cuda.core", reason="cuda-python is not installed")
+    pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
+    assert ipc_kernels.compiler_version().startswith("13.")
 
 
 def test_kernels_run_where_nothing_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ipc_kernels, "compile_cubin", lambda *_: b"code")
-    monkeypatch.setattr(ipc_kernels.importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(ipc_kernels, "compiler_version", lambda: "1")
     (tmp_path / "file").touch()
     assert ipc_kernels.cubin("sm_90", 2, tmp_path / "file" / "folder") == b"code"
 

@@ -1,5 +1,6 @@
 """How workers on GPUs find each other; gloo stands for NCCL, which needs GPUs."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.tensor_parallel_group import (
     meeting_place,
     open_group,
+    open_nccl,
     worst_link,
 )
 from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
@@ -48,6 +50,7 @@ def test_sums_are_torchs_where_the_flags_say_so(monkeypatch: pytest.MonkeyPatch)
     pretended = SimpleNamespace(device=torch.device, zeros=lambda *_, **__: None, cuda=gpu)
     monkeypatch.setattr(tensor_parallel_group, "torch", pretended)
     monkeypatch.setattr(dist, "init_process_group", init_gloo)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
 
     def body(group: ShmAllReduce) -> None:
         opened = open_group(HostPeers(group), ControlPage.create().fd, is_disabled=True)
@@ -64,6 +67,27 @@ def test_sums_are_torchs_where_the_flags_say_so(monkeypatch: pytest.MonkeyPatch)
     finally:
         dist.destroy_process_group()
     assert asked == [("nccl", torch.device("cuda", 0))]
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_P2P_DISABLE" not in os.environ
+
+
+def test_nccl_is_told_that_gpus_reach_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is initialized: that is when it looks for ways."""
+    seen: list[str | None] = []
+
+    def init(*_: Any, **__: Any) -> None:
+        seen.extend(map(os.environ.get, ("NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME")))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth0"})
+    monkeypatch.setattr(dist, "init_process_group", init)
+
+    def body(group: ShmAllReduce) -> None:
+        with pytest.raises(ZeroDivisionError):
+            open_nccl(torch.device("cpu"), HostPeers(group), is_trusted=False)
+
+    as_threads(1, body)
+    assert seen == ["1", "eth0"]
 
 
 def test_unknown_gpu_links_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
