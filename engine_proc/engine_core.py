@@ -401,7 +401,7 @@ class EngineCore:
 
     def _take_result(self, workers: WorkerGroup) -> None:
         """Wait for the oldest step, and update the scheduler with its result."""
-        result = workers.finish()
+        result = workers.finish(self._step_time.patience_s(self._sent[0][1].num_tokens))
         if isinstance(result, StepFailed):
             self._retry(workers, result.why)
             return

@@ -1,9 +1,11 @@
 """A child process of the engine, with a channel in each direction."""
 
+import logging
 import os
 import signal
+import subprocess
 import time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField
@@ -16,10 +18,13 @@ from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.crash_reports import CrashReports
 from headrace.supervision.watchdog import HangWatchdog
 
+log = logging.getLogger(__name__)
+
 Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
 
 
+END_S = 10.0  # for processes that were killed; those that a driver holds take longer, or for ever
 # Of these a process dies by its own fault: it may have written where it should not.
 FAULTS = frozenset(
     (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
@@ -102,15 +107,25 @@ class ChildProcess(Generic[Ask, Answer]):
             self._slot.seat.index,
             self._slot[CommonField.HARMED_PID] == self._process.pid,
         )
-        for seat, reason in self._hang_watchdog.check([self._slot], time.monotonic_ns()):
-            write_last(self._slot)
-            raise WorkerDied(f"{seat} {reason}", rank, is_chaos=is_chaos)
+        for _, reason in self._hang_watchdog.check([self._slot], time.monotonic_ns()):
+            self.give_up(reason)
         code = self._process.poll()
         if code is not None and not (but_for_peers and code == ExitStatus.PEER_LOST):
             how = "could not start" if code in CAUSES and not self.is_ready else ending(code)
             why = self._slot.exit_reason
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
             raise WorkerDied(message, rank, code, is_chaos)
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Raise `WorkerDied`: it is to be ended.
+
+        Args:
+            reason: a predicate, such as "is stuck".
+        """
+        write_last(self._slot)
+        is_chaos = self._slot[CommonField.HARMED_PID] == self._process.pid
+        seat = self._slot.seat
+        raise WorkerDied(f"{seat} {reason}", seat.index, is_chaos=is_chaos)
 
     def make_crash_report(
         self, crash_reports: CrashReports, death: WorkerDied, requests: list[int]
@@ -123,7 +138,18 @@ class ChildProcess(Generic[Ask, Answer]):
 
     def stop(self) -> None:
         """End it at once: it holds nothing that is not rebuilt."""
+        self.kill()
+        self.join(END_S)
+
+    def kill(self) -> None:
+        """Begin to end it; `join` has to follow."""
         self._process.kill()
-        self._process.wait()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has ended, but not for ever: a driver that hangs keeps a process."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            log.error("%s was killed, and does not end; a driver may keep it", self._slot.seat)
         self._process.stacks.close()
         self._slot[CommonField.STATE] = State.DEAD

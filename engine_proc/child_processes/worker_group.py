@@ -5,6 +5,7 @@ A worker's only state of a sequence is its keys and values. They outlive it in s
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.config.process_configs import EngineConfig, ExecutionConfig, WorkerConfig
-from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
+from headrace.engine_proc.child_processes.child_process import END_S, ChildProcess, WorkerDied
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.scheduling.ngram_proposer import FIRST_LENGTH, TOKENS_PER_STEP
@@ -37,6 +38,7 @@ from headrace.runtime.process import Context
 from headrace.supervision.crash_reports import CrashReports
 from headrace.supervision.restart_backoff import RestartBackoff
 
+HANG_S = 30.0  # for a step on GPUs, at least: kernels that a step is the first to use are compiled
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
 MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
@@ -77,6 +79,7 @@ def start_worker(
     group_fd: int | None,
     control_fd: int | None,
     tower_bytes: int,
+    num_pages: int,
 ) -> Worker:
     """Start one of the workers."""
     steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config.execution))
@@ -94,6 +97,7 @@ def start_worker(
         cache_fd=cache_fd,
         embedding_fd=embedding_fd,
         tower_bytes=tower_bytes if rank == 0 else 0,
+        num_pages=num_pages,
         num_drafts=FIRST_LENGTH if config.speculative == "ngram" else 0,
     )
     shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
@@ -155,6 +159,7 @@ class WorkerGroup:
                 group_fd,
                 control_fd,
                 self._tower_bytes,
+                0 if self._layout is None else self._layout.num_pages,
             )
             for rank in range(num_ranks)
         ]
@@ -241,13 +246,18 @@ class WorkerGroup:
         for worker in self._all:
             worker.send(Masks())
 
-    def finish(self) -> StepResult | StepFailed:
+    def finish(self, patience_s: float | None = None) -> StepResult | StepFailed:
         """Wait for the result of the oldest step that was started.
+
+        Args:
+            patience_s: how long it may take; None is as long as hearts beat. A worker's heart beats
+                while a GPU computes, whose kernels may hang. Other workers take their time.
 
         Raises:
             WorkerDied: there will be none.
         """
-        result = self._receive()
+        is_bound = patience_s is not None and self._layout is not None and self._layout.looks_ahead
+        result = self._receive(max(patience_s or 0.0, HANG_S) if is_bound else math.inf)
         self._num_computing -= 1
         if isinstance(result, StepResult):
             self._restarts.worked()
@@ -261,9 +271,10 @@ class WorkerGroup:
         for worker in self._all:
             worker.send(Resume())
 
-    def _receive(self) -> FromWorker:
+    def _receive(self, patience_s: float) -> FromWorker:
         """Wait for a message from every worker. All must be equal, unless one reports a failure."""
-        messages = [self._receive_from(worker) for worker in self._all]
+        ends_at = self._clock() + patience_s
+        messages = [self._receive_from(worker, ends_at) for worker in self._all]
         failures = dict.fromkeys(each.why for each in messages if isinstance(each, StepFailed))
         if failures:
             return StepFailed("; ".join(failures))
@@ -271,13 +282,15 @@ class WorkerGroup:
         assert all(other == first for other in others), "workers disagree"
         return first
 
-    def _receive_from(self, worker: Worker) -> FromWorker:
+    def _receive_from(self, worker: Worker, ends_at: float = math.inf) -> FromWorker:
         while True:
             self._context.slot.beat()
             result = worker.receive(WAIT_S)
             if result is not None:
                 return result
             self.check()
+            if self._clock() > ends_at:
+                worker.give_up("is stuck in a step: its GPU may hang")
 
     def check(self) -> None:
         """Raise `WorkerDied` if one has ended; of several, the one that the others have lost."""
@@ -318,8 +331,11 @@ class WorkerGroup:
         """End all workers, and first what their GPUs wait for."""
         if self._page is not None:
             self._page.abort()
+        for worker in self._all:  # their GPUs wait for each other, and the kernel for their GPUs
+            worker.kill()
+        ends_at = time.monotonic() + END_S
         for worker in self._all:
-            worker.stop()
+            worker.join(max(0.0, ends_at - time.monotonic()))
         self._all, self._loading = [], []
         if self._group is not None:
             self._group.close()

@@ -60,7 +60,7 @@ def open_tower(config: ExecutionConfig) -> tuple["Tower", TowerReady]:
 
     placement = placement_of(config)
     if config.mmproj is None:
-        module = load(config.model_path, placement.dtype)
+        module = load(config.model_path, placement.dtype, config.load_format == "dummy")
     else:
         module = load_mmproj(config.mmproj, config.model_path, placement.dtype)
     gpu_bytes = 0

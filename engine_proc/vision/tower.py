@@ -87,11 +87,12 @@ class Tower:
             torch.cuda.synchronize(self._device)
 
 
-def load(folder: Path | str, dtype: str = "float32") -> Any:
+def load(folder: Path | str, dtype: str = "float32", is_dummy: bool = False) -> Any:
     """Load a model onto the CPU, its decoder without layers and with a vocabulary of one token.
 
     Args:
         dtype: "auto" is the checkpoint's own.
+        is_dummy: make weights up, the same each time; the folder may have none.
 
     Raises:
         ModelError: there is no tower that is supported, or some of its weights are missing.
@@ -102,6 +103,11 @@ def load(folder: Path | str, dtype: str = "float32") -> Any:
         if config.model_type not in FAMILIES:
             raise ModelError(f"{folder}: a {config.model_type} model takes no images here")
         leave_out_decoder(config)
+        if is_dummy:
+            torch.manual_seed(0)
+            own = {} if dtype == "auto" else {"dtype": getattr(torch, dtype)}
+            make: Any = transformers.AutoModel.from_config
+            return make(config, **own).eval()
         module, report = transformers.AutoModel.from_pretrained(
             folder,
             config=config,

@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 
 HEAD_DIMS = (64, 128, 256)  # that there are kernels of for every GPU it supports
-WORKSPACE_BYTES = 128 << 20  # as its documentation has it
+WORKSPACE_BYTES = 394 << 20  # vLLM's: what its documentation has is too little for long prompts
 MANY_QUERIES = 16  # of a sequence, as a mean; not measured
 
 

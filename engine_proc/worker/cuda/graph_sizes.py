@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-DECODES = (1, 2, 4, *range(8, 257, 8))  # sequences with a token each
+DECODES = (1, 2, 4, *range(8, 257, 8), *range(288, 513, 32))  # sequences with a token each
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)  # of prompts and decodes together
 MIXED_SEQUENCES = (8, 64, 256)  # with a logit row each
 MAX_DRAFT_TOKENS = MIXED_TOKENS[-1]

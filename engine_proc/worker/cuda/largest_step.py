@@ -1,4 +1,7 @@
-"""The step that takes the most memory: as many tokens and rows as the flags allow."""
+"""The step that takes the most memory: as many tokens and rows as the flags allow.
+
+It launches all that any step may: no later one waits for a compiler.
+"""
 
 import numpy as np
 
@@ -29,6 +32,8 @@ def largest_step(
 ) -> Step:
     """Return a step in which every sequence ends at its full length and needs its row.
 
+    Each row has a bias, and the first one a mask.
+
     All keys are in page 0, so there need be no other.
     """
     counts = token_counts(max_num_seqs, max_num_batched_tokens, max_model_len)
@@ -36,7 +41,7 @@ def largest_step(
     positions = [np.arange(max_model_len - count, max_model_len) for count in counts]
     last_tokens = np.cumsum(counts) - 1
     rows = b"" if embeds else last_tokens.astype(np.int32).tobytes()
-    sampling = pack(ALL_AT_ONCE, max_model_len, (0, 1, 2), (0, 0))
+    sampling = pack(ALL_AT_ONCE, max_model_len, (0, 1, 2), (0, 1))
     return Step(
         token_ids=bytes(4 * num_tokens),
         positions=np.concatenate(positions).astype(np.int32).tobytes(),
@@ -45,6 +50,9 @@ def largest_step(
         logit_rows=rows,
         rows=b"" if embeds else sampling * num_rows,
         history=bytes(4 * 2),
+        bias_tokens=bytes(4),
+        bias=bytes(4),
+        masked_rows=b"" if embeds else bytes(4),
         pooled_rows=last_tokens.astype(np.int32).tobytes() if embeds else b"",
     )
 

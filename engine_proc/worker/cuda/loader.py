@@ -3,7 +3,9 @@
 import importlib
 import importlib.util
 from contextlib import nullcontext
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
-from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
+from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Masks, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.loaded_model import (
@@ -213,18 +215,20 @@ def count_pages(
     if memory is None:
         return execution.cpu_kv_bytes // sum(all_bytes)
     embeds = isinstance(runner, EmbeddingRunner)
+    masks_of = partial(all_allowed, vocab_size=execution.vocab_size)
     for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
         if num_tokens < execution.max_num_batched_tokens:
             with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
-                runner.run(largest_step_of(execution, embeds, num_tokens))
+                runner.run(largest_step_of(execution, embeds, num_tokens), masks_of)
     step = largest_step_of(execution, embeds)
+    run = partial(runner.run, step, masks_of)
     num_tokens = step.num_tokens
     sizes = [bucket.num_tokens for bucket in buckets]
     tower_bytes = config.tower_bytes
-    figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes, tower_bytes)
-    if execution.kv_cache_memory_bytes is not None:
-        num_pages = execution.kv_cache_memory_bytes // sum(all_bytes)
-        check_bytes(num_pages * own_bytes, figures.room(1.0))
+    figures = measure(memory, free_before, run, num_tokens, sizes, tower_bytes)
+    if config.num_pages or execution.kv_cache_memory_bytes is not None:
+        num_pages = config.num_pages or (execution.kv_cache_memory_bytes or 0) // sum(all_bytes)
+        check_bytes(num_pages * own_bytes, figures.room(1.0), is_restart=config.num_pages > 0)
         return num_pages
     share = execution.gpu_memory_utilization
     num_pages = figures.room(share) // own_bytes
@@ -237,6 +241,11 @@ def count_pages(
         max_model_len=execution.max_model_len,
     )
     return num_pages
+
+
+def all_allowed(num_rows: int, vocab_size: int) -> Masks:
+    """Return masks that forbid nothing."""
+    return np.full((num_rows, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
 
 
 def largest_step_of(config: ExecutionConfig, embeds: bool, num_tokens: int | None = None) -> Step:

@@ -93,8 +93,17 @@ def check_pages(
     )
 
 
-def check_bytes(num_bytes: int, free: int) -> None:
-    """Raise `ConfigError` if the flag's bytes of pages are not free."""
+def check_bytes(num_bytes: int, free: int, is_restart: bool = False) -> None:
+    """Raise `ConfigError` if the flag's bytes of pages are not free.
+
+    Args:
+        is_restart: it is not the flag that says how many, but the workers before.
+    """
+    if num_bytes > free and is_restart:
+        raise ConfigError(
+            f"the workers before had {num_bytes / GIB:.1f} GiB of pages on this GPU, and "
+            f"{free / GIB:.1f} are free; see what else uses it, or lower --gpu-memory-utilization"
+        )
     if num_bytes > free:
         raise ConfigError(
             f"--kv-cache-memory-bytes asks for {num_bytes / GIB:.1f} GiB of this GPU, and "

@@ -2,8 +2,15 @@
 
 from headrace.errors import HeadraceError
 
-# CUDA, cuBLAS, cuda-python and torch on the CPU have no class of their own for it.
-OOM_MESSAGES = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED", "can't allocate memory")
+# CUDA, cuBLAS, cuda-python and torch on the CPU have no class of their own for it. The last is
+# FlashInfer's, whose workspace is too small for a step.
+OOM_MESSAGES = (
+    "out of memory",
+    "OUT_OF_MEMORY",
+    "ALLOC_FAILED",
+    "can't allocate memory",
+    "AlignedAllocator",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

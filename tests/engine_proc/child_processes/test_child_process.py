@@ -1,6 +1,7 @@
 """How a worker's end is told."""
 
 import signal
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
-from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
+from headrace.engine_proc.child_processes.child_process import END_S, ChildProcess, WorkerDied
 from headrace.exit_status import ExitStatus
 from headrace.supervision.watchdog import HangWatchdog
 
@@ -41,3 +42,21 @@ def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_cha
     with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL") as death:
         child.check()
     assert death.value.is_chaos == is_chaos
+
+
+def test_a_process_that_a_driver_keeps_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    slot = Board.create([Seat("worker", 0)]).slot("worker", 0)
+    child: ChildProcess[Any, Any] = ChildProcess.__new__(ChildProcess)
+    asked: list[float] = []
+
+    def wait(timeout: float) -> None:
+        asked.append(timeout)
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+    stacks = SimpleNamespace(close=lambda: None)
+    process: Any = SimpleNamespace(kill=lambda: None, wait=wait, stacks=stacks)
+    child._slot, child._process = slot, process
+    child.stop()
+    assert asked == [END_S]
+    assert "worker 0 was killed, and does not end" in caplog.text
+    assert slot[CommonField.STATE] == State.DEAD

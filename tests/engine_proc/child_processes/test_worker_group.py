@@ -16,13 +16,14 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
 from headrace.config.model_card import find_demo_model
 from headrace.engine_proc.child_processes import worker_group as module
-from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
-from headrace.engine_proc.child_processes.worker_group import WorkerGroup
+from headrace.engine_proc.child_processes.child_process import END_S, ChildProcess, WorkerDied
+from headrace.engine_proc.child_processes.worker_group import HANG_S, WorkerGroup
 from headrace.engine_proc.step.sampling_metadata import pack
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
 from headrace.runtime.process import Context
+from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.watchdog import HangWatchdog
 
 CONFIG = engine_config(
@@ -131,7 +132,9 @@ class Dying:
 
     def make_crash_report(self, *_: object) -> None: ...
 
-    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+
+    def join(self, timeout_s: float) -> None: ...
 
 
 def test_workers_that_disagree_are_an_error_and_not_two_texts(
@@ -175,3 +178,59 @@ def test_worker_killed_while_idle_is_always_replaced(
         die(computes=True)
     with pytest.raises(WorkerDied):
         die(computes=True)
+
+
+class HungWorker:
+    """Beats, and answers nothing; notes what is done to it."""
+
+    has_lost_a_peer = False
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self._name, self._said = name, said
+
+    def receive(self, timeout_s: float) -> None: ...
+
+    def check(self, but_for_peers: bool = False) -> None: ...
+
+    def give_up(self, reason: str) -> None:
+        raise WorkerDied(f"{self._name} {reason}")
+
+    def kill(self) -> None:
+        self._said.append(f"kill {self._name}")
+
+    def join(self, timeout_s: float) -> None:
+        assert timeout_s <= END_S
+        self._said.append(f"join {self._name}")
+
+
+def hung_group(said: list[str], *, looks_ahead: bool) -> WorkerGroup:
+    """Return two workers, of which none has anything to say, and whose clock runs fast."""
+    group = WorkerGroup.__new__(WorkerGroup)
+    board = Board.create([Seat("engine", 0)])
+    group._context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    group._clock = itertools.count(0.0, HANG_S / 4).__next__
+    group._layout = WorkerReady(1, 16, looks_ahead=looks_ahead)
+    workers: Any = [HungWorker(name, said) for name in ("a", "b")]
+    group._all, group._num_computing, group._page, group._group = workers, 1, None, None
+    group._restarts = RestartBackoff()
+    return group
+
+
+def test_a_gpu_that_hangs_is_given_up_within_a_bound() -> None:
+    """Its worker's heart beats on."""
+    with pytest.raises(WorkerDied, match="a is stuck in a step"):
+        hung_group([], looks_ahead=True).finish(patience_s=1.0)
+
+
+def test_a_worker_on_the_cpu_is_given_up_for_its_heart_alone() -> None:
+    group = hung_group([], looks_ahead=False)
+    looks: Any = itertools.chain(itertools.repeat(None, 50), [StepResult(b"1"), StepResult(b"1")])
+    for worker in group._all:
+        worker.receive = lambda _: next(looks)  # type: ignore[method-assign]
+    assert group.finish(patience_s=1.0) == StepResult(b"1")
+
+
+def test_all_workers_are_killed_before_one_is_waited_for() -> None:
+    said: list[str] = []
+    hung_group(said, looks_ahead=True).stop()
+    assert said == ["kill a", "kill b", "join a", "join b"]

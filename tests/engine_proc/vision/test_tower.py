@@ -38,6 +38,19 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     assert not np.allclose(found[0], found[-1], atol=1e-2)  # another picture, same size
 
 
+def test_weights_of_a_tower_can_be_made_up(tmp_path: Path) -> None:
+    """As those of its decoder can, for a folder without any."""
+    make_vision_folder(tmp_path, "llava")
+    real = alone(Tower(load(tmp_path)), prepare(tmp_path, picture(0)))
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    made_up = [
+        alone(Tower(load(tmp_path, is_dummy=True)), prepare(tmp_path, picture(0))) for _ in range(2)
+    ]
+    np.testing.assert_array_equal(*made_up)
+    assert made_up[0].shape == real.shape
+
+
 @pytest.mark.parametrize("family", IMAGE_PROCESSORS)
 def test_rows_of_several_images_are_those_of_each(family: str, tmp_path: Path) -> None:
     make_vision_folder(tmp_path, family)

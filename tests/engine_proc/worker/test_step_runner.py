@@ -62,6 +62,7 @@ def step(num_tokens: int = 3) -> Step:
         (torch.AcceleratorError("CUDA error: out of memory"), True),
         (RuntimeError("Triton Error [CUDA]: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("Failed to allocate memory for batch_prefill in AlignedAllocator"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),
         (CollectiveFailed(CollectiveOutcome.LATE, 1, "rank 0 waited too long"), False),

@@ -43,6 +43,12 @@ def test_a_step_takes_the_cheapest_graph_that_does_it(
     assert ALL.choose(Sizes(*step)) == (None if taken is None else Sizes(*taken))
 
 
+def test_more_sequences_have_graphs_too() -> None:
+    buckets = buckets_of(max_sequences=400, max_tokens=2048)
+    assert buckets.choose(Sizes(300, 300, 300)) == Sizes(320, 320, 320)
+    assert buckets.choose(Sizes(400, 400, 400)) == Sizes(400, 400, 400)
+
+
 def test_the_largest_come_first() -> None:
     costs = [sizes.cost for sizes in ALL]
     assert costs == sorted(costs, reverse=True)
@@ -71,7 +77,7 @@ def test_no_graph_is_for_steps_that_cannot_be(
 
 
 def test_graphs_for_drafts_exist_only_with_drafts() -> None:
-    buckets = buckets_of(max_sequences=256, max_tokens=512)
+    buckets = buckets_of(max_sequences=512, max_tokens=512)
     decodes = {Sizes(size, size, size) for size in DECODES}
     mixed = set(buckets) - decodes
     assert decodes < set(buckets)

@@ -1,7 +1,10 @@
 """`--device cuda` loads a model into kernels, or says why it cannot."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from tiny_models import make_byte_folder
 
 from headrace.config.process_configs import WorkerConfig
 from headrace.engine_proc.worker.backend_selection import foresee
+from headrace.engine_proc.worker.cuda import cuda_sampler
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets
@@ -85,12 +89,59 @@ def test_weights_or_pages_without_room_are_one_clear_line(
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_model_has_the_pages_that_are_asked_for(folder: Path, device: torch.device) -> None:
+def test_a_model_has_the_pages_that_are_asked_for(
+    folder: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = load(config_of(folder), ignore)
     assert isinstance(loaded.runner, CudaRunner)
     assert loaded.num_pages == 7
     largest = cuda_loader.largest_step_of(config_of(folder).execution, embeds=False)
-    assert len(loaded.runner.run(largest).wait().token_ids) == 4 * 2
+    launched: list[str] = []
+    for name in ("add_biases", "penalize", "apply_mask", "report"):
+        real = getattr(cuda_sampler, name)
+
+        def note(*args: Any, name: str = name, real: Any = real) -> Any:
+            launched.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(cuda_sampler, name, note)
+    masks_of = partial(cuda_loader.all_allowed, vocab_size=257)
+    assert len(loaded.runner.run(largest, masks_of).wait().token_ids) == 4 * 2
+    # Else the first of a server's requests that needs one would wait for a compiler.
+    assert launched == ["add_biases", "penalize", "apply_mask", "report"]
+
+
+class Card:
+    """A `DeviceMemory` of 20 GiB."""
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 20 * GIB, 20 * GIB
+
+    def held(self) -> int:
+        return 0
+
+    def peak_held(self) -> int:
+        return 0
+
+    def trim(self) -> None: ...
+
+
+@pytest.mark.parametrize(("num_pages", "fits"), [(7, True), (21, False)])
+def test_a_worker_that_starts_anew_has_as_many_pages(
+    folder: Path, num_pages: int, *, fits: bool
+) -> None:
+    """The engine goes on with those of the worker before."""
+    config = replace(config_of(folder, kv_cache_memory_bytes=None), num_pages=num_pages)
+    executor: Any = SimpleNamespace(page_bytes=GIB)
+    runner: Any = SimpleNamespace(run=lambda step, masks_of: None)
+    count = partial(
+        cuda_loader.count_pages, config, executor, runner, Buckets(()), None, Card(), 20 * GIB
+    )
+    if fits:
+        assert count() == num_pages
+    else:
+        with pytest.raises(ConfigError, match=r"the workers before had .* of pages on this GPU"):
+            count()
 
 
 @pytest.mark.usefixtures("threads")
