@@ -8,7 +8,7 @@ export PYTHONSAFEPATH := 1
 unexport PYTHONDONTWRITEBYTECODE  # else each process compiles all its modules again
 
 .PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem families \
-	real-models audit lock licences messages docs ui ui-test wheel release clean
+	gpu-static real-models audit lock licences messages docs ui ui-test wheel release clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -84,6 +84,14 @@ families: .venv/dev
 	FAMILIES_TABLE=1 $(BIN)/pytest tests/engine_proc/worker/models/test_family_table.py \
 		tests/engine_proc/worker/hf/test_executor.py $(ARGS)
 
+# What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
+# shows what a change costs. They are compiled for all that the models of tests/support/gpu_models.py
+# launch, with the Triton of torch's wheels for GPUs. It takes half an hour of a core; no GPU.
+GPU_ARCHITECTURES ?= 80,89,90,100
+gpu-static: .venv/triton
+	TRITON_INTERPRET=0 PYTHONPATH=.venv/triton:tests/support $(BIN)/python tests/support/gpu_static.py \
+		$(GPU_ARCHITECTURES) --write bench/results/cuda_static.json $(ARGS)
+
 # Files that people download, beside transformers: Qwen2.5-Coder-Instruct of 0.5B and of 1.5B in
 # Q4_K_M. They are fetched once, 1.6 GB, and take 9 GB of memory; `make test` skips them.
 # `make real-models ARGS="-k 0.5b"` runs one.
@@ -128,6 +136,10 @@ ui:
 ui-test: .venv/ui
 	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund
 	PYTHONPATH=.venv/ui $(BIN)/pytest tests/ui $(ARGS)
+
+.venv/triton: .venv/dev
+	rm -rf $@
+	$(PIP) --quiet --no-deps --target $@ triton==3.7.1
 
 .venv/ui: .venv/dev
 	rm -rf $@

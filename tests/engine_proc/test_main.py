@@ -132,7 +132,7 @@ def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
     due = []
 
     class Witness(Sevens):
-        def finish(self) -> StepResult | StepFailed:
+        def finish(self, patience_s: float | None = None) -> StepResult | StepFailed:
             due.append(rig.slot[EngineField.STEP_DUE_NS])
             return super().finish()
 

@@ -5,15 +5,13 @@ In: an architecture, as 90. Out: a line for each variant of a kernel.
 
 import dataclasses
 import sys
-from typing import Any
 
 import numpy as np
 import torch
 import triton
+from kernel_compiler import CompiledLaunches, Variant, compile_variant
 from random_decoders import NUM_PAGES, SPEC, batch, random_weights
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime.jit import JITFunction
 
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
@@ -31,7 +29,6 @@ from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3, Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, LayerSpec, QKNorm
 
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 DECODER = dataclasses.replace(  # of sizes that make few variants
     SPEC,
     vocab_size=64,
@@ -44,45 +41,24 @@ DECODER = dataclasses.replace(  # of sizes that make few variants
     attention_softcap=2.0,
     attention_sinks=True,
 )
-compiled: set[str] = set()
 
 
-def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-    """Compile what would be launched, as Triton specializes it: a 1 is a constant."""
-    options = {name: named.pop(name) for name in OPTIONS if name in named}
-    values = dict(zip(kernel.arg_names, args, strict=False)) | named
-    signature, constants, attributes = {}, {}, {}
-    multiples: list[str] = []
-    for place, parameter in enumerate(kernel.params):
-        value = values[parameter.name]
-        is_special = not parameter.do_not_specialize
-        if parameter.is_constexpr or (is_special and isinstance(value, int) and value == 1):
-            signature[parameter.name] = "constexpr"
-            constants[(place,)] = value
-            continue
-        signature[parameter.name] = mangle_type(value)
-        if isinstance(value, torch.Tensor) and not value.is_floating_point():
-            value.zero_()  # it may be an output that is an index later on
-        number = value.data_ptr() if isinstance(value, torch.Tensor) else value
-        if is_special and isinstance(number, int) and number % 16 == 0:
-            attributes[(place,)] = [["tt.divisibility", 16]]
-            multiples += [parameter.name] if isinstance(value, int) else []
-    variant = f"{kernel.__name__} {signature} {constants} {multiples} {options}"
-    if variant not in compiled:
-        compiled.add(variant)
-        source = ASTSource(kernel, signature, constants, attributes)
-        result = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
-        assert result.asm["cubin"][:4] == b"\x7fELF"
-        if "linear" in kernel.__name__ and values["x"].dtype != torch.float32:
-            ptx = result.asm["ptx"]  # other instructions may have other bits
-            assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx, constants
-        print(kernel.__name__)
+def compile_new(variant: Variant) -> None:
+    """Compile a variant, and look at what has come of it."""
+    kernel, x = variant.name.split()[0], variant.values.get("x")
+    asm = compile_variant(variant, ARCH).asm
+    assert asm["cubin"][:4] == b"\x7fELF"
+    if "linear" in kernel and x is not None and x.dtype != torch.float32:
+        ptx = asm["ptx"]  # other instructions may have other bits
+        assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx, variant.name
+    print(kernel)
 
 
 if __name__ == "__main__":
     ARCH = int(sys.argv[1])
     assert "run" in vars(JITFunction)  # what is replaced now
-    JITFunction.run = compile_launch  # type: ignore[method-assign]
+    launches = CompiledLaunches(compile_new)
+    JITFunction.run = launches.stand_in()  # type: ignore[method-assign]
     cuda_executor.INTERPRETED = triton.language.constexpr(True)  # tensors are on the CPU
     bf16, fp32 = torch.bfloat16, torch.float32
     for dtype, kv_dtype, enough in ((bf16, bf16, 1000), (fp32, fp32, 0), (bf16, E4M3, 0)):
@@ -98,10 +74,10 @@ if __name__ == "__main__":
         )
         for length in (80, 20):  # in larger tiles, and in the smallest
             executor.forward(batch([(0, 0, length), (1, 0, 2)]))
-    num_variants = len(compiled)
+    num_variants = len(launches.names)
     for length in (1, 7, 16):
         executor.forward(batch([(0, 0, length)]))
-    assert len(compiled) == num_variants, "steps of other sizes would wait for a compiler"
+    assert len(launches.names) == num_variants, "steps of other sizes would wait for a compiler"
     codes = torch.zeros(64, 128, dtype=torch.uint8)
     fp8_weight = torch.zeros(64, 256).to(E4M3)
     rows = torch.zeros(3, 256, dtype=torch.bfloat16)

@@ -68,7 +68,7 @@ class Sevens:
         self.blamed = requests, is_explained
         self.lives = -1
 
-    def finish(self) -> StepResult | StepFailed:
+    def finish(self, patience_s: float | None = None) -> StepResult | StepFailed:
         self.check()
         self.lives -= 1
         self.events.append("finish")
@@ -87,7 +87,7 @@ class Small(Sevens):
         self.sizes: list[int] = []
         self.has_failed = False
 
-    def finish(self) -> StepResult | StepFailed:
+    def finish(self, patience_s: float | None = None) -> StepResult | StepFailed:
         self.sizes.append(len(self.steps[0].token_ids) // 4)
         if self.sizes[-1] <= self.num_tokens and not self.has_failed:
             return super().finish()

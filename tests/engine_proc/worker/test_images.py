@@ -204,7 +204,7 @@ class Worker:
         self._steps.append(step)
         self.sizes.append(len(step.token_ids) // 4)
 
-    def finish(self) -> StepResult:
+    def finish(self, patience_s: float | None = None) -> StepResult:
         return self._runner.run(self._steps.pop(0))
 
 

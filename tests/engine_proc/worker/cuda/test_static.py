@@ -1,0 +1,67 @@
+"""What kernels take of a GPU's processors is what `bench/results/cuda_static.json` says.
+
+`make gpu-static` compiles all of it anew. Here some are, with the Triton that is installed.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+TABLE = ROOT / "bench" / "results" / "cuda_static.json"
+PINNED = "Triton 3.7.1"  # of torch 2.13 for GPUs
+KIB = 1 << 10
+SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * KIB}
+# Bytes of a thread's stack: what a kernel may lack in registers, at most.
+STACK_BYTES = {"attention_kernel": 64, "linear_kernel": 56, "draw_kernel": 560}
+DEADLINE_S = 300
+SOME = "attention_kernel.*IS_SPLIT=True|rope_store|norm_kernel.*NUM=4096|inputs"
+
+
+def table() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(TABLE.read_text())
+    return found
+
+
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+def test_a_processor_has_the_memory_that_kernels_share(arch: str) -> None:
+    rows = table()[PINNED]
+    assert len(rows) > 390
+    most = SHARED_BYTES[arch]
+    too_large = {name for name, row in rows.items() if row.get(arch, [0])[0] > most}
+    heads_of_256 = {name for name in rows if re.match("attention_kernel .* HEAD_DIM=256", name)}
+    assert too_large == (heads_of_256 if arch == "89" else set())  # Ada has too little for those
+
+
+def test_registers_of_a_hopper_do_for_all_but_some_kernels() -> None:
+    for name, row in table()[PINNED].items():
+        most = STACK_BYTES.get(name.split()[0], 0)
+        assert row["90"][2] <= most, name
+
+
+def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
+    """A change that costs is seen in review: it changes the table."""
+    support = ROOT / "tests" / "support"
+    env = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(support),
+    }
+    command = [sys.executable, str(support / "gpu_static.py"), "90"]
+    command += ["--models", "Llama 3 8B, TP 1", "--pattern", SOME]
+    result = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    ((compiler, found),) = json.loads(result.stdout).items()
+    wanted = table()
+    if compiler not in wanted:
+        pytest.skip(f"the table has no {compiler}")
+    assert found == {name: {"90": wanted[compiler][name]["90"]} for name in found}
+    assert len(found) == 5

@@ -1,0 +1,151 @@
+"""What kernels take of a GPU's processors, compiled for all that `gpu_models.py` launches.
+
+Prints a JSON object: of each variant of a kernel, by architecture, bytes of shared memory,
+registers of a thread, and bytes of its stack. No GPU is needed, and nothing runs.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+import triton
+from gpu_models import MODELS
+from kernel_compiler import CompiledLaunches, Variant, compile_variant, usage_of, usages
+from triton.runtime.jit import JITFunction
+
+from headrace.engine_proc.worker.cuda import cuda_executor
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
+from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
+from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
+from headrace.engine_proc.worker.cuda.kernels.logprobs import report
+from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
+from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights, fused
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.parallel.ipc_kernels import compile_cubin, compiler_version
+from headrace.system.all_reduce_policy import WORLDS
+
+Table = dict[str, dict[str, list[int]]]  # by variant, then by architecture
+
+META = torch.device("meta")
+STEPS = (Sizes(4, 4, 4), Sizes(256, 256, 256), Sizes(2048, 8, 8))  # in each kind of tile
+PAGE_TOKENS = 32
+
+
+def weights_of(spec: DecoderSpec) -> DeviceWeights:
+    """Return a decoder's weights in bf16, without numbers."""
+    shapes = weight_shapes(spec)
+    matrices, tensors = {}, {}
+    for name, parts in fused(spec).items():
+        num_rows = sum(shapes[part][0] for part in parts)
+        rest = shapes[parts[0]][1:]
+        if name == "embed" or not rest:
+            dtype = torch.bfloat16 if rest else torch.float32
+            tensor = torch.empty(num_rows, *rest, dtype=dtype, device=META)
+            tensors[name] = tensor.view(2, -1) if name.endswith("qk_norm") else tensor
+            continue
+        weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
+        has_bias = f"{parts[0]}.bias" in shapes
+        matrices[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
+    return DeviceWeights(matrices, tensors)
+
+
+def launch_decoder(spec: DecoderSpec) -> None:
+    """Launch what steps of all kinds of a decoder launch."""
+    cuda_executor.load_weights = lambda spec, *_, **__: weights_of(spec)
+    executor = cuda_executor.CudaExecutor(
+        spec, {}, num_pages=1, page_tokens=PAGE_TOKENS, device=META, largest=STEPS[-1]
+    )
+    for sizes in STEPS:
+        executor.compute(sizes, spec.max_position)
+
+
+def launch_sampler(vocab_size: int) -> None:
+    """Launch what chooses tokens of a vocabulary."""
+    num_rows = STEPS[0].num_rows
+    logits = torch.empty(num_rows, vocab_size, device=META)
+    whole = torch.empty(num_rows, dtype=torch.int64, device=META)
+    numbers, real = whole.int(), whole.float()
+    columns = dict.fromkeys((field.name for field in fields(Draws)), real)
+    draw(logits, Draws(**columns | {"seed": whole, "position": whole, "top_k": numbers}))
+    report(logits, numbers, numbers, 20)
+    masks = torch.empty(num_rows, -(-vocab_size // 32), dtype=torch.int32, device=META)
+    apply_mask(logits, numbers, masks)
+    add_biases(logits, numbers, numbers, numbers, real)
+    penalize(logits, Penalties(*[numbers] * 4, *[real] * 3), numbers)
+
+
+def variants(models: str) -> list[Variant]:
+    """Return all variants of kernels that the models launch whose names begin like this."""
+    found: list[Variant] = []
+    assert "run" in vars(JITFunction)  # what is replaced now
+    JITFunction.run = CompiledLaunches(found.append).stand_in()  # type: ignore[method-assign]
+    specs = [spec for name, spec in MODELS.items() if name.startswith(models)]
+    for spec in specs:
+        launch_decoder(spec)
+    for vocab_size in {spec.vocab_size for spec in specs}:
+        launch_sampler(vocab_size)
+    return found
+
+
+def of_triton(architectures: list[int], models: str, pattern: str) -> Table:
+    """Return what Triton's kernels take, of which the pattern is a part of their names."""
+    table: Table = {}
+    chosen = [variant for variant in variants(models) if re.search(pattern, variant.name)]
+    for done, variant in enumerate(chosen):
+        print(f"{done} of {len(chosen)}: {variant.name}", file=sys.stderr)
+        table[variant.name] = {
+            str(arch): list(usage_of(compile_variant(variant, arch))) for arch in architectures
+        }
+    return table
+
+
+def of_nvrtc(architectures: list[int]) -> Table:
+    """Return what the kernels of the all-reduce take."""
+    table: Table = {}
+    for arch, world in itertools.product(architectures, WORLDS):
+        for name, usage in usages(compile_cubin(f"sm_{arch}", world)).items():
+            table.setdefault(f"{name} WORLD={world}", {})[str(arch)] = list(usage)
+    return table
+
+
+def written(tables: dict[str, Table]) -> str:
+    """Return tables as JSON, a line for each variant."""
+    parts = []
+    for compiler, table in sorted(tables.items()):
+        lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(table.items())]
+        parts.append(f" {json.dumps(compiler)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main() -> None:
+    """Print the tables, or bring a file up to date."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("architectures", help="as 80,90")
+    options.add_argument("--models", default="", help="whose names begin so")
+    options.add_argument(
+        "--pattern", default="", help="of names of Triton's kernels, and no others"
+    )
+    options.add_argument(
+        "--write", type=Path, help="a file of tables, those of other compilers stay"
+    )
+    args = options.parse_args()
+    numbers = [int(arch) for arch in args.architectures.split(",")]
+    tables = {f"Triton {triton.__version__}": of_triton(numbers, args.models, args.pattern)}
+    if not args.pattern:
+        tables[f"NVRTC {compiler_version()}"] = of_nvrtc(numbers)
+    if args.write is None:
+        print(written(tables), end="")
+    else:
+        args.write.write_text(written(json.loads(args.write.read_text()) | tables))
+
+
+if __name__ == "__main__":
+    main()

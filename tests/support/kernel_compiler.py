@@ -1,0 +1,112 @@
+"""Compiles for a GPU what code launches with Triton. No GPU is needed, and nothing runs.
+
+Tensors may be on the CPU or, where nothing reads them, on torch's meta device.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import mangle_type
+
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+
+
+class Usage(NamedTuple):
+    """What a kernel takes of a processor."""
+
+    shared: int  # bytes of a program
+    registers: int  # of a thread
+    stack: int  # bytes of a thread in memory: what registers had no room for
+
+
+class Variant(NamedTuple):
+    """A kernel as Triton specializes it, and its source."""
+
+    name: str
+    source: ASTSource
+    options: dict[str, Any]
+    values: dict[str, Any]
+
+
+class CompiledLaunches:
+    """The variants of kernels that were launched.
+
+    Args:
+        take: is given each new variant.
+    """
+
+    def __init__(self, take: Callable[[Variant], object]) -> None:
+        self.names: set[str] = set()
+        self._take = take
+
+    def stand_in(self) -> Any:
+        """Return what takes the place of `JITFunction.run`."""
+
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+            self.launch(kernel, *args, **named)
+
+        return run
+
+    def launch(self, kernel: Any, *args: Any, **named: Any) -> None:
+        """Note what would be launched, as Triton specializes it: a 1 is a constant."""
+        options = {name: named.pop(name) for name in OPTIONS if name in named}
+        values = dict(zip(kernel.arg_names, args, strict=False)) | named
+        signature, constants, attributes = {}, {}, {}
+        marks: list[str] = []  # of what a name has beside constants
+        for place, parameter in enumerate(kernel.params):
+            name, value = parameter.name, values[parameter.name]
+            is_special = not parameter.do_not_specialize
+            if parameter.is_constexpr or (is_special and isinstance(value, int) and value == 1):
+                signature[name] = "constexpr"
+                constants[(place,)] = value
+                marks.append(f"{name}={value}")
+                continue
+            signature[name] = mangle_type(value)
+            if isinstance(value, torch.Tensor):
+                marks += [] if signature[name] in marks else [signature[name]]
+                if value.device.type == "cpu" and not value.is_floating_point():
+                    value.zero_()  # it may be an output that is an index later on
+            number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+            if is_special and isinstance(number, int) and number % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+            elif is_special and isinstance(number, int):
+                marks.append(f"{name} is odd")
+        marks += [f"{name}={value}" for name, value in options.items() if name != OPTIONS[-1]]
+        variant = f"{kernel.__name__} {' '.join(marks)}"
+        if variant not in self.names:
+            self.names.add(variant)
+            source = ASTSource(kernel, signature, constants, attributes)
+            self._take(Variant(variant, source, options, values))
+
+
+def compile_variant(variant: Variant, arch: int) -> Any:
+    """Return what Triton makes of a variant for an architecture, as 90."""
+    target = GPUTarget("cuda", arch, 32)
+    return triton.compile(variant.source, target=target, options=variant.options)
+
+
+def usage_of(compiled: Any) -> Usage:
+    """Return what a compiled variant takes."""
+    (usage,) = usages(compiled.asm["cubin"]).values()
+    return Usage(compiled.metadata.shared, usage.registers, usage.stack)
+
+
+def usages(cubin: bytes) -> dict[str, Usage]:
+    """Return what each kernel of a program takes, memory that is sized at launches aside."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [CUOBJDUMP, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = USAGE.findall(text)
+    return {name: Usage(int(shared), int(regs), int(stack)) for name, regs, stack, shared in found}
