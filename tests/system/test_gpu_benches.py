@@ -17,9 +17,10 @@ RUNS = {
     "cuda_trickle": ("--tokens", "65", "--at-once", "4"),
     "cuda_idle": ("--streams", "2", "--tokens", "200", "--seconds", "0.2", "--rounds", "2"),
     "cuda_prefill": ("--tokens", "8", "--shape", "micro"),
+    "cuda_kernels": ("--most", "2", "--calls", "1", "--shape", "micro"),
     "cuda_decode": ("--sequences", "2", "--context", "3", "--steps", "1", "--shape", "micro"),
 }
-KERNELS = {"cuda_prefill", "cuda_decode"}  # that run in this process
+KERNELS = {"cuda_prefill", "cuda_decode", "cuda_kernels"}  # that run in this process
 
 
 @pytest.fixture(scope="module")

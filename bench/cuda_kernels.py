@@ -1,0 +1,173 @@
+"""Measure products and attention on a GPU, beside cuBLASLt and FlashInfer.
+
+Method: matrices of a model's layer, random, bf16, with 1 to 4,096 rows: our product, and torch's,
+        which is cuBLASLt's. Then attention of 64 tokens with 4,096 keys each, and of a prompt of
+        4,096: ours, and FlashInfer's if it is installed. The prompt is attended to by torch, too,
+        which has FlashAttention. A round is some calls one after the other without waiting, in
+        turns; its figure is for one call.
+Run:    python bench/cuda_kernels.py --rounds 20
+"""
+
+import argparse
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, attend
+from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from support.report import Quantity, Report
+from support.serving import lacks_gpu, serving_parser
+from support.shapes import shape_folder
+
+PAGE_TOKENS = 32
+ROWS = (1, 16, 64, 256, 4096)
+MATRICES = ("q", "o", "gate", "down")
+WARM_UPS = 3
+OURS, CUBLASLT, FLASHINFER, FLASH = "headrace", "cuBLASLt", "FlashInfer", "FlashAttention"
+Call = Callable[[], object]
+
+
+def measure(
+    calls: dict[str, Call], args: argparse.Namespace, wait: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Return the microseconds of each system's call, round by round.
+
+    Args:
+        args: has the rounds, and the calls of each.
+        wait: returns when the device is done.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for index in range(WARM_UPS + args.rounds):
+        for name, call in calls.items():
+            wait()
+            began = time.perf_counter()
+            for _ in range(args.calls):
+                call()
+            wait()
+            if index >= WARM_UPS:
+                times[name].append(1e6 * (time.perf_counter() - began) / args.calls)
+    return times
+
+
+def products(
+    spec: DecoderSpec, num_rows: int, device: str
+) -> Iterator[tuple[str, dict[str, Call]]]:
+    """Yield a layer's products with some rows."""
+    shapes = weight_shapes(spec)
+    for name in MATRICES:
+        num_columns, num_terms = shapes[f"layers.0.{name}"]
+        weight = torch.randn(num_columns, num_terms, device=device, dtype=torch.bfloat16)
+        x = torch.randn(num_rows, num_terms, device=device, dtype=torch.bfloat16)
+        matrix = DenseMatrix(weight)
+        calls: dict[str, Call] = {
+            OURS: lambda x=x, matrix=matrix: matrix.apply(x),  # type: ignore[misc]
+            CUBLASLT: lambda x=x, weight=weight: F.linear(x, weight),  # type: ignore[misc]
+        }
+        yield f"{name}, {num_columns} x {num_terms}, {num_rows} rows", calls
+
+
+def attention(
+    spec: DecoderSpec, num_sequences: int, num_queries: int, num_keys: int, device: str
+) -> dict[str, Call]:
+    """Return the calls that attend from each sequence's last tokens to all of its keys."""
+    num_pages = -(-num_keys // PAGE_TOKENS)
+    heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    bf16 = {"device": device, "dtype": torch.bfloat16}
+    q = torch.randn(num_sequences * num_queries, heads, dim, **bf16)
+    pages = (num_sequences * num_pages, PAGE_TOKENS, kv_heads, dim)
+    keys, values = torch.randn(pages, **bf16), torch.randn(pages, **bf16)
+    int32 = {"device": device, "dtype": torch.int32}
+    table = torch.arange(num_sequences * num_pages, **int32).view(num_sequences, num_pages)
+    starts = torch.arange(num_sequences + 1, **int32) * num_queries
+    counts = torch.full((num_sequences,), num_keys, **int32)
+    stretches = Stretches(starts, counts, table, num_keys)
+    scale = spec.attention_scale
+    calls: dict[str, Call] = {OURS: lambda: attend(q, keys, values, stretches, scale=scale)}
+    if importlib.util.find_spec("flashinfer") is not None:
+        calls[FLASHINFER] = flashinfer_call(q, keys, values, starts, table, num_keys, scale)
+    if num_queries == num_keys:
+        calls[FLASH] = flash_call(q, keys, values, num_sequences, scale)
+    return calls
+
+
+def flashinfer_call(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    table: Tensor,
+    num_keys: int,
+    scale: float,
+) -> Call:
+    """Return the call of FlashInfer, which is planned once."""
+    library: Any = importlib.import_module("flashinfer")
+    workspace = torch.zeros(394 << 20, dtype=torch.uint8, device=q.device)
+    wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    num_pages = table.shape[1]
+    wrapper.plan(
+        starts.cpu(),
+        torch.arange(len(table) + 1, dtype=torch.int32) * num_pages,
+        table.flatten().cpu(),
+        torch.full((len(table),), (num_keys - 1) % PAGE_TOKENS + 1, dtype=torch.int32),
+        q.shape[1],
+        keys.shape[2],
+        q.shape[2],
+        PAGE_TOKENS,
+        causal=True,
+        sm_scale=scale,
+        q_data_type=q.dtype,
+        kv_data_type=keys.dtype,
+    )
+    return lambda: wrapper.run(q, (keys, values))
+
+
+def flash_call(q: Tensor, keys: Tensor, values: Tensor, num_sequences: int, scale: float) -> Call:
+    """Return torch's call, of whole prompts whose pages lie one after the other."""
+    own, theirs, sums = (
+        x.reshape(num_sequences, -1, *x.shape[-2:]).transpose(1, 2) for x in (q, keys, values)
+    )
+    return lambda: F.scaled_dot_product_attention(
+        own, theirs, sums, is_causal=True, scale=scale, enable_gqa=True
+    )
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments."""
+    options = serving_parser(__doc__, rounds=20, shape="qwen2.5-7b")
+    options.add_argument("--calls", type=int, default=20, help="of a round")
+    options.add_argument("--most", type=int, default=4096, help="rows, keys and tokens")
+    return options.parse_args()
+
+
+def main() -> None:
+    """Run."""
+    args = parse()
+    report = Report("cuda_kernels", args)
+    if lacks_gpu(report, args.device, "kernels on a GPU"):
+        report.finish()
+        return
+    spec = open_model(shape_folder(args.shape), "dummy").spec
+    wait = torch.cuda.synchronize if args.device == "cuda" else lambda: None
+    for num_rows in (rows for rows in ROWS if rows <= args.most):
+        for name, calls in products(spec, num_rows, args.device):
+            report.add(Quantity(name, "us", measure(calls, args, wait)))
+    for num_sequences, num_queries in ((min(64, args.most), 1), (1, args.most)):
+        calls = attention(spec, num_sequences, num_queries, args.most, args.device)
+        name = f"attention, {num_sequences} sequences of {num_queries} tokens, {args.most} keys"
+        report.add(Quantity(name, "us", measure(calls, args, wait)))
+    if args.device == "cuda" and importlib.util.find_spec("flashinfer") is None:
+        report.miss("FlashInfer: pip install flashinfer-python")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
