@@ -51,6 +51,7 @@ KERNELS: dict[str, Callable[[set[str]], bool]] = {
     "few_rows.cpp": lambda flags: "avx512vbmi" in flags,
     "attention_amx.cpp": lambda flags: "amx_bf16" in flags,
     "kernels_amx.cpp": lambda flags: "amx_bf16" in flags,
+    "kernels_amx_int16.cpp": lambda flags: "amx_int8" in flags,
     "kernels_neon.cpp": lambda flags: not flags,  # these are arm64's, and empty elsewhere
     "kernels_neon_dot.cpp": lambda flags: not flags,
     "kernels_neon_i8mm.cpp": lambda flags: not flags,

@@ -103,17 +103,17 @@ template <class V, class W> struct BlockSum {
         }
     }
 
-    void add_steps(Floats dots, const Int16Group &x) {
+    void add_steps(Floats dots, const GroupSums &x) {
         steps = V::fma(dots, V::set(x.scale), steps);
     }
-    template <int part> void add_floor(Floats floor, const Int16Group &x) {
+    template <int part> void add_floor(Floats floor, const GroupSums &x) {
         floors = V::fma(floor, V::set(x.sum_of(part, parts_of<W>)), floors);
     }
     // Where a unit is a group.
-    void add_group(Floats dots, Floats scale, const Int16Group &x) {
+    void add_group(Floats dots, Floats scale, const GroupSums &x) {
         total = V::fma(dots, V::mul(scale, V::set(x.scale)), total);
     }
-    void add_minimum(Floats minimum, const Int16Group &x) {
+    void add_minimum(Floats minimum, const GroupSums &x) {
         total = V::fma(minimum, V::set(W::sign * x.sum), total);
     }
 };

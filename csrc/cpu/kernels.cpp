@@ -21,9 +21,10 @@ void few_rows(const Operands &o, int rows, int num_blocks, float *) {
     multiply(o, rows, num_blocks);
 }
 
-// What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. Those of
-// bf16 are the tiles' where there are any; else they are products of floats but on AMD. Intel's
-// vectors of bf16 run at half the flops of fp32 (Xeon, family 6 model 207).
+// What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. With
+// tiles, all products of bf16 are theirs, and those of integers of many rows. Without them,
+// products of bf16 are products of floats but on AMD. Intel's vectors of bf16 run at half the flops
+// of fp32 (Xeon, family 6 model 207).
 const Kernels &avx512_here() {
     static const Kernels kernels = [] {
         Kernels mixed = avx512_kernels;
@@ -34,6 +35,8 @@ const Kernels &avx512_here() {
         }
         const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
         if (has_bf16 && may_use_tiles()) {
+            mixed.gemm_int16 = gemm_int16_by_tiles;
+            mixed.gemm_int8 = gemm_int8_by_tiles;
             mixed.gemm_bf16 = gemm_bf16_by_tiles;
             mixed.attend_segment = attend_segment_by_tiles;
         } else if (!has_bf16 || !__builtin_cpu_is("amd")) {

@@ -310,7 +310,7 @@ void multiply_pairs(const Operands &o, int rows, int num_blocks, uint8_t *panels
 
 bool may_use_tiles() {
     return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("avx512vbmi") &&
-           __builtin_cpu_supports("amx-bf16") &&
+           __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") &&
            syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 

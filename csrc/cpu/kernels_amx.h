@@ -4,7 +4,7 @@
 
 namespace headrace {
 
-// Whether this processor has tiles for bf16; then this process may use them from now on.
+// Whether this processor has tiles for bf16 and int8; then this process may use them from now on.
 bool may_use_tiles();
 
 // As `gemm_bf16` and `gemm_bf12_rounded` of Kernels, always from zero: `accumulate` and `ahead` are
@@ -12,5 +12,10 @@ bool may_use_tiles();
 // blocks of bf16.
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks);
 void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpacked);
+
+// As `gemm_int16` and `gemm_int8` of Kernels; those of few rows are the vectors'.
+void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int num_blocks,
+                         void *room);
+void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room);
 
 } // namespace headrace

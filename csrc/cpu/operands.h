@@ -32,19 +32,24 @@ struct Operands {
     }
 };
 
-// 32 activations of a row: the number is scale * numbers[j]. See gemm_int16.h.
-struct Int16Group {
+// Of 32 activations of a row, as rounded.
+struct GroupSums {
     float scale;
-    float sum, first_sum;                 // of the activations as rounded, of their first half
+    float sum, first_sum; // of the activations, of their first half
+
+    // Of the whole, or of one half.
+    float sum_of(int part, int num_parts) const {
+        return num_parts == 1 ? sum : part == 0 ? first_sum : sum - first_sum;
+    }
+};
+
+// The number is scale * numbers[j]. See gemm_int16.h.
+struct Int16Group : GroupSums {
     int32_t offset, first_offset;         // -128 times the sum of the numbers, likewise
     uint8_t numbers[2 * quantized_group]; // as V::dot reads them
 
-    // Of the whole, or of one half.
     int32_t offset_of(int part, int num_parts) const {
         return num_parts == 1 ? offset : part == 0 ? first_offset : offset - first_offset;
-    }
-    float sum_of(int part, int num_parts) const {
-        return num_parts == 1 ? sum : part == 0 ? first_sum : sum - first_sum;
     }
 };
 
@@ -78,6 +83,12 @@ constexpr int num_pairs = quantized_group / 2;
 constexpr int slab_groups = super_block / quantized_group; // columns of a panel
 constexpr size_t most_panel_bytes = 48 << 10;
 using RowPairs = int32_t[num_pairs];
+constexpr size_t panel_row_bytes = slab_groups * (sizeof(RowPairs) + sizeof(GroupSums));
+
+// What panels take, with so many rows beside them.
+constexpr size_t room_of_panels(int rows) {
+    return most_panel_bytes + padded(rows) * panel_row_bytes;
+}
 
 // Of what is decoded at a time: as wide as the widest tile of many rows, and short enough for the
 // nearest cache. Units are whole.

@@ -316,7 +316,7 @@ void multiply_each(StepState &state, const std::vector<Extent> &extents, const M
 }
 
 size_t room_for_panels() {
-    return (most_panel_bytes + rounded_rows_per_part * slab_groups * sizeof(RowPairs)) / 4;
+    return room_of_panels(rounded_rows_per_part) / sizeof(float);
 }
 
 size_t room_for_gates(int num_rows) {

@@ -17,7 +17,7 @@ KB = 1 << 10
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
 NAME = re.compile(r"[\w.-]+")
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # of CUDA: the GPUs that programs may see
-TILES = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512vbmi"}  # what it takes to use them
+TILES = {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512vbmi"}  # to use them
 
 
 @dataclass(frozen=True, kw_only=True)

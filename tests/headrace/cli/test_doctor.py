@@ -118,9 +118,9 @@ def test_gpus_that_are_hidden_are_none(
     [
         ("", "avx2", False),
         ("avx512f", "avx512", False),
-        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16", "avx512 with amx", False),
-        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16", "avx512", True),
-        ("avx512f avx512_bf16 amx_tile amx_bf16", "avx512", False),
+        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16 amx_int8", "avx512 with amx", False),
+        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16 amx_int8", "avx512", True),
+        ("avx512f avx512_bf16 amx_tile amx_bf16 amx_int8", "avx512", False),
     ],
 )
 def test_kernels_are_those_that_run_whatever_the_processor_has(

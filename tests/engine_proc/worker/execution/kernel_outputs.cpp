@@ -120,7 +120,7 @@ public:
         : kernels_(kernels), path_(path), cols_(cols), stride_(padded(cols) + lanes),
           x_(random.numbers(size_t(num_rows) * stride_)), groups_(num_rows * groups_of(cols)) {
         fill(weight_, format, num_blocks * lanes, cols, random);
-        panels_.allocate(most_panel_bytes + num_rows * slab_groups * sizeof(RowPairs));
+        panels_.allocate(room_of_panels(num_rows));
         std::fill_n(x_.begin() + 3 * stride_, stride_, 0.0f);
         std::vector<float> rounded(stride_);
         for (int row = 0; row < num_rows; ++row) {
