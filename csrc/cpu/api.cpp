@@ -47,7 +47,8 @@ void headrace_cpu_step_seconds(void *model, double *seconds) {
     }
 }
 
-// Layer -1 holds `embed` (slot 0) and `head` (slot 1). Returns whether there was memory.
+// Layer -1 holds `embed` (slot 0), `head` (1), `positions` (2) and `token_types` (3). Returns
+// whether there was memory.
 int32_t headrace_cpu_allocate(void *model, int32_t layer, int32_t slot, int32_t format,
                               int32_t rows, int32_t cols) {
     try {
@@ -80,8 +81,8 @@ void headrace_cpu_pack_stored(void *model, int32_t layer, int32_t slot, int32_t 
     pack_stored(static_cast<Model *>(model)->matrix(layer, slot), first_row, num_rows, source);
 }
 
-// Layer -1 holds the final norm (slot 0), its bias (1) and that of the head (2). Vectors of experts
-// are set one by one, from `first` on.
+// Layer -1 holds the final norm (slot 0), its bias (1), that of the head (2), the norm of
+// embeddings (3) and its bias (4). Vectors of experts are set one by one, from `first` on.
 void headrace_cpu_set_vector(void *model, int32_t layer, int32_t slot, int32_t first,
                              const float *numbers, int32_t n) {
     std::vector<float> &vector = static_cast<Model *>(model)->vector(layer, slot);

@@ -172,7 +172,7 @@ public:
                      config.head_dim,
                      state.value_dim,
                      tile.first_position,
-                     tile.last_key,
+                     tile.last_key_in(state.model.layers[layer].config.window),
                      state.step.last_seen ? state.step.last_seen + tile.first_token : nullptr,
                      state.model.layers[layer].config.window,
                      config.attention_softcap,
@@ -201,7 +201,7 @@ public:
         const Partial next = partial_at(memory, state_, rows);
         const int first = tile_.first_segment(operands_.window);
         attend_segment(first, scratch, total);
-        for (int segment = first + 1; segment < tile_.end_segment(); ++segment) {
+        for (int segment = first + 1; segment < tile_.end_segment(operands_.window); ++segment) {
             attend_segment(segment, scratch, next);
             merge(total, next, rows);
         }
@@ -256,9 +256,10 @@ void attend_split(StepState &state, int layer) {
     };
     std::vector<Task> tasks;
     for (const Tile &tile : state.tiles) {
-        const int first = tile.first_segment(state.model.layers[layer].config.window);
+        const Window window = state.model.layers[layer].config.window;
+        const int first = tile.first_segment(window), end = tile.end_segment(window);
         for (int group = 0; group < state.num_groups; ++group) {
-            for (int segment = first; segment < tile.end_segment(); ++segment) {
+            for (int segment = first; segment < end; ++segment) {
                 tasks.push_back({&tile, group, segment, {}});
             }
         }

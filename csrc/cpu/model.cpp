@@ -30,7 +30,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     size_t state_numbers = 0;
     for (int i = 0; i < c.num_layers; ++i) {
         layers[i].config = layer_configs[i];
-        layers[i].kv_index = num_kv_layers;
+        layers[i].kv_index = c.shares_pages ? 0 : num_kv_layers;
         num_kv_layers += layers[i].has_pages();
         if (layers[i].config.mixer == Mixer::latent_attention) {
             latent = &layers[i].config.latent;
@@ -50,6 +50,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
                          rope.interleaved != 0, rope.scale});
     }
     peers.first_tokens = {0, c.vocab_size};
+    num_kv_layers = c.shares_pages ? 1 : num_kv_layers;
     kv.allocate(c.kv_format, num_kv_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim,
                 latent != nullptr, memory);
     // `cache_bytes` of cpu_executor.py: states begin at a page of the system's.
@@ -62,14 +63,17 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
 
 Matrix &Model::matrix(int layer, int slot) {
     if (layer < 0) {
-        return slot == 0 ? embed : head;
+        Matrix *const outer[] = {&embed, &head, &positions, &token_types};
+        return *outer[slot];
     }
     return layers[layer].matrices[slot];
 }
 
 std::vector<float> &Model::vector(int layer, int slot) {
     if (layer < 0) {
-        return slot == 0 ? norm : slot == 1 ? norm_bias : head_bias;
+        std::vector<float> *const outer[] = {&norm, &norm_bias, &head_bias, &embed_norm,
+                                             &embed_norm_bias};
+        return *outer[slot];
     }
     return layers[layer].vectors[slot];
 }

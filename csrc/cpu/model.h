@@ -13,7 +13,7 @@
 
 namespace headrace {
 
-enum class Placement : int32_t { pre, pre_post, post, parallel, parallel_two_norms };
+enum class Placement : int32_t { pre, pre_post, post, parallel, parallel_two_norms, post_sum };
 enum class QKNorm : int32_t { none, per_head, full, per_head_after_rope, unweighted_after_rope };
 enum class Mixer : int32_t {
     attention,
@@ -38,7 +38,8 @@ struct Config {
     Gate activation;
     int32_t gated_mlp;
     int32_t num_pages, page_tokens;
-    int32_t num_states; // slots
+    int32_t num_states;   // slots
+    int32_t shares_pages; // of all layers: no key is read in a later step, nor in a later layer
     Format kv_format;
     int32_t num_threads;
     Isa isa;
@@ -294,8 +295,9 @@ struct Model {
     std::vector<Layer> layers;
     // Of the layers with pages; null: they have keys and values.
     const LatentConfig *latent = nullptr;
-    Matrix embed, head;                            // `head` stays empty when tied
-    std::vector<float> norm, norm_bias, head_bias; // empty when the model has none
+    Matrix embed, head;            // `head` stays empty when tied
+    Matrix positions, token_types; // of encoders: added to a token's embedding, before a norm
+    std::vector<float> norm, norm_bias, head_bias, embed_norm, embed_norm_bias; // empty: none
     KvPages kv;
     StateSlots states;
     Peers peers;
@@ -315,6 +317,7 @@ struct Step {
     const int32_t *embed_rows;     // [num_tokens], or null: the embeddings of all are their tokens'
     const int32_t *rope_positions; // [num_tokens, 3], or null: `positions` in each axis
     const int32_t *last_seen;      // [num_tokens], or null: no token sees beyond itself
+    const int32_t *token_types;    // [num_tokens], or null: all are 0
     const float *embeds;           // [num_embeds, hidden]
     float *logits; // [num_logit_rows, stride_of(vocab)], or null and instead of them ...
     float *maxima; // [num_logit_rows, num_blocks_of(vocab)], of each 64 logits of a row

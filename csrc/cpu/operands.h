@@ -114,16 +114,22 @@ struct HeadPlace {
 constexpr int segment_tokens = 256; // a multiple of every page size
 constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2
 
-// The keys that a token sees: the newest so many, or those of its own chunk of so many.
+// The keys that a token sees: the newest so many, or those of its own chunk of so many. In a
+// two-sided window, as many from its own on.
 struct Window {
     int32_t tokens; // INT32_MAX: all
     int32_t is_chunked;
+    int32_t is_two_sided = 0;
 
     int first_key(int position) const {
         if (is_chunked) {
             return position / tokens * tokens;
         }
         return position < tokens ? 0 : position - tokens + 1;
+    }
+    // `last_seen`: where the mask of the whole batch lets the token see to.
+    int last_key(int position, int last_seen) const {
+        return is_two_sided && last_seen - position >= tokens ? position + tokens - 1 : last_seen;
     }
 };
 
@@ -149,7 +155,9 @@ struct AttentionTile {
 
     int rows() const { return num_tokens * group; }
     int position(int row) const { return first_position + row / group; }
-    int last_key_of(int row) const { return last_seen ? last_seen[row / group] : position(row); }
+    int last_key_of(int row) const {
+        return last_seen ? window.last_key(position(row), last_seen[row / group]) : position(row);
+    }
     size_t page_offset(int token) const { return pages[token / page_tokens] * page_stride; }
     int first_key(int row) const { return window.first_key(position(row)); }
 };

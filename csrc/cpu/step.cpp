@@ -76,6 +76,22 @@ void turn(const StepState &state, int token) {
     }
 }
 
+// What encoders add to a token's embedding, and the norm of the sum.
+void finish_embedding(const StepState &s, int token, float *row) {
+    float *added = s.sublayer + size_t(token) * s.hidden_stride;
+    const auto add = [&](const Matrix &table, int index) {
+        if (table.rows > 0) {
+            unpack_row(table, index, added);
+            s.model.kernels->add(added, 1.0f, s.config.hidden_size, row);
+        }
+    };
+    add(s.model.positions, s.step.positions[token]);
+    add(s.model.token_types, s.step.token_types ? s.step.token_types[token] : 0);
+    if (!s.model.embed_norm.empty()) {
+        norm(s.model, s.model.embed_norm, s.model.embed_norm_bias, row, row);
+    }
+}
+
 // residual = what each token comes in as.
 void embed(StepState &state) {
     const int32_t *embed_rows = state.step.embed_rows;
@@ -86,6 +102,7 @@ void embed(StepState &state) {
         } else {
             embed_token(state, token, row);
         }
+        finish_embedding(state, token, row);
         turn(state, token);
     });
     state.model.peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
@@ -186,8 +203,8 @@ void enter_layer(const StepState &s, int index, int token) {
 }
 
 // residual += multiplier * norm(sublayer of all workers), without a norm where the placement has
-// none there. Then `enter(token)`, what the next sublayer begins with, while a token's row is in
-// the cache.
+// none there, or residual = norm(residual + multiplier * sublayer). Then `enter(token)`, what the
+// next sublayer begins with, while a token's row is in the cache.
 template <class Enter>
 void add_sublayer(StepState &s, const std::vector<float> &post_norm,
                   const std::vector<float> &post_norm_bias, float multiplier, const Enter &enter) {
@@ -195,11 +212,15 @@ void add_sublayer(StepState &s, const std::vector<float> &post_norm,
     s.model.peers.sum(s.sublayer, size_t(s.num_tokens) * s.hidden_stride);
     s.each_row([&](int token) {
         float *x = s.sublayer + size_t(token) * s.hidden_stride;
-        if (!post_norm.empty()) {
+        float *sum = s.residual + size_t(token) * s.hidden_stride;
+        const bool norms_sum = s.config.placement == Placement::post_sum;
+        if (!post_norm.empty() && !norms_sum) {
             norm(s.model, post_norm, post_norm_bias, x, x);
         }
-        s.model.kernels->add(x, multiplier, s.config.hidden_size,
-                             s.residual + size_t(token) * s.hidden_stride);
+        s.model.kernels->add(x, multiplier, s.config.hidden_size, sum);
+        if (norms_sum) {
+            norm(s.model, post_norm, post_norm_bias, sum, sum);
+        }
         enter(token);
     });
 }
@@ -363,8 +384,20 @@ void run_layer(StepState &s, int index) {
 
 // What the head sees of row `i` of the logits.
 void write_hidden(const StepState &s, int i, float *out) {
-    const size_t token = s.step.logit_rows[i];
-    norm(s.model, s.model.norm, s.model.norm_bias, s.residual + token * s.hidden_stride, out);
+    const float *x = s.residual + size_t(s.step.logit_rows[i]) * s.hidden_stride;
+    if (s.model.norm.empty()) {
+        std::copy_n(x, s.config.hidden_size, out);
+    } else {
+        norm(s.model, s.model.norm, s.model.norm_bias, x, out);
+    }
+}
+
+// Whether encoders have what they add for a token's position and type.
+bool is_valid_embedding(const Model &model, const Step &step, int i) {
+    const int num_positions = model.positions.rows, num_types = model.token_types.rows;
+    const int type = step.token_types ? step.token_types[i] : 0;
+    return (num_positions == 0 || step.positions[i] < num_positions) &&
+           (num_types == 0 || (type >= 0 && type < num_types));
 }
 
 // Logits of this worker's tokens, [logit rows, stride].
@@ -452,7 +485,7 @@ bool is_valid(const Model &model, const Step &step) {
         const int position = step.positions[i], last = position / config.page_tokens;
         if (token < 0 || token >= model.peers.num_tokens() || sequence < 0 ||
             sequence >= step.num_sequences || position < 0 || last >= step.max_pages ||
-            !is_valid_image(step, i)) {
+            !is_valid_image(step, i) || !is_valid_embedding(model, step, i)) {
             return false;
         }
         const bool follows =

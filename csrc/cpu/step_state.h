@@ -13,7 +13,10 @@ struct Tile { // consecutive tokens of one sequence
     int first_segment(Window window) const {
         return window.first_key(first_position) / segment_tokens;
     }
-    int end_segment() const { return last_key / segment_tokens + 1; }
+    int last_key_in(Window window) const {
+        return window.last_key(first_position + num_tokens - 1, last_key);
+    }
+    int end_segment(Window window) const { return last_key_in(window) / segment_tokens + 1; }
 };
 
 // Padded to whole vectors, and one more: a power of two would put all rows in one cache set.

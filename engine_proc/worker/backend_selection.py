@@ -12,17 +12,13 @@ from headrace.engine_proc.worker.device_selection import (
     place,
 )
 from headrace.engine_proc.worker.models.model import (
-    NO_DUMMY,
     DecoderModel,
     NotLowered,
     open_model,
-    read_json,
 )
 from headrace.errors import ModelError
-from headrace.model.pooling import PoolingKind, read_pooling
 
 CORE, KERNELS, TRANSFORMERS = "the C++ core", "kernels on GPUs", "transformers"
-CROSS_ENCODER = "it is a cross-encoder"
 
 
 class BackendChoice(NamedTuple):
@@ -49,8 +45,6 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
         where = place(config, model)
         executor = CORE if where.name == "cpu" else KERNELS
         return BackendChoice(executor, f"{found.why}; {where.why}")
-    if config.load_format == "dummy" and found.why == CROSS_ENCODER:
-        raise ModelError(NO_DUMMY.format(path=path))
     if config.quantization != "none":
         raise ModelError(
             f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
@@ -63,9 +57,6 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:
     """Return the resolved `--model-impl`, and the model if it is one of our own decoders."""
-    pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
-    if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
-        return BackendChoice(TRANSFORMERS, CROSS_ENCODER), None
     if impl == "transformers":
         if not path.is_dir():
             raise ModelError(f"{path}: only folders can be run with --model-impl transformers")

@@ -90,14 +90,21 @@ def lacking_kernel(spec: DecoderSpec) -> str:
         return "experts"
     if mixers := {type(layer.mixer) for layer in spec.layers} & MIXERS.keys():
         return MIXERS[mixers.pop()]
-    if spec.attention_gate:
-        return "gates of attention"
     if not spec.gated_mlp:
         return "an MLP without a gate"
     if spec.activation == Activation.RELU2:
         return "a squared ReLU"
     if spec.norm_bias or spec.head_bias:
         return "biases of norms or of its head"
+    return lacking_attention(spec)
+
+
+def lacking_attention(spec: DecoderSpec) -> str:
+    """Return what attention has that no kernel of GPUs computes; "" is nothing."""
+    if spec.encoder is not None:
+        return "tokens that see their whole text"
+    if spec.attention_gate:
+        return "gates of attention"
     if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):
         return "a norm of queries and keys after RoPE"
     if any(layer.is_chunked for layer in spec.layers):

@@ -1,6 +1,7 @@
 """Loads a model, or a worker's shard of it, into its executor."""
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from headrace.engine_proc.worker.device_selection import (
 )
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_split import split_cache
+from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
     KVDtype,
@@ -36,6 +38,7 @@ from headrace.engine_proc.worker.execution.loaded_model import (
 from headrace.engine_proc.worker.execution.memory_check import check_kv_cache, check_weights
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
 from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.models.dense_layers import DenseLayer, dense_modules
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
@@ -94,6 +97,8 @@ def load(
     if isinstance(model, DecoderModel):
         device = place(execution, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
+        if model.spec.encoder is not None:
+            return encoder_in_core(execution, model, progress)
         if device.name == "cpu":
             return in_core(config, model, progress, group, embeds)
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
@@ -147,7 +152,8 @@ def in_core(
         progress=progress,
         memory=memory,
     )
-    runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
+    layers = (model.pooling, model.dense)
+    runner = decoder_runner(executor, *layers, model.spec.vocab_size, num_threads, embeds)
     cache_id = b"" if memory is None else memory.cache_id
     return LoadedModel(
         runner,
@@ -157,6 +163,35 @@ def in_core(
         page_bytes=page_bytes(own_spec, PAGE_TOKENS, kv_dtype),
         state_bytes=state_bytes(own_spec),
     )
+
+
+def encoder_in_core(
+    config: ExecutionConfig, model: DecoderModel, progress: Progress
+) -> LoadedModel:
+    """Load an encoder into the C++ core.
+
+    It rounds nothing but for `--dtype bfloat16`, and where weights are stored in fewer bits.
+    """
+    assert model.pooling is not None
+    weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    check_weights(config, model.spec, model.weights, weight_dtype, memory_limit())
+    is_wide = config.dtype == "auto" and model.stores_float32
+    is_exact = config.dtype == "float32" or (is_wide and config.quantization == "none")
+    num_tokens = max(config.max_num_batched_tokens, config.max_model_len)
+    executor = CpuExecutor(
+        model.spec,
+        model.weights,
+        num_pages=most_pages(num_tokens, config.max_num_seqs, PAGE_TOKENS),
+        page_tokens=PAGE_TOKENS,
+        weight_dtype=weight_dtype,
+        kv_dtype=KVDtype.FLOAT32 if is_exact else KVDtype.BFLOAT16,
+        rounds_activations=not is_exact,
+        threads=threads_of_rank(config.tp),
+        progress=progress,
+    )
+    encoder = CpuEncoder(executor, model.pooling.kind)
+    embedder = Embedder(encoder, normalize=model.pooling.normalize, dense=model.dense)
+    return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
 
 
 def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:
@@ -188,11 +223,16 @@ def in_transformers(
         )
     check_on_cpu(config, IN_MODULES)
     if isinstance(model, Classifier):
-        runner = EmbeddingRunner(Embedder(model, normalize=False))
-        return LoadedModel(runner, ENCODER_PAGES, whole_prompts=True)
+        embedder = Embedder(model, normalize=False)
+        return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
     pooling = model.pooling
+    dense: tuple[DenseLayer, ...] = ()
+    if pooling is not None:
+        path, width = Path(config.model_path), model.module.config.hidden_size
+        dense = dense_modules(path, pooling, width)
     if pooling is not None and not model.is_causal:
-        embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
+        encoder = EncoderExecutor(model, pooling.kind)
+        embedder = Embedder(encoder, normalize=pooling.normalize, dense=dense)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
     check_kv_cache(config.cpu_kv_bytes, memory_limit())
     kv_dtype = KV[config.kv_cache_dtype]
@@ -202,18 +242,20 @@ def in_transformers(
         model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
     )
     num_threads = threads_of_rank(config.tp)
-    return LoadedModel(decoder_runner(executor, pooling, model.vocab_size, num_threads), num_pages)
+    runner = decoder_runner(executor, pooling, dense, model.vocab_size, num_threads)
+    return LoadedModel(runner, num_pages)
 
 
 def decoder_runner(
     executor: Executor,
     pooling: Pooling | None,
+    dense: tuple[DenseLayer, ...],
     vocab_size: int,
     num_threads: int,
     embeds: Floats | None = None,
 ) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if pooling is not None:
-        return EmbeddingRunner(Embedder(executor, normalize=pooling.normalize))
+        return EmbeddingRunner(Embedder(executor, normalize=pooling.normalize, dense=dense))
     sampler = Sampler(vocab_size, threads=min(num_threads, MAX_THREADS))
     return GenerationRunner(executor, sampler, embeds)

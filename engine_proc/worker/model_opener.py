@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def open_for(
     config: ExecutionConfig, group: ShmAllReduce | None = None
 ) -> "DecoderModel | TransformersModel | Classifier":
-    """Open a model for `--model-impl`; cross-encoders run in transformers only.
+    """Open a model for `--model-impl`.
 
     One of a group has a share of a model that runs in transformers; others come whole.
 
@@ -44,18 +44,8 @@ def open_for(
         ConfigError: torch or transformers is missing.
     """
     path, impl = Path(config.model_path), config.required_impl
-    pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
-    if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
-        if group is not None:
-            raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
-        if config.load_format == "dummy":
-            raise ModelError(NO_DUMMY.format(path=path))
-        extras.require("modules", f"{path}: a cross-encoder runs in transformers")
-        from headrace.engine_proc.worker.hf.classifier import open_classifier
-
-        return open_classifier(path, dtype=config.dtype, activation=pooling.activation)
     if impl == "transformers":
-        return open_with_transformers(config, group)
+        return open_in_modules(config, group)
     try:
         model = open_model(path, config.load_format)
     except NotLowered as lowering:
@@ -63,15 +53,41 @@ def open_for(
             raise
         extras.require("modules", f"{lowering}; transformers may run it")
         try:
-            opened = open_with_transformers(config, group)
+            opened = open_in_modules(config, group)
         except ModelError as error:
             reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
             raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
         log.info("%s; transformers' modules run it, slower", lowering)
         return opened
-    if model.pooling is not None and model.pooling.kind != PoolingKind.LAST:
+    if model.spec.encoder is not None:
+        if group is not None:
+            raise ModelError(f"{path}: an encoder is run by one worker; use --tp 1")
+    elif model.pooling is not None and model.pooling.kind != PoolingKind.LAST:
         raise wrong_pooling(path, model.pooling.kind)
     return model
+
+
+def open_in_modules(
+    config: ExecutionConfig, group: ShmAllReduce | None
+) -> "TransformersModel | Classifier":
+    """Open a model for transformers' modules, with its head if that scores.
+
+    Raises:
+        ModelError: it cannot be opened that way.
+        ConfigError: torch or transformers is missing.
+    """
+    path = Path(config.model_path)
+    pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
+    if pooling is None or not pooling.scores:
+        return open_with_transformers(config, group)
+    if group is not None:
+        raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
+    if config.load_format == "dummy":
+        raise ModelError(NO_DUMMY.format(path=path))
+    extras.require("modules", f"{path}: runs in transformers")
+    from headrace.engine_proc.worker.hf.classifier import open_classifier
+
+    return open_classifier(path, dtype=config.dtype, activation=pooling.activation)
 
 
 def open_with_transformers(

@@ -25,7 +25,7 @@ from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
 from headrace.model.output_formats import thought_format, tool_format
-from headrace.model.pooling import Pooling, PoolingKind, read_pooling
+from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.sparse_attention import dense_length
 from headrace.model.vision_families import FAMILIES, decoder_config, vision_family
@@ -301,7 +301,9 @@ def vector_size(pooling: Pooling | None, config: Mapping[str, Any]) -> int | Non
     """Return how many numbers a text becomes, where that is known."""
     if pooling is None:
         return None
-    return 1 if pooling.kind is PoolingKind.HEAD else config.get("hidden_size")
+    if pooling.dense:
+        return pooling.dense[-1].out_features
+    return 1 if pooling.scores else config.get("hidden_size") or config.get("dim")
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.config.config import CPU_KV_BYTES, SECRETS, TYPES, ServerConfig
 from headrace.config.kv_events_config import KvEventsConfig
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
-from headrace.model.pooling import Pooling, PoolingKind
+from headrace.model.pooling import Pooling
 from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
 
 
@@ -48,12 +48,12 @@ class ModelCard:
     @property
     def embeds(self) -> bool:
         """Whether it makes vectors of texts, and generates none."""
-        return self.pooling is not None and self.pooling.kind is not PoolingKind.HEAD
+        return self.pooling is not None and not self.pooling.scores
 
     @property
     def compares(self) -> bool:
         """Whether it is a cross-encoder, which scores pairs of texts."""
-        return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
+        return self.pooling is not None and self.pooling.scores
 
 
 @dataclass(frozen=True, kw_only=True)

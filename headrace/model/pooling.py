@@ -1,9 +1,9 @@
 """Pooling of an embedding model, by its sentence-transformers files.
 
 `modules.json` lists the steps after the transformer; `1_Pooling/config.json` is the one that
-pools. A folder without `modules.json` holds an embedding model only if it is an encoder, and is
-then pooled by the mean, as sentence-transformers does. A cross-encoder, which compares two texts by
-reading both, is an encoder with a head that has one label.
+pools. Dense modules behind it multiply the vector. A folder without `modules.json` holds an
+embedding model only if it is an encoder, and is then pooled by the mean, as sentence-transformers
+does. A cross-encoder, which compares two texts by reading both, has a head with one label.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,20 @@ class PoolingKind(StrEnum):
     MEAN = "mean"
     FIRST = "cls"
     LAST = "lasttoken"
-    HEAD = "head"  # of a cross-encoder: the vector is one number, how alike two texts are
 
 
-class ScoreActivation(StrEnum):
-    """The activation of a classification head."""
+class DenseActivation(StrEnum):
+    """The activation behind a product with a vector."""
 
-    SIGMOID = "sigmoid"
     IDENTITY = "identity"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    RELU = "relu"
+    GELU = "gelu"
+    SILU = "silu"
+
+
+SCORE_ACTIVATIONS = (DenseActivation.SIGMOID, DenseActivation.IDENTITY)
 
 
 # How files before sentence-transformers 6 named them, one flag each.
@@ -49,13 +55,24 @@ LATE_POSITIONS = ("camembert", "roberta", "xlm-roberta")
 
 
 @dataclass(frozen=True)
+class DenseModule:
+    """A product with the matrix of `model.safetensors` in the folder `path`."""
+
+    path: str
+    out_features: int
+    activation: DenseActivation
+
+
+@dataclass(frozen=True)
 class Pooling:
     """The pooling steps on the hidden states of a text's tokens."""
 
     kind: PoolingKind
-    normalize: bool = False  # to length 1
+    normalize: bool = False  # to length 1, after all
     max_tokens: int | None = None  # of a text, special tokens included; None is not known
-    activation: ScoreActivation = ScoreActivation.IDENTITY  # of a head
+    dense: tuple[DenseModule, ...] = ()
+    scores: bool = False  # a head makes one number of the vector: how alike two texts are
+    activation: DenseActivation = DenseActivation.IDENTITY  # of that number
 
 
 class Module(msgspec.Struct):
@@ -79,20 +96,43 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         return Pooling(PoolingKind.MEAN, max_tokens=read_max_tokens(folder, config))
     modules: list[Module] = read(folder / "modules.json", list[Module])
     kind, normalize = PoolingKind.MEAN, False
+    dense: list[DenseModule] = []
     for module in modules:
         match module.type.rsplit(".", 1)[-1]:
             case "Transformer":
                 pass
             case "Pooling":
                 kind = read_kind(folder / module.path / "config.json")
+            case "Dense" if not normalize:
+                dense.append(read_dense(folder, module.path))
             case "Normalize":
                 normalize = True
             case other:
                 raise ModelError(
-                    f"{folder / 'modules.json'}: a {other} module is not supported; Transformer, "
-                    "Pooling and Normalize are"
+                    f"{folder / 'modules.json'}: a {other} module is not supported"
+                    f"{' behind Normalize' if normalize else ''}; Transformer, Pooling, Dense and "
+                    "at last Normalize are"
                 )
-    return Pooling(kind, normalize, read_max_tokens(folder, config))
+    return Pooling(kind, normalize, read_max_tokens(folder, config), tuple(dense))
+
+
+def read_dense(folder: Path, path: str) -> DenseModule:
+    """Read the config of a Dense module, which is in the folder `path`."""
+    file = folder / path / "config.json"
+    config: dict[str, Any] = read(file, dict[str, Any])
+    name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1].lower()
+    size = config.get("out_features")
+    if name not in tuple(DenseActivation):
+        known = ", ".join(DenseActivation)
+        raise ModelError(f"{file}: activation {name} is not supported; one of {known} is")
+    if not isinstance(size, int) or size < 1:
+        raise ModelError(f"{file}: out_features is {size}, not a positive integer")
+    if config.get("use_residual"):
+        raise ModelError(f"{file}: use_residual is not supported")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise ModelError(f"{file}: {key} is {config[key]}, not sentence_embedding")
+    return DenseModule(path, size, DenseActivation(name))
 
 
 def is_classifier(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -105,35 +145,42 @@ def is_classifier(folder: Path, config: Mapping[str, Any]) -> bool:
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> Pooling:
     """Read how a cross-encoder scores."""
-    path, kind = folder / "config.json", config.get("model_type")
-    if kind not in ENCODERS:
-        raise ModelError(f"{path}: a {kind} model as a cross-encoder is not supported")
+    path = folder / "config.json"
     num_labels = len(config.get("id2label") or range(2))
     if num_labels != 1:
         raise ModelError(
             f"{path}: a classifier of {num_labels} labels is not supported; a cross-encoder has one"
         )
     return Pooling(
-        PoolingKind.HEAD,
+        pooled_by_head(config),
         max_tokens=read_max_tokens(folder, config),
+        scores=True,
         activation=read_activation(folder, config),
     )
 
 
-def read_activation(folder: Path, config: Mapping[str, Any]) -> ScoreActivation:
+def pooled_by_head(config: Mapping[str, Any]) -> PoolingKind:
+    """Return which tokens a classification head reads: of a decoder the last."""
+    if config.get("model_type") not in ENCODERS:
+        return PoolingKind.LAST
+    is_mean = config.get("classifier_pooling") == "mean"  # ModernBERT's
+    return PoolingKind.MEAN if is_mean else PoolingKind.FIRST
+
+
+def read_activation(folder: Path, config: Mapping[str, Any]) -> DenseActivation:
     """Read a cross-encoder's activation; older files have it in other places."""
     nested = config.get("sentence_transformers") or {}
     stated = (
         read_optional(folder / "config_sentence_transformers.json").get("activation_fn")
         or nested.get("activation_fn")
         or config.get("sbert_ce_default_activation_function")
-        or ScoreActivation.SIGMOID
+        or DenseActivation.SIGMOID
     )
     name = stated.rsplit(".", 1)[-1].lower()
-    if name not in tuple(ScoreActivation):
-        known = ", ".join(ScoreActivation)
+    if name not in SCORE_ACTIVATIONS:
+        known = ", ".join(SCORE_ACTIVATIONS)
         raise ModelError(f"{folder}: activation {stated} is not supported; one of {known} is")
-    return ScoreActivation(name)
+    return DenseActivation(name)
 
 
 def read_kind(path: Path) -> PoolingKind:

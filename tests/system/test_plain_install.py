@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from embedding_models import minilm
 from servers import RunningServer
 
 from headrace.config.model_card import find_demo_model
@@ -19,10 +21,13 @@ PLAIN = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "plain_instal
 LAUNCH = str(Path(sys.executable).parent / "launch_server")
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GPT2 = {"model_type": "gpt2", "eos_token_id": 2, "n_positions": 64, "vocab_size": 49152}
-CROSS_ENCODER = {
-    "model_type": "bert",
-    "architectures": ["BertForSequenceClassification"],
-    "id2label": {"0": "alike"},
+ELECTRA = {  # whose embeddings are projected
+    "model_type": "electra",
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
     "eos_token_id": 2,
     "max_position_embeddings": 64,
     "vocab_size": 49152,
@@ -49,19 +54,31 @@ def test_a_plain_install_answers(flags: list[str]) -> None:
         running.close()
 
 
+def test_a_plain_install_embeds() -> None:
+    running = RunningServer(str(minilm()), env=PLAIN)
+    try:
+        body = {"input": ["the sea", "the ocean", "a tax"]}
+        answer = httpx.post(f"{running.url}/v1/embeddings", json=body).raise_for_status().json()
+        sea, ocean, tax = (np.array(one["embedding"]) for one in answer["data"])
+        assert sea @ ocean > 0.8 > sea @ tax + 0.4
+        assert running.stop() == 0
+    finally:
+        running.close()
+
+
 @pytest.mark.parametrize(
     ("config", "flags", "says"),
     [
         (GPT2, [], "torch is missing; `pip install 'headrace[modules]'`"),
         (GPT2, ["--model-impl", "transformers"], "`pip install 'headrace[modules]'`"),
-        (CROSS_ENCODER, [], "a cross-encoder runs in transformers: the package torch is missing"),
+        (ELECTRA, [], "transformers may run it: the package torch is missing"),
         (
             LLAVA,
             [],
             "takes images: the package pillow is missing; `pip install 'headrace[images]'`",
         ),
     ],
-    ids=["modules", "model-impl", "cross-encoder", "images"],
+    ids=["modules", "model-impl", "encoder", "images"],
 )
 def test_what_needs_an_extra_names_it(
     config: dict[str, Any], flags: list[str], says: str, tmp_path: Path

@@ -10,10 +10,12 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     head                      [vocab, hidden], absent when `tied_head`
     head.bias                 [vocab], with `head_bias`
     norm                      [hidden]; norms of hidden numbers have a `.bias` with `norm_bias`
-    layers.{i}.attn_norm      [hidden], before attention; absent with placement POST
-    layers.{i}.attn_post_norm [hidden], after attention, with PRE_POST and POST
-    layers.{i}.mlp_norm       [hidden], before the MLP; absent with POST and PARALLEL
-    layers.{i}.mlp_post_norm  [hidden], after the MLP, with PRE_POST and POST
+    positions, token_types    [num_positions or num_token_types, hidden], of encoders, added
+    embed_norm                [hidden], of encoders, of what embeddings add up to
+    layers.{i}.attn_norm      [hidden], before attention; absent with POST and POST_SUM
+    layers.{i}.attn_post_norm [hidden], after attention, with PRE_POST, POST and POST_SUM
+    layers.{i}.mlp_norm       [hidden], before the MLP; absent with POST, POST_SUM and PARALLEL
+    layers.{i}.mlp_post_norm  [hidden], after the MLP, with PRE_POST, POST and POST_SUM
     layers.{i}.q, .k, .v      [heads * head_dim, hidden], and `.q.bias` … with `qkv_bias`
     layers.{i}.q_norm, k_norm [head_dim] per head, or [heads * head_dim] full width
     layers.{i}.sinks          [heads], with `attention_sinks`

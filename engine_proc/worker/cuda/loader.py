@@ -185,7 +185,8 @@ def runner_of(
 ) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if model.pooling is not None:
-        return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
+        embedder = Embedder(executor, normalize=model.pooling.normalize, dense=model.dense)
+        return EmbeddingRunner(embedder)
     num_threads = min(threads_of_rank(config.tp), MAX_THREADS)
     on_host = Sampler(model.spec.vocab_size, threads=num_threads)
     sampler = CudaSampler(executor.device, on_host, executor.draws)

@@ -88,6 +88,7 @@ class Isa(StrEnum):
     NEON = "neon"  # of arm64, with all else that the processor has
 
 
+KV_FORMATS = {KVDtype.FLOAT32: Format.F32, KVDtype.BFLOAT16: Format.BF16}
 # The order of these is the numbering of csrc/cpu.
 ISAS = tuple(Isa)
 PLACEMENTS = tuple(NormPlacement)
@@ -113,7 +114,7 @@ class Config(Structure):
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
         *((name, c_int32) for name in ("placement", "qk_norm", "activation", "gated_mlp")),
-        *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states")),
+        *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states", "shares_pages")),
         ("kv_format", c_int32),
         *((name, c_int32) for name in ("num_threads", "isa")),
         *((name, c_int32) for name in ("rounds_activations", "activation_bits")),
@@ -130,7 +131,7 @@ class NativeStep(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
         *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
-        *((name, c_void_p) for name in ("rope_positions", "last_seen", "embeds")),
+        *((name, c_void_p) for name in ("rope_positions", "last_seen", "token_types", "embeds")),
         *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
         *((name, c_void_p) for name in ("state_in", "state_out", "state_ends")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
@@ -210,9 +211,8 @@ class CpuExecutor:
             num_pages=num_pages,
             page_tokens=page_tokens,
             num_states=num_states,
-            kv_format=FORMATS.index(
-                Format.F32 if KVDtype(kv_dtype) == KVDtype.FLOAT32 else Format.BF16
-            ),
+            shares_pages=spec.encoder is not None,
+            kv_format=FORMATS.index(KV_FORMATS[KVDtype(kv_dtype)]),
             num_threads=threads or usable_cores(),
             isa=ISAS.index(Isa(isa)),
             rounds_activations=rounds_activations,
@@ -422,11 +422,11 @@ class CpuExecutor:
         arrays = [np.ascontiguousarray(field, np.int32) for field in fields]
         num_tokens = len(arrays[0])
         assert all(array.shape == arrays[0].shape for array in arrays[:3])
-        of_images = (batch.embed_rows, batch.rope_positions, batch.last_seen)
-        assert all(column is None or len(column) == num_tokens for column in of_images)
+        columns = (batch.embed_rows, batch.rope_positions, batch.last_seen, batch.token_types)
+        assert all(column is None or len(column) == num_tokens for column in columns)
         step = NativeStep(
             *(array.ctypes.data for array in arrays),
-            *(address(column) for column in of_images),
+            *(address(column) for column in columns),
             address(batch.embeds),
             address(logits),
             address(maxima),
@@ -468,7 +468,8 @@ def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
     padded_dim = -(-spec.head_dim // LANES) * LANES
     key_dim = spec.head_dim if spec.latent is None else 0
     numbers = page_tokens * spec.num_kv_heads * (key_dim + padded_dim)
-    return spec.num_kv_layers * numbers * itemsize
+    num_layers = spec.num_kv_layers if spec.encoder is None else 1  # an encoder's share theirs
+    return num_layers * numbers * itemsize
 
 
 def state_bytes(spec: DecoderSpec) -> int:
@@ -551,8 +552,11 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) 
 def held_format(
     name: str, tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool
 ) -> Format | None:
-    """Return the format in which a matrix is held. Routers are multiplied in fp32."""
-    if name.endswith("router"):
+    """Return the format in which a matrix is held.
+
+    Routers are multiplied in fp32; embeddings of positions and types are added in it.
+    """
+    if name.endswith("router") or name in ("positions", "token_types"):
         return Format.F32
     return packed_format(tensor, dtype, rounds_to_integers)
 

@@ -63,7 +63,7 @@ class LayerConfig(Structure):
     """`LayerConfig` of csrc/cpu/model.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("rope", "window", "is_chunked")),
+        *((name, c_int32) for name in ("rope", "window", "is_chunked", "is_two_sided")),
         ("temperature_scale", c_float),
         ("temperature_tokens", c_int32),
         ("temperature_offset", c_int32),
@@ -186,6 +186,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             -1 if layer.rope is None else layer.rope,
             UNLIMITED if layer.window is None else layer.window,
             layer.is_chunked,
+            spec.encoder is not None,
             *((0.0, 1, 0) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
             number_of(layer),

@@ -44,6 +44,12 @@ class Batch:
     state_ends: Int32s | None = None
 
 
+def sequence_rows(batch: Batch) -> list[slice]:
+    """Cut the batch where its sequence changes."""
+    cuts = (np.flatnonzero(np.diff(batch.sequences)) + 1).tolist()
+    return list(map(slice, [0, *cuts], [*cuts, len(batch.sequences)]))
+
+
 @dataclass(frozen=True)
 class Logits:
     """The logits of a step's rows."""

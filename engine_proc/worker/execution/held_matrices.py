@@ -50,7 +50,8 @@ VECTORS = (
     "kv_a.bias",
     "xielu",
 )
-OUTER_MATRICES, OUTER_VECTORS = ("embed", "head"), ("norm", "norm.bias", "head.bias")
+OUTER_MATRICES = ("embed", "head", "positions", "token_types")
+OUTER_VECTORS = ("norm", "norm.bias", "head.bias", "embed_norm", "embed_norm.bias")
 
 
 class Place(NamedTuple):

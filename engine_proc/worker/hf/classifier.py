@@ -7,12 +7,12 @@ import transformers
 from transformers import PreTrainedModel
 
 from headrace.engine_proc.worker.checkpoints.safetensors import check_folder
-from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.execution.executor import Batch, Floats, sequence_rows
 from headrace.engine_proc.worker.hf.executor import to_floats
 from headrace.engine_proc.worker.hf.model import load_module, open_config
-from headrace.engine_proc.worker.reference.torch_attention import sequence_rows, to_tensor
+from headrace.engine_proc.worker.reference.torch_attention import to_tensor
 from headrace.errors import ModelError
-from headrace.model.pooling import ScoreActivation
+from headrace.model.pooling import DenseActivation
 
 OWN_ATTENTION = "sdpa"
 
@@ -20,7 +20,7 @@ OWN_ATTENTION = "sdpa"
 class Classifier:
     """Scores whole sequences; it has no cache, and reads no page table."""
 
-    def __init__(self, module: PreTrainedModel, activation: ScoreActivation) -> None:
+    def __init__(self, module: PreTrainedModel, activation: DenseActivation) -> None:
         self.module = module
         self.activation = activation
         self.has_types = getattr(module.config, "type_vocab_size", 0) > 1
@@ -38,10 +38,10 @@ class Classifier:
                 inputs["token_type_ids"] = to_tensor(batch.token_types[rows], device)[None]
             parts.append(self.module(**inputs).logits[0].float())
         scores = torch.stack(parts)
-        return to_floats(scores.sigmoid() if self.activation is ScoreActivation.SIGMOID else scores)
+        return to_floats(scores.sigmoid() if self.activation is DenseActivation.SIGMOID else scores)
 
 
-def open_classifier(folder: Path, *, dtype: str, activation: ScoreActivation) -> Classifier:
+def open_classifier(folder: Path, *, dtype: str, activation: DenseActivation) -> Classifier:
     """Load the cross-encoder of a folder, without running code from it.
 
     Raises:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.execution.executor import Batch, Floats, sequence_rows
 from headrace.engine_proc.worker.hf.executor import to_floats
 from headrace.engine_proc.worker.hf.hook import AttentionCall, using_attention
 from headrace.engine_proc.worker.hf.model import TransformersModel
-from headrace.engine_proc.worker.reference.torch_attention import attend, sequence_rows, to_tensor
+from headrace.engine_proc.worker.reference.torch_attention import attend, to_tensor
 from headrace.model.pooling import PoolingKind
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.engine_proc.worker.models.families.dense import DENSE
+from headrace.engine_proc.worker.models.families.encoders import ENCODERS
 from headrace.engine_proc.worker.models.families.hybrids import HYBRIDS
 from headrace.engine_proc.worker.models.families.latent import LATENT
 from headrace.engine_proc.worker.models.families.mamba import MAMBAS
@@ -19,7 +20,7 @@ from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 
-FAMILIES = DENSE | MISTRALS | UNGATED | MIXTURES | HYBRIDS | MAMBAS | LATENT
+FAMILIES = DENSE | MISTRALS | UNGATED | MIXTURES | HYBRIDS | MAMBAS | LATENT | ENCODERS
 
 # Fields of config.json that do not change the logits of a causal decoder.
 INERT = frozenset(
@@ -43,6 +44,7 @@ INERT = frozenset(
         "model_type",
         "output_router_logits",  # beside the logits; so is the loss of the next
         "pad_token_id",
+        "problem_type",  # of a classifier, in training
         "pretraining_tp",  # transformers dropped the code that split by it
         "resid_pdrop",
         "residual_dropout",

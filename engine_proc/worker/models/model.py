@@ -12,9 +12,21 @@ from headrace.engine_proc.worker.checkpoints.quantized import (
     quantization_of,
     weights_of,
 )
-from headrace.engine_proc.worker.checkpoints.weights import Weights
+from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.models import weight_names
+from headrace.engine_proc.worker.models.dense_layers import (
+    DenseLayer,
+    dense_modules,
+    head_layers,
+    without_head,
+)
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
+from headrace.engine_proc.worker.models.encoder_names import (
+    ENCODER_NAMES,
+    POSITION_IDS,
+    encoder,
+    of_encoder,
+)
 from headrace.engine_proc.worker.models.folder_names import hugging_face
 from headrace.engine_proc.worker.models.gguf_config import lower_gguf
 from headrace.engine_proc.worker.models.gguf_names import gguf
@@ -28,7 +40,7 @@ from headrace.model.gguf_metadata import end_token_ids
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.vision_families import TEXT_ONLY, vision_family
 
-NO_DUMMY = "{path}: --load-format dummy takes no cross-encoders, and no models with images"
+NO_DUMMY = "{path}: --load-format dummy takes no cross-encoders, Dense modules and images"
 
 
 class NotLowered(ModelError):
@@ -37,15 +49,21 @@ class NotLowered(ModelError):
 
 @dataclass(frozen=True)
 class DecoderModel:
-    """A decoder on disk: the input of an executor."""
+    """A decoder or an encoder on disk: the input of an executor."""
 
     spec: DecoderSpec
     weights: Weights
     eos_ids: tuple[int, ...]  # any of them ends a text; none if the model does not say
     pooling: Pooling | None = None  # of an embedding model; None generates
+    dense: tuple[DenseLayer, ...] = ()  # behind the pooling
     kv_scales: tuple[
         tuple[float, float], ...
     ] = ()  # of layers' keys and values in 8 bits, if given
+
+    @property
+    def stores_float32(self) -> bool:
+        """Whether its weights are stored in fp32, as its embedding is."""
+        return self.weights["embed"].format == Format.F32
 
 
 def open_model(path: Path | str, load_format: str = "auto") -> DecoderModel:
@@ -81,12 +99,14 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
     except ModelError as error:
         raise NotLowered(f"{folder}: {error}") from error
     pooling = read_pooling(folder, config)
+    if spec.encoder is not None and pooling is None:
+        raise ModelError(f"{folder}: its tokens see those to come, so it cannot generate")
     eos = eos_ids(generation) or eos_ids(config)
     if is_dummy:
-        if has_towers:
+        if has_towers or (pooling is not None and (pooling.scores or pooling.dense)):
             raise ModelError(NO_DUMMY.format(path=folder))
         return DecoderModel(spec, dummy_weights(spec), eos, pooling)
-    but = weight_names.TOWERS if has_towers else ()
+    but = weight_names.TOWERS if has_towers else POSITION_IDS
     stored = safetensors.open_folder(folder, but, is_quantized=quantization is not None)
     try:
         tensors = stored if quantization is None else weights_of(quantization, stored)
@@ -94,11 +114,24 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
             tensors = weight_names.of_decoder(tensors)
         if pooling is not None and "lm_head.weight" not in tensors:
             spec = replace(spec, tied_head=True)  # it has none, and needs none
-        weights = weight_names.adopt(spec, tensors, hugging_face)
+        dense: tuple[DenseLayer, ...] = ()
+        if pooling is not None and pooling.scores:
+            dense = head_layers(config, tensors, pooling.activation)
+            tensors = without_head(config, tensors)
+        elif pooling is not None:
+            dense = dense_modules(folder, pooling, spec.hidden_size)
+        weights = adopt_folder(spec, tensors)
     except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from error
+        raise ModelError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from error
     scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
-    return DecoderModel(spec, weights, eos, pooling, scales)
+    return DecoderModel(spec, weights, eos, pooling, dense, scales)
+
+
+def adopt_folder(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> Weights:
+    """Give a folder's tensors our names."""
+    if spec.architecture in ENCODER_NAMES:
+        return weight_names.adopt(spec, of_encoder(spec, tensors), encoder)
+    return weight_names.adopt(spec, tensors, hugging_face)
 
 
 def open_gguf(path: Path) -> DecoderModel:

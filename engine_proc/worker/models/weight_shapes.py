@@ -26,9 +26,11 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         shapes["head"] = (spec.vocab_size, spec.hidden_size)
     if spec.head_bias:
         shapes["head.bias"] = (spec.vocab_size,)
-    shapes |= linear_shapes("norm", (spec.hidden_size,), spec.norm_bias)
+    shapes |= outer_norm_shapes(spec)
     for i, layer in enumerate(spec.layers):
         of_layer = norm_shapes(spec, layer)
+        if i == 0 and spec.encoder is not None and not spec.encoder.first_norm:
+            of_layer = {k: v for k, v in of_layer.items() if not k.startswith("attn_norm")}
         if layer.attends:
             of_layer |= attention_shapes(spec)
         of_layer |= mixer_shapes(spec, layer.mixer)
@@ -40,6 +42,22 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
             )
             of_layer |= dict.fromkeys(XIELU if spec.activation == Activation.XIELU else (), (1,))
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def outer_norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the weights of the norm behind all layers; of an encoder, all before them, too."""
+    encoder, hidden = spec.encoder, spec.hidden_size
+    last = linear_shapes("norm", (hidden,), spec.norm_bias)
+    if encoder is None:
+        return last
+    shapes = last if encoder.last_norm else {}
+    if encoder.embed_norm:
+        shapes |= linear_shapes("embed_norm", (hidden,), spec.norm_bias)
+    if encoder.num_positions:
+        shapes["positions"] = (encoder.num_positions, hidden)
+    if encoder.num_token_types:
+        shapes["token_types"] = (encoder.num_token_types, hidden)
     return shapes
 
 
@@ -59,10 +77,11 @@ def mixer_shapes(spec: DecoderSpec, mixer: Mixer | None) -> dict[str, Shape]:
 
 def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the weights of a layer's norms."""
-    norms = [] if spec.placement == NormPlacement.POST else ["attn_norm"]
-    if spec.placement not in (NormPlacement.POST, NormPlacement.PARALLEL):
+    are_behind = spec.placement in (NormPlacement.POST, NormPlacement.POST_SUM)
+    norms = [] if are_behind else ["attn_norm"]
+    if not are_behind and spec.placement != NormPlacement.PARALLEL:
         norms.append("mlp_norm")
-    if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
+    if are_behind or spec.placement == NormPlacement.PRE_POST:
         norms += ["attn_post_norm", "mlp_post_norm"]
     has = {"attn": layer.has_mixer, "mlp": layer.has_mlp}
     shapes: dict[str, Shape] = {}

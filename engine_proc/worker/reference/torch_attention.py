@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.execution.executor import Batch, Int32s
+from headrace.engine_proc.worker.execution.executor import Batch, Int32s, sequence_rows
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,6 @@ def place(batch: Batch, page_tokens: int, device: torch.device) -> Places:
         slots=to_tensor(batch.positions % page_tokens, device),
         stretches=stretches,
     )
-
-
-def sequence_rows(batch: Batch) -> list[slice]:
-    """Cut the batch where its sequence changes."""
-    cuts = (np.flatnonzero(np.diff(batch.sequences)) + 1).tolist()
-    return list(map(slice, [0, *cuts], [*cuts, len(batch.sequences)]))
 
 
 def to_tensor(numbers: Int32s, device: torch.device) -> Tensor:

@@ -344,11 +344,10 @@ def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     assert finding.fatal
 
 
-def test_a_cross_encoder_runs_in_transformers(tmp_path: Path) -> None:
-    bert = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}
-    write(tmp_path, {"config.json": json.dumps(bert | {"model_type": "bert"})})
+def test_an_encoder_that_is_not_lowered_runs_in_transformers(tmp_path: Path) -> None:
+    write(tmp_path, {"config.json": json.dumps({"model_type": "bert", "is_decoder": True})})
     told = doctor.executor_of(ServerConfig(), replace(CARD, path=str(tmp_path)))
-    assert told == "transformers: it is a cross-encoder"
+    assert told == "transformers: the config of a bert model lacks 'max_position_embeddings'"
 
 
 def test_a_package_that_is_missing_is_named() -> None:

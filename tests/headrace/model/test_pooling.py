@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 
 from headrace.errors import ModelError
-from headrace.model.pooling import Pooling, PoolingKind, ScoreActivation, read_pooling
+from headrace.model.pooling import (
+    DenseActivation,
+    DenseModule,
+    Pooling,
+    PoolingKind,
+    read_dense,
+    read_pooling,
+)
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 CROSS_ENCODER = BERT | {
     "architectures": ["BertForSequenceClassification"],
     "id2label": {"0": "LABEL_0"},
 }
-ID = ScoreActivation.IDENTITY
+ID = DenseActivation.IDENTITY
+SIGMOID = DenseActivation.SIGMOID
 IDENTITY = "torch.nn.modules.linear.Identity"
 QWEN = {"model_type": "qwen3", "max_position_embeddings": 4096}
 
@@ -92,7 +100,7 @@ def test_a_text_is_as_long_as_files_and_positions_allow(
 @pytest.mark.parametrize(
     ("modules", "files", "named"),
     [
-        (["Transformer", "Pooling", "Dense"], {}, r"modules\.json: a Dense module"),
+        (["Transformer", "Pooling", "CNN"], {}, r"modules\.json: a CNN module"),
         (
             ["Transformer", "Pooling"],
             {"pooling": {"pooling_mode_max_tokens": True}},
@@ -121,7 +129,7 @@ def test_what_is_not_done_here_is_refused_by_name(
 @pytest.mark.parametrize(
     ("extra", "beside", "activation"),
     [
-        ({}, None, ScoreActivation.SIGMOID),
+        ({}, None, DenseActivation.SIGMOID),
         ({"sbert_ce_default_activation_function": IDENTITY}, None, ID),
         (
             {"sentence_transformers": {"activation_fn": IDENTITY}},
@@ -135,25 +143,62 @@ def test_a_cross_encoder_says_what_becomes_of_its_number(
     tmp_path: Path,
     extra: dict[str, Any],
     beside: dict[str, Any] | None,
-    activation: ScoreActivation,
+    activation: DenseActivation,
 ) -> None:
     if beside is not None:
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(beside))
     found = read_pooling(tmp_path, CROSS_ENCODER | extra)
-    assert found == Pooling(PoolingKind.HEAD, max_tokens=512, activation=activation)
+    assert found == Pooling(PoolingKind.FIRST, max_tokens=512, scores=True, activation=activation)
 
 
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
         ({"id2label": {"0": "a", "1": "b"}}, "a classifier of 2 labels is not supported"),
-        ({"model_type": "llama"}, "a llama model as a cross-encoder is not supported"),
         ({"sbert_ce_default_activation_function": "a.Tanh"}, "activation a.Tanh is not supported"),
     ],
 )
 def test_other_classifiers_are_refused(tmp_path: Path, extra: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         read_pooling(tmp_path, CROSS_ENCODER | extra)
+
+
+def test_a_decoder_s_head_reads_the_last_token(tmp_path: Path) -> None:
+    found = read_pooling(tmp_path, QWEN | CROSS_ENCODER | {"model_type": "qwen3"})
+    assert found == Pooling(PoolingKind.LAST, max_tokens=512, scores=True, activation=SIGMOID)
+
+
+def test_dense_modules_are_read_in_their_order(tmp_path: Path) -> None:
+    dense = {"in_features": 8, "activation_function": "torch.nn.modules.activation.Tanh"}
+    write(tmp_path, ["Transformer", "Pooling", "Dense", "Dense", "Normalize"])
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    for index, size in ((2, 32), (3, 4)):
+        modules[index]["path"] = f"{index}_Dense"
+        (tmp_path / f"{index}_Dense").mkdir()
+        config = json.dumps(dense | {"out_features": size})
+        (tmp_path / f"{index}_Dense" / "config.json").write_text(config)
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    found = read_pooling(tmp_path, BERT)
+    assert found is not None
+    assert found.dense == (
+        DenseModule("2_Dense", 32, DenseActivation.TANH),
+        DenseModule("3_Dense", 4, DenseActivation.TANH),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"out_features": 4, "activation_function": "a.Mish"}, "activation mish is not supported"),
+        ({}, "out_features is None"),
+        ({"out_features": 4, "use_residual": True}, "use_residual is not supported"),
+        ({"out_features": 4, "module_input_name": "token_embeddings"}, "not sentence_embedding"),
+    ],
+)
+def test_other_dense_modules_are_refused(tmp_path: Path, config: Any, says: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=says):
+        read_dense(tmp_path, "")
 
 
 def test_a_head_that_is_not_to_be_used_is_not(tmp_path: Path) -> None:

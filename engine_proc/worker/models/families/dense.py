@@ -11,6 +11,7 @@ from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
+    EncoderSpec,
     LayerSpec,
     Norm,
     NormPlacement,
@@ -248,10 +249,14 @@ def gemma3(fields: ConfigFields) -> DecoderSpec:
     """Sliding layers have a RoPE of their own. `attn_logit_softcapping` is not applied, so refused.
 
     Older configs give one layer in `sliding_window_pattern` the full window and global RoPE.
+    EmbeddingGemma is an encoder, whose `sliding_window` counts the tokens of both sides.
     """
     pattern = fields.integer("sliding_window_pattern", 6)
     slides = layer_types(fields, lambda i: (i + 1) % pattern != 0)
     size = window(fields)
+    is_encoder = fields.flag("use_bidirectional_attention", False)
+    if is_encoder and size is not None:
+        size = size // 2 + 1
     return decoder(
         fields,
         act="hidden_activation",
@@ -266,6 +271,7 @@ def gemma3(fields: ConfigFields) -> DecoderSpec:
                 fields.number("rope_local_base_freq", 1e4),
             ),
         ),
+        encoder=EncoderSpec() if is_encoder else None,
         head_dim=256,
         **gemma_common(fields),
         placement=NormPlacement.PRE_POST,

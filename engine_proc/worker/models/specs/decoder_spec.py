@@ -33,6 +33,7 @@ class NormPlacement(StrEnum):
     POST = "post"  # OLMo 2: x + norm(f(x))
     PARALLEL = "parallel"  # Cohere: x + attention(norm(x)) + mlp(norm(x))
     PARALLEL_TWO_NORMS = "parallel_two_norms"  # GPT-NeoX: the MLP has a norm of its own
+    POST_SUM = "post_sum"  # BERT: norm(x + f(x))
 
 
 class QKNorm(StrEnum):
@@ -310,8 +311,22 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """The difference of an encoder from a decoder: a token sees its whole text.
+
+    A layer's `window` has two sides: so many tokens up to a token, and as many from it on.
+    """
+
+    num_positions: int = 0  # that have an embedding, which is added to a token's; 0 is RoPE
+    num_token_types: int = 0  # likewise; 0 is none
+    embed_norm: bool = False  # of what embeddings add up to
+    first_norm: bool = True  # of the first layer's attention, where others have one
+    last_norm: bool = True  # behind the last layer
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """A decoder-only transformer. Weight names are those of `weights.py`."""
+    """A decoder-only transformer, or an encoder. Weight names are those of `weights.py`."""
 
     architecture: str  # as the model's own config names it, for messages and metrics
     vocab_size: int
@@ -346,6 +361,7 @@ class DecoderSpec:
     logit_multiplier: float = 1.0
     gate_multiplier: float = 1.0  # of gate(x), before the activation
     mlp_multiplier: float = 1.0  # of what an MLP adds
+    encoder: EncoderSpec | None = None  # None: a token sees those before it
 
     @property
     def latent(self) -> LatentAttentionSpec | None:

@@ -71,7 +71,7 @@ def hidden_of(model: Any, text: Sequence[int]) -> Floats:
 
 
 def encoder(folder: Path) -> EncoderExecutor:
-    model = open_for(execution_config(folder, max_model_len=60))
+    model = open_for(execution_config(folder, max_model_len=60, model_impl="transformers"))
     assert isinstance(model, TransformersModel)
     assert model.pooling is not None
     return EncoderExecutor(model, model.pooling.kind)

@@ -11,7 +11,7 @@ import transformers
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.hf.classifier import open_classifier
 from headrace.errors import ModelError
-from headrace.model.pooling import ScoreActivation
+from headrace.model.pooling import DenseActivation
 
 TINY = {
     "hidden_size": 32,
@@ -59,7 +59,7 @@ def test_each_sequence_is_scored_alone(
 ) -> None:
     model = save(tmp_path, kind, **fields)
     texts, seconds = [[4, 5, 6, 7, 8], [9, 10, 11]], [2, 1]
-    scores = open_classifier(tmp_path, dtype="float32", activation=ScoreActivation.IDENTITY).embed(
+    scores = open_classifier(tmp_path, dtype="float32", activation=DenseActivation.IDENTITY).embed(
         batch(texts, seconds)
     )
     for text, second, score in zip(texts, seconds, scores, strict=True):
@@ -77,7 +77,7 @@ def test_a_sigmoid_is_between_0_and_1(tmp_path: Path) -> None:
     text = batch([[4, 5]], [1])
     both = [
         open_classifier(tmp_path, dtype="float32", activation=activation).embed(text)
-        for activation in (ScoreActivation.IDENTITY, ScoreActivation.SIGMOID)
+        for activation in (DenseActivation.IDENTITY, DenseActivation.SIGMOID)
     ]
     np.testing.assert_allclose(both[1], 1 / (1 + np.exp(-both[0])), rtol=1e-6)
 
@@ -85,4 +85,4 @@ def test_a_sigmoid_is_between_0_and_1(tmp_path: Path) -> None:
 def test_a_folder_without_the_head_is_refused(tmp_path: Path) -> None:
     save(tmp_path, "bert").bert.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"tensor 'classifier\.bias' is missing"):
-        open_classifier(tmp_path, dtype="float32", activation=ScoreActivation.IDENTITY)
+        open_classifier(tmp_path, dtype="float32", activation=DenseActivation.IDENTITY)

@@ -98,11 +98,12 @@ def test_what_has_no_dummy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--quantization fp8 is for GPUs"):
         foresee(dataclasses.replace(ours, quantization="fp8"))
     make_vision_folder(tmp_path, "smolvlm")
-    with pytest.raises(ModelError, match=r"--load-format dummy takes no .* models with images"):
+    with pytest.raises(ModelError, match=r"--load-format dummy takes no .* images"):
         open_for(ours)
-    scores = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
-    sizes = {"max_position_embeddings": 64, "id2label": {"0": "relevant"}}
-    (tmp_path / "config.json").write_text(json.dumps(scores | sizes))
+    scores = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "relevant"}}
+    folder_of(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | scores))
     for refuse in (open_for, foresee):
         with pytest.raises(ModelError, match="--load-format dummy takes no cross-encoders"):
             refuse(ours)

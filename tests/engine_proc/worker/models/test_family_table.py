@@ -24,12 +24,14 @@ from reference import endless_answers
 from worker_teams import Team
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.models.families.encoders import ENCODERS
 from headrace.engine_proc.worker.models.lowering import FAMILIES
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 
 Answers = list[list[int]]
-# No class of transformers has the text alone (test_images.py), or the family at all.
-LACKED = {"qwen2_5_vl_text", "kimi_k2"}
+# No class of transformers has the text alone (test_images.py), or the family at all; encoders
+# generate none (test_cpu_encoder.py).
+LACKED = {"qwen2_5_vl_text", "kimi_k2", *ENCODERS}
 SCALES_EMBEDDINGS = {"gemma", "gemma2", "gemma3_text", "minicpm3"}
 TINY_MODELS: tuple[tuple[dict[str, Any], Callable[..., Any]], ...] = (
     (DENSE, tiny_dense),
