@@ -15,6 +15,7 @@ from headrace.ipc.messages import (
     SimilarityPlan,
     detokenizer_of,
 )
+from headrace.tokenizer_proc.encoding.chat_template import PROBE, ChatTemplate
 from headrace.tokenizer_proc.encoding.pairs import pair
 from headrace.tokenizer_proc.jobs.stages import (
     Body,
@@ -54,9 +55,14 @@ class EmbeddingPlanner:
     """Turns bodies into sequences, for one model."""
 
     def __init__(
-        self, card: ModelCard, vocabulary: PromptVocabulary, num_detokenizers: int
+        self,
+        card: ModelCard,
+        template: ChatTemplate,
+        vocabulary: PromptVocabulary,
+        num_detokenizers: int,
     ) -> None:
         self._card = card
+        self._template = template
         self._prompts = Prompts(card, vocabulary)
         self._num_detokenizers = num_detokenizers
         self._plans = msgspec.msgpack.Encoder()
@@ -141,6 +147,8 @@ class EmbeddingPlanner:
         returned: list[str],
     ) -> Stages:
         """Plan a sequence for each query and document, of both."""
+        if self._template.compares_pairs:
+            return (yield from self._compare_prompted(http, request, plan, texts, returned))
         limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
         encoded: list[list[Ids]] = []
         for param, some in texts.items():
@@ -161,6 +169,32 @@ class EmbeddingPlanner:
             for request, one in zip(sequences.requests, pairs, strict=True)
         ]
         return Sequences(seconds, prompts)
+
+    def _compare_prompted(
+        self,
+        http: HttpRequest,
+        request: RerankRequest | ScoreRequest,
+        plan: SimilarityPlan,
+        texts: dict[str, list[str]],
+        returned: list[str],
+    ) -> Stages:
+        """Plan a prompt of the model's own template for each query and document.
+
+        What is too long loses the end of its document: the prompt's end stays.
+        """
+        queries, documents = texts.values()
+        queries = queries * (len(documents) // len(queries))
+        rendered = map(self._template.render_pair, queries, documents)
+        found = yield [self._template.to_encode(text) for text in rendered]
+        limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
+        if limit is not None:
+            end = self._template.render_pair(PROBE, PROBE).rpartition(PROBE)[2]
+            (kept,) = yield [Text(end, add_special_tokens=False)]
+            found = [truncated_before(ids, kept, limit) for ids in found]
+        param = next(reversed(texts))
+        prompts = [self._shortened(ids, None, param) for ids in found]
+        plans = each(plan, prompts, returned or [None] * len(prompts))
+        return self._embedding_sequences(http, request, prompts, plans)
 
     def _embedding_sequences(
         self,
@@ -222,6 +256,13 @@ class EmbeddingPlanner:
         if len(ids) > self._card.max_model_len:
             raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, param)
         return ids
+
+
+def truncated_before(ids: Ids, end: Ids, limit: int) -> Ids:
+    """Return at most `limit` tokens of a prompt: what is left out lies before its end."""
+    if len(ids) <= limit:
+        return ids
+    return joined(ids[: limit - len(end)], end) if len(end) < limit else ids[:limit]
 
 
 def each(

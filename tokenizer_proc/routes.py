@@ -103,6 +103,6 @@ def load_routes(
     generation = GenerationPlanner(
         card, template, encoder, num, config.seed, grammars, images, config.traces
     )
-    embedding = EmbeddingPlanner(card, encoder, num)
+    embedding = EmbeddingPlanner(card, template, encoder, num)
     tokens = TokenRoutes(card, template, encoder, images)
     return Routes(config, board, generation, embedding, tokens, scripted)

@@ -3,7 +3,8 @@
 `modules.json` lists the steps after the transformer; `1_Pooling/config.json` is the one that
 pools. Dense modules behind it multiply the vector. A folder without `modules.json` holds an
 embedding model only if it is an encoder, and is then pooled by the mean, as sentence-transformers
-does. A cross-encoder, which compares two texts by reading both, has a head with one label.
+does. A cross-encoder, which compares two texts by reading both, has a head with one label, or
+scores by the logits of two tokens behind a prompt (`LogitScore`).
 """
 
 from collections.abc import Mapping
@@ -72,6 +73,8 @@ class Pooling:
     max_tokens: int | None = None  # of a text, special tokens included; None is not known
     dense: tuple[DenseModule, ...] = ()
     scores: bool = False  # a head makes one number of the vector: how alike two texts are
+    # In place of a head: the token whose logit is the score, and one whose logit is taken off.
+    score_tokens: tuple[int, ...] = ()
     activation: DenseActivation = DenseActivation.IDENTITY  # of that number
 
 
@@ -95,6 +98,8 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
             return None
         return Pooling(PoolingKind.MEAN, max_tokens=read_max_tokens(folder, config))
     modules: list[Module] = read(folder / "modules.json", list[Module])
+    if [module.type.rsplit(".", 1)[-1] for module in modules] == ["Transformer", "LogitScore"]:
+        return read_logit_score(folder, modules[1].path, config)
     kind, normalize = PoolingKind.MEAN, False
     dense: list[DenseModule] = []
     for module in modules:
@@ -114,6 +119,23 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
                     "at last Normalize are"
                 )
     return Pooling(kind, normalize, read_max_tokens(folder, config), tuple(dense))
+
+
+def read_logit_score(folder: Path, path: str, config: Mapping[str, Any]) -> Pooling:
+    """Read which tokens' logits score, by the module in the folder `path`."""
+    file = folder / path / "config.json"
+    found: dict[str, Any] = read(file, dict[str, Any])
+    names = ("true_token_id", "false_token_id")
+    tokens = tuple(found[name] for name in names if found.get(name) is not None)
+    if found.get(names[0]) is None or not all(isinstance(t, int) and t >= 0 for t in tokens):
+        raise ModelError(f"{file}: {names[0]} and {names[1]} must be tokens, not {list(tokens)}")
+    return Pooling(
+        PoolingKind.LAST,
+        max_tokens=read_max_tokens(folder, config),
+        scores=True,
+        score_tokens=tokens,
+        activation=read_activation(folder, config),
+    )
 
 
 def read_dense(folder: Path, path: str) -> DenseModule:

@@ -60,7 +60,9 @@ def make_planner(
     tool_format: ToolFormat | None = None,
     thought_format: ThoughtFormat | None = None,
     sampling_defaults: SamplingDefaults = OPENAI,
+    compares: bool = False,
 ) -> Planner:
+    pooling = Pooling(PoolingKind.LAST, scores=compares) if embeds or compares else None
     card = ModelCard(
         path="/model",
         name="tiny",
@@ -69,7 +71,7 @@ def make_planner(
         eos_token_ids=[EOS],
         chat_template=chat_template,
         special_tokens={},
-        pooling=Pooling(PoolingKind.MEAN) if embeds else None,
+        pooling=pooling,
         embedding_size=4 if embeds else None,
         tool_format=tool_format,
         thought_format=thought_format,
@@ -81,7 +83,7 @@ def make_planner(
     return Planner(
         encoder,
         GenerationPlanner(card, template, encoder, num_detokenizers, 1000, grammars),
-        EmbeddingPlanner(card, encoder, num_detokenizers),
+        EmbeddingPlanner(card, template, encoder, num_detokenizers),
     )
 
 

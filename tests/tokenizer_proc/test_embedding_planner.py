@@ -129,3 +129,32 @@ def test_a_comparison_that_cannot_be_is_refused(
     with pytest.raises(RequestError) as caught:
         compare(kind, **fields)
     assert str(caught.value).startswith(says)
+
+
+PAIR_TEMPLATE = (
+    "{% set query = messages | selectattr('role', 'eq', 'query') | first %}"
+    "{% set document = messages | selectattr('role', 'eq', 'document') | first %}"
+    "Q{{ query.content }}D{{ document.content }}:"
+)
+
+
+def prompted(**fields: Any) -> Sequences:
+    planner = make_planner(max_model_len=16, compares=True, chat_template=PAIR_TEMPLATE)
+    body = {"query": "sea", "documents": ["ocean", "tax"]} | fields
+    return planner.plan("rerank", HTTP, json.dumps(body).encode())
+
+
+def test_a_reranker_is_prompted_by_its_own_template() -> None:
+    prompts = [bytes(prompt.tolist()) for prompt in prompted().prompts]
+    assert [prompt.removeprefix(b"\x01") for prompt in prompts] == [b"QseaDocean:", b"QseaDtax:"]
+    assert not any(request.second_text for request in prompted().requests)
+
+
+def test_a_prompted_document_is_cut_before_the_prompt_s_end() -> None:
+    cut = prompted(documents=["a long text of the sea"], truncate_prompt_tokens=10)
+    assert bytes(cut.prompts[0].tolist()).removeprefix(b"\x01") in (b"QseaDa lo:", b"QseaDa l:")
+
+
+def test_a_prompted_document_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ContextLengthExceeded):
+        prompted(documents=["a long text of the sea"])

@@ -73,8 +73,9 @@ def make_routes(dialect: str = "vllm") -> Routes:
         batch_wait_ms=2,
         metrics_dialect=dialect,
     )
-    tokens = TokenRoutes(card, ChatTemplate(card.chat_template, {}), ByteEncoder())
-    embedding = EmbeddingPlanner(card, ByteEncoder(), 1)
+    template = ChatTemplate(card.chat_template, {})
+    tokens = TokenRoutes(card, template, ByteEncoder())
+    embedding = EmbeddingPlanner(card, template, ByteEncoder(), 1)
     board = Board.create([Seat("engine", 0), Seat("frontend", 0)])
     return Routes(config, board, FakePlanner(), embedding, tokens)
 

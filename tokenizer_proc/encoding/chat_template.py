@@ -45,6 +45,7 @@ REMEDIES = {
     "documents": "; write them into a message",
 }
 PROBE = "headrace"
+PAIR_ROLES = ("query", "document")  # of the two texts that a reranker compares
 TEMPLATE_BYTES = 512 << 20  # that a request's own may take; a body has 32 MB at most
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
 
@@ -240,6 +241,16 @@ class ChatTemplate:
         return text if rest.startswith(" ") else text.rstrip()
 
     @property
+    def compares_pairs(self) -> bool:
+        """Whether the template prompts a reranker: it names the roles of a query and a document."""
+        return self._template is not None and self._template.compares_pairs
+
+    def render_pair(self, query: str, document: str) -> str:
+        """Return the prompt that compares two texts; raises as `render` does."""
+        messages = list(map(RequestMessage, PAIR_ROLES, (query, document)))
+        return self.render(ChatRequest(messages=messages))
+
+    @property
     def lacks_tools(self) -> bool:
         """Whether tools are described in a message, since the model's template lacks them."""
         template = self._template
@@ -292,7 +303,8 @@ class ChatTemplate:
             template = self._environment.from_string(source)
         # Every rendering copies them, and a ChainMap is slow to copy.
         template.globals = dict(template.globals)
-        return Compiled(template, frozenset(names), "tool_calls" in source)
+        compares_pairs = all(f'"{role}"' in source.replace("'", '"') for role in PAIR_ROLES)
+        return Compiled(template, frozenset(names), "tool_calls" in source, compares_pairs)
 
     def _template_for(self, request: Conversation) -> "Compiled":
         source = request.chat_template
@@ -375,11 +387,12 @@ def too_much_memory() -> InvalidValue:
 
 
 class Compiled(NamedTuple):
-    """A template, the names of the variables that it reads, and whether it writes calls."""
+    """A template, the names of the variables that it reads, and what it writes."""
 
     code: jinja2.Template
     variables: frozenset[str]
     writes_calls: bool
+    compares_pairs: bool  # texts of the roles query and document
 
 
 def as_template_message(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import Weight
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.model.pooling import DenseActivation, Pooling
 
@@ -141,6 +142,28 @@ def head_layers(
     if width != 1:
         raise ModelError(f"a head of {width} labels is not supported; a cross-encoder has one")
     return (*layers[:-1], replace(layers[-1], activation=activation))
+
+
+def logit_layer(
+    spec: DecoderSpec, weights: Tensors, tokens: tuple[int, ...], activation: DenseActivation
+) -> DenseLayer:
+    """Return the score of a decoder: a token's logit, without that of another.
+
+    Raises:
+        ModelError: its logits are more than a product, or a token is not in its vocabulary.
+    """
+    if spec.logit_softcap is not None or spec.head_bias:
+        raise ModelError(
+            "LogitScore of a model with a softcap or a bias of logits is not supported"
+        )
+    if max(tokens) >= spec.vocab_size:
+        raise ModelError(
+            f"token {max(tokens)} is not one of the {spec.vocab_size} in the vocabulary"
+        )
+    head = weights["embed" if spec.tied_head else "head"]
+    rows = [head.rows(token, token + 1).to_float32()[0] for token in tokens]
+    row = rows[0] if len(rows) == 1 else rows[0] - rows[1]
+    return DenseLayer((row * np.float32(spec.logit_multiplier))[None], activation=activation)
 
 
 def without_head(config: Mapping[str, Any], tensors: Mapping[str, Weight]) -> dict[str, Weight]:

@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.models.dense_layers import (
     DenseLayer,
     dense_modules,
     head_layers,
+    logit_layer,
     without_head,
 )
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
@@ -114,17 +115,24 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
             tensors = weight_names.of_decoder(tensors)
         if pooling is not None and "lm_head.weight" not in tensors:
             spec = replace(spec, tied_head=True)  # it has none, and needs none
-        dense: tuple[DenseLayer, ...] = ()
-        if pooling is not None and pooling.scores:
-            dense = head_layers(config, tensors, pooling.activation)
-            tensors = without_head(config, tensors)
-        elif pooling is not None:
-            dense = dense_modules(folder, pooling, spec.hidden_size)
-        weights = adopt_folder(spec, tensors)
+        has_head = pooling is not None and pooling.scores and not pooling.score_tokens
+        weights = adopt_folder(spec, without_head(config, tensors) if has_head else tensors)
+        dense = () if pooling is None else layers_behind(folder, spec, pooling, weights, tensors)
     except ModelError as error:
         raise ModelError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from error
     scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
     return DecoderModel(spec, weights, eos, pooling, dense, scales)
+
+
+def layers_behind(
+    folder: Path, spec: DecoderSpec, pooling: Pooling, weights: Weights, tensors: Weights
+) -> tuple[DenseLayer, ...]:
+    """Read the layers behind a pooling; `tensors` are those of the files."""
+    if pooling.score_tokens:
+        return (logit_layer(spec, weights, pooling.score_tokens, pooling.activation),)
+    if pooling.scores:
+        return head_layers(read_json(folder / "config.json"), tensors, pooling.activation)
+    return dense_modules(folder, pooling, spec.hidden_size)
 
 
 def adopt_folder(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> Weights:

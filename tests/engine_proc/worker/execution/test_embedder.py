@@ -1,5 +1,6 @@
 """Embedding models: decoders by their last token, encoders pooled, both as their files say."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,50 @@ def test_a_vector_of_zeros_stays_one() -> None:
 def test_an_embedding_model_that_can_be_lowered_is(tmp_path: Path) -> None:
     save_qwen3(tmp_path)
     assert isinstance(open_for(execution_config(tmp_path)), DecoderModel)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("qwen3", QWEN3), ("llama", {"num_key_value_heads": 2}), ("gemma", QWEN3)],
+)
+def test_a_decoder_s_head_scores_as_in_transformers(
+    kind: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **TINY | fields | {"num_labels": 1})
+    auto_class = transformers.AutoModelForSequenceClassification
+    reference = auto_class.from_config(config, dtype=torch.float32).eval()
+    reference.save_pretrained(tmp_path)
+    model = open_model(tmp_path)
+    assert model.pooling is not None
+    assert model.pooling.scores
+    executor = CpuExecutor(
+        model.spec, model.weights, num_pages=3, page_tokens=PAGE_TOKENS, kv_dtype="float32"
+    )
+    scores = Embedder(executor, normalize=False, dense=model.dense).embed(flatten(IDS))
+    with torch.inference_mode():
+        expected = [reference(torch.tensor([text])).logits[0].sigmoid().numpy() for text in IDS]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_scores_by_the_logits_of_two_tokens(tied: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("qwen3", **TINY | QWEN3, tie_word_embeddings=tied)
+    reference = transformers.AutoModelForCausalLM.from_config(config).eval()
+    reference.save_pretrained(tmp_path)
+    types = ("Transformer", "LogitScore")
+    modules = [{"idx": i, "path": f"{i}_{t}", "type": f"a.{t}"} for i, t in enumerate(types)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_LogitScore").mkdir()
+    tokens = {"true_token_id": 7, "false_token_id": 3}
+    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+    model = open_model(tmp_path)
+    executor = CpuExecutor(
+        model.spec, model.weights, num_pages=3, page_tokens=PAGE_TOKENS, kv_dtype="float32"
+    )
+    scores = Embedder(executor, normalize=False, dense=model.dense).embed(flatten(IDS))
+    with torch.inference_mode():
+        logits = [reference(torch.tensor([text])).logits[0, -1] for text in IDS]
+    expected = [torch.sigmoid(row[7] - row[3]).numpy() for row in logits]
+    np.testing.assert_allclose(scores[:, 0], expected, atol=1e-5)
