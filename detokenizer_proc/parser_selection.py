@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from headrace.detokenizer_proc.parsers.custom_tools import CustomToolParser
 from headrace.detokenizer_proc.parsers.deepseek import read_deepseek
+from headrace.detokenizer_proc.parsers.glm import read_glm
 from headrace.detokenizer_proc.parsers.hermes import read_hermes
 from headrace.detokenizer_proc.parsers.json_call import Calls, NewId, new_call_id
 from headrace.detokenizer_proc.parsers.llama3_json import read_llama3_json
@@ -18,7 +19,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Thought,
     ToolCallStart,
 )
-from headrace.detokenizer_proc.parsers.pythonic import read_pythonic
+from headrace.detokenizer_proc.parsers.pythonic import LFM2_MARKS, read_pythonic
 from headrace.detokenizer_proc.parsers.qwen3_coder import read_qwen3_coder
 from headrace.detokenizer_proc.parsers.source import Reading, SourceParser, TextSource
 from headrace.detokenizer_proc.parsers.thinking import read_thinking
@@ -32,7 +33,10 @@ READERS: dict[ToolFormat, Callable[[TextSource, Calls], Reading[None]]] = {
     ToolFormat.PYTHONIC: read_pythonic,
     ToolFormat.DEEPSEEK_V3: read_deepseek,
     ToolFormat.DEEPSEEK_V31: read_deepseek,
+    ToolFormat.LFM2: functools.partial(read_pythonic, marks=LFM2_MARKS),
 }
+# These need to know which parameters are strings.
+TAGGED_READERS = {ToolFormat.QWEN3_CODER: read_qwen3_coder, ToolFormat.GLM45: read_glm}
 
 
 def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputParser:
@@ -65,8 +69,8 @@ def read_calls(source: TextSource, parsing: Parsing, new_id: NewId | None) -> Re
         return read_plain(source)
     default = new_mistral_id if format is ToolFormat.MISTRAL else new_call_id
     calls = Calls(new_id or default)
-    if format is ToolFormat.QWEN3_CODER:
-        return read_qwen3_coder(source, calls, parsing.string_parameters)
+    if format in TAGGED_READERS:
+        return TAGGED_READERS[format](source, calls, parsing.string_parameters)
     return READERS[format](source, calls)
 
 

@@ -27,14 +27,14 @@ def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | 
         thoughts = None
     if tools is None and thoughts is None:
         return None
-    is_coder = tools is ToolFormat.QWEN3_CODER
+    is_tagged = tools in (ToolFormat.QWEN3_CODER, ToolFormat.GLM45)
     return Parsing(
         tools=tools,
         thoughts=thoughts,
         begins_inside=thoughts is not None and begins_inside(thoughts, prompt, continued),
         has_one_call=not request.may_repeat or request.names_one,
         hides_thoughts=not request.include_reasoning,
-        string_parameters=string_parameters(request.offered) if is_coder else {},
+        string_parameters=string_parameters(request.offered) if is_tagged else {},
         custom_tools=request.custom_tools if tools is not None else [],
     )
 

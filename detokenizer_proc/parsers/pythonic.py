@@ -1,5 +1,7 @@
 """Llama 4 and others: `[f(a=1), g(b="x")]` and nothing else, maybe between `<|python_start|>` and
-`<|python_end|>`. A call is known when the list is whole: Python is read by Python's own rules."""
+`<|python_end|>`, or LFM2's `<|tool_call_start|>` and `<|tool_call_end|>`.
+
+A call is known when the list is whole: Python is read by Python's own rules."""
 
 import ast
 import json
@@ -13,7 +15,8 @@ from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 from headrace.detokenizer_proc.parsers.value_end import PYTHON, Shape
 
-START, END = "<|python_start|>", "<|python_end|>"
+PYTHON_MARKS = ("<|python_start|>", "<|python_end|>")
+LFM2_MARKS = ("<|tool_call_start|>", "<|tool_call_end|>")
 WORD = re.compile(r"[\w.]*")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -22,10 +25,13 @@ class NoCall(Exception):
     """The text is no list of calls with values."""
 
 
-def read_pythonic(source: TextSource, calls: Calls) -> Reading[None]:
-    """Read an answer."""
+def read_pythonic(
+    source: TextSource, calls: Calls, marks: tuple[str, str] = PYTHON_MARKS
+) -> Reading[None]:
+    """Read an answer, whose calls are between `marks` or stand alone."""
+    begin, end = marks
     yield from source.run(SPACE)
-    yield from source.has(START)
+    yield from source.has(begin)
     yield from source.run(SPACE)
     found = parsed_calls((yield from read_list(source)))
     taken = source.settle()
@@ -37,7 +43,7 @@ def read_pythonic(source: TextSource, calls: Calls) -> Reading[None]:
             yield calls.begin(name)
             yield calls.more(arguments)
         yield from source.run(SPACE)
-        if (yield from source.has(END)):
+        if (yield from source.has(end)):
             source.settle()
         else:
             source.rewind()

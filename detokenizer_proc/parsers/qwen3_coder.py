@@ -16,6 +16,7 @@ from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+ENDS = ("\n" + PARAMETER_END, PARAMETER_END)
 NAME = re.compile(r"[^>\s]*")
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
@@ -57,7 +58,7 @@ def read_function(source: TextSource, calls: Calls, strings: StringParameters) -
         source.settle()
         yield calls.more(f"{separator}{quoted(key)}: ")
         separator = ", "
-        if not (yield from read_parameter(source, calls, key in strings.get(name, ()))):
+        if not (yield from read_parameter(source, calls, key in strings.get(name, ()), ENDS)):
             return True  # the text has ended
         yield from source.run(SPACE)
     has_end = yield from source.has(FUNCTION_END)
@@ -67,9 +68,10 @@ def read_function(source: TextSource, calls: Calls, strings: StringParameters) -
     return True
 
 
-def read_parameter(source: TextSource, calls: Calls, is_string: bool) -> Reading[bool]:
-    """Read a value; return whether its end came."""
-    marks = ("\n" + PARAMETER_END, PARAMETER_END)
+def read_parameter(
+    source: TextSource, calls: Calls, is_string: bool, marks: tuple[str, ...]
+) -> Reading[bool]:
+    """Read a value up to one of `marks`; return whether that came."""
     if is_string:
         yield calls.more('"')
         mark = yield from source.until(marks, lambda text: calls.more(quoted(text)[1:-1]))

@@ -228,8 +228,8 @@ def in_transformers(
     pooling = model.pooling
     dense: tuple[DenseLayer, ...] = ()
     if pooling is not None:
-        path, width = Path(config.model_path), model.module.config.hidden_size
-        dense = dense_modules(path, pooling, width)
+        width: int = model.module.config.get_text_config().hidden_size
+        dense = dense_modules(Path(config.model_path), pooling, width)
     if pooling is not None and not model.is_causal:
         encoder = EncoderExecutor(model, pooling.kind)
         embedder = Embedder(encoder, normalize=pooling.normalize, dense=dense)

@@ -82,6 +82,8 @@ def open_in_modules(
         return open_with_transformers(config, group)
     if group is not None:
         raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
+    if pooling.score_tokens:
+        raise ModelError(f"{path}: only our own code scores by logits (LogitScore)")
     if config.load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
     extras.require("modules", f"{path}: runs in transformers")

@@ -17,6 +17,8 @@ class ToolFormat(enum.StrEnum):
     PYTHONIC = "pythonic"
     DEEPSEEK_V3 = "deepseek_v3"
     DEEPSEEK_V31 = "deepseek_v31"
+    GLM45 = "glm45"
+    LFM2 = "lfm2"
 
 
 class ThoughtFormat(enum.StrEnum):
@@ -38,6 +40,8 @@ TOOL_ALIASES = {
     "llama4_pythonic": ToolFormat.PYTHONIC,
     "deepseekv3": ToolFormat.DEEPSEEK_V3,
     "deepseekv31": ToolFormat.DEEPSEEK_V31,
+    "glm": ToolFormat.GLM45,
+    "glm47": ToolFormat.GLM45,
 }
 THOUGHT_ALIASES = {
     "deepseek-r1": ThoughtFormat.DEEPSEEK_R1,
@@ -50,10 +54,12 @@ TOOL_PARSERS = (AUTO, NONE, *ToolFormat, *TOOL_ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
 
 # Marks of formats that are not read here, whose templates have marks of others, too. They are those
-# of GLM-4.5, Seed-OSS, Hunyuan and MiroThinker, and functions with JSON in Llama 3.1's own prompts.
-FOREIGN_MARKS = ("<arg_key>", "<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>", "}</function>")
+# of Seed-OSS, Hunyuan and MiroThinker, and functions with JSON in Llama 3.1's own prompts.
+FOREIGN_MARKS = ("<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>", "}</function>")
 # What the template of a model that writes so has in it, all of it; the first that fits decides.
 TOOL_SIGNS = (
+    (("<arg_key>",), ToolFormat.GLM45),
+    (("<|tool_list_start|>",), ToolFormat.LFM2),
     (("<function=", "<parameter="), ToolFormat.QWEN3_CODER),
     (("<tool_call>",), ToolFormat.HERMES),
     (("[TOOL_CALLS]",), ToolFormat.MISTRAL),
@@ -88,6 +94,15 @@ TOOL_MARKS = {
     ToolFormat.PYTHONIC: ("<|python_start|>", "<|python_end|>"),
     ToolFormat.DEEPSEEK_V3: DEEPSEEK_MARKS,
     ToolFormat.DEEPSEEK_V31: DEEPSEEK_MARKS,
+    ToolFormat.GLM45: (
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ),
+    ToolFormat.LFM2: ("<|tool_call_start|>", "<|tool_call_end|>"),
 }
 
 

@@ -53,6 +53,14 @@ CALLS = {
         "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
         "<｜tool▁calls▁end｜>"
     ),
+    ToolFormat.GLM45: (
+        "<tool_call>forecast\n<arg_key>city</arg_key>\n<arg_value>Ås <b></arg_value>\n"
+        "<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n<arg_key>hours</arg_key>\n"
+        "<arg_value>[true]</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>"
+    ),
+    ToolFormat.LFM2: (
+        '<|tool_call_start|>[forecast(city="Ås", unit="F", hours=[true]), now()]<|tool_call_end|>'
+    ),
 }
 
 

@@ -33,7 +33,13 @@ NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalPropertie
 # As `json.dumps` writes, and models were taught; free spaces would go on for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DEFINITIONS = ("$defs", "definitions")
-BY_PARAMETER = (ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER)  # a grammar each, not one of all
+BY_PYTHON = (ToolFormat.PYTHONIC, ToolFormat.LFM2)
+# Before and behind the value of a parameter.
+TAGS = {
+    ToolFormat.QWEN3_CODER: (f"<parameter={NAME}>\n", "\n</parameter>"),
+    ToolFormat.GLM45: (f"<arg_key>{NAME}</arg_key>\n<arg_value>", "</arg_value>"),
+}
+BY_PARAMETER = (*BY_PYTHON, *TAGS)  # a grammar each, not one of all
 
 
 class Writing(NamedTuple):
@@ -72,6 +78,8 @@ WRITINGS = {
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
     ),
+    ToolFormat.GLM45: Writing(f"<tool_call>{NAME}\n", "</tool_call>", "\n"),
+    ToolFormat.LFM2: Writing(f"{NAME}(", ")", ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
 }
 
 
@@ -200,13 +208,34 @@ class ToolGrammar:
 
     def _arguments(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a tool's arguments."""
-        match self._format:
-            case ToolFormat.PYTHONIC:
-                return python_arguments(rule, schema)
-            case ToolFormat.QWEN3_CODER:
-                return tagged_arguments(rule, schema)
-            case _:
-                return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
+        if self._format in BY_PYTHON:
+            return python_arguments(rule, schema)
+        if self._format in TAGS:
+            return self._tagged_arguments(rule, schema)
+        return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
+
+    def _tagged_arguments(self, rule: str, schema: Schema) -> list[str]:
+        """Return the rules of parameters, each between its tags."""
+        before, behind = TAGS[self._format]
+        end = self._text(behind)
+        names, rules = [], []
+        for index, (name, one, is_needed) in enumerate(properties_of(schema)):
+            parameter, value = f"{rule}_parameter{index}", f"{rule}_value{index}"
+            names.append(parameter if is_needed else f"{parameter}?")
+            begin = self._text(before.replace(NAME, name))
+            if is_string(one) and "enum" in one:
+                texts = " | ".join(quoted(str(text)) for text in one["enum"])
+                rules.append(f'{parameter}: {begin} ({texts}) {end} "\\n"')
+                continue
+            text = f"{value}: /(?s:.*)/" if end != quoted(behind) else ""
+            if is_string(one) and not text:  # the end is found in the text
+                rules.append(f'{parameter}: {begin} {value} "\\n"')
+                rules.append(f"{value}[suffix={quoted(behind)}]: /(?s:.*)/")
+                continue
+            rules.append(f'{parameter}: {begin} {value} {end} "\\n"')
+            rules.append(text if is_string(one) else f"{value}: {json_value(one)}")
+        body = " ".join(names) or '""'
+        return [f"{rule}: {body}", *rules]
 
     def _text(self, text: str) -> str:
         return spelled(text, self._special)
@@ -282,28 +311,3 @@ def python_arguments(rule: str, schema: Schema) -> list[str]:
 def is_python_name(name: str) -> bool:
     """Whether an argument may be called so."""
     return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def tagged_arguments(rule: str, schema: Schema) -> list[str]:
-    """Return the rules of Qwen3-Coder's parameters, each with its tags."""
-    names, rules = [], []
-    for index, (name, one, is_needed) in enumerate(properties_of(schema)):
-        parameter, value = f"{rule}_parameter{index}", f"{rule}_value{index}"
-        names.append(parameter if is_needed else f"{parameter}?")
-        begin = quoted(f"<parameter={name}>\n")
-        end = "\n</parameter>"
-        if is_string(one) and "enum" not in one:
-            rules += [
-                f'{parameter}: {begin} {value} "\\n"',
-                f"{value}[suffix={quoted(end)}]: /(?s:.*)/",
-            ]
-        elif is_string(one):
-            texts = " | ".join(quoted(str(text)) for text in one["enum"])
-            rules.append(f'{parameter}: {begin} ({texts}) {quoted(end)} "\\n"')
-        else:
-            rules += [
-                f'{parameter}: {begin} {value} {quoted(end)} "\\n"',
-                f"{value}: {json_value(one)}",
-            ]
-    body = " ".join(names) or '""'
-    return [f"{rule}: {body}", *rules]

@@ -97,6 +97,11 @@ def with_calls(
             return f"{text}[TOOL_CALLS][{', '.join(listed)}]"
         case ToolFormat.PYTHONIC:
             return f"[{', '.join(map(in_python, calls))}]{text}"
+        case ToolFormat.LFM2:
+            listed = [in_python(call) for call in calls]
+            return f"<|tool_call_start|>[{', '.join(listed)}]<|tool_call_end|>{text}"
+        case ToolFormat.GLM45:
+            return text + "\n".join(in_arguments(call, parsing) for call in calls)
         case ToolFormat.DEEPSEEK_V3 | ToolFormat.DEEPSEEK_V31:
             inner = "\n".join(in_deepseek(call, format) for call in calls)
             return f"{text}<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
@@ -128,6 +133,17 @@ def in_elements(call: MockToolCall, parsing: Parsing) -> str:
         is_bare = name in strings and isinstance(value, str)
         lines += [f"<parameter={name}>", str(value) if is_bare else as_json(value), "</parameter>"]
     return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
+def in_arguments(call: MockToolCall, parsing: Parsing) -> str:
+    """Return a call as GLM has it: what the tool calls a string stands as it is."""
+    strings = parsing.string_parameters.get(call.name, [])
+    lines = [f"<tool_call>{call.name}"]
+    for name, value in call.arguments.items():
+        is_bare = name in strings and isinstance(value, str)
+        lines.append(f"<arg_key>{name}</arg_key>")
+        lines.append(f"<arg_value>{value if is_bare else as_json(value)}</arg_value>")
+    return "\n".join([*lines, "</tool_call>"])
 
 
 def in_deepseek(call: MockToolCall, format: ToolFormat) -> str:

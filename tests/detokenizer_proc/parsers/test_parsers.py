@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.detokenizer_proc.parser_selection import READERS, marks_of, parser_of
+from headrace.detokenizer_proc.parser_selection import READERS, TAGGED_READERS, marks_of, parser_of
 from headrace.detokenizer_proc.parsers.json_call import new_call_id
 from headrace.detokenizer_proc.parsers.mistral import new_mistral_id
 from headrace.detokenizer_proc.parsers.pieces import (
@@ -31,6 +31,8 @@ MISTRAL = Parsing(tools=ToolFormat.MISTRAL)
 PYTHONIC = Parsing(tools=ToolFormat.PYTHONIC)
 DEEPSEEK = Parsing(tools=ToolFormat.DEEPSEEK_V3)
 CODER = Parsing(tools=ToolFormat.QWEN3_CODER, string_parameters={"write": ["path", "text"]})
+GLM = Parsing(tools=ToolFormat.GLM45, string_parameters={"write": ["path", "text"]})
+LFM2 = Parsing(tools=ToolFormat.LFM2)
 QWEN3 = Parsing(tools=ToolFormat.HERMES, thoughts=ThoughtFormat.QWEN3)
 INSIDE = Parsing(thoughts=ThoughtFormat.DEEPSEEK_R1, begins_inside=True)
 FORMATS = [HERMES, LLAMA, MISTRAL, PYTHONIC, DEEPSEEK, CODER, QWEN3, INSIDE]
@@ -83,6 +85,12 @@ not JSON
 </parameter>
 </function>
 </tool_call>"""
+TAGGED = (
+    "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a b</arg_value>\n"
+    "<arg_key>text</arg_key>\n<arg_value>x < 1\n</arg_value>\n<arg_key>lines</arg_key>\n"
+    "<arg_value>[1, 2]</arg_value>\n</tool_call>"
+)
+ARGS = '{"path": "a b", "text": "x < 1\\n", "lines": [1, 2]}'
 WRITTEN = (
     '{"path": "007", "text": "line \\"1\\"\\n\\n</think> é", "mode": {"a": [1, 2]}, '
     '"force": true, "note": "not JSON"}'
@@ -220,6 +228,19 @@ EXAMPLES = [
     ),
     Example(DEEPSEEK, of_deepseek("f"), of_deepseek("f")),
     Example(DEEPSEEK, of_deepseek(), of_deepseek()),
+    # GLM and LFM2
+    Example(GLM, f"Now:\n{TAGGED}\n{TAGGED}", "Now:\n", (("write", ARGS), ("write", ARGS))),
+    Example(GLM, TAGGED.replace(">\n<", "><"), "", (("write", ARGS),)),
+    Example(GLM, "<tool_call>now\n</tool_call>.", ".", (("now", "{}"),)),
+    Example(GLM, "<tool_call> is a tag", "<tool_call> is a tag", ()),
+    Example(GLM, "<tool_call>f\n<arg_key>a", "a", (("f", ""),)),
+    Example(
+        LFM2,
+        '<|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>Done.',
+        "Done.",
+        (("f", '{"a": 1}'), ("g", '{"b": "x"}')),
+    ),
+    Example(LFM2, "No call.", "No call.", ()),
     # Qwen3-Coder
     Example(CODER, f"Now:\n{CODED}\n{CODED}", "Now:\n", (("write", WRITTEN), ("write", WRITTEN))),
     Example(CODER, "<function=f></function></tool_call>", "", (("f", "{}"),)),
@@ -426,7 +447,7 @@ def test_ids_are_as_the_models_templates_want_them_back() -> None:
 
 
 def test_every_format_has_a_reader() -> None:
-    assert {*READERS, ToolFormat.QWEN3_CODER} == set(ToolFormat)
+    assert {*READERS, *TAGGED_READERS} == set(ToolFormat)
     assert marks_of(None) == frozenset()
     assert marks_of(QWEN3) == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
 

@@ -83,8 +83,9 @@ def test_what_is_written_under_a_grammar_is_read_as_a_call(
 
 def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
     """Return the arguments of a text that is one call, read in the plainest way there is."""
-    if format is ToolFormat.PYTHONIC:
+    if format in (ToolFormat.PYTHONIC, ToolFormat.LFM2):
         names = {"true": True, "false": False}
+        text = text.removeprefix("<|tool_call_start|>").removesuffix("<|tool_call_end|>")
         body = text.removeprefix("[f(").removesuffix(")]")
         pairs = [pair.split("=") for pair in body.split(", ") if pair]
         return {n: names[value] if value in names else json.loads(value) for n, value in pairs}
@@ -92,6 +93,10 @@ def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
         parts = [p.split(">\n", 1) for p in text.split("<parameter=")[1:]]
         values = {name: rest.split("\n</parameter")[0] for name, rest in parts}
         return {name: v if v in ("x", "y") else json.loads(v) for name, v in values.items()}
+    if format is ToolFormat.GLM45:
+        pairs = [p.split("</arg_key>\n<arg_value>") for p in text.split("<arg_key>")[1:]]
+        tagged = {name: rest.split("</arg_value>")[0] for name, rest in pairs}
+        return {name: v if v in ("x", "y") else json.loads(v) for name, v in tagged.items()}
     call = text[text.index("{") :]
     found, _ = json.JSONDecoder().raw_decode(call)
     if not format.startswith("deepseek"):
@@ -143,7 +148,7 @@ def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], say
     assert (str(refused.value)[: len(says)], refused.value.param) == (says, "tools")
 
 
-@pytest.mark.parametrize("format", [ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER])
+@pytest.mark.parametrize("format", [ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER, ToolFormat.GLM45])
 def test_definitions_that_parameters_repeat_are_bounded(
     format: ToolFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
