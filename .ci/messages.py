@@ -111,7 +111,7 @@ def page() -> str:
     plans = members(messages.Plan)
     lines += ["## Parts of messages\n"]
     names = ", ".join(f"`{plan.__name__}`" for plan in plans)
-    lines += [f"A `plan` is one of {names}; the engine hands it on unread.\n"]
+    lines += [f"A `plan` is one of {names}.\nThe engine hands it on unread.\n"]
     lines += ["| tag | struct | fields |", "| --- | --- | --- |"]
     for plan in plans:
         held |= dict.fromkeys([plan, *parts(plan)])

@@ -22,15 +22,24 @@ from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Cho
 from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.detokenizer_proc.text_response import UNLIMITED, TextResponse
-from headrace.errors import DeadlyRequest, InternalError, QueueFull, RequestError
+from headrace.errors import (
+    DeadlyRequest,
+    InternalError,
+    InvalidValue,
+    QueueFull,
+    RequestError,
+)
 from headrace.ipc.messages import (
     Abort,
+    AdapterPlan,
     Api,
+    EmbeddingPlan,
     FinishReason,
     GeneratedTokens,
     Head,
     Plan,
     ResponsePlan,
+    SimilarityPlan,
     StepOutput,
     StopSequence,
     Times,
@@ -114,7 +123,11 @@ class InflightResponses:
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
         for request, plan in output.failed.items():
-            self._fail_elsewhere(request, self._plans.decode(plan), output.reasons.get(request))
+            reason = output.reasons.get(request)
+            error: RequestError = DeadlyRequest() if reason is None else InternalError(reason)
+            if reason is not None and request in output.invalid:
+                error = InvalidValue(reason, "model")
+            self._fail_elsewhere(request, self._plans.decode(plan), error)
         for id in output.started:
             if id not in dead and id not in output.embeddings:
                 self._start(id, output)
@@ -203,8 +216,13 @@ class InflightResponses:
     def _start(self, id: int, output: StepOutput) -> None:
         """Begin a sequence that generates, in the core where that can write it."""
         plan = self._plans.decode(output.started[id])
-        assert isinstance(plan, ResponsePlan)
         request, times = request_of(id), times_of(id, output)
+        if isinstance(plan, AdapterPlan):
+            self._frames(request).add(
+                request, Head(200, plan.content_type, times), plan.body.encode(), True
+            )
+            return
+        assert isinstance(plan, ResponsePlan)
         if self._core is not None and is_plain(plan):
             is_first = self._core.open(id, plan, template_of(plan))
             if is_first and plan.stream:
@@ -290,9 +308,8 @@ class InflightResponses:
             self._frames(request).add(request, *error_body(error, response.api), True)
         self._stops.append(Abort(request))
 
-    def _fail_elsewhere(self, request: int, plan: Plan, reason: str | None) -> None:
+    def _fail_elsewhere(self, request: int, plan: Plan, error: RequestError) -> None:
         """End a response with an error for which the engine has aborted the request."""
-        error = DeadlyRequest() if reason is None else InternalError(reason)
         response = self._responses.get(request)
         if isinstance(response, TextResponse):
             has_begun, failure = response.head_sent or response.has_begun, response.failure(error)
@@ -317,7 +334,7 @@ class InflightResponses:
 
     def _take_embedding(self, id: int, output: StepOutput) -> None:
         plan = self._plans.decode(output.started[id])
-        assert not isinstance(plan, ResponsePlan)
+        assert isinstance(plan, EmbeddingPlan | SimilarityPlan)
         request = request_of(id)
         response = self._responses.setdefault(request, EmbeddingResponse(plan))
         assert isinstance(response, EmbeddingResponse)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.ipc.messages import (
+    AdapterPlan,
     EmbeddingPlan,
     FinishReason,
     Plan,
@@ -88,6 +89,8 @@ class ResponseStatsCollector:
                 counts.ends[id] = ENDS[finished]
 
     def _start(self, id: int, plan: Plan, num_cached: int) -> None:
+        if isinstance(plan, AdapterPlan):  # it generates nothing
+            return
         request = request_of(id)
         counts = self._open.get(request)
         if counts is None:

@@ -13,6 +13,7 @@ from headrace.board.backlog import Backlog
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig
+from headrace.engine_proc.adapter_loads import AdapterLoads, Failure
 from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient
@@ -83,6 +84,7 @@ class EngineCore:
         ahead_s: float = 0.0,
         prompts: Backlog | None = None,
         store: StoreClient | None = None,
+        adapters: AdapterLoads | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -103,6 +105,7 @@ class EngineCore:
         self._images = images
         self._vision = vision
         self._store = store
+        self._adapters = adapters
         self._intake = Intake()
         self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
@@ -140,9 +143,10 @@ class EngineCore:
 
     @property
     def _is_busy_beside(self) -> bool:
-        """Whether sequences wait for grammars, images or pages."""
+        """Whether sequences wait for grammars, images, adapters or pages."""
         has_images = self._images is not None and self._images.num_waiting > 0
-        return self._grammars.is_busy or has_images or self._is_fetching
+        has_adapters = self._adapters is not None and self._adapters.is_busy
+        return self._grammars.is_busy or has_images or has_adapters or self._is_fetching
 
     @property
     def _is_fetching(self) -> bool:
@@ -287,6 +291,8 @@ class EngineCore:
                 return
             if self._has_new_workers:
                 self._take_pages(workers.cache_id)
+            if self._adapters is not None:
+                self._fail_all(self._adapters.tend(workers))
             if self._scheduler.has_work:
                 self.step(workers)
             else:
@@ -306,6 +312,8 @@ class EngineCore:
             is_explained = is_for_memory or death.is_chaos or deadly is not None
             workers.replace(death, ids, is_explained)
             self._can_step, self._has_new_workers = False, True
+            if self._adapters is not None:
+                self._fail_all(self._adapters.lose_workers())
             self._update_board()
 
     def _take_pages(self, cache_id: bytes) -> None:
@@ -334,15 +342,27 @@ class EngineCore:
             return news
         return [n for n in news if request_of(n.sequence.id) not in stuck]
 
-    def _fail(self, sequence: Sequence, why: str, reason: str = "") -> None:
-        """End a sequence's request with an error. `why` is logged; `reason` goes to the client."""
+    def _fail_all(self, failures: list[Failure]) -> None:
+        """End the requests of sequences whose adapters cannot be loaded."""
+        for sequence, why in failures:
+            if not sequence.has_ended:  # with another of its request
+                self._fail(sequence, why, why, is_invalid=True)
+
+    def _fail(
+        self, sequence: Sequence, why: str, reason: str = "", is_invalid: bool = False
+    ) -> None:
+        """End a sequence's request with an error. `why` is logged; `reason` goes to the client.
+
+        Args:
+            is_invalid: the client has asked for what cannot be done.
+        """
         request = request_of(sequence.id)
         log.error("request %x fails: %s", request, why, extra=about(sequence.request.request_id))
         self._intake.drop(request)
         self._slot.add(EngineField.ABORTED, len(self._drop(request)))
         news = [SequenceOutput(sequence, [], FinishReason.ABORT)]
         failed, reasons = {request: sequence.request.plan}, {request: reason} if reason else {}
-        output, tokens = step_output(news, failed, reasons)
+        output, tokens = step_output(news, failed, reasons, [request] if is_invalid else [])
         self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
 
     def step(self, workers: WorkerGroup) -> None:
@@ -505,6 +525,7 @@ def step_output(
     news: list[SequenceOutput],
     failed: dict[int, bytes] | None = None,
     reasons: dict[int, str] | None = None,
+    invalid: list[int] | None = None,
 ) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
@@ -521,6 +542,7 @@ def step_output(
         embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
         failed=failed or {},
         reasons=reasons or {},
+        invalid=invalid or [],
     )
     now_ns = time.monotonic_ns()
     for sequence in starting:

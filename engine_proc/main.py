@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headrace.board.backlog import engine_backlog
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import EngineConfig
+from headrace.engine_proc.adapter_loads import AdapterLoads
 from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
@@ -20,6 +21,7 @@ from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
+from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
 from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
 from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
@@ -31,6 +33,7 @@ from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.errors import ConfigError
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
@@ -102,6 +105,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             prompts=prompts,
             ahead_s=ahead_s(config, ready),
             store=store,
+            adapters=make_adapter_loads(config, scheduler),
         )
         if store is not None:
             layout, slots = open_layout(workers), scheduler.slots
@@ -240,7 +244,23 @@ def make_scheduler(
         config.enable_prefix_caching,
         images,
         slots,
+        make_adapters(config),
     )
+
+
+def make_adapters(config: EngineConfig) -> AdapterPool | None:
+    """Return the pool of adapters, with `--enable-lora`."""
+    execution = config.execution
+    if not execution.enable_lora:
+        return None
+    return AdapterPool(execution.max_loras, execution.max_cpu_loras or execution.max_loras)
+
+
+def make_adapter_loads(config: EngineConfig, scheduler: Scheduler) -> AdapterLoads | None:
+    """Return what has the workers load the scheduler's adapters, if it has some."""
+    if scheduler.adapters is None:
+        return None
+    return AdapterLoads(scheduler.adapters, AdapterRegistry(config.run_dir, None), scheduler)
 
 
 def load_compiler(config: EngineConfig) -> "GrammarCompiler":

@@ -19,6 +19,7 @@ from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField, FrontendField
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
+from headrace.routes import ROUTES, Need
 from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
@@ -38,11 +39,24 @@ CLOSED = Rejection(
     "permission_error",
     "no_admin_key",
 )
+NO_UPDATES = Rejection(
+    403,
+    "adapters cannot be loaded by clients; start with --allow-runtime-lora-updating or an "
+    "--admin-api-key",
+    "permission_error",
+    "no_admin_key",
+)
 WRONG_KEY = Rejection(
     401,
     "/admin needs the key of --admin-api-key: send the header Authorization: Bearer KEY",
     "authentication_error",
     "invalid_api_key",
+)
+
+
+# Paths that need the key, too, and are answered by the ring.
+ADAPTERS = frozenset(
+    path for route in ROUTES if route.need is Need.ADAPTERS for path in route.paths
 )
 
 
@@ -65,16 +79,35 @@ class Admin:
     Args:
         supervisor: its process id.
         profiles: whether workers keep some.
+        opens_adapters: whether clients without the key load adapters.
     """
 
     def __init__(
-        self, key_auth: ApiKeyAuth, board: Board, slot: Slot, supervisor: int, profiles: bool
+        self,
+        key_auth: ApiKeyAuth,
+        board: Board,
+        slot: Slot,
+        supervisor: int,
+        profiles: bool,
+        opens_adapters: bool = False,
     ) -> None:
+        self.opens_adapters = opens_adapters
         self._profiles = profiles
         self._key_auth = key_auth
         self._board = board
         self._slot = slot
         self._supervisor = supervisor
+
+    def refuse_adapters(self, key: bytes | None) -> Rejection | None:
+        """Return why a client cannot load or unload adapters, or None."""
+        if self.opens_adapters:
+            return None
+        if not self._key_auth:
+            return NO_UPDATES
+        if self._key_auth.admits(key):
+            return None
+        self._slot.add(FrontendField.UNAUTHORIZED)
+        return WRONG_KEY
 
     def handle(
         self, method: str, path: str, query: bytes, key: bytes | None

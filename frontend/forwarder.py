@@ -78,13 +78,17 @@ class Forwarder:
         self._counts.settle()
         self._reading: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: HttpExchange) -> None:
-        """Admit a request, or answer with the rejection; then its body is not read."""
+    def begin(self, request: HttpExchange, has_admin_key: bool = False) -> None:
+        """Admit a request, or answer with the rejection; then its body is not read.
+
+        Args:
+            has_admin_key: that of `/admin`, and needs no other.
+        """
         self._slot.add(FrontendField.REQUESTS)
         head = request.head
         row = self._counts.row(request.method, request.path)
         row.begin()
-        rejection = self._gate.enter(request.method, head)
+        rejection = self._gate.enter(request.method, head, has_admin_key)
         if rejection is not None:
             length = request.refuse(rejection)
             duration_ns = time.monotonic_ns() - request.received_at

@@ -105,7 +105,14 @@ class Frontend:
             metrics=PublishedPage(config.run_dir, METRICS),
         )
         admins = ApiKeyAuth(config.admin_key_digests)
-        admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
+        admin = Admin(
+            admins,
+            context.board,
+            context.slot,
+            context.parent,
+            config.profiles,
+            config.opens_adapters,
+        )
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         self._awake = WakeClock()
         files = StaticFiles.read(has_ui=config.ui)

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from headrace.client.client import AsyncClient, Client
     from headrace.errors import ApiConnectionError, ApiError, ApiTimeoutError, EngineDied
     from headrace.offline.engine import AsyncEngine, Engine
+    from headrace.offline.lora_request import LoRARequest
     from headrace.offline.requests import RequestOutput
     from headrace.offline.sampling_params import SamplingParams
 
@@ -20,6 +21,7 @@ __all__ = [
     "Client",
     "Engine",
     "EngineDied",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -34,6 +36,7 @@ HOMES = {
     "Client": "headrace.client.client",
     "Engine": "headrace.offline.engine",
     "EngineDied": "headrace.errors",
+    "LoRARequest": "headrace.offline.lora_request",
     "RequestOutput": "headrace.offline.requests",
     "SamplingParams": "headrace.offline.sampling_params",
 }

@@ -21,6 +21,7 @@ GENERATE = "/generate"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MODELS = "/v1/models"
+LOAD_LORA, UNLOAD_LORA = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 VERSION, LOAD = "/version", "/load"
 MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
@@ -49,6 +50,7 @@ class Need(Enum):
     CHAT_TEMPLATE = "chat template"
     EMBEDDINGS = "embeddings"
     SCORES = "scores"  # by embeddings or a cross-encoder
+    ADAPTERS = "adapters"
 
 
 class Route(NamedTuple):
@@ -85,6 +87,8 @@ ROUTES = (
     Route(SCORE, "Compare texts", need=Need.SCORES, aliases=("/score",)),
     Route(TOKENIZE, "Turn a text into token ids"),
     Route(DETOKENIZE, "Turn token ids into a text"),
+    Route(LOAD_LORA, "Load an adapter", need=Need.ADAPTERS, aliases=("/load_lora_adapter",)),
+    Route(UNLOAD_LORA, "Unload an adapter", need=Need.ADAPTERS, aliases=("/unload_lora_adapter",)),
     Route(MODELS, "List the model that is served", Lane.INFO),
     # As with vLLM, what monitors ask for is not counted.
     Route(VERSION, "Return the server's version", Lane.INFO, is_counted=False),

@@ -77,15 +77,17 @@ WITHIN = {
         "kv_store": "scheduling shm worker.execution",
         "mock": "request_io",
         "vision": "shm worker worker.checkpoints worker.cuda",
-        "worker": "collectives shm worker.cuda worker.cuda.kernels worker.execution worker.hf "
-        "worker.models worker.models.specs worker.parallel",
+        "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "
+        "worker.cuda.kernels worker.execution worker.hf worker.models worker.models.specs "
+        "worker.parallel",
         "worker.checkpoints": "",
         "worker.models.specs": "",
         "worker.models.families": "worker.models.specs",
         "worker.models": "worker.checkpoints worker.models.families worker.models.specs",
         "worker.parallel": "collectives worker.checkpoints worker.models worker.models.specs",
-        "worker.execution": "collectives shm worker.checkpoints worker.models worker.models.specs "
-        "worker.parallel",
+        "worker.adapters": "worker.checkpoints worker.models worker.models.specs worker.parallel",
+        "worker.execution": "collectives shm worker.adapters worker.checkpoints worker.models "
+        "worker.models.specs worker.parallel",
         "worker.reference": "worker.checkpoints worker.execution worker.models worker.models.specs",
         "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "
         "worker.reference",

@@ -10,7 +10,9 @@ import msgspec
 from headrace import routes
 from headrace.config.process_configs import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.messages import (
+    AdapterSource,
     Api,
     GenerateForm,
     GenerateRequest,
@@ -142,13 +144,14 @@ class GenerationPlanner:
         grammars: Grammars | None = None,
         images: Images | None = None,
         traces: bool = False,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         """Plan for a model; with `traces` plans have the sampling parameters of spans."""
         self._traces = traces
         self._card = card
         self._parameters = default_parameters(card.sampling_defaults)
         self._template = template
-        self._prompts = Prompts(card, vocabulary)
+        self._prompts = Prompts(card, vocabulary, adapters)
         self._num_detokenizers = num_detokenizers
         self._seed = seed
         self._grammars = grammars or Grammars(card)
@@ -328,6 +331,7 @@ class GenerationPlanner:
         num_each = request.num_sequences
         num_sequences = len(prompts) * num_each
         num_reported = form.num_sequences or num_sequences
+        adapter = self._prompts.adapter_of(request.model)
         first = self._response_plan(http, request, form, num_reported, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         check_bad_words(bad_words, num_sequences)
@@ -368,11 +372,12 @@ class GenerationPlanner:
                     stop_token_ids=self._stop_token_ids(request, bool(grammar)),
                     plan=self._plans.encode(plan),
                     priority=request.priority or 0,
-                    key=key_of(http, request.user),
-                    salt=salt_of(request.cache_salt),
+                    key=key_of(http, request.user, adapter),
+                    salt=salt_of(request.cache_salt, adapter),
                     grammar=grammar,
                     resumes=http.resumes and http.resumes + index,
                     allowed=allowed,
+                    adapter=adapter,
                 )
             )
         if reports_logprobs:
@@ -393,7 +398,7 @@ class GenerationPlanner:
         continuous = options is not None and options.continuous_usage_stats
         return ResponsePlan(
             response_id=form.id or ID_PREFIXES[form.api] + public_id(http, 12),
-            model=self._card.name,
+            model=request.model or self._card.name,
             created=int(http.received_at),
             api=form.api,
             stream=bool(request.stream),
@@ -550,11 +555,15 @@ def check_min_tokens(request: Generation, max_tokens: int) -> None:
         )
 
 
-def salt_of(cache_salt: str | None) -> bytes:
-    """Return a salt's digest: every sequence carries it, so its size must not be the client's."""
+def salt_of(cache_salt: str | None, adapter: AdapterSource | None = None) -> bytes:
+    """Return a digest of what keys and values depend on beside the tokens.
+
+    Every sequence carries it, so its size must not be the client's.
+    """
+    of_adapter = b"" if adapter is None else adapter.digest
     if not cache_salt:
-        return b""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest()
+        return of_adapter
+    return hashlib.blake2b(of_adapter + cache_salt.encode(), digest_size=SALT_BYTES).digest()
 
 
 def reported(sampling: Sampling, max_tokens: int, n: int) -> ReportedSampling:

@@ -6,12 +6,14 @@ process has these routes, and the imports took 60 ms of processor time at its st
 
 from functools import cached_property
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from headrace import __version__, routes
 from headrace.board.board import Board
-from headrace.config.model_list import model_pages
+from headrace.config.model_list import adapter_model_of, model_list, model_pages
 from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.messages import HttpRequest
 from headrace.response_bodies.server import VersionResponse
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
@@ -42,6 +44,7 @@ class InfoRoutes:
         self._card = config.card
         self._board = board
         self._models = model_pages(config.card, config.started_at)
+        self._adapters = registry_of(config)
         self.monitor = RingMonitor(board, config)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
@@ -93,7 +96,8 @@ class InfoRoutes:
         """What renders `/metrics`."""
         from headrace.metrics.headrace_metrics import MetricsPage
 
-        return MetricsPage(self._board, self._card, self._config.metrics_dialect)
+        dialect = self._config.metrics_dialect
+        return MetricsPage(self._board, self._card, dialect, self._adapters)
 
     def _openapi(self, _request: HttpRequest, _body: Body) -> ImmediateResponse:
         from headrace.tokenizer_proc.openapi.openapi import openapi
@@ -104,6 +108,21 @@ class InfoRoutes:
         )
 
     def _model(self, request: HttpRequest, _body: Body) -> ImmediateResponse:
-        if request.path not in self._models:
-            raise ModelNotFound(request.path.removeprefix(f"{MODELS}/"), self._card.name)
-        return ImmediateResponse(200, self._models[request.path])
+        """Return the model, one of the adapters, or the list of both."""
+        name = unquote(request.path.removeprefix(f"{MODELS}/"))
+        if self._adapters is not None and request.path == MODELS:
+            paths = {adapter.name: adapter.path for adapter in self._adapters}
+            return json_response(model_list(self._card, self._config.started_at, paths))
+        if request.path in self._models:
+            return ImmediateResponse(200, self._models[request.path])
+        adapter = None if self._adapters is None else self._adapters.find(name)
+        if adapter is None:
+            raise ModelNotFound(name, self._card.name)
+        return json_response(
+            adapter_model_of(self._card, self._config.started_at, adapter.name, adapter.path)
+        )
+
+
+def registry_of(config: TokenizerConfig) -> AdapterRegistry | None:
+    """Return the adapters of a server, with `--enable-lora`."""
+    return AdapterRegistry(config.run_dir, config.lora_dir) if config.enable_lora else None

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from headrace.config.process_configs import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
-from headrace.ipc.messages import HttpRequest, share_key
+from headrace.ipc.adapter_registry import AdapterRegistry
+from headrace.ipc.messages import AdapterSource, HttpRequest, share_key
 from headrace.tokenizer_proc.encoding.pairs import PairMarks
 from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Text, ids_of
@@ -35,14 +36,33 @@ class PromptVocabulary(Protocol):
 class Prompts:
     """Prompt checks shared by all planners, for one model and vocabulary."""
 
-    def __init__(self, card: ModelCard, vocabulary: PromptVocabulary) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        vocabulary: PromptVocabulary,
+        adapters: AdapterRegistry | None = None,
+    ) -> None:
         self.card = card
         self.vocabulary = vocabulary
+        self._adapters = adapters
+
+    def adapter_of(self, name: str | None) -> AdapterSource | None:
+        """Return the adapter that a request's `model` names, or None where that is the model.
+
+        Raises:
+            ModelNotFound: it is neither.
+        """
+        if name is None or name == self.card.name:
+            return None
+        adapter = None if self._adapters is None else self._adapters.find(name)
+        if adapter is None:
+            raise ModelNotFound(name, self.card.name)
+        return adapter
 
     def check_model(self, name: str | None, embeds: bool = False, compares: bool = False) -> None:
         """Refuse a model that is not here, and one that does something else."""
-        if name is not None and name != self.card.name:
-            raise ModelNotFound(name, self.card.name)
+        if self.adapter_of(name) is not None and embeds:
+            raise WrongKind(f"'{name}' is an adapter, which generates text and has no embeddings")
         if self.card.compares and not compares:
             raise WrongKind(f"'{self.card.name}' compares texts; see /v1/rerank and /v1/score")
         if self.card.embeds and not embeds:
@@ -129,6 +149,10 @@ def public_id(http: HttpRequest, num_bytes: int) -> str:
     return blake2b(own, digest_size=num_bytes).hexdigest()
 
 
-def key_of(http: HttpRequest, user: str | None) -> int:
-    """Return whose share a request counts towards: its API key's, else its user's."""
-    return share_key(user.encode()) if user and not http.key else http.key
+def key_of(http: HttpRequest, user: str | None, adapter: AdapterSource | None = None) -> int:
+    """Return whose share a request counts towards: its API key's, its user's or its adapter's."""
+    if http.key:
+        return http.key
+    if user:
+        return share_key(user.encode())
+    return 0 if adapter is None else share_key(adapter.digest)

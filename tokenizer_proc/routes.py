@@ -4,17 +4,27 @@ from typing import TYPE_CHECKING
 
 from headrace.board.board import Board
 from headrace.config.process_configs import TokenizerConfig
-from headrace.errors import MethodNotAllowed, RouteNotFound
+from headrace.errors import MethodNotAllowed, RouteNotFound, WrongKind
 from headrace.ipc.messages import HttpRequest
 from headrace.model.output_formats import ToolFormat
-from headrace.routes import GET, HEAD, POST, Lane, by_path, routes_of
+from headrace.routes import (
+    GET,
+    HEAD,
+    LOAD_LORA,
+    POST,
+    UNLOAD_LORA,
+    Lane,
+    by_path,
+    routes_of,
+)
+from headrace.tokenizer_proc.adapter_routes import AdapterRoutes
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.images.images import Images
-from headrace.tokenizer_proc.info_routes import InfoRoutes
+from headrace.tokenizer_proc.info_routes import InfoRoutes, registry_of
 from headrace.tokenizer_proc.jobs.stages import Body, Handler, ImmediateResponse, Stages
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
@@ -33,9 +43,13 @@ class Routes:
         embedding: EmbeddingPlanner,
         tokens: TokenRoutes,
         scripted: "ScriptedRoutes | None" = None,
+        adapters: AdapterRoutes | None = None,
     ) -> None:
         self._about = about = InfoRoutes(config, board)
         handlers = generation.handlers | embedding.handlers | tokens.handlers
+        handlers |= dict.fromkeys((LOAD_LORA, UNLOAD_LORA), refuse_adapters)
+        if adapters is not None:
+            handlers |= adapters.handlers
         if scripted is not None:
             handlers = scripted.wrapped(handlers)
         posted = by_path(handlers, routes_of(Lane.TOKENIZER))
@@ -64,6 +78,11 @@ class Routes:
         if method not in methods:
             raise MethodNotAllowed(request.method, request.path, ", ".join(methods))
         return methods[method]
+
+
+def refuse_adapters(_http: HttpRequest, _body: Body) -> ImmediateResponse:
+    """Refuse a request to a server without adapters."""
+    raise WrongKind("this server serves no adapters; start it with --enable-lora")
 
 
 def load_scripted(config: TokenizerConfig) -> "ScriptedRoutes | None":
@@ -100,9 +119,11 @@ def load_routes(
 ) -> Routes:
     """Return the routes of one model, and all that plans their requests."""
     card, num = config.card, config.num_detokenizers
+    registry = registry_of(config)
     generation = GenerationPlanner(
-        card, template, encoder, num, config.seed, grammars, images, config.traces
+        card, template, encoder, num, config.seed, grammars, images, config.traces, registry
     )
     embedding = EmbeddingPlanner(card, template, encoder, num)
-    tokens = TokenRoutes(card, template, encoder, images)
-    return Routes(config, board, generation, embedding, tokens, scripted)
+    tokens = TokenRoutes(card, template, encoder, images, registry)
+    adapters = None if registry is None else AdapterRoutes(registry, card.name, num)
+    return Routes(config, board, generation, embedding, tokens, scripted, adapters)

@@ -10,6 +10,7 @@ import msgspec
 from headrace import routes
 from headrace.config.process_configs import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.messages import HttpRequest
 from headrace.response_bodies.tokens import DetokenizeResponse, TokenizeResponse
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
@@ -63,8 +64,10 @@ class TokenRoutes:
         template: ChatTemplate,
         spelling: Spelling,
         images: Images | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self._card = card
+        self._adapters = adapters
         self._template = template
         self._spelling = spelling
         self._images_of = images.of if images else partial(none_of, card.takes_images)
@@ -122,7 +125,9 @@ class TokenRoutes:
         return self._spelling.decode(ids, skip_special_tokens=False)
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._card.name:
+        if name is None or name == self._card.name:
+            return
+        if self._adapters is None or self._adapters.find(name) is None:
             raise ModelNotFound(name, self._card.name)
 
 

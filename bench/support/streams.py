@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,13 +90,24 @@ async def exchange_all(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
 
 
 def complete(
-    url: str, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0
+    url: str,
+    prompts: list[list[int]],
+    max_tokens: int,
+    temperature: float = 0.0,
+    models: Sequence[str] = (),
 ) -> list[Stream]:
-    """Continue all prompts at once by exactly `max_tokens` tokens each, greedily by default."""
+    """Continue all prompts at once by exactly `max_tokens` tokens each, greedily by default.
+
+    Args:
+        models: that prompts name by turns; none name none.
+    """
     options: dict[str, Any] = {"ignore_eos": True, "max_tokens": max_tokens}
     options |= {"temperature": temperature, "seed": 0}
     options |= {"stream": True, "stream_options": {"include_usage": True}}
-    streams = asyncio.run(exchange_all(url, [{"prompt": p, **options} for p in prompts]))
+    bodies = [{"prompt": prompt, **options} for prompt in prompts]
+    for i, body in enumerate(bodies if models else ()):
+        body["model"] = models[i % len(models)]
+    streams = asyncio.run(exchange_all(url, bodies))
     assert all(stream.num_tokens == max_tokens for stream in streams)
     return streams
 

@@ -165,11 +165,14 @@ private:
     size_t size_ = 0; // 0 of borrowed memory
 };
 
+struct LowRankPair; // low_rank.h
+
 struct Matrix {
     Format format = Format::f32;
     int rows = 0;
     int cols = 0;
     Buffer packed;
+    std::vector<const LowRankPair *> low_rank; // by adapter, null where it adds nothing; or empty
     std::vector<std::unique_ptr<uint8_t[]>> stored; // units that bf12 cannot take
     std::mutex storing;
 

@@ -1,5 +1,8 @@
 #include "cpu/model.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace headrace {
 
 size_t Layer::state_numbers() const {
@@ -59,6 +62,25 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
                     memory ? static_cast<uint8_t *>(memory) + pages_end : nullptr);
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
     workspace.gates = std::vector<Buffer>(pool.num_threads());
+}
+
+void Model::install(int slot, std::unique_ptr<Adapter> adapter) {
+    std::lock_guard<std::mutex> lock(in_use);
+    if (adapters.size() <= size_t(slot)) {
+        adapters.resize(slot + 1);
+    }
+    if (adapters[slot]) {
+        for (const Adapter::Place &place : adapters[slot]->places()) {
+            matrix(place.layer, place.slot).low_rank[slot] = nullptr;
+        }
+    }
+    for (size_t i = 0; adapter && i < adapter->places().size(); ++i) {
+        const Adapter::Place &place = adapter->places()[i];
+        auto &pairs = matrix(place.layer, place.slot).low_rank;
+        pairs.resize(std::max(pairs.size(), adapters.size()));
+        pairs[slot] = place.pair.get();
+    }
+    adapters[slot] = std::move(adapter);
 }
 
 Matrix &Model::matrix(int layer, int slot) {

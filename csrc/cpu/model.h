@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu/kernels.h"
 #include "cpu/kv_pages.h"
+#include "cpu/low_rank.h"
 #include "cpu/matrix.h"
 #include "cpu/peers.h"
 #include "cpu/state_slots.h"
@@ -276,7 +277,7 @@ struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
         gathered, conv_b, conv_c, conv_x, attn_gate, query_latents, of_heads, rounded_of_heads,
-        quantized_of_heads;
+        quantized_of_heads, shrunk;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
     DeltaWorkspace delta;
@@ -305,6 +306,12 @@ struct Model {
     ThreadPool pool;
     std::mutex in_use; // one step at a time
 
+    // By slot; null: none. Steps name the slots.
+    std::vector<std::unique_ptr<Adapter>> adapters;
+
+    // Put an adapter, or none, into a slot between steps. The one before ends.
+    void install(int slot, std::unique_ptr<Adapter> adapter);
+
     Matrix &matrix(int layer, int slot);
     std::vector<float> &vector(int layer, int slot);
 };
@@ -328,6 +335,8 @@ struct Step {
     // [num_sequences], the row behind the last one that a written state covers. Rows from there on
     // are drafts. Null: there are none.
     const int32_t *state_ends;
+    const int32_t
+        *adapters; // [num_sequences], the slot of each one's adapter, -1: none. Null: none
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
 };
 

@@ -275,6 +275,7 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
         multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, part.rows,
                         part.blocks, scratch);
     }
+    expand(state, p, part, out, out_stride);
     if (p.bias && !p.bias->empty()) {
         const int column = part.block * lanes;
         const int width = std::min(part.blocks * lanes, weight.rows - column);
@@ -284,7 +285,13 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     }
 }
 
-void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
+void multiply(StepState &state, int rows, std::initializer_list<Product> given) {
+    std::vector<Product> products(given);
+    std::vector<Linear *> linear;
+    for (Product &p : products) {
+        linear.push_back(&p);
+    }
+    shrink(state, state.token_runs, rows, linear);
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -327,6 +334,7 @@ size_t room_for_gates(int num_rows) {
 void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductPart &part) {
     const Matrix &next = p.next;
     const bool is_rounded = rounds_to_bf16(state, next) || rounds_to_integers(state, next);
+    const bool is_next_adapted = is_adapted(state.token_runs, next);
     const int width = part.blocks * lanes, stride = stride_of(width),
               first_column = part.block * lanes;
     float *gates = state.model.workspace.gates[part.thread].as<float>();
@@ -347,21 +355,30 @@ void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductP
         apply_activation(state, p, row, gates, ups, width);
         if (is_rounded) {
             round_columns(state, gates, p.gated, {&next}, row, first_column, n);
-        } else {
+        }
+        if (!is_rounded || is_next_adapted) {
             std::copy_n(gates, n, p.gated.row(row) + first_column);
         }
     }
 }
 
-void multiply_gated(StepState &state, const GatedProduct &product) {
+void multiply_gated(StepState &state, const GatedProduct &given) {
+    GatedProduct product = given;
     const Matrix &up = product.up.weight;
+    std::vector<Linear *> linear{&product.up};
+    if (product.has_gate) {
+        linear.push_back(&product.gate);
+    }
+    shrink(state, state.token_runs, state.num_tokens, linear);
     each_part(state.model.pool, {{state.num_tokens, blocks_of(up.rows)}}, most_rows(state, up),
               tile_unit,
               [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); });
 }
 
-void multiply_head(StepState &state, const Product &head, float *maxima) {
+void multiply_head(StepState &state, const Product &given, float *maxima) {
+    Product head = given;
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
+    shrink(state, state.logit_runs, num_rows, {&head});
     each_part(state.model.pool, {{num_rows, blocks_of(num_tokens)}}, most_rows(state, head.weight),
               head_unit, [&](int, const ProductPart &part) {
                   multiply_part(state, head, part, next_weights(head.weight, part),

@@ -1,5 +1,6 @@
 // Products of activations with packed weights, cut into tasks.
 #pragma once
+#include "cpu/low_rank.h"
 #include "cpu/step_state.h"
 
 #include <functional>
@@ -11,6 +12,7 @@ struct Linear { // x . weight + bias
     const Matrix &weight;
     const Activations &x;
     const std::vector<float> *bias; // null or empty: none
+    Shrunk shrunk{};                // of the phase; see shrink
 };
 
 struct Product : Linear {
@@ -57,7 +59,8 @@ void round_activations(const StepState &state, const Activations &x, Factors wei
 void copy_activations(const StepState &state, const Activations &x, int row, Factors weights,
                       const Activations &out, int out_row);
 
-// One phase for all, which multiply the same `x`: their blocks are counted through.
+// One phase for all, which multiply the same `x`: their blocks are counted through. Adapters add to
+// them, as to the gates and the head below.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);
 
 // One phase of products of their own, of weights in the same format.

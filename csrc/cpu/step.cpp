@@ -501,6 +501,13 @@ bool is_valid(const Model &model, const Step &step) {
             }
         }
     }
+    for (int i = 0; step.adapters && i < step.num_sequences; ++i) {
+        const int slot = step.adapters[i];
+        if (slot < -1 ||
+            (slot >= 0 && (size_t(slot) >= model.adapters.size() || !model.adapters[slot]))) {
+            return false;
+        }
+    }
     for (int i = 0; i < step.num_logit_rows; ++i) {
         if (step.logit_rows[i] < 0 || step.logit_rows[i] >= step.num_tokens) {
             return false;

@@ -60,6 +60,10 @@ StepState::StepState(Model &m, const Step &s)
             mamba2_inner = std::max(mamba2_inner, mamba2.num_heads * mamba2.head_dim);
         }
     }
+    const auto sequence_of = [&](int token) { return step.sequences[token]; };
+    token_runs = adapter_runs(step.adapters, num_tokens, sequence_of);
+    logit_runs = adapter_runs(step.adapters, step.num_logit_rows,
+                              [&](int row) { return sequence_of(step.logit_rows[row]); });
     cut_tiles();
     find_room();
 }

@@ -1,5 +1,6 @@
 // What the phases of one step share: the batch, its tiles, and room for activations.
 #pragma once
+#include "cpu/low_rank.h"
 #include "cpu/model.h"
 
 #include <algorithm>
@@ -95,6 +96,7 @@ struct StepState {
     const int hidden_stride, q_stride, kv_stride, attended_stride, inner_stride;
     int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
     int mamba2_inner = 0;                   // numbers of a token in the widest Mamba-2
+    std::vector<AdapterRun> token_runs, logit_runs; // of all tokens; of the logit rows
     std::vector<Tile> tiles;
     int tile_rows = 0;  // of the largest tile
     int rope_pairs = 0; // of the widest rope

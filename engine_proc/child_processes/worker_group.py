@@ -8,7 +8,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -21,11 +22,13 @@ from headrace.engine_proc.shm.cache_memory import clear, join_cache_ids
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.ipc.messages import MAX_BIASES, MAX_LOGPROBS
+from headrace.ipc.messages import MAX_BIASES, MAX_LOGPROBS, AdapterSource
 from headrace.ipc.worker_messages import (
     SAMPLING_ROW,
+    AdapterLoaded,
     CacheLayout,
     FromWorker,
+    LoadAdapter,
     Masks,
     Resume,
     Step,
@@ -53,7 +56,7 @@ def step_bytes(config: ExecutionConfig) -> int:
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
     per_token = 16 + 20 + 4 + SAMPLING_ROW.size  # the second is of images, the third of relays
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
-    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4
+    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4 + 4  # the last is of adapters
     return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
 
 
@@ -139,6 +142,7 @@ class WorkerGroup:
         self._loading: list[Worker] = []
         self._readies: list[WorkerReady | None] = []  # by rank
         self._layout: WorkerReady | None = None
+        self._adapters: list[deque[AdapterLoaded]] = []  # by rank, those not yet taken
         self._start()
 
     def _start(self) -> None:
@@ -165,6 +169,7 @@ class WorkerGroup:
         ]
         self._loading = list(self._all)
         self._readies = [None] * num_ranks
+        self._adapters = [deque() for _ in range(num_ranks)]
         self._group = None
         if group_fd is not None:
             self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
@@ -261,8 +266,27 @@ class WorkerGroup:
         self._num_computing -= 1
         if isinstance(result, StepResult):
             self._restarts.worked()
-        assert not isinstance(result, WorkerReady)
+        assert isinstance(result, StepResult | StepFailed)
         return result
+
+    def load_adapter(self, slot: int, source: AdapterSource) -> None:
+        """Have the workers load an adapter while they run steps."""
+        for worker in self._all:
+            worker.send(LoadAdapter(slot, source.path, source.digest))
+
+    def loaded_adapters(self) -> Iterator[AdapterLoaded]:
+        """Yield the slots that all workers have answered for; one failure is that of all."""
+        if not self._num_computing:  # else results come first
+            for worker in self._all:
+                while (message := worker.receive(0)) is not None:
+                    self._note_adapter(worker, message)
+        while self._adapters and all(self._adapters):
+            answers = [waiting.popleft() for waiting in self._adapters]
+            yield next((answer for answer in answers if answer.why_not), answers[0])
+
+    def _note_adapter(self, worker: Worker, message: FromWorker) -> None:
+        assert isinstance(message, AdapterLoaded)
+        self._adapters[self._all.index(worker)].append(message)
 
     def resume(self) -> None:
         """Have the workers run steps again after one that has failed; all have answered all."""
@@ -286,6 +310,9 @@ class WorkerGroup:
         while True:
             self._context.slot.beat()
             result = worker.receive(WAIT_S)
+            if isinstance(result, AdapterLoaded):
+                self._note_adapter(worker, result)
+                continue
             if result is not None:
                 return result
             self.check()

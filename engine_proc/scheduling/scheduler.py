@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
 from headrace.engine_proc.scheduling.cache_table import NO_CACHE
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
@@ -35,6 +36,7 @@ from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.image_placeholder import whole_end
+from headrace.engine_proc.sequence.pooled_adapter import PooledAdapter, slot_of
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import MAX_SEQUENCES, FinishReason, request_of
 
@@ -82,9 +84,11 @@ class Scheduler:
         reuses_prefixes: bool = True,
         images: EncoderQueue | None = None,
         slots: StateSlots | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self._pool = pool
         self._images = images
+        self.adapters = adapters
         self._speculation = speculation
         caches = reuses_prefixes and not limits.whole_prompts
         self.slots = slots or StateSlots(0)
@@ -116,6 +120,10 @@ class Scheduler:
     def requests(self) -> Iterable[int]:
         """The ids of all requests that have sequences here."""
         return self._by_request.keys()
+
+    def users_of(self, adapter: PooledAdapter) -> list[Sequence]:
+        """Return the sequences of an adapter."""
+        return [sequence for sequence in self._by_id.values() if sequence.adapter is adapter]
 
     @property
     def is_full(self) -> bool:
@@ -158,6 +166,9 @@ class Scheduler:
         if sequence.request.images:
             assert self._images is not None
             self._images.enter(sequence)
+        if (source := sequence.request.adapter) is not None:
+            assert self.adapters is not None
+            sequence.adapter = self.adapters.enter(source)
         self._shares.enter(sequence.request.key)
         self._queue(sequence)
         self.counts.prefix_queries += len(sequence.tokens)
@@ -189,6 +200,8 @@ class Scheduler:
             chunks = self._schedule_suspect(budget) or self._schedule_all(budget)
         except MustWait:
             return []
+        if self.adapters is not None:  # the products of an adapter are those of adjacent rows
+            chunks.sort(key=lambda chunk: slot_of(chunk.sequence.adapter))
         if chunks:
             self.counts.steps += 1
             self.counts.steps_ahead += bool(self._open)
@@ -547,6 +560,9 @@ class Scheduler:
         if sequence.images:
             assert self._images is not None
             self._images.leave(sequence)
+        if sequence.adapter is not None:
+            assert self.adapters is not None
+            self.adapters.leave(sequence.adapter)
         self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]
         siblings = self._by_request[request_of(sequence.id)]

@@ -73,7 +73,7 @@ class WaitingQueue:
 
     @property
     def has_ready(self) -> bool:
-        """Whether any sequence can be admitted: it waits for no image and no grammar."""
+        """Whether any sequence can be admitted: it waits for no image and no adapter."""
         return any(True for _ in ready(self))
 
     def first(self, step: int) -> Sequence | None:
@@ -118,4 +118,4 @@ def make_turn(num_requests: int, index: int, num_sequences: int) -> int:
 
 def ready(sequences: Iterable[Sequence]) -> Iterator[Sequence]:
     """Yield those that wait for nothing but a turn."""
-    return (sequence for sequence in sequences if not sequence.is_blocked)
+    return (sequence for sequence in sequences if sequence.may_begin)

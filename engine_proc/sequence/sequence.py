@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder, first_unready
 from headrace.engine_proc.sequence.mrope import MRopePositions
+from headrace.engine_proc.sequence.pooled_adapter import PooledAdapter
 from headrace.ipc.messages import GenerateRequest, Sampling
 
 PLAIN = Sampling()
@@ -69,6 +70,7 @@ class Sequence:
     is_fetching: bool = False  # it waits for pages, see `PageFetcher`
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow
+    adapter: PooledAdapter | None = None  # kept by the scheduler
 
     @classmethod
     def of(
@@ -142,10 +144,15 @@ class Sequence:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no token is to be computed before an image is encoded or pages are fetched."""
-        if self.is_fetching:
+        """Whether no token can be computed before an image, a page or an adapter has come."""
+        if self.is_fetching or (self.adapter is not None and not self.adapter.is_loaded):
             return True
         return bool(self.images) and self.computable_end <= self.num_computed
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether it waits for nothing but a turn."""
+        return not self.is_blocked and (self.adapter is None or self.adapter.is_open)
 
     @property
     def awaits_image(self) -> bool:

@@ -3,6 +3,7 @@
 from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.pooled_adapter import NO_SLOT, slot_of
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.step.image_columns import ImageColumns
@@ -53,6 +54,7 @@ def build_step(chunks: list[Chunk]) -> Step:
                 sequence.row = len(logit_rows)
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
     images = ImageColumns(chunks)
+    adapters = array("i", [slot_of(chunk.sequence.adapter) for chunk in chunks])
     state_in, state_out, state_ends = state_columns(chunks)
     return Step(
         token_ids=token_ids.tobytes(),
@@ -74,6 +76,7 @@ def build_step(chunks: list[Chunk]) -> Step:
         state_in=state_in,
         state_out=state_out,
         state_ends=state_ends,
+        adapters=b"" if max(adapters) == NO_SLOT else adapters.tobytes(),
     )
 
 

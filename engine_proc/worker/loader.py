@@ -9,12 +9,15 @@ import numpy as np
 from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
+from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
+from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
     beyond_kernels,
     check_on_cpu,
     place,
 )
+from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_split import split_cache
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
@@ -43,7 +46,7 @@ from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit
 
@@ -90,6 +93,10 @@ def load(
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
     """
     execution = config.execution
+    no_adapters = ConfigError(
+        f"--enable-lora: {execution.model_path} does not run in Headrace's own modules on the CPU, "
+        "which alone take adapters; merge the adapter into the weights"
+    )
     try:
         model = open_for(execution, group)
     except NotLowered as error:
@@ -97,6 +104,8 @@ def load(
     if isinstance(model, DecoderModel):
         device = place(execution, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
+        if execution.enable_lora and (model.spec.encoder is not None or device.name != "cpu"):
+            raise no_adapters
         if model.spec.encoder is not None:
             return encoder_in_core(execution, model, progress)
         if device.name == "cpu":
@@ -104,6 +113,8 @@ def load(
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
 
         return load_on_gpu(config, model, progress, group, embeds)
+    if execution.enable_lora:
+        raise no_adapters
     if embeds is not None:
         raise ModelError(f"{execution.model_path}: takes images, which only our own code can")
     return in_transformers(execution, model, group)
@@ -155,6 +166,9 @@ def in_core(
     layers = (model.pooling, model.dense)
     runner = decoder_runner(executor, *layers, model.spec.vocab_size, num_threads, embeds)
     cache_id = b"" if memory is None else memory.cache_id
+    adapters = None
+    if config.enable_lora:
+        adapters = AdapterLoader(executor, adapted(config, model, peers), lora_format(config))
     return LoadedModel(
         runner,
         split.num_pages,
@@ -162,6 +176,7 @@ def in_core(
         cache_id=cache_id,
         page_bytes=page_bytes(own_spec, PAGE_TOKENS, kv_dtype),
         state_bytes=state_bytes(own_spec),
+        adapters=adapters,
     )
 
 
@@ -192,6 +207,25 @@ def encoder_in_core(
     encoder = CpuEncoder(executor, model.pooling.kind)
     embedder = Embedder(encoder, normalize=model.pooling.normalize, dense=model.dense)
     return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
+
+
+def adapted(
+    config: ExecutionConfig, model: DecoderModel, peers: Peers[ShmAllReduce] | None
+) -> AdaptedModel:
+    """Return the model as adapters see it."""
+    return AdaptedModel(
+        model.spec,
+        model.weights,
+        is_gguf=config.model_path.endswith(".gguf"),
+        max_rank=config.max_lora_rank,
+        shard=None if peers is None else peers.shard,
+    )
+
+
+def lora_format(config: ExecutionConfig) -> Format:
+    """Return how factors of adapters are held."""
+    dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
+    return Format.F32 if dtype == "float32" else Format.BF16
 
 
 def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:

@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.loader import load
 from headrace.engine_proc.worker.profiler import Profiler
 from headrace.engine_proc.worker.result_sender import ResultSender
+from headrace.engine_proc.worker.step_inbox import StepInbox
 from headrace.engine_proc.worker.step_runner import StepRunner
 from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 from headrace.runtime.process import Context
@@ -69,7 +70,7 @@ def work(config: WorkerConfig, context: Context) -> None:
 
     def masks_of(num_rows: int) -> Masks:
         answers.flush()  # what it has is in the masks
-        while steps.receive(IDLE_S) is None:
+        while inbox.receive(IDLE_S) is None:
             pass
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
@@ -78,6 +79,7 @@ def work(config: WorkerConfig, context: Context) -> None:
     heartbeat.begin(context.progress)
     group = join(config, context.index % config.execution.tp)
     loaded = load(config, progress, group, embeddings(config))
+    inbox = StepInbox(steps, loaded.adapters, results.send)
     can_rejoin = group if loaded.can_rejoin else None
     attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.execution.tp == 1)
     answers = ResultSender(results.send)
@@ -99,7 +101,7 @@ def work(config: WorkerConfig, context: Context) -> None:
     )
     while True:
         wait_s, look_us = (POLL_INTERVAL_S, POLL_LOOK_US) if answers.is_open else (IDLE_S, LOOK_US)
-        step = steps.receive(wait_s, look_us)
+        step = inbox.receive(wait_s, look_us)
         profiles.look()
         if isinstance(step, Resume):
             attempts.resume()

@@ -16,6 +16,7 @@ from headrace.board.board import MAX_FRONTENDS
 from headrace.board.fields import MAX_PREPROCESSORS, MAX_REPLICAS, MAX_TOKENIZERS
 from headrace.config.chaos import parse_chaos
 from headrace.config.kv_events_config import parse_kv_events
+from headrace.config.lora_modules import lora_modules
 from headrace.config.media_domains import read_domain
 from headrace.config.otlp import check_otlp
 from headrace.errors import ConfigError
@@ -27,6 +28,7 @@ MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
 KV_DTYPES = (*DTYPES, "fp8")
+LORA_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/collectives/shm_group.h
@@ -43,6 +45,8 @@ MIN_WATCHDOG_TIMEOUT = 2  # processes beat at least once a second
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+MAX_LORAS = 1 << 16
+MAX_LORA_RANK = 1024
 
 
 def flag(default: T, help: str, choices: Sequence[str] = ()) -> T:
@@ -205,6 +209,22 @@ class ServerConfig:
     crash_dir: str | None = flag(None, "folder for crash reports; an empty one keeps none")
     profile_dir: str | None = flag(None, "folder for profiles of steps, see POST /start_profile")
     nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
+    enable_lora: bool = flag(False, "serve adapters (LoRA) beside the model, on CPUs")
+    lora_modules: tuple[str, ...] = flag(
+        (), "an adapter from the start, NAME=PATH or JSON with name and path; may be repeated"
+    )
+    lora_dir: str | None = flag(None, "a folder of adapters, which requests name")
+    allow_runtime_lora_updating: bool = flag(
+        False, "clients without the key of /admin load and unload adapters, too"
+    )
+    max_loras: int = flag(8, "adapters with sequences that run at once")
+    max_cpu_loras: int | None = flag(None, "adapters in memory; default: --max-loras")
+    max_lora_rank: int = flag(64, "adapters of a higher rank are refused")
+    lora_dtype: str = flag(
+        "auto",
+        "type of adapters in memory; auto is bfloat16, with --dtype float32 that",
+        LORA_DTYPES,
+    )
     log_level: str = flag("info", "log level", LOG_LEVELS)
     access_log: bool = flag(False, "a log line per request")
     otlp_traces_endpoint: str | None = flag(
@@ -242,6 +262,7 @@ class ServerConfig:
             at_least("cudagraph_capture_sizes", size, 1)
         parse_chaos(self.chaos)
         self._check_kv_store()
+        self._check_adapters()
         at_least("drain_timeout", self.drain_timeout, 0)
         at_least("watchdog_timeout", self.watchdog_timeout, MIN_WATCHDOG_TIMEOUT)
         at_least("stream_interval", self.stream_interval, 1)
@@ -291,6 +312,21 @@ class ServerConfig:
     def has_kv_store(self) -> bool:
         """Whether evicted pages are kept."""
         return self.kv_store is not None or self.kv_store_bytes > 0
+
+    def _check_adapters(self) -> None:
+        at_least("max_loras", self.max_loras, 1)
+        at_most("max_loras", self.max_loras, MAX_LORAS)
+        at_least("max_lora_rank", self.max_lora_rank, 1)
+        at_most("max_lora_rank", self.max_lora_rank, MAX_LORA_RANK)
+        if self.max_cpu_loras is not None:
+            at_least("max_cpu_loras", self.max_cpu_loras, self.max_loras)
+            at_most("max_cpu_loras", self.max_cpu_loras, MAX_LORAS)
+        lora_modules(self.lora_modules)
+        if (self.lora_modules or self.lora_dir is not None) and not self.enable_lora:
+            name = "lora_modules" if self.lora_modules else "lora_dir"
+            raise ConfigError(f"{flag_name(name)} needs --enable-lora")
+        if self.enable_lora and self.engine == "mock":
+            raise ConfigError("--enable-lora: a mock engine has no adapters")
 
 
 TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}

@@ -59,11 +59,19 @@ MEANINGS: dict[str, Meaning] = {
     **{flag_name(name): Same(name) for name in FIELDS if plain_type(HINTS[name]) is not bool},
     **ALIASES,
 }
-# Flags that may be followed by several numbers, as vLLM has it.
-SEVERAL = {
-    name
+
+
+def is_adapter(argument: str) -> bool:
+    """Whether an argument is a value of `--lora-modules`."""
+    return argument.startswith("{") or ("=" in argument and not argument.startswith("-"))
+
+
+# Flags that may be followed by several values, as vLLM has it, and what tells that one is.
+SEVERAL: dict[str, Callable[[str], bool]] = {
+    name: is_adapter if meaning.field == "lora_modules" else str.isdecimal
     for name, meaning in MEANINGS.items()
-    if isinstance(meaning, Same) and HINTS.get(meaning.field) == tuple[int, ...]
+    if isinstance(meaning, Same)
+    and (meaning.field == "lora_modules" or HINTS.get(meaning.field) == tuple[int, ...])
 }
 SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 
@@ -216,10 +224,10 @@ def translate(argv: Sequence[str]) -> Iterator[str]:
 
 
 def repeated(argv: Sequence[str]) -> Iterator[str]:
-    """Yield a command line where each of several numbers has a flag: `--x 1 2` is `--x=1 --x=2`."""
+    """Yield a command line where each of several values has a flag: `--x 1 2` is `--x=1 --x=2`."""
     name, has_value = "", True
     for argument in argv:
-        if name and argument.isdecimal():
+        if name and SEVERAL[name.replace("_", "-")](argument):
             has_value = True
             yield f"{name}={argument}"
             continue

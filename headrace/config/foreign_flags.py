@@ -124,7 +124,6 @@ LOAD_FORMATS = spelled({"safetensors": "auto", "gguf": "auto"})
 CHECKPOINTS = ("gguf", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
 QUANTIZATIONS = spelled({"w8a8_int8": "int8"} | dict.fromkeys(CHECKPOINTS, "none"))
 ONE_MACHINE = "run one server per machine, behind a load balancer"
-NO_ADAPTERS = "merge the adapter into the weights and serve those"
 NO_FILES = "send images in data: URLs, or serve them and use --allowed-media-domains"
 NO_SECOND_TIER = "raise --kv-cache-memory-bytes"
 ON_REQUESTS = "send chat_template_kwargs with each request"
@@ -328,9 +327,19 @@ ROWS = [
     ),
     Row(
         "adapters",
-        ("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank"),
-        ("--enable-lora", "--lora-paths", "--max-loras-per-batch"),
-        RefusedFlag(NO_ADAPTERS),
+        ("--lora-modules",),
+        ("--lora-paths",),
+        Same("lora_modules"),
+    ),
+    Row("adapters", ("--max-loras",), ("--max-loras-per-batch",), Same("max_loras")),
+    Row("adapters", ("--max-cpu-loras",), ("--max-loaded-loras",), Same("max_cpu_loras")),
+    Row("adapters", ("--max-lora-rank",), ("--max-lora-rank",), Same("max_lora_rank")),
+    Row("adapters", ("--lora-dtype",), (), Same("lora_dtype")),
+    Row(
+        "adapters",
+        (),
+        ("--lora-target-modules", "--lora-backend", "--lora-eviction-policy"),
+        Unused("each adapter says what it changes"),
     ),
     Row("speculation", ("--speculative-config",), (), Same("speculative", speculation)),
     Row(

@@ -1,5 +1,6 @@
 """The response of `/v1/models`, constant while a server runs."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -24,6 +25,18 @@ def model_of(card: ModelCard, created: int) -> ServedModel:
         root=card.path,
         max_model_len=card.max_model_len,
     )
+
+
+def adapter_model_of(card: ModelCard, created: int, name: str, path: str) -> ServedModel:
+    """Return an adapter in OpenAI's shape, with vLLM's `parent`."""
+    model = model_of(card, created)
+    return msgspec.structs.replace(model, id=name, root=path, parent=card.name)
+
+
+def model_list(card: ModelCard, created: int, adapters: Mapping[str, str]) -> ModelListResponse:
+    """Return the list of the model and its adapters, whose paths are given by name."""
+    data = [adapter_model_of(card, created, *adapter) for adapter in adapters.items()]
+    return ModelListResponse(object="list", data=[model_of(card, created), *data])
 
 
 def anthropic_model_of(card: ModelCard, created: int) -> AnthropicModel:

@@ -93,6 +93,7 @@ class FrontendConfig:
     anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
     reports: bool = False  # to the telemetry process, of each request,
     traces: bool = False  # and with what its span has
+    opens_adapters: bool = False  # to clients without the key of /admin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,8 @@ class TokenizerConfig:
     takes_scripts: bool = False  # the engine is a mock
     traces: bool = False  # requests have spans
     prefix_fds: tuple[int, ...] = ()  # of each engine's `PrefixIndex`, where there are several
+    enable_lora: bool = False
+    lora_dir: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +163,11 @@ class ExecutionConfig:
     disable_custom_all_reduce: bool
     profile_dir: str | None
     nvtx: bool
+    enable_lora: bool
+    max_loras: int
+    max_cpu_loras: int | None
+    max_lora_rank: int
+    lora_dtype: str
     mmproj: str | None = None
 
     @classmethod

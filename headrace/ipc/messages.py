@@ -191,6 +191,14 @@ class Image(Message, frozen=True):
     grid: list[int] = []  # frames, rows and columns of its rows, for positions in three parts
 
 
+class AdapterSource(Message, frozen=True):
+    """An adapter (LoRA) by its name, and where its files are."""
+
+    name: str
+    path: str  # a folder of PEFT's, or a .gguf file
+    digest: bytes  # of the files as they were when it was found, see `adapter_registry.py`
+
+
 class ScriptedTokens(Message, frozen=True):
     """Tokens that a mock engine generates for a sequence, in place of words."""
 
@@ -222,6 +230,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     allowed: bytes = b""  # only these tokens may be drawn: a bit each, lowest first; empty is all
     script: ScriptedTokens | None = None  # only to a mock engine
     request_id: str = ""  # as in `HttpRequest`
+    adapter: AdapterSource | None = None  # it waits until workers have it; `salt` depends on it
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -392,7 +401,14 @@ class SimilarityPlan(Message, tag="similarity", frozen=True):
     document: str | None = None  # this sequence's text, where it is returned
 
 
-Plan = ResponsePlan | EmbeddingPlan | SimilarityPlan
+class AdapterPlan(Message, tag="adapter", frozen=True):
+    """The response that an adapter is loaded, sent when its sequence has run."""
+
+    body: str
+    content_type: str
+
+
+Plan = ResponsePlan | EmbeddingPlan | SimilarityPlan | AdapterPlan
 
 
 class StepOutput(Message, tag="step", frozen=True):
@@ -413,11 +429,11 @@ class StepOutput(Message, tag="step", frozen=True):
     prompt_logprobs: dict[int, bytes] = {}  # such rows, of every prompt token but the first
     embeddings: dict[int, bytes] = {}  # f32
     times: dict[int, Times] = {}  # with a sequence's first news
-    # The `Plan` of each request that fails: workers died at it, an image cannot be encoded, or a
-    # grammar cannot be followed. Here it is aborted.
+    # The `Plan` of each request that fails, for what it asks or for a process. Here it is aborted.
     failed: dict[int, bytes] = {}
     reasons: dict[int, str] = {}  # of requests in `failed`, fit for the client
     engine: int = 0  # the sender
+    invalid: list[int] = []  # of these, those that asked for what cannot be done
 
     @classmethod
     def of(

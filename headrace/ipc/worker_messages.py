@@ -46,6 +46,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     # i32, by sequence: the token before which the written state ends. From there on are drafts,
     # and tokens that a later step computes again. Empty: it covers all tokens.
     state_ends: bytes = b""
+    adapters: bytes = b""  # i32, by sequence: the slot of its adapter, -1 for none; empty: none
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +63,24 @@ class Masks(Message, tag="masks", frozen=True):
 
 class Resume(Message, tag="resume", frozen=True):
     """A step has failed; those sent after this are to be run again: engine -> every worker."""
+
+
+class LoadAdapter(Message, tag="load", frozen=True):
+    """Load an adapter into a slot, in place of what is there: engine -> every worker.
+
+    No step in flight uses the slot. Steps go on meanwhile.
+    """
+
+    slot: int
+    path: str
+    digest: bytes  # as in `AdapterSource`
+
+
+class AdapterLoaded(Message, tag="adapter", frozen=True):
+    """A slot has its adapter, for all steps sent from here on: every worker -> engine."""
+
+    slot: int
+    why_not: str = ""  # it could not be loaded, and why, fit for the client
 
 
 U64 = Annotated[int, "Q"]
@@ -143,8 +162,8 @@ class WorkerReady(Message, tag="ready", frozen=True):
     state_bytes: int = 0  # and of a state
 
 
-ToWorker = Step | Masks | Resume
-FromWorker = StepResult | StepFailed | WorkerReady
+ToWorker = Step | Masks | Resume | LoadAdapter
+FromWorker = StepResult | StepFailed | WorkerReady | AdapterLoaded
 
 
 # Between the engine and its vision worker, in shared memory

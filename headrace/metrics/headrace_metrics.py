@@ -28,9 +28,11 @@ from headrace.board.fields import (
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import HEADRACE
 from headrace.config.process_configs import ModelCard
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
 from headrace.metrics.kv_store_metrics import KvStoreCollector
+from headrace.metrics.lora import LoraCollector
 from headrace.metrics.sglang import SglangCollector
 from headrace.metrics.vllm import VllmCollector
 from headrace.system.procfs import vitals_of
@@ -247,13 +249,21 @@ class BoardCollector(Collector):
 class MetricsPage:
     """The response of `/metrics`; `dialect` is one of `DIALECTS`."""
 
-    def __init__(self, board: Board, card: ModelCard, dialect: str = "vllm") -> None:
+    def __init__(
+        self,
+        board: Board,
+        card: ModelCard,
+        dialect: str = "vllm",
+        adapters: AdapterRegistry | None = None,
+    ) -> None:
         self._collectors: list[Collector] = [
             BoardCollector(board, card.name),
             KvStoreCollector(board, card.name),
             DIALECTS[dialect](board, card),
             HTTP_DIALECTS[dialect](board),
         ]
+        if adapters is not None and dialect == "vllm":
+            self._collectors.append(LoraCollector(adapters))
         self._exposition = Exposition()
 
     def render(self) -> bytes:

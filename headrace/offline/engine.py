@@ -29,6 +29,7 @@ from headrace.client.responses import (
 )
 from headrace.config.config import ServerConfig, config_of
 from headrace.errors import ConfigError, EngineDied
+from headrace.offline.lora_request import LoRARequest
 from headrace.offline.request_window import A, OutputStream, RequestWindow
 from headrace.offline.requests import (
     Bar,
@@ -112,18 +113,20 @@ class Engine:
         prompts: TextOrIds | Sequence[TextOrIds],
         sampling_params: Params = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Continue one prompt or many, each text or token ids; return an output for each, in order.
 
         Many prompts have a progress bar. `sampling_params` is for all prompts, or a list with one
-        for each.
+        for each. `lora_request` is the adapter of all, with `enable_lora=True`.
 
         Raises:
             ApiError: a prompt is refused; all others are given up.
             EngineDied: the engine has ended.
         """
         listed = prompt_list(prompts)
+        options |= self._ring.adapter_fields(lora_request)
         calls = completion_calls(listed, sampling_params, options)
         return request_outputs(listed, self._run(calls, Completion, len(listed), use_tqdm))
 
@@ -132,10 +135,12 @@ class Engine:
         messages: Messages | Sequence[Messages],
         sampling_params: Params = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> list[ChatCompletion]:
         """Answer one conversation or many, each a list of messages or a string from the user."""
         listed = conversation_list(messages)
+        options |= self._ring.adapter_fields(lora_request)
         calls = chat_calls(listed, sampling_params, options)
         return self._run(calls, ChatCompletion, len(listed), use_tqdm)
 
@@ -239,6 +244,7 @@ class AsyncEngine:
         prompts: TextOrIds | Sequence[TextOrIds],
         sampling_params: Params = None,
         use_tqdm: bool = False,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Continue one prompt or many, each text or token ids; return an output for each, in order.
@@ -248,6 +254,7 @@ class AsyncEngine:
             EngineDied: the engine has ended.
         """
         listed = prompt_list(prompts)
+        options |= self._started.adapter_fields(lora_request)
         calls = completion_calls(listed, sampling_params, options)
         return request_outputs(listed, await self._run(calls, Completion, len(listed), use_tqdm))
 
@@ -256,10 +263,12 @@ class AsyncEngine:
         messages: Messages | Sequence[Messages],
         sampling_params: Params = None,
         use_tqdm: bool = False,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> list[ChatCompletion]:
         """Answer one conversation or many, each a list of messages or a string from the user."""
         listed = conversation_list(messages)
+        options |= self._started.adapter_fields(lora_request)
         calls = chat_calls(listed, sampling_params, options)
         return await self._run(calls, ChatCompletion, len(listed), use_tqdm)
 

@@ -12,19 +12,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.board.board import State
 from headrace.board.fields import FrontendField
 from headrace.config.config import ServerConfig
-from headrace.errors import DeadlyRequest, EngineDied
+from headrace.errors import ApiError, DeadlyRequest, EngineDied, RequestError
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.inflight import InflightRequest, InflightRequests
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToFrontend
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
 from headrace.launch.embedded import EmbeddedServer, RingReady
+from headrace.offline.lora_request import LoRARequest
 from headrace.response_bodies.errors import openai_error
 
 JSON = "application/json"
@@ -110,6 +112,7 @@ class Ring:
         self._inbox: Inbox[ToFrontend] = Inbox(
             address(server.run_dir, "frontend"), ToFrontend, high_water=0
         )
+        self._adapters = AdapterRegistry(server.run_dir, server.config.lora_dir)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="headrace ring", daemon=True)
         try:
@@ -158,6 +161,21 @@ class Ring:
             self._puts.pop(id, None)
             raise EngineDied(str(self._failure)) from None
         return id
+
+    def adapter_fields(self, lora_request: LoRARequest | None) -> dict[str, Any]:
+        """Add an adapter; return the fields of a body that name it.
+
+        Raises:
+            ApiError: it cannot be added.
+        """
+        if lora_request is None:
+            return {}
+        name, path = lora_request.lora_name, os.fspath(lora_request.lora_path)
+        try:
+            self._adapters.add(name, path)
+        except RequestError as error:
+            raise ApiError(error.status, str(error), error.code, error.param) from None
+        return {"model": name}
 
     def close(self, id: int) -> None:
         """Stop waiting for a request; it is aborted unless its answer has been complete."""

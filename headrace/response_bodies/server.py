@@ -16,6 +16,7 @@ class ServedModel(Whole):
     owned_by: str
     root: str
     max_model_len: int
+    parent: str | None = None  # of an adapter, the model
 
 
 class ModelListResponse(Whole):

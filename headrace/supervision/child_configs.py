@@ -78,10 +78,12 @@ class ChildConfigs:
                 ssl_keyfile=c.ssl_keyfile,
                 profiles=c.profile_dir is not None and c.engine != "mock",
                 ui=c.ui,
-                pages=model_pages(self.card, self.started_at),
+                # With adapters the list of models changes.
+                pages={} if c.enable_lora else model_pages(self.card, self.started_at),
                 anthropic_pages=anthropic_model_pages(self.card, self.started_at),
                 reports=c.access_log or c.otlp_traces_endpoint is not None,
                 traces=self._traces,
+                opens_adapters=c.allow_runtime_lora_updating,
             )
         if role == "tokenizer":
             return TokenizerConfig(
@@ -103,6 +105,8 @@ class ChildConfigs:
                 takes_scripts=c.engine == "mock",
                 traces=self._traces,
                 prefix_fds=self.prefix_fds,
+                enable_lora=c.enable_lora,
+                lora_dir=c.lora_dir,
                 **self._arena_fields,
             )
         if role == "engine":

@@ -29,6 +29,7 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.config import ServerConfig
+from headrace.config.lora_modules import lora_modules
 from headrace.config.process_configs import (
     CrashConfig,
     EngineConfig,
@@ -37,8 +38,9 @@ from headrace.config.process_configs import (
     ModelCard,
     TokenizerConfig,
 )
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, InvalidValue
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
+from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
 from headrace.ipc.prefix_index import create_prefix_index
 from headrace.ipc.recorder import prepare_folder
@@ -157,6 +159,12 @@ class Supervisor:
         store_tiers = [make_store_tiers(config) for seat in seats if seat.role == "kv_store"]
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
+        registry = AdapterRegistry(self.run_dir, config.lora_dir)
+        for module in lora_modules(config.lora_modules):
+            try:
+                registry.add(module.name, module.path)
+            except InvalidValue as error:
+                raise ConfigError(f"--lora-modules {module.name}: {error}") from None
         self._children: list[SeatedProcess] = []
         self._admin_requests = AdminRequests(self.board)
         self._is_up = False  # all have been ready

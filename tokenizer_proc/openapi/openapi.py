@@ -97,7 +97,7 @@ def meets(card: ModelCard, need: Need) -> bool:
     """Whether a model does what a route needs."""
     generates = not (card.embeds or card.compares)
     match need:
-        case Need.GENERATION:
+        case Need.GENERATION | Need.ADAPTERS:
             return generates
         case Need.CHAT_TEMPLATE:
             return generates and card.chat_template is not None
@@ -203,6 +203,8 @@ def tag_of(route: Route) -> str:
             return "Generation"
         case Need.EMBEDDINGS | Need.SCORES:
             return "Embeddings and scores"
+        case Need.ADAPTERS:
+            return "Adapters"
         case Need.NOTHING:
             return "Tokens"
 

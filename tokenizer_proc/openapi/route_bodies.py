@@ -20,6 +20,7 @@ from headrace.response_bodies import (
 from headrace.response_bodies.anthropic_messages import MessageEvent, MessagesResponse
 from headrace.response_bodies.embeddings import Embedded
 from headrace.response_bodies.scores import RerankResponse, ScoreResponse
+from headrace.tokenizer_proc.requests.adapters import LoadLora, UnloadLora
 from headrace.tokenizer_proc.requests.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
@@ -72,6 +73,8 @@ BODIES = {
     routes.SCORE: BodyTypes(ScoreRequest, ScoreResponse),
     routes.TOKENIZE: BodyTypes(TokenizeRequest, tokens.TokenizeResponse),
     routes.DETOKENIZE: BodyTypes(DetokenizeRequest, tokens.DetokenizeResponse),
+    routes.LOAD_LORA: BodyTypes(LoadLora, None),
+    routes.UNLOAD_LORA: BodyTypes(UnloadLora, None),
     routes.MODELS: BodyTypes(None, server.ModelListResponse),
     routes.VERSION: BodyTypes(None, server.VersionResponse),
     routes.LOAD: BodyTypes(None, server.ServerLoad),
@@ -89,6 +92,8 @@ BODIES = {
 CONTENT_TYPES = {  # of others JSON
     routes.METRICS: "text/plain",
     routes.RING_EVENTS: "text/event-stream",
+    routes.LOAD_LORA: "text/plain",
+    routes.UNLOAD_LORA: "text/plain",
     routes.DOCS: "text/html",
 }
 

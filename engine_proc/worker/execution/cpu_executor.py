@@ -133,7 +133,7 @@ class NativeStep(Structure):
         *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
         *((name, c_void_p) for name in ("rope_positions", "last_seen", "token_types", "embeds")),
         *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
-        *((name, c_void_p) for name in ("state_in", "state_out", "state_ends")),
+        *((name, c_void_p) for name in ("state_in", "state_out", "state_ends", "adapters")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
         *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
     )
@@ -434,6 +434,7 @@ class CpuExecutor:
             address(batch.state_in),
             address(batch.state_out),
             address(batch.state_ends),
+            address(batch.adapters),
             num_tokens,
             *arrays[3].shape,
             len(arrays[4]),
@@ -442,7 +443,8 @@ class CpuExecutor:
         status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
         if status == 1:
             raise ValueError(
-                "the batch names a token, position, sequence, page, state or row beyond its range"
+                "the batch names a token, position, sequence, page, state, adapter or row beyond "
+                "its range"
             )
         if status == 2:
             raise MemoryError(f"a step of {num_tokens} tokens does not fit")

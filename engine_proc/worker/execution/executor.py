@@ -42,6 +42,7 @@ class Batch:
     state_out: Int32s | None = None  # [sequences], slots that get those behind their last tokens
     # [sequences], the token before which the written state ends: from there on are drafts
     state_ends: Int32s | None = None
+    adapters: Int32s | None = None  # [sequences], the slots of their adapters; -1 is none
 
 
 def sequence_rows(batch: Batch) -> list[slice]:

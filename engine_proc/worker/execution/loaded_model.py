@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.runner import Runner
 from headrace.system.machine import usable_cores
 
@@ -23,6 +24,7 @@ class LoadedModel:
     cache_id: bytes = b""  # as in `WorkerReady`, like the next
     page_bytes: int = 0
     state_bytes: int = 0
+    adapters: AdapterLoader | None = None  # with `--enable-lora`
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 
 

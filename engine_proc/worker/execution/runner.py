@@ -101,6 +101,7 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
         state_in=optional(step.state_in),
         state_out=optional(step.state_out),
         state_ends=optional(step.state_ends),
+        adapters=optional(step.adapters),
     )
 
 

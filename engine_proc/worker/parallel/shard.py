@@ -284,6 +284,12 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str, Weight]:
     """Return a worker's weights, as views of the whole model's. Nothing is read."""
+    names = weight_shapes(shard_spec(spec, shard))
+    return {name: share_of(spec, name, weights[name], shard) for name in names}
+
+
+def share_of(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
+    """Return a worker's share of a weight, as a view."""
     queries, keys = numbers(shard.heads, spec.head_dim), numbers(shard.kv_heads, spec.head_dim)
     row_shares = {
         "embed": shard.tokens,
@@ -301,25 +307,21 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
     column_shares = {"o": numbers(shard.heads, output_dim(spec)), "down": shard.inner}
     if (latent := spec.latent) is not None:
         row_shares |= latent_shares(latent, shard.heads)
-    shares: dict[str, Weight] = {}
-    for name in weight_shapes(shard_spec(spec, shard)):
-        tensor = weights[name]
-        local = name.split(".", 2)[2] if name.startswith("layers.") else name
-        weight_name = local.removesuffix(".bias")
-        if weight_name in CONVOLUTION + MAMBA2:
-            tensor = share_of_mixer(spec, name, tensor, shard)
-        elif local.startswith("delta."):
-            tensor = share_of_delta_net(spec, name, tensor, shard)
-        elif local.startswith("shared."):
-            share = shard.shared[int(name.split(".")[1])]
-            tensor = share_of_shared(local.removeprefix("shared."), tensor, share, shard.rank)
-        elif weight_name in row_shares:
-            share = row_shares[weight_name]
-            tensor = tensor.rows(share.start, share.stop)
-        elif weight_name in column_shares:
-            tensor = column_share(local, tensor, column_shares[weight_name], shard.rank)
-        shares[name] = tensor
-    return shares
+    local = name.split(".", 2)[2] if name.startswith("layers.") else name
+    weight_name = local.removesuffix(".bias")
+    if weight_name in CONVOLUTION + MAMBA2:
+        return share_of_mixer(spec, name, tensor, shard)
+    if local.startswith("delta."):
+        return share_of_delta_net(spec, name, tensor, shard)
+    if local.startswith("shared."):
+        share = shard.shared[int(name.split(".")[1])]
+        return share_of_shared(local.removeprefix("shared."), tensor, share, shard.rank)
+    if weight_name in row_shares:
+        share = row_shares[weight_name]
+        return tensor.rows(share.start, share.stop)
+    if weight_name in column_shares:
+        return column_share(local, tensor, column_shares[weight_name], shard.rank)
+    return tensor
 
 
 def output_dim(spec: DecoderSpec) -> int:

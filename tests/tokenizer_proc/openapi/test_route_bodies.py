@@ -2,14 +2,16 @@
 
 import pytest
 
-from headrace.routes import ROUTES, Lane
+from headrace.routes import ROUTES, Lane, Need
 from headrace.tokenizer_proc.openapi.route_bodies import BODIES, EXAMPLES
 
 CASES = [(path, title) for path, examples in EXAMPLES.items() for title in examples]
 
 
 def test_each_route_with_a_body_has_examples() -> None:
-    assert EXAMPLES.keys() == {route.path for route in ROUTES if route.lane is Lane.TOKENIZER}
+    posted = (route for route in ROUTES if route.lane is Lane.TOKENIZER)
+    # Without adapters, a server refuses those about them.
+    assert EXAMPLES.keys() == {route.path for route in posted if route.need is not Need.ADAPTERS}
 
 
 @pytest.mark.parametrize(("path", "title"), CASES)

@@ -1,0 +1,1 @@
+"""Adapters (LoRA): their files, and what they add to each weight."""

@@ -1,0 +1,198 @@
+"""Opens an adapter for a model: its modules become weights, each worker takes its share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
+from headrace.engine_proc.worker.adapters.gguf_adapter import read_gguf
+from headrace.engine_proc.worker.adapters.low_rank import LowRank, Numbers
+from headrace.engine_proc.worker.adapters.peft_folder import read_peft
+from headrace.engine_proc.worker.checkpoints.weights import (
+    Format,
+    StoredTensor,
+    Weight,
+    Weights,
+)
+from headrace.engine_proc.worker.models.folder_names import hugging_face
+from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES
+from headrace.engine_proc.worker.models.gguf_names import gguf
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.weight_names import decoder_name
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.models.weight_source import WeightSource
+from headrace.engine_proc.worker.parallel.shard import Shard, shard_spec, share_of
+
+# Parts of names of weights whose products the core computes in a way that adapters cannot join.
+FIXED = {"experts": "an expert", "shared": "a shared expert", "router": "a router"}
+DECODED_NUMBERS = 1 << 20  # of a base weight at a time
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """The model that adapters are for; `weights` are the whole model's."""
+
+    spec: DecoderSpec
+    weights: Weights
+    is_gguf: bool
+    max_rank: int
+    shard: Shard | None = None  # of this worker; None has all
+
+    @property
+    def permutes(self) -> bool:
+        """Whether rows of queries and keys are in the order of Llama's GGUF files."""
+        architecture = ARCHITECTURES.get(self.spec.architecture)
+        return self.is_gguf and architecture is not None and architecture.permuted
+
+
+def open_adapter(path: Path, model: AdaptedModel) -> dict[str, LowRank]:
+    """Return what an adapter adds, by weight; of several workers, to this one's share.
+
+    Raises:
+        AdapterRefused: it is broken, does not fit the model, or cannot be expressed.
+    """
+    is_gguf = path.suffix == ".gguf"
+    factors = read_gguf(path) if is_gguf else read_peft(path)
+    if not factors:
+        raise AdapterRefused(f"{path}: has no tensors")
+    if is_gguf and not model.is_gguf:
+        raise AdapterRefused(f"{path}: is for GGUF models; this model is a folder")
+    for module, own in factors.items():
+        check(path, module, own, model.max_rank)
+    decoder = {decoder_name(module + "."): own for module, own in factors.items()}
+    tensors: dict[str, Weight] = {f"{module}weight": own.b for module, own in decoder.items()}
+    naming = gguf if is_gguf else hugging_face
+    sources = naming(model.spec, tensors)
+    low_ranks: dict[str, LowRank] = {}
+    for module, own in decoder.items():
+        parts = parts_of(path, module, sources, model.spec)
+        low_ranks |= fitted(path, module, own, parts, model, is_gguf)
+    return low_ranks
+
+
+def check(path: Path, module: str, factors: Factors, max_rank: int) -> None:
+    """Refuse factors that are no matrices of one rank, or of a higher one than is served."""
+    a, b = factors.a.shape, factors.b.shape
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] == 0:
+        raise AdapterRefused(
+            f"{path}: {module} has lora_A of shape {list(a)} and lora_B of {list(b)}, which are no "
+            "[rank, in] and [out, rank]"
+        )
+    if a[0] > max_rank:
+        raise AdapterRefused(f"{path}: {module} has rank {a[0]}; --max-lora-rank is {max_rank}")
+
+
+def parts_of(
+    path: Path, module: str, sources: Mapping[str, WeightSource], spec: DecoderSpec
+) -> dict[str, WeightSource]:
+    """Return the weights that a module holds: several of a fused one."""
+    shapes = shapes_of(spec)
+    found = {
+        name: source
+        for name, source in sources.items()
+        if source.tensor == f"{module}weight" and len(shapes.get(name, ())) == 2
+    }
+    for name in found:
+        kind = next((FIXED[part] for part in name.split(".") if part in FIXED), None)
+        if kind is not None:
+            raise AdapterRefused(
+                f"{path}: {module.rstrip('.')} is part of {kind}, which adapters cannot change here"
+            )
+    found.pop("embed", None)  # a row is looked up, not multiplied
+    if not found:
+        raise AdapterRefused(
+            f"{path}: {module.rstrip('.')} is no linear layer of this {spec.architecture} model "
+            "that an adapter can change"
+        )
+    return found
+
+
+def shapes_of(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights; the head has one, tied or not."""
+    shapes = weight_shapes(spec)
+    return {"head": shapes["embed"], **shapes}
+
+
+def fitted(
+    path: Path,
+    module: str,
+    factors: Factors,
+    parts: Mapping[str, WeightSource],
+    model: AdaptedModel,
+    is_gguf: bool,
+) -> dict[str, LowRank]:
+    """Return the factors of a module's weights."""
+    shapes = shapes_of(model.spec)
+    num_rows = sum(shapes[name][0] for name in parts)
+    num_cols = next(shapes[name][1] for name in parts)
+    a, b, magnitude = factors.a, factors.b, factors.magnitude
+    wrong = magnitude is not None and magnitude.shape != (num_rows,)
+    if (b.shape[0], a.shape[1]) != (num_rows, num_cols) or wrong:
+        raise AdapterRefused(
+            f"{path}: {module.rstrip('.')} is [{b.shape[0]}, {a.shape[1]}] in the adapter, and "
+            f"[{num_rows}, {num_cols}] in the model"
+        )
+    low_ranks = {}
+    for name, source in parts.items():
+        own_b = source.weight_of(b, shapes[name][0])
+        own_magnitude = None
+        if magnitude is not None:
+            column = StoredTensor(magnitude.format, (num_rows, 1), magnitude.data)
+            own_magnitude = source.weight_of(column, shapes[name][0]).to_float32()[:, 0]
+        if model.permutes and not is_gguf and name.rpartition(".")[2] in ("q", "k"):
+            order = gguf_order(shapes[name][0], model.spec.head_dim)
+            own_b = as_weight(own_b.to_float32()[order])
+            own_magnitude = None if own_magnitude is None else own_magnitude[order]
+        low_ranks[name] = share(name, a, own_b, factors.scale, own_magnitude, model)
+    return low_ranks
+
+
+def share(
+    name: str,
+    a: Weight,
+    b: Weight,
+    scale: float,
+    magnitude: Numbers | None,
+    model: AdaptedModel,
+) -> LowRank:
+    """Return a worker's share: columns of `a`, or rows of `b` and of the gain, as the weight's."""
+    gain = None
+    if magnitude is not None:
+        base = model.weights["embed" if name not in model.weights else name]
+        gain = magnitude / row_norms(base, a.to_float32(), scale * b.to_float32())
+    if model.shard is not None:
+        whole = shapes_of(model.spec)[name]
+        own = shapes_of(shard_spec(model.spec, model.shard))[name]
+        if own[1] != whole[1]:
+            a = share_of(model.spec, name, a, model.shard)
+        elif own[0] != whole[0]:
+            b = share_of(model.spec, name, b, model.shard)
+            if gain is not None:
+                column = as_weight(gain[:, None])
+                gain = share_of(model.spec, name, column, model.shard).to_float32()[:, 0]
+    return LowRank(a.to_float32(), b.to_float32(), scale, gain)
+
+
+def row_norms(base: Weight, a: Numbers, b: Numbers) -> Numbers:
+    """Return the norm of each row of `base + b a`."""
+    num_rows, num_cols = base.shape
+    step = max(1, DECODED_NUMBERS // num_cols)
+    norms = np.empty(num_rows, np.float32)
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        rows = base.rows(first, last).to_float32() + b[first:last] @ a
+        norms[first:last] = np.linalg.norm(rows, axis=1)
+    return norms
+
+
+def gguf_order(num_rows: int, head_dim: int) -> "np.typing.NDArray[np.intp]":
+    """Return, for each row of a Llama's queries or keys in a GGUF file, its row in a folder."""
+    return np.arange(num_rows).reshape(-1, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+
+def as_weight(numbers: Numbers) -> StoredTensor:
+    """Return numbers as a weight."""
+    data = np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.uint8)
+    return StoredTensor(Format.F32, numbers.shape, data)

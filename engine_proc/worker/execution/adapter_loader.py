@@ -1,0 +1,74 @@
+"""Loads adapters (LoRA) into the core beside a worker's steps: one thread reads and packs them."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
+from headrace.engine_proc.worker.adapters.factors import AdapterRefused
+from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.errors import in_a_line, without_middle
+from headrace.ipc.adapter_registry import digest_of
+from headrace.ipc.worker_messages import AdapterLoaded, LoadAdapter
+
+log = logging.getLogger(__name__)
+
+
+class AdapterLoader:
+    """The adapters of a worker's executor.
+
+    Args:
+        format: of factors in memory, F32 or BF16.
+    """
+
+    def __init__(self, executor: CpuExecutor, model: AdaptedModel, format: Format) -> None:
+        self._executor = executor
+        self._model = model
+        self._format = format
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        self._loading: deque[tuple[LoadAdapter, Future[PackedAdapter]]] = deque()
+
+    def begin(self, load: LoadAdapter) -> None:
+        """Begin to load an adapter."""
+        self._loading.append((load, self._pool.submit(self._pack, load)))
+
+    def settle(self, send: Callable[[AdapterLoaded], None]) -> bool:
+        """Install what is loaded, between steps, and send the answers.
+
+        Returns:
+            Whether more is being loaded.
+        """
+        for answer in self._finished():
+            send(answer)
+        return bool(self._loading)
+
+    def _finished(self) -> Iterator[AdapterLoaded]:
+        while self._loading and self._loading[0][1].done():
+            load, packed = self._loading.popleft()
+            error = packed.exception()
+            if error is None:
+                packed.result().install(self._executor, load.slot)
+                yield AdapterLoaded(load.slot)
+                continue
+            if not isinstance(error, AdapterRefused | MemoryError):
+                log.error("adapter %s cannot be read", load.path, exc_info=error)
+            assert isinstance(error, Exception)
+            yield AdapterLoaded(load.slot, without_middle(in_a_line(error)))
+
+    def _pack(self, load: LoadAdapter) -> PackedAdapter:
+        path = Path(load.path)
+        if not is_unchanged(path, load.digest):
+            raise AdapterRefused(f"{path}: has changed since it was added; load it again")
+        return PackedAdapter(self._executor, open_adapter(path, self._model), self._format)
+
+
+def is_unchanged(path: Path, digest: bytes) -> bool:
+    """Whether an adapter's files are still those of a digest."""
+    try:
+        return digest_of(path) == digest
+    except OSError:
+        return False

@@ -1,0 +1,223 @@
+"""Adapters in files: what each is for a model, and what is refused and why."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+from random_decoders import SPEC, random_weights
+from safetensors.numpy import save_file
+
+from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
+from headrace.engine_proc.worker.adapters.factors import AdapterRefused
+from headrace.engine_proc.worker.adapters.low_rank import LowRank
+from headrace.engine_proc.worker.parallel.shard import shards
+
+RANK = 4
+MODEL = AdaptedModel(SPEC, random_weights(SPEC), is_gguf=False, max_rank=8)
+Q, DOWN = "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.down_proj"
+SHAPES = {Q: (96, 96), DOWN: (96, 160)}  # of their weights
+CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6}
+Tensors = dict[str, Any]
+
+
+def tensors(shapes: dict[str, tuple[int, int]] = SHAPES, rank: int = RANK) -> Tensors:
+    rng = np.random.default_rng(0)
+    return {
+        f"base_model.model.{module}.lora_{part}.weight": rng.standard_normal(shape, np.float32)
+        for module, (rows, cols) in shapes.items()
+        for part, shape in (("A", (rank, cols)), ("B", (rows, rank)))
+    }
+
+
+def write(folder: Path, tensors: Tensors, **config: Any) -> Path:
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_bytes(msgspec.json.encode(CONFIG | config))
+    return folder
+
+
+def delta(low_rank: LowRank) -> Any:
+    return low_rank.scale * low_rank.b @ low_rank.a
+
+
+def test_modules_become_weights(tmp_path: Path) -> None:
+    given = tensors()
+    found = open_adapter(write(tmp_path, given), MODEL)
+    assert found.keys() == {"layers.1.q", "layers.0.down"}
+    expected = (
+        1.5
+        * given[f"base_model.model.{Q}.lora_B.weight"]
+        @ (given[f"base_model.model.{Q}.lora_A.weight"])
+    )
+    np.testing.assert_allclose(delta(found["layers.1.q"]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "scales"),
+    [
+        ({"use_rslora": True}, (3.0, 3.0)),
+        ({"alpha_pattern": {"down_proj": 2}}, (1.5, 0.5)),
+        ({"alpha_pattern": {"layers.1.self_attn.q_proj": 2}}, (0.5, 1.5)),
+        ({"alpha_pattern": {"proj": 2, "own_proj": 3}}, (1.5, 1.5)),
+    ],
+)
+def test_scale_is_peft_s(
+    tmp_path: Path, config: dict[str, Any], scales: tuple[float, float]
+) -> None:
+    found = open_adapter(write(tmp_path, tensors(), **config), MODEL)
+    assert (found["layers.1.q"].scale, found["layers.0.down"].scale) == scales
+
+
+def test_fused_modules_are_parts(tmp_path: Path) -> None:
+    shapes = {
+        "model.layers.0.self_attn.qkv_proj": (160, 96),
+        "model.layers.0.mlp.gate_up_proj": (320, 96),
+    }
+    given = tensors(shapes)
+    found = open_adapter(write(tmp_path, given), MODEL)
+    b = given["base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight"]
+    np.testing.assert_array_equal(
+        np.concatenate([found[f"layers.0.{name}"].b for name in "qkv"]), b
+    )
+    assert len(found["layers.0.up"].b) == 160
+
+
+def test_magnitudes_become_gains(tmp_path: Path) -> None:
+    given = tensors({DOWN: SHAPES[DOWN]})
+    magnitude = np.linspace(1, 2, 96, dtype=np.float32)
+    given[f"base_model.model.{DOWN}.lora_magnitude_vector"] = magnitude
+    found = open_adapter(write(tmp_path, given, use_dora=True), MODEL)["layers.0.down"]
+    whole = MODEL.weights["layers.0.down"].to_float32() + delta(found)
+    assert found.gain is not None
+    np.testing.assert_allclose(found.gain * np.linalg.norm(whole, axis=1), magnitude, rtol=1e-5)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_shares_of_workers_are_the_whole(tmp_path: Path, use_dora: bool) -> None:
+    given = tensors()
+    if use_dora:
+        for module in SHAPES:
+            name = f"base_model.model.{module}.lora_magnitude_vector"
+            given[name] = np.linspace(1, 2, 96, dtype=np.float32)
+    path = write(tmp_path, given, use_dora=use_dora)
+    whole = open_adapter(path, MODEL)
+    parts = [
+        open_adapter(path, dataclasses.replace(MODEL, shard=shard))
+        for shard in shards(SPEC, MODEL.weights, 2)
+    ]
+    rows = [delta(part["layers.1.q"]) for part in parts]
+    np.testing.assert_allclose(np.concatenate(rows), delta(whole["layers.1.q"]), rtol=1e-4)
+    columns = [delta(part["layers.0.down"]) for part in parts]
+    np.testing.assert_allclose(
+        np.concatenate(columns, axis=1), delta(whole["layers.0.down"]), rtol=1e-4, atol=1e-5
+    )
+    if use_dora:
+        gains = [part["layers.1.q"].gain for part in parts]
+        np.testing.assert_array_equal(np.concatenate(gains), whole["layers.1.q"].gain)
+
+
+def with_nan_shape(given: Tensors) -> Tensors:
+    return given | {f"base_model.model.{Q}.lora_A.weight": np.zeros((RANK, 95), np.float32)}
+
+
+REFUSED: dict[str, tuple[Tensors, dict[str, Any], str]] = {
+    "wrong width": (with_nan_shape(tensors()), {}, r"is \[96, 95\] in the adapter, and \[96, 96\]"),
+    "high rank": (tensors(rank=9), {}, "has rank 9; --max-lora-rank is 8"),
+    "no such layer": (
+        tensors({"model.layers.7.self_attn.q_proj": (96, 96)}),
+        {},
+        "no linear layer",
+    ),
+    "an embedding": (tensors({"model.embed_tokens": (110, 96)}), {}, "no linear layer"),
+    "half": ({k: v for k, v in tensors().items() if "lora_A" in k}, {}, "only one of lora_A"),
+    "a whole module": ({"base_model.model.lm_head.weight": np.zeros((2, 2))}, {}, "stored as F64"),
+    "nothing": ({}, {}, "has no tensors"),
+    "another method": (tensors(), {"peft_type": "LOHA"}, "'LOHA'; only LORA"),
+    "biases": (tensors(), {"bias": "all"}, "trained biases are not supported"),
+    "modules": (tensors(), {"modules_to_save": ["lm_head"]}, "whole modules are not supported"),
+    "a changed base": (tensors(), {"init_lora_weights": "pissa"}, "changes the base model"),
+    "a new variant": (tensors(), {"use_surprise": True}, "use_surprise is set"),
+    "a pattern": (tensors(), {"alpha_pattern": {"(a+)+$": 1}}, "not the name of a module"),
+    "no magnitudes": (tensors(), {"use_dora": True}, "has no magnitude"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_adapter_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
+    given, config, text = REFUSED[name]
+    with pytest.raises(AdapterRefused, match=text):
+        open_adapter(write(tmp_path, given, **config), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("adapter_model.safetensors", b"", "cannot be read"),
+        ("adapter_model.safetensors", b"\xff" * 100, "truncated or not safetensors"),
+        (
+            "adapter_model.safetensors",
+            b'\x4f\0\0\0\0\0\0\0{"x.lora_A.weight":{"dtype":"F32","shape":[10000,262144],'
+            b'"data_offsets":[0,10485760000]}}',
+            "safetensors|truncated",
+        ),
+        ("adapter_config.json", b"{", "cannot be read"),
+        ("adapter_config.json", b'{"peft_type":"LORA","lora_alpha":"x"}', "cannot be read"),
+    ],
+)
+def test_broken_file_is_refused(tmp_path: Path, name: str, data: bytes, text: str) -> None:
+    write(tmp_path, tensors())
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(AdapterRefused, match=text):
+        open_adapter(tmp_path, MODEL)
+
+
+def test_pickle_is_refused_unread(tmp_path: Path) -> None:
+    write(tmp_path, tensors())
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(AdapterRefused, match="is a pickle, which can run code"):
+        open_adapter(tmp_path, MODEL)
+
+
+def write_gguf(path: Path, alpha: float = 6.0, kind: str = "lora") -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    given = {
+        "blk.1.attn_q.weight.lora_a": rng.standard_normal((RANK, 96), np.float32),
+        "blk.1.attn_q.weight.lora_b": rng.standard_normal((96, RANK), np.float32),
+    }
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("adapter.type", kind)
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for name, numbers in given.items():
+        writer.add_tensor(name, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return given
+
+
+def test_gguf_adapter_is_for_gguf_models(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.gguf"
+    given = write_gguf(path)
+    model = dataclasses.replace(MODEL, is_gguf=True)
+    found = open_adapter(path, model)["layers.1.q"]
+    np.testing.assert_array_equal(found.b, given["blk.1.attn_q.weight.lora_b"])
+    assert found.scale == 1.5
+    with pytest.raises(AdapterRefused, match="is for GGUF models"):
+        open_adapter(path, MODEL)
+    write_gguf(path, kind="control_vector")
+    with pytest.raises(AdapterRefused, match=r"adapter\.type is .control_vector."):
+        open_adapter(path, model)
+
+
+def test_folder_for_a_permuted_model_is_permuted(tmp_path: Path) -> None:
+    spec = dataclasses.replace(SPEC, architecture="llama")
+    model = dataclasses.replace(MODEL, spec=spec, is_gguf=True)
+    given = tensors()
+    found = open_adapter(write(tmp_path, given), model)
+    b = given[f"base_model.model.{Q}.lora_B.weight"]
+    heads = b.reshape(6, 2, 8, RANK)  # of 16 numbers: halves become pairs
+    np.testing.assert_array_equal(found["layers.1.q"].b, heads.swapaxes(1, 2).reshape(96, RANK))

@@ -1,0 +1,129 @@
+"""Adapters in the C++ core: as merged weights, and the same bits whatever else is in the step."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from random_adapters import merged, random_adapter
+from random_decoders import (
+    HYBRIDS,
+    LATENTS,
+    LENGTH,
+    NUM_PAGES,
+    NUM_STATES,
+    SPEC,
+    SPECS,
+    WHOLE_BLOCKS,
+    batch,
+    cpu,
+    random_weights,
+    with_states,
+)
+
+from headrace.engine_proc.worker.adapters.low_rank import LowRanks
+from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
+
+UNTIED = {name: dataclasses.replace(spec, tied_head=False) for name, spec in SPECS.items()}
+SHORT = 40  # tokens
+CUTS = (0, 1, 7, 33, LENGTH)
+
+
+def adapted(
+    spec: DecoderSpec, *adapters: LowRanks, format: Format = Format.F32, **options: object
+) -> CpuExecutor:
+    executor = cpu(spec, **options)  # type: ignore[arg-type]
+    for slot, adapter in enumerate(adapters):
+        PackedAdapter(executor, adapter, format).install(executor, slot)
+    return executor
+
+
+def with_adapters(step: Batch, slots: dict[int, int]) -> Batch:
+    """Give sequences of a batch the slots of their adapters."""
+    column = np.full(len(step.page_table), -1, np.int32)
+    column[list(slots)] = list(slots.values())
+    return dataclasses.replace(step, adapters=column)
+
+
+def run(executor: CpuExecutor, slots: dict[int, int]) -> Floats:
+    """Return the logits of some sequences, all in one step, with the adapters of slots."""
+    step = batch([(sequence, 0, SHORT) for sequence in slots])
+    step = with_states(step) if executor.spec.state_numbers else step
+    return executor.forward(with_adapters(step, slots))
+
+
+@pytest.mark.parametrize("name", UNTIED)
+@pytest.mark.parametrize("gain", [False, True])
+def test_adapter_is_what_torch_makes_of_merged_weights(name: str, gain: bool) -> None:
+    spec = UNTIED[name]
+    adapter = random_adapter(spec, 1, rank=5, gain=gain)
+    weights = merged(random_weights(spec), adapter)
+    reference = TorchExecutor(spec, weights, num_pages=NUM_PAGES, page_tokens=16)
+    expected = reference.forward(batch([(0, 0, SHORT)]))
+    np.testing.assert_allclose(run(adapted(spec, adapter), {0: 0}), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*HYBRIDS, *LATENTS])
+def test_adapter_of_other_mixers_is_as_merged_weights(name: str) -> None:
+    spec = dataclasses.replace((HYBRIDS | LATENTS)[name], tied_head=False)
+    adapter = random_adapter(spec, 1, rank=4)
+    weights = merged(random_weights(spec), adapter)
+    expected = run(cpu(spec, weights, num_states=NUM_STATES), {0: -1})
+    got = run(adapted(spec, adapter, num_states=NUM_STATES), {0: 0})
+    np.testing.assert_allclose(got, expected, atol=1e-3)
+
+
+def test_adapter_of_a_tied_head_leaves_the_embedding() -> None:
+    adapter, weights = random_adapter(SPEC, 1, rank=4, names=["head"]), random_weights(SPEC)
+    untied = dataclasses.replace(SPEC, tied_head=False)
+    expected = run(cpu(untied, merged({**weights, "head": weights["embed"]}, adapter)), {0: -1})
+    np.testing.assert_allclose(run(adapted(SPEC, adapter), {0: 0}), expected, atol=1e-4)
+
+
+BF16 = {"weight_dtype": "bfloat16", "kv_dtype": "bfloat16", "rounds_activations": True}
+INT8 = {"weight_dtype": "int8", "rounds_activations": True}
+
+
+@pytest.mark.parametrize("options", [{}, BF16, INT8], ids=["fp32", "bf16", "int8"])
+def test_batch_mates_and_cuts_change_no_bit(options: dict[str, object]) -> None:
+    spec = WHOLE_BLOCKS
+    adapters = [random_adapter(spec, seed, rank) for seed, rank in ((1, 3), (2, 16), (3, 40))]
+    executor = adapted(spec, *adapters, format=Format.BF16, **options)
+    slots = {0: 1, 1: -1, 2: 2, 3: 0}
+    together = run(executor, slots)
+    for sequence, slot in slots.items():
+        own = together[sequence * SHORT : (sequence + 1) * SHORT]
+        np.testing.assert_array_equal(own, run(executor, {sequence: slot}))
+    without = adapted(spec, **options)
+    np.testing.assert_array_equal(run(executor, {1: -1}), run(without, {1: -1}))
+
+    whole = executor.forward(with_adapters(batch([(0, 0, LENGTH)]), {0: 1}))
+    single = adapted(spec, *adapters, format=Format.BF16, threads=1, **options)
+    parts = [
+        single.forward(with_adapters(batch([(0, a, b), (1, a, b)]), {0: 1, 1: 2}))[: b - a]
+        for a, b in itertools.pairwise(CUTS)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_slot_takes_another_adapter_and_none() -> None:
+    first, second = (random_adapter(SPEC, seed, rank=4) for seed in (1, 2))
+    few = random_adapter(SPEC, 3, rank=4, names=["layers.1.down"])
+    executor = adapted(SPEC, first, second)
+    of_second = run(executor, {1: 1})
+    PackedAdapter(executor, few, Format.F32).install(executor, 0)
+    together = run(executor, {0: 0, 1: 1})
+    np.testing.assert_array_equal(together[:SHORT], run(adapted(SPEC, few), {0: 0}))
+    np.testing.assert_array_equal(together[SHORT:], of_second)
+
+
+@pytest.mark.parametrize("slot", [1, -2])
+def test_slot_without_an_adapter_is_out_of_range(slot: int) -> None:
+    executor = adapted(SPEC, random_adapter(SPEC, 1, rank=4))
+    with pytest.raises(ValueError, match="adapter"):
+        run(executor, {0: slot})

@@ -1,0 +1,100 @@
+"""Train adapters with PEFT on texts of our own docs, and note what PEFT then generates.
+
+Run:    PYTHON tests/support/peft_training.py MODEL OUT --adapters 8 --steps 200
+        PYTHON has torch, transformers and peft, MODEL is a Hugging Face folder.
+
+OUT gets a folder for each adapter, and `expected.json`: by adapter, the greedy continuations of
+each prompt in fp32, as token ids. `TRAINED_ADAPTERS=OUT make test` compares a server with them.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+DOCS = Path(__file__).parents[2] / "docs"
+RANKS = (8, 16, 32, 64)
+NUM_TOKENS, BATCH, LENGTH = 32, 4, 64
+PROMPTS = (
+    "A request travels",
+    "The engine is",
+    "To serve a model with adapters, start the server",
+    "| flag | default | meaning |\n| --- | --- | --- |\n",
+)
+
+
+def options_of(index: int) -> dict[str, Any]:
+    """Return how the adapter of an index is made: ranks and variants take turns."""
+    targets: Any = "all-linear" if index % 2 else ["q_proj", "v_proj", "down_proj"]
+    return {
+        "r": RANKS[index % len(RANKS)],
+        "lora_alpha": 16,
+        "target_modules": targets,
+        "use_rslora": index % 3 == 1,
+        "use_dora": index % 4 == 3,
+    }
+
+
+def train(model: Any, ids: torch.Tensor, num_steps: int, seed: int) -> None:
+    """Train the adapter of a model on pieces of a text."""
+    generator = torch.Generator().manual_seed(seed)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    for _ in range(num_steps):
+        starts = torch.randint(len(ids) - LENGTH, (BATCH,), generator=generator)
+        batch = torch.stack([ids[start : start + LENGTH] for start in starts])
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def continuations(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Return what a model generates, greedily."""
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        found.append(whole[0, len(prompt) :].tolist())
+    return found
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    expected: dict[str, list[list[int]]] = {}
+    texts = sorted(DOCS.glob("*.md"))
+    for index in range(args.adapters):
+        torch.manual_seed(index)
+        base = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options_of(index)))
+        ids = torch.tensor(tokenizer(texts[index % len(texts)].read_text())["input_ids"])
+        train(model, ids, args.steps, index)
+        model.eval()
+        model.save_pretrained(args.out / f"trained-{index}")
+        expected[f"trained-{index}"] = continuations(model, prompts)
+        print(index, expected[f"trained-{index}"][0][:8], flush=True)
+    cases = {"model": str(args.model.absolute()), "prompts": prompts, "expected": expected}
+    (args.out / "expected.json").write_text(json.dumps(cases))
+
+
+if __name__ == "__main__":
+    main()
