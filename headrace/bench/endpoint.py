@@ -9,7 +9,7 @@ import msgspec
 from headrace.bench.load import Target
 from headrace.bench.workload import WORDS, TokenRates
 from headrace.errors import BAD_JSON, ConfigError
-from headrace.routes import CHAT, COMPLETIONS, EMBEDDINGS, GET, MODELS, POST, TOKENIZE
+from headrace.routes import CHAT, COMPLETIONS, EMBEDDINGS, GET, METRICS, MODELS, POST, TOKENIZE
 
 PATHS = {
     "completions": COMPLETIONS,
@@ -42,6 +42,14 @@ class Endpoint:
         except (KeyError, IndexError, TypeError):
             raise ConfigError(f"{self.base_url}/v1/models names no model; use --model") from None
         return name
+
+    def metrics(self) -> str:
+        """Return the server's metrics; nothing, where it has no such page."""
+        try:
+            answer = httpx.get(f"{self.base_url}{METRICS}", headers=self.headers, timeout=PROBE_S)
+        except httpx.HTTPError:
+            return ""
+        return answer.text if answer.status_code == httpx.codes.OK else ""
 
     def rates(self, model: str, sample: str) -> TokenRates:
         """Find out how many tokens the model makes of words and, in `sample`, of bytes."""

@@ -160,8 +160,7 @@ def table(result: dict[str, Any], settings: Settings) -> str:
     lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
 
     def row(name: str, value: float | int) -> None:
-        number = f"{value:.2f}" if isinstance(value, float) else str(value)
-        lines.append(f"{name + ':':<40} {number:<10}".rstrip())
+        lines.append(line(name, value))
 
     row("Successful requests", result["completed"])
     row("Failed requests", result["failed"])
@@ -184,6 +183,7 @@ def table(result: dict[str, Any], settings: Settings) -> str:
         names = ["mean", "median", *(f"p{p:g}" for p in settings.percentiles)]
         for name in names:
             row(f"{name.capitalize()} {metric.upper()} (ms)", result[f"{name}_{metric}_ms"])
+    lines += draft_lines(result)
     lines.append("=" * WIDTH)
     if result["client_bound"]:
         busiest = max(result["client_busy"])
@@ -194,3 +194,25 @@ def table(result: dict[str, Any], settings: Settings) -> str:
     if result["errors"]:
         lines += ["Failed with:", *(f"  {error}" for error in result["errors"])]
     return "\n".join(lines)
+
+
+def line(name: str, value: float | int) -> str:
+    """Return a line of the table."""
+    number = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{name + ':':<40} {number:<10}".rstrip()
+
+
+def draft_lines(result: dict[str, Any]) -> list[str]:
+    """Return how drafts fared, if there were some."""
+    if "spec_decode_acceptance_rate" not in result:
+        return []
+    rates = result["spec_decode_per_position_acceptance_rates"]
+    return [
+        "Speculative Decoding".center(WIDTH, "-"),
+        line("Acceptance rate (%)", result["spec_decode_acceptance_rate"]),
+        line("Acceptance length", result["spec_decode_acceptance_length"]),
+        line("Drafts", result["spec_decode_num_drafts"]),
+        line("Draft tokens", result["spec_decode_draft_tokens"]),
+        line("Accepted tokens", result["spec_decode_accepted_tokens"]),
+        *(line(f"Acceptance at position {i} (%)", rate) for i, rate in enumerate(rates)),
+    ]

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from headrace import extras
 from headrace.bench.arrivals import Seconds, arrival_times
+from headrace.bench.draft_counts import DraftCounts
 from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.figures import TITLES, Settings, compute, table
 from headrace.bench.load import LoadProgress, LoadRequest, LoadResult, run_load
@@ -382,13 +383,17 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(args)
     endpoint = endpoint_of(args)
     model = args.model or endpoint.model()
-    outcome = run(args, endpoint, requests_of(args, endpoint, model))
+    requests = requests_of(args, endpoint, model)
+    drafts_before = DraftCounts.read(endpoint.metrics())
+    outcome = run(args, endpoint, requests)
+    drafts = DraftCounts.read(endpoint.metrics()).since(drafts_before)
     result = {
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "backend": args.backend,
         "model_id": model,
         "num_prompts": args.num_prompts,
         **compute(outcome, settings),
+        **drafts.as_result(),
     }
     if args.plot is not None:
         write_plot(args.plot, outcome, result)
