@@ -33,6 +33,7 @@ from headrace.engine_proc.scheduling.scheduler import Scheduler, SequenceOutput
 from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (
@@ -302,8 +303,8 @@ class EngineCore:
                 self._store.settle()
             ids = self._scheduler.ids_in_step
             is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
-            if is_for_memory:
-                self._step_limit.failed(self._scheduler.tokens_in_step)
+            if is_for_memory and (num_tokens := self._scheduler.tokens_in_step):
+                self._step_limit.failed(num_tokens)
             deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_chaos))
             self._sent.clear()
             self._set_step_deadline()
@@ -395,7 +396,7 @@ class EngineCore:
         for chunk in chunks:
             if not chunk.is_decode:
                 chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
-        step = build_step(chunks)
+        step = build_draft_step(chunks) if chunks[0].is_draft else build_step(chunks)
         workers.start(step)
         self._sent.append((chunks, step))
         if len(self._sent) == 1:
@@ -428,8 +429,14 @@ class EngineCore:
         chunks, step = self._sent.pop(0)
         began_at, self._began_at = self._began_at, time.perf_counter()
         num_tokens = step.num_tokens
+        seconds = self._began_at - began_at
+        self._scheduler.observe(chunks, seconds)
+        if step.is_draft:
+            self._scheduler.take_drafts(chunks, ResultReader(result, 0))
+            self._set_step_deadline()
+            return
         self._step_limit.worked()
-        self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
+        self._step_time.observe(num_tokens, seconds, len(chunks))
         self._slot[EngineField.STEPPED_NS] = time.monotonic_ns()
         self._set_step_deadline()
         news = self._scheduler.update(
@@ -462,6 +469,9 @@ class EngineCore:
         self._set_step_deadline()
         self._scheduler.retry()
         workers.resume()
+        if step.is_draft:
+            log.warning("%s; its sequences get no more drafts", why)
+            return
         limit, num_tokens = self._step_limit.num_tokens, step.num_tokens
         self._step_limit.failed(num_tokens)
         log.warning("%s; at most %s in the next", why, self._step_limit.num_tokens)

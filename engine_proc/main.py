@@ -23,11 +23,12 @@ from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
 from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
+from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
-from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_fetcher import PageFetcher
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.cache_memory import map_tables
@@ -229,7 +230,6 @@ def make_scheduler(
             num_seqs,
             execution.max_num_seqs,
         )
-    drafts = config.speculative == "ngram"
     longest = execution.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
@@ -240,7 +240,7 @@ def make_scheduler(
             whole_prompts=ready.whole_prompts,
         ),
         Policy(config.scheduling_policy),
-        NgramProposer() if drafts else None,
+        make_speculation(config, pool),
         config.enable_prefix_caching,
         images,
         slots,
@@ -261,6 +261,17 @@ def make_adapter_loads(config: EngineConfig, scheduler: Scheduler) -> AdapterLoa
     if scheduler.adapters is None:
         return None
     return AdapterLoads(scheduler.adapters, AdapterRegistry(config.run_dir, None), scheduler)
+
+
+def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None:
+    """Return what chooses drafts, if the flags ask for some."""
+    execution = config.execution
+    if execution.speculative == "off" or config.embedding_size is not None:
+        return None
+    model = None
+    if execution.speculative != "ngram":
+        model = DraftModel(pool, execution.vocab_size, execution.speculative == "draft_model")
+    return Speculation(model, config.num_speculative_tokens)
 
 
 def load_compiler(config: EngineConfig) -> "GrammarCompiler":

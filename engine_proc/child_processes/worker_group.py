@@ -17,7 +17,7 @@ from headrace.config.process_configs import EngineConfig, ExecutionConfig, Worke
 from headrace.engine_proc.child_processes.child_process import END_S, ChildProcess, WorkerDied
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
-from headrace.engine_proc.scheduling.ngram_proposer import FIRST_LENGTH, TOKENS_PER_STEP
+from headrace.engine_proc.scheduling.speculation import DRAFTS_PER_STEP, USUAL_LENGTH
 from headrace.engine_proc.shm.cache_memory import clear, join_cache_ids
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
@@ -62,7 +62,7 @@ def step_bytes(config: ExecutionConfig) -> int:
 
 def max_draws(config: ExecutionConfig) -> int:
     """Return an upper bound of the tokens a step draws."""
-    return config.max_num_seqs + TOKENS_PER_STEP
+    return config.max_num_seqs + DRAFTS_PER_STEP
 
 
 def result_bytes(config: ExecutionConfig) -> int:
@@ -101,7 +101,7 @@ def start_worker(
         embedding_fd=embedding_fd,
         tower_bytes=tower_bytes if rank == 0 else 0,
         num_pages=num_pages,
-        num_drafts=FIRST_LENGTH if config.speculative == "ngram" else 0,
+        num_drafts=0 if config.execution.speculative == "off" else USUAL_LENGTH,
     )
     shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)

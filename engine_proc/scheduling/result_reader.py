@@ -1,9 +1,10 @@
 """Reads a `StepResult` sequence by sequence, in the order in which `build_step` wrote the step."""
 
+import math
 from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
-from headrace.ipc.token_logprobs import num_row_bytes
+from headrace.ipc.token_logprobs import ROW, num_row_bytes
 from headrace.ipc.worker_messages import StepResult
 
 
@@ -32,6 +33,11 @@ class ResultReader:
         row = bytes(self._logprobs[:end])
         self._logprobs = self._logprobs[end:]
         return row
+
+    def draft(self) -> tuple[int, float]:
+        """Return the next row's token, and its probability."""
+        token = self.token()
+        return token, math.exp(ROW.unpack(self.logprob(0))[0])
 
     def pass_over(self, chunk: Chunk) -> None:
         """Skip the columns of a sequence that has ended since."""

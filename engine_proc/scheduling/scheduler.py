@@ -26,12 +26,12 @@ from headrace.engine_proc.scheduling.cache_table import NO_CACHE
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import InflightStep
-from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler_stats import SchedulerStats
 from headrace.engine_proc.scheduling.sequence_pages import SequencePages
 from headrace.engine_proc.scheduling.sequence_states import SequenceStates
+from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
@@ -80,7 +80,7 @@ class Scheduler:
         pool: PagePool,
         limits: SchedulerLimits,
         policy: Policy = Policy.FCFS,
-        speculation: NgramProposer | None = None,
+        speculation: Speculation | None = None,
         reuses_prefixes: bool = True,
         images: EncoderQueue | None = None,
         slots: StateSlots | None = None,
@@ -141,8 +141,9 @@ class Scheduler:
 
     @property
     def tokens_in_step(self) -> int:
-        """The number of tokens of the largest step in flight."""
-        sizes = (sum(chunk.num_tokens for chunk in step.chunks) for step in self._open)
+        """The number of tokens of the largest step in flight, but for the draft model's."""
+        own = (step.chunks for step in self._open if not step.chunks[0].is_draft)
+        sizes = (sum(chunk.num_tokens for chunk in chunks) for chunks in own)
         return max(sizes, default=0)
 
     @property
@@ -196,6 +197,12 @@ class Scheduler:
         limit = self._limits.max_num_batched_tokens
         budget = limit if budget is None else min(budget, limit)
         self._spare = limit - budget
+        drafting: list[Chunk] = []
+        if self._speculation is not None and not self._suspects:
+            drafting = self._speculation.next_chunks(self.running, budget)
+        if drafting:
+            self._open.append(InflightStep(drafting))
+            return drafting
         try:
             chunks = self._schedule_suspect(budget) or self._schedule_all(budget)
         except MustWait:
@@ -275,8 +282,9 @@ class Scheduler:
                 self.waiting.add(self.running.pop(place))
                 continue
             drafts = NO_TOKENS
-            if self._speculation is not None:
-                drafts = self._drafts(sequence, budget - (len(self.running) - place - 1))
+            if self._speculation is not None and sequence.generates and not sequence.is_prefilling:
+                room = budget - (len(self.running) - place - 1) - sequence.num_pending
+                drafts = self._speculation.propose(sequence, max(0, room))
             start = sequence.num_computed
             has_page = start % page_tokens != 0
             is_decode = sequence.is_plain and sequence.num_expected - start == 1
@@ -352,14 +360,6 @@ class Scheduler:
         end = min(start + count, sequence.computable_end)
         return whole_end(sequence.images, start, end, budget + self._spare) - start
 
-    def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
-        """Return draft tokens for a sequence that decodes, at most `budget` - 1."""
-        assert self._speculation is not None
-        if sequence.is_prefilling or not sequence.generates:
-            return NO_TOKENS
-        most = max(0, budget - sequence.num_pending)
-        return self._speculation.propose(sequence, len(self.running))[:most]
-
     def _count_hits(self, sequence: Sequence, num_tokens: int) -> None:
         if not sequence.has_started:
             self.counts.prefix_hits += num_tokens
@@ -392,12 +392,15 @@ class Scheduler:
             step = self._open.pop()
             for chunk in step.chunks:
                 sequence = chunk.sequence
-                if not sequence.has_ended:
+                sequence.may_be_drafted &= not chunk.is_draft
+                if not (sequence.has_ended or chunk.is_draft):
                     if sequence.num_computed >= chunk.start:
                         self._states.take_back(chunk)
                     sequence.num_computed = min(sequence.num_computed, chunk.start)
                     sequence.num_expected = len(sequence.tokens)
             self._close(step)
+        if self._speculation is not None:
+            self._speculation.drop_plan()
 
     def lose_workers(self, blames: bool = True) -> Sequence | None:
         """Roll back the steps in flight, at which workers died.
@@ -420,6 +423,8 @@ class Scheduler:
             self._reset(sequence)
         self._pool.reset(cache_id)
         self._states.reset(cache_id)
+        if self._speculation is not None:
+            self._speculation.lose_pages()
 
     def _reset(self, sequence: Sequence) -> None:
         """Free a sequence's pages and state, so that all of its tokens are recomputed."""
@@ -432,6 +437,7 @@ class Scheduler:
         self._give_back(sequence.pages, self._states.remove(sequence))
         sequence.pages = array("i")
         sequence.num_computed = 0
+        sequence.drop_drafts()
 
     def _give_back(self, pages: "array[int]", states: "array[int]") -> None:
         """Let go of pages and state slots, once no open step may write to them."""
@@ -447,6 +453,19 @@ class Scheduler:
             self._pool.free(pages)
         self._states.free(step.states_given_up)
         self._states.close(step.chunks)
+
+    def take_drafts(self, chunks: list[Chunk], outcome: ResultReader) -> None:
+        """Do what `update` does for a step of the draft model, which draws no tokens of texts."""
+        assert self._speculation is not None
+        step = self._open.pop(0)
+        assert step.chunks is chunks, "steps end in their order"
+        self._speculation.take(chunks, outcome)
+        self._close(step)
+
+    def observe(self, chunks: list[Chunk], seconds: float) -> None:
+        """Note what the oldest step took."""
+        if self._speculation is not None:
+            self._speculation.observe(chunks, seconds)
 
     def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
         """Account for the oldest step, which has ended; return the outputs."""
@@ -487,7 +506,7 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.tokens.append(token)
         self._shares.charge(sequence.request.key, 1)
-        finished = finish_reason(sequence, token)
+        finished = sequence.finish_reason(token)
         end = len(sequence.tokens) - 1
         if not end % self._pool.page_tokens:
             self._pages.remember(chunk, end)
@@ -522,7 +541,7 @@ class Scheduler:
             sequence.tokens.append(token)
             news.tokens.append(token)
             logprobs += logprob
-            news.finished = finish_reason(sequence, token)
+            news.finished = sequence.finish_reason(token)
             is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
         news.logprobs = bytes(logprobs)
         num_right = max(0, len(news.tokens) - 1)
@@ -530,11 +549,7 @@ class Scheduler:
         sequence.num_expected += num_right
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)
-            self.counts.drafts += len(chunk.drafts)
-            self.counts.accepted_drafts += num_right
-            self.counts.draft_rounds += 1
-            for place in range(num_right):
-                self.counts.right_at[place] += 1
+            self.counts.check_drafts(len(chunk.drafts), num_right)
         return news
 
     def abort(self, request: int) -> list[Sequence]:
@@ -557,6 +572,8 @@ class Scheduler:
         self._release(sequence)
         sequence.has_ended = True
         self._suspects.forget(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
         if sequence.images:
             assert self._images is not None
             self._images.leave(sequence)
@@ -569,13 +586,3 @@ class Scheduler:
         siblings.remove(sequence.id)
         if not siblings:
             del self._by_request[request_of(sequence.id)]
-
-
-def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
-    """Return why a sequence ends with `token`, its newest, or None."""
-    request = sequence.request
-    if token in request.stop_token_ids:
-        return FinishReason.STOP
-    if len(sequence.tokens) - sequence.num_prompt >= request.max_tokens:
-        return FinishReason.LENGTH
-    return None

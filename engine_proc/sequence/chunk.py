@@ -25,6 +25,9 @@ class Chunk:
     state_in: int = NO_STATE  # the slot with the state before it; none before the first token
     state_out: int = NO_STATE  # the slot that gets the state behind it
     state_end: int = 0  # the position before which that state ends
+    is_draft: bool = (
+        False  # of a step of the draft model: it draws what follows the sequence's drafts
+    )
     watched: range = NOWHERE  # the positions whose successors' log probabilities are wanted
 
     @classmethod

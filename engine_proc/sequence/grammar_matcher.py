@@ -43,8 +43,7 @@ class GrammarMatcher:
         No draft that the grammar bans equals what is drawn in its place; the masks after it are
         not looked at, and ban nothing.
         """
-        self._inner.consume_tokens(generated[self._num_seen :].tolist())
-        self._num_seen = len(generated)
+        self._follow(generated)
         num_drafted = 0
         for place in range(len(drafts) + 1):
             self._inner.unsafe_compute_mask_ptr(area.address(first + place), area.mask_bytes)
@@ -57,6 +56,28 @@ class GrammarMatcher:
             area.allow_all(first)
         elif num_drafted:
             self._inner.rollback(num_drafted)
+
+    def fill_next(
+        self, generated: "array[int]", drafts: "array[int]", area: GrammarBitmask, row: int
+    ) -> None:
+        """Write the mask of the token after `generated` and `drafts`.
+
+        It bans nothing where the drafts end the text, or the grammar cannot be followed.
+        """
+        self._follow(generated)
+        num_drafted = 0
+        while num_drafted < len(drafts) and self._consume_draft(drafts[num_drafted]):
+            num_drafted += 1
+        if num_drafted == len(drafts):
+            self._inner.unsafe_compute_mask_ptr(area.address(row), area.mask_bytes)
+        if self.is_stuck or num_drafted < len(drafts):
+            area.allow_all(row)
+        if num_drafted and not self.is_stuck:
+            self._inner.rollback(num_drafted)
+
+    def _follow(self, generated: "array[int]") -> None:
+        self._inner.consume_tokens(generated[self._num_seen :].tolist())
+        self._num_seen = len(generated)
 
     def _consume_draft(self, token: int) -> bool:
         return token not in self._ends and self._inner.try_consume_tokens([token]) == 1

@@ -8,7 +8,7 @@ from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder, first_unready
 from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.engine_proc.sequence.pooled_adapter import PooledAdapter
-from headrace.ipc.messages import GenerateRequest, Sampling
+from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling
 
 PLAIN = Sampling()
 NO_STATE = -1
@@ -56,7 +56,11 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are reported
-    draft_length: int = 0  # tokens to guess next, see `ngram_proposer.py`
+    drafts: "array[int]" = field(default_factory=lambda: array("i"))  # by a draft model,
+    draft_chances: list[float] = field(default_factory=list)  # with these probabilities,
+    first_draft: int = 0  # from this position on; see `draft_model.py`, as for the next
+    num_drafted: int = 0  # its tokens that the draft model has computed
+    may_be_drafted: bool = True  # no worker died while it drafted for this sequence
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingMetadata`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
@@ -131,6 +135,17 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens that no step computes yet; 0 while its last one is being sampled."""
         return self.num_expected - self.num_computed
+
+    def finish_reason(self, token: int) -> FinishReason | None:
+        """Return why it ends with `token`, its newest, or None."""
+        if token in self.request.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_generated >= self.request.max_tokens else None
+
+    def drop_drafts(self) -> None:
+        """Forget its drafts, and what the draft model has computed."""
+        self.drafts, self.num_drafted = array("i"), 0
+        self.draft_chances.clear()
 
     @property
     def is_prefilling(self) -> bool:

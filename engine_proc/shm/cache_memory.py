@@ -30,7 +30,7 @@ class CacheMemory:
 
     Args:
         fd: an inherited memfd, of any size.
-        num_bytes: of pages and states.
+        num_bytes: of pages and states, the draft model's included.
         fingerprint: memory of another one, or of another size, is cleared.
     """
 

@@ -18,6 +18,8 @@ VALUES = attrgetter(*PARAMETERS)
 # The fields of a row that differ between steps; the rest is packed once per sequence.
 POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
 POSITION_AT = sampling_offset("position")
+NUM_LOGPROBS = struct.Struct("<" + SAMPLING_CODES["num_logprobs"])
+NUM_LOGPROBS_AT = sampling_offset("num_logprobs")
 HISTORY_AND_BIAS = ("history_start", "num_prompt", "num_history", "bias_start", "num_bias")
 PLACES = struct.Struct("<" + "".join(SAMPLING_CODES[name] for name in HISTORY_AND_BIAS))
 PLACES_AT = sampling_offset(HISTORY_AND_BIAS[0])
@@ -54,6 +56,11 @@ class SamplingMetadata:
             num_bias = len(self.bias) - bias_start
             PLACES.pack_into(row, PLACES_AT, *history, bias_start, num_bias)
         self.rows += row
+
+    def draft(self, sequence: Sequence, position: int, drafts: "array[int]") -> None:
+        """Add the row that drafts the token at `position`, and reports its probability."""
+        self.draw(sequence, position, drafts)
+        NUM_LOGPROBS.pack_into(self.rows, len(self.rows) - SAMPLING_ROW.size + NUM_LOGPROBS_AT, 0)
 
     def watch(self, sequence: Sequence, position: int) -> None:
         """Add a row that reports how likely the prompt's token at `position` was."""

@@ -20,11 +20,8 @@ def build_step(chunks: list[Chunk]) -> Step:
     logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
     token_sources: dict[int, int] = {}  # rows of the step before, by token
     sampling = SamplingMetadata()
-    max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
-    table = []
     for row, chunk in enumerate(chunks):
         sequence, first_row = chunk.sequence, len(token_ids)
-        table.append(sequence.pages.tobytes().ljust(max_bytes, b"\0"))
         known = sequence.tokens[chunk.start : chunk.start + chunk.count]
         token_ids += known
         if len(known) < chunk.count:  # the last one is being sampled
@@ -60,7 +57,7 @@ def build_step(chunks: list[Chunk]) -> Step:
         token_ids=token_ids.tobytes(),
         positions=positions.tobytes(),
         sequences=rows_of.tobytes(),
-        page_table=b"".join(table),
+        page_table=page_table(chunks),
         logit_rows=logit_rows.tobytes(),
         rows=bytes(sampling.rows),
         history=sampling.history.tobytes(),
@@ -78,6 +75,12 @@ def build_step(chunks: list[Chunk]) -> Step:
         state_ends=state_ends,
         adapters=b"" if max(adapters) == NO_SLOT else adapters.tobytes(),
     )
+
+
+def page_table(chunks: list[Chunk]) -> bytes:
+    """Return the pages of each chunk's sequence, a row each."""
+    max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
+    return b"".join(chunk.sequence.pages.tobytes().ljust(max_bytes, b"\0") for chunk in chunks)
 
 
 def state_columns(chunks: list[Chunk]) -> tuple[bytes, bytes, bytes]:
@@ -130,14 +133,27 @@ def fill_masks(chunks: list[Chunk], area: GrammarBitmask) -> None:
         if not (sequence.is_masked and chunk.is_last and sequence.generates):
             continue
         rows = range(first, first + len(chunk.drafts) + 1)
-        if sequence.matcher is None or sequence.has_ended:
+        if chunk.is_draft:
+            fill_draft_mask(sequence, area, first)
+        elif sequence.matcher is None or sequence.has_ended:
             for row in rows:
                 area.allow_all(row)
         else:
             sequence.matcher.fill(sequence.generated, chunk.drafts, area, first)
-        if sequence.request.allowed and not sequence.has_ended:
+        if sequence.request.allowed and not (sequence.has_ended or chunk.is_draft):
             restrict(sequence, rows, area)
         first = rows.stop
+
+
+def fill_draft_mask(sequence: Sequence, area: GrammarBitmask, row: int) -> None:
+    """Write the mask of the token that is drafted next. A mask without a token bans nothing."""
+    if sequence.matcher is None:
+        area.allow_all(row)
+    else:
+        sequence.matcher.fill_next(sequence.generated, sequence.drafts, area, row)
+    allowed = sequence.request.allowed
+    if allowed and not area.allow_only(row, allowed):
+        area.allow_all(row)
 
 
 def restrict(sequence: Sequence, rows: range, area: GrammarBitmask) -> None:

@@ -17,6 +17,7 @@ from headrace.engine_proc.worker.device_selection import (
     check_on_cpu,
     place,
 )
+from headrace.engine_proc.worker.draft_opener import BY_MODELS, HeldDecoder, open_draft
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_split import split_cache
@@ -32,6 +33,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Executor, Floats
+from headrace.engine_proc.worker.execution.fitted_vocabulary import FittedVocabulary
 from headrace.engine_proc.worker.execution.loaded_model import (
     PAGE_TOKENS,
     LoadedModel,
@@ -110,14 +112,25 @@ def load(
             return encoder_in_core(execution, model, progress)
         if device.name == "cpu":
             return in_core(config, model, progress, group, embeds)
+        refuse_draft(execution, NAMES[device.name])
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
 
         return load_on_gpu(config, model, progress, group, embeds)
     if execution.enable_lora:
         raise no_adapters
+    refuse_draft(execution, "transformers")
     if embeds is not None:
         raise ModelError(f"{execution.model_path}: takes images, which only our own code can")
     return in_transformers(execution, model, group)
+
+
+def refuse_draft(config: ExecutionConfig, where: str) -> None:
+    """Raise `ConfigError` if the flags ask for a draft model, which only the C++ core runs."""
+    if config.speculative in BY_MODELS:
+        raise ConfigError(
+            f"--speculative {config.speculative}: {config.model_path} runs on {where}, where no "
+            "draft model does; use --speculative ngram"
+        )
 
 
 def in_core(
@@ -127,55 +140,69 @@ def in_core(
     group: ShmAllReduce | None,
     embeds: Floats | None,
 ) -> LoadedModel:
-    """Load a model into the C++ core."""
+    """Load a model into the C++ core, and the draft model beside it."""
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     check_kv_cache(config.cpu_kv_bytes, memory_limit())
     check_weights(config, model.spec, model.weights, weight_dtype, memory_limit())
-    peers = None
-    if group is not None:
-        peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
+    draft = open_draft(config, model, weight_dtype, memory_limit())
+    decoders = [HeldDecoder(model, weight_dtype)]
+    if draft is not None:
+        decoders.append(draft)
     kv_dtype = KV[config.kv_cache_dtype]
-    specs = share_specs(model.spec, peers)
+    peers = [share(decoder.model, group) for decoder in decoders]
+    with_pages = [
+        share_specs(decoder.model.spec, its_peers)
+        for decoder, its_peers in zip(decoders, peers, strict=True)
+        if decoder.has_pages
+    ]
     split = split_cache(
         config.cpu_kv_bytes,
-        sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for own in specs),
-        sum(map(state_bytes, specs)),
+        sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for specs in with_pages for own in specs),
+        sum(map(state_bytes, with_pages[0])),
         config.max_num_seqs,
     )
-    own_spec = specs[0 if group is None else group.rank]
+    rank = 0 if group is None else group.rank
+    sizes = [cache_bytes(specs[rank], *split, PAGE_TOKENS, kv_dtype) for specs in with_pages]
     memory = None
     if worker.cache_fd is not None:
-        num_bytes = cache_bytes(own_spec, *split, PAGE_TOKENS, kv_dtype)
-        memory = CacheMemory(worker.cache_fd, num_bytes, cache_fingerprint(config, split))
+        memory = CacheMemory(worker.cache_fd, sum(sizes), cache_fingerprint(config, split))
     num_threads = threads_of_rank(config.tp)
-    executor = CpuExecutor(
-        model.spec,
-        model.weights,
-        num_pages=split.num_pages,
-        num_states=split.num_states,
-        page_tokens=PAGE_TOKENS,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        rounds_activations=config.dtype != "float32",
-        threads=num_threads,
-        peers=peers,
-        progress=progress,
-        memory=memory,
-    )
+    executors = [
+        CpuExecutor(
+            decoder.model.spec,
+            decoder.model.weights,
+            num_pages=split.num_pages,
+            num_states=split.num_states,
+            page_tokens=PAGE_TOKENS,
+            weight_dtype=decoder.dtype,
+            kv_dtype=kv_dtype,
+            rounds_activations=config.dtype != "float32",
+            threads=num_threads,
+            peers=peers[place],
+            progress=progress,
+            memory=memory,
+            memory_start=sum(sizes[:place]) if decoder.has_pages else 0,
+        )
+        for place, decoder in enumerate(decoders)
+    ]
     layers = (model.pooling, model.dense)
-    runner = decoder_runner(executor, *layers, model.spec.vocab_size, num_threads, embeds)
+    runner = decoder_runner(
+        executors[0], *layers, model.spec.vocab_size, num_threads, embeds, *executors[1:]
+    )
     cache_id = b"" if memory is None else memory.cache_id
     adapters = None
     if config.enable_lora:
-        adapters = AdapterLoader(executor, adapted(config, model, peers), lora_format(config))
+        adapters = AdapterLoader(
+            executors[0], adapted(config, model, peers[0]), lora_format(config)
+        )
     return LoadedModel(
         runner,
         split.num_pages,
         num_states=split.num_states,
         cache_id=cache_id,
-        page_bytes=page_bytes(own_spec, PAGE_TOKENS, kv_dtype),
-        state_bytes=state_bytes(own_spec),
+        page_bytes=page_bytes(with_pages[0][rank], PAGE_TOKENS, kv_dtype),
+        state_bytes=state_bytes(with_pages[0][rank]),
         adapters=adapters,
     )
 
@@ -226,6 +253,13 @@ def lora_format(config: ExecutionConfig) -> Format:
     """Return how factors of adapters are held."""
     dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
     return Format.F32 if dtype == "float32" else Format.BF16
+
+
+def share(model: DecoderModel, group: ShmAllReduce | None) -> Peers[ShmAllReduce] | None:
+    """Return the workers that have the shares of a model, if there are several."""
+    if group is None:
+        return None
+    return Peers(shards(model.spec, model.weights, group.num_ranks), group)
 
 
 def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:
@@ -287,9 +321,12 @@ def decoder_runner(
     vocab_size: int,
     num_threads: int,
     embeds: Floats | None = None,
+    draft_model: Executor | None = None,
 ) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=pooling.normalize, dense=dense))
     sampler = Sampler(vocab_size, threads=min(num_threads, MAX_THREADS))
-    return GenerationRunner(executor, sampler, embeds)
+    if draft_model is not None:
+        draft_model = FittedVocabulary(draft_model, vocab_size)
+    return GenerationRunner(executor, sampler, embeds, draft_model)

@@ -30,6 +30,8 @@ LOAD_FORMATS = ("auto", "dummy")
 KV_DTYPES = (*DTYPES, "fp8")
 LORA_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
+SPECULATIONS = ("off", "ngram", "draft_model", "self")
+MAX_DRAFTS = 15  # of a sequence in a step
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/collectives/shm_group.h
 ENGINES = ("auto", "mock")
@@ -142,7 +144,16 @@ class ServerConfig:
         "short",
     )
     speculative: str = flag(
-        "off", "ngram: draft tokens from the text; changes no output", ("off", "ngram")
+        "off",
+        "draft tokens, which change no output: ngram takes them from the text, draft_model from a "
+        "second model as well, self from the model's own weights in 4 bits",
+        SPECULATIONS,
+    )
+    draft_model: str | None = flag(
+        None, "a small model with the same vocabulary, named as MODEL: drafts tokens for it"
+    )
+    num_speculative_tokens: int = flag(
+        MAX_DRAFTS, "most drafts of a sequence in a step; fewer where more do not pay"
     )
     gpu_memory_utilization: float = flag(
         0.9, "share of each GPU for weights, steps, the KV cache and a vision tower"
@@ -263,6 +274,7 @@ class ServerConfig:
         parse_chaos(self.chaos)
         self._check_kv_store()
         self._check_adapters()
+        self._check_speculation()
         at_least("drain_timeout", self.drain_timeout, 0)
         at_least("watchdog_timeout", self.watchdog_timeout, MIN_WATCHDOG_TIMEOUT)
         at_least("stream_interval", self.stream_interval, 1)
@@ -328,6 +340,15 @@ class ServerConfig:
         if self.enable_lora and self.engine == "mock":
             raise ConfigError("--enable-lora: a mock engine has no adapters")
 
+    def _check_speculation(self) -> None:
+        at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
+        at_most("num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)
+        if (self.speculative == "draft_model") != (self.draft_model is not None):
+            raise ConfigError(
+                f"--speculative {self.speculative} and --draft-model {self.draft_model}: a draft "
+                "model and --speculative draft_model go together"
+            )
+
 
 TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
 
@@ -342,6 +363,8 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool) -> ServerConfig:
         ConfigError: a flag has a value that cannot work; the text names it.
     """
     values = {name: typed(name, value) for name, value in flags.items()}
+    if values.get("draft_model") is not None:
+        values.setdefault("speculative", "draft_model")
     device = values.get("device", "auto")
     on_gpus = device == "cuda" or (device == "auto" and has_gpus)
     config = ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))

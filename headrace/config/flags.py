@@ -22,6 +22,7 @@ from headrace.config.foreign_flags import (
     Meaning,
     RefusedFlag,
     Same,
+    SeveralFlags,
     Switch,
     Unused,
 )
@@ -259,6 +260,8 @@ def meant(name: str, meaning: Meaning, given: str | None, rest: Iterator[str]) -
         if value not in meaning.values:
             raise ConfigError(f"{name} {value} is not supported; {meaning.instead}")
         return []
+    if isinstance(meaning, SeveralFlags):
+        return [f"{flag_name(field)}={read}" for field, read in meaning.read(value).items()]
     value = meaning.read(value)
     return [value] if meaning.field == "model" else [f"{flag_name(meaning.field)}={value}"]
 

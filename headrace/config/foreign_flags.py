@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.config.config import flag_name
+from headrace.config.config import SPECULATIONS, flag_name
 from headrace.errors import ConfigError
 
 
@@ -54,7 +54,15 @@ class RefusedFlag:
     instead: str
 
 
-Meaning = Same | Switch | Already | Unused | RefusedFlag
+@dataclass(frozen=True)
+class SeveralFlags:
+    """Values of some of our flags. `read` returns them by field."""
+
+    fields: tuple[str, ...]
+    read: Callable[[str], dict[str, str]]
+
+
+Meaning = Same | SeveralFlags | Switch | Already | Unused | RefusedFlag
 
 
 @dataclass(frozen=True)
@@ -72,17 +80,30 @@ def spelled(values: Mapping[str, str]) -> Callable[[str], str]:
     return lambda value: values.get(value, value)
 
 
-def speculation(config: str) -> str:
-    """Read vLLM's --speculative-config, a JSON object."""
+def speculation(config: str) -> dict[str, str]:
+    """Read vLLM's --speculative-config, a JSON object. A model without a method is a draft model.
+
+    Its further keys say how drafts are looked for or computed, and change no output.
+    """
     try:
-        method = msgspec.json.decode(config, type=dict[str, object]).get("method")
+        values = msgspec.json.decode(config, type=dict[str, object])
     except msgspec.DecodeError as error:
         raise ConfigError(f"--speculative-config is not a JSON object: {error}") from None
-    if method != "ngram":
+    method = values.get("method", "draft_model" if "model" in values else None)
+    if method not in SPECULATIONS[1:]:
         raise ConfigError(
-            f"--speculative-config with method {method} is not supported; use --speculative ngram"
+            f"--speculative-config with method {method} is not supported; "
+            f"use {' or '.join(SPECULATIONS[1:])}"
         )
-    return "ngram"
+    if method == "self" and values.get("quantization", "q4") != "q4":
+        raise ConfigError(
+            f"--speculative-config with quantization {values['quantization']} is not supported; "
+            "use q4"
+        )
+    flags = {"speculative": method, "num_speculative_tokens": values.get("num_speculative_tokens")}
+    if method == "draft_model":
+        flags["draft_model"] = values.get("model")
+    return {field: str(value) for field, value in flags.items() if value is not None}
 
 
 def chunk(value: str) -> str:
@@ -341,25 +362,31 @@ ROWS = [
         ("--lora-target-modules", "--lora-backend", "--lora-eviction-policy"),
         Unused("each adapter says what it changes"),
     ),
-    Row("speculation", ("--speculative-config",), (), Same("speculative", speculation)),
+    Row(
+        "speculation",
+        ("--speculative-config",),
+        (),
+        SeveralFlags(("speculative", "draft_model", "num_speculative_tokens"), speculation),
+    ),
     Row(
         "speculation",
         (),
         ("--speculative-algorithm",),
-        Same("speculative", spelled({"NGRAM": "ngram"})),
+        Same("speculative", spelled({"NGRAM": "ngram", "STANDALONE": "draft_model"})),
     ),
     Row(
         "speculation",
         (),
-        ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"),
-        RefusedFlag("use --speculative ngram, which finds out how far it pays"),
+        ("--speculative-num-steps", "--speculative-eagle-topk"),
+        RefusedFlag("leave it out: what pays is measured"),
     ),
     Row(
         "speculation",
         (),
-        ("--speculative-draft-model-path",),
-        RefusedFlag("use --speculative ngram, which needs no second model"),
+        ("--speculative-num-draft-tokens",),
+        Same("num_speculative_tokens"),
     ),
+    Row("speculation", (), ("--speculative-draft-model-path",), Same("draft_model")),
     Row(
         "attention",
         ("--attention-backend",),
@@ -451,7 +478,10 @@ ROWS = [
     ),
 ]
 
-ALIASES = {name: row.meaning for row in ROWS for name in (*row.vllm, *row.sglang)}
+ALIASES: dict[str, Meaning] = {
+    **{name: row.meaning for row in ROWS for name in (*row.vllm, *row.sglang)},
+    **dict.fromkeys(("-md", "--model-draft"), Same("draft_model")),  # llama.cpp's
+}
 
 
 def ours(row: Row) -> str:
@@ -461,6 +491,8 @@ def ours(row: Row) -> str:
             return "MODEL"
         case Same(field):
             return f"`{flag_name(field)}`"
+        case SeveralFlags(fields):
+            return " ".join(f"`{flag_name(field)}`" for field in fields)
         case Switch(field, on):
             return f"`{flag_name(field)}`" if on else f"`{flag_name('no_' + field)}`"
         case Already(values, instead) if values:

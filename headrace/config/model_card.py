@@ -119,6 +119,9 @@ def read_card(config: ServerConfig) -> ModelCard:
     """
     path = find_model(config.model, config.load_format)
     card = read_model(path, find_mmproj(config.mmproj))
+    if config.draft_model is not None:
+        draft_model = find_model(config.draft_model, config.load_format)
+        card = replace(card, draft_model=str(draft_model))
     if card.image_token is not None:
         extras.require("images", f"{path}: a model that takes images")
     limit = config.max_model_len or card.max_model_len

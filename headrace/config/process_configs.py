@@ -33,6 +33,7 @@ class ModelCard:
     image_row_size: int = 0  # numbers of such a row
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
+    draft_model: str | None = None  # of the draft model
     image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
 
     @property
@@ -168,7 +169,9 @@ class ExecutionConfig:
     max_cpu_loras: int | None
     max_lora_rank: int
     lora_dtype: str
+    speculative: str
     mmproj: str | None = None
+    draft_model: str | None = None  # of the draft model
 
     @classmethod
     def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
@@ -179,6 +182,7 @@ class ExecutionConfig:
         of_model = {
             "model_path": card.path,
             "mmproj": card.mmproj,
+            "draft_model": card.draft_model,
             "max_model_len": card.max_model_len,
             "vocab_size": card.vocab_size,
             "image_row_size": card.image_row_size,
@@ -258,7 +262,7 @@ class EngineConfig:
     target_itl_ms: int
     enable_prefix_caching: bool
     async_scheduling: bool | None  # None is as the workers would have it
-    speculative: str
+    num_speculative_tokens: int
     engine: str
     mock_profile: str
     embedding_size: int | None

@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 from headrace.board import histogram_bounds
 from headrace.board.board import Board, Timing
 from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
+from headrace.config.config import MAX_DRAFTS
 from headrace.config.process_configs import ModelCard
 from headrace.ipc.messages import FinishReason
 from headrace.metrics.family_builder import BoardTotals, Families, Labels
 from headrace.metrics.tool_calls import labeled
 
 IMAGES = (TokenizerField.IMAGES, TokenizerField.FOUND_IMAGES)
-MAX_DRAFTS = 15  # places of `EngineField.RIGHT_AT`
 
 # Counters of the engine.
 COUNTERS = [

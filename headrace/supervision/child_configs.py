@@ -144,7 +144,7 @@ class ChildConfigs:
             target_itl_ms=c.target_itl_ms,
             enable_prefix_caching=c.enable_prefix_caching,
             async_scheduling=c.async_scheduling,
-            speculative=c.speculative,
+            num_speculative_tokens=c.num_speculative_tokens,
             engine=c.engine,
             mock_profile=c.mock_profile,
             embedding_size=self.card.embedding_size,

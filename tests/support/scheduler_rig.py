@@ -1,21 +1,25 @@
 """A scheduler with its pool and a stand-in for a worker, for tests."""
 
+import math
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
 from sampling_rows import sampling_rows
 
-from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
+from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
+from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
+from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling, request_id
 from headrace.ipc.token_logprobs import PAIR, ROW
@@ -68,19 +72,37 @@ def generate_alone(prompt: list[int], max_tokens: int) -> tuple[list[int], Finis
     return tokens[len(prompt) :], FinishReason.LENGTH
 
 
-class HalfRightProposer(NgramProposer):
+class HalfRightProposer(Speculation):
     """Knows the model. Whether its guesses are right depends on the text."""
 
-    def propose(self, sequence: Sequence, num_running: int) -> "array[int]":
-        length = len(super().propose(sequence, num_running)) or min(
-            3, sequence.request.max_tokens - sequence.num_generated - 1
-        )
+    def propose(self, sequence: Sequence, most: int) -> "array[int]":
+        length = min(3, most, sequence.request.max_tokens - sequence.num_generated - 1)
         tokens, drafts = list(sequence.tokens), array("i")
         for _ in range(length):
             lies = sum(tokens) % 4 == 0
             drafts.append((next_token(tokens) + lies) % VOCABULARY)
             tokens.append(drafts[-1])
         return drafts
+
+
+def from_text(pool: PagePool) -> Speculation:
+    """Drafts what the text suggests."""
+    return Speculation()
+
+
+def half_right(pool: PagePool) -> Speculation:
+    """Drafts with knowledge of the model."""
+    return HalfRightProposer()
+
+
+def by_model(pool: PagePool) -> Speculation:
+    """Drafts by a model with pages of its own, which lies at times."""
+    return Speculation(DraftModel(pool, VOCABULARY))
+
+
+def by_model_in_its_pages(pool: PagePool) -> Speculation:
+    """Drafts by a model that computes with the pages of the other."""
+    return Speculation(DraftModel(pool, VOCABULARY, has_pages=False))
 
 
 class Died(Exception):
@@ -94,10 +116,16 @@ class FakeWorker:
     shares, forgets or skips a page therefore gets other tokens.
     """
 
-    def __init__(self, pool: PagePool, deadly: int | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, deadly: int | None = None, shares_pages: bool = False
+    ) -> None:
         self.deadly = deadly
+        self.shares_pages = shares_pages  # the draft model computes with the model's
         self._page_tokens = pool.page_tokens
+        self.drafted = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
+        if shares_pages:
+            self.drafted = self._cache
         self._states: dict[int, list[int]] = {}  # the tokens behind which each slot's state is
         self._drawn: list[int] = []  # in the last step
 
@@ -121,9 +149,10 @@ class FakeWorker:
                 ids[place] = self._drawn[row]
         if self.deadly in ids:
             raise Died
+        cache = self.drafted if step.is_draft else self._cache
         for token, position, owner in zip(ids, positions, owners, strict=True):
             page = table[width * owner + position // self._page_tokens]
-            self._cache[page][position % self._page_tokens] = token
+            cache[page][position % self._page_tokens] = token
         states = self._run_states(step, ids, positions, owners)
         history = [x if x >= 0 else self._drawn[-1 - x] for x in array("i", step.history)]
         drawn, logprobs = [], b""
@@ -131,17 +160,20 @@ class FakeWorker:
         for place, row in zip(array("i", step.logit_rows), rows, strict=True):
             owner = owners[place]
             pages = table[width * owner : width * (owner + 1)]
-            cached = [token for page in pages for token in self._cache[page]]
+            cached = [token for page in pages for token in cache[page]]
             seen = cached[: positions[place] + 1]
             assert owner not in states or states[owner][: len(seen)] == seen, "of another state"
             said = self.next_token(seen)
+            if step.is_draft and sum(seen) % 4 == 0:  # it lies
+                said = (said + 1) % VOCABULARY
             assert row.position == positions[place] + 1
-            if row.num_history:
+            if row.num_history and not step.is_draft:
                 end = row.history_start + row.num_history
                 assert history[row.history_start : end] == cached[: row.position]
             drawn.append(said if row.target < 0 else row.target)
             if row.num_logprobs >= 0:
-                logprobs += ROW.pack(said, row.position) + PAIR.pack(said, 0) * row.num_logprobs
+                logprob = math.log(0.5) if step.is_draft else said
+                logprobs += ROW.pack(logprob, row.position) + PAIR.pack(said, 0) * row.num_logprobs
         self._drawn = drawn
         return StepResult(array("i", drawn).tobytes(), logprobs)
 
@@ -198,13 +230,17 @@ class Rig:
         max_num_seqs: int,
         depth: int = 1,
         num_states: int = 0,
+        speculation: "Callable[[PagePool], Speculation] | None" = None,
         **options: Any,
     ) -> "Rig":
         slots = StateSlots(num_states)
         pool = PagePool(num_pages, page_tokens)
         limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-        scheduler = Scheduler(pool, limits, slots=slots, **options)
-        return cls(pool, scheduler, budget, max_num_seqs, depth, slots)
+        drafts = None if speculation is None else speculation(pool)
+        scheduler = Scheduler(pool, limits, slots=slots, speculation=drafts, **options)
+        rig = cls(pool, scheduler, budget, max_num_seqs, depth, slots)
+        rig.worker = FakeWorker(pool, shares_pages=speculation is by_model_in_its_pages)
+        return rig
 
     def add(self, sequence: Sequence) -> None:
         self.said[sequence.id] = []
@@ -219,7 +255,7 @@ class Rig:
         self.scheduler.lose_workers()
         self.scheduler.recompute()
         self.open.clear()
-        self.worker = self.worker.__class__(self.pool)
+        self.worker = self.worker.__class__(self.pool, shares_pages=self.worker.shares_pages)
         assert not self.scheduler.running
         assert self.pool.num_free == self.pool.num_pages
         self.check_pages()
@@ -259,7 +295,8 @@ class Rig:
             0 < chunk.count <= chunk.sequence.num_computable - chunk.start for chunk in chunks
         )
         assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
-        self.open.append((chunks, build_step(chunks)))
+        build = build_draft_step if chunks[0].is_draft else build_step
+        self.open.append((chunks, build(chunks)))
         self.check_pages()
         return True
 
@@ -270,7 +307,12 @@ class Rig:
             return []
         chunks, step = self.open.pop(0)
         self.limit.worked()
-        news = self.scheduler.update(chunks, ResultReader(self.worker.run_step(step), 0))
+        outcome = ResultReader(self.worker.run_step(step), 0)
+        self.scheduler.observe(chunks, 0.001 if step.is_draft else 0.1)
+        if step.is_draft:
+            self.scheduler.take_drafts(chunks, outcome)
+            return []
+        news = self.scheduler.update(chunks, outcome)
         for item in news:
             assert item.tokens or not item.sequence.generates
             self.said[item.sequence.id] += item.tokens
@@ -323,6 +365,8 @@ class Rig:
         """Check that a page being written has one user, and gets no other before the step ends."""
         writers: dict[int, Sequence] = {}
         for chunks, step in self.open:
+            if step.is_draft and not self.worker.shares_pages:  # in pages of its own
+                continue
             table = array("i", step.page_table)
             width = len(table) // len(chunks)
             for place, chunk in enumerate(chunks):

@@ -7,6 +7,8 @@ import pytest
 from reference import NUM_TEXTS, NUM_TOKENS, Expected, assert_likely
 from servers import HELD, RunningServer
 
+from headrace.config.model_card import find_demo_model
+
 TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 TOKEN_BYTES = 2 * 4 * 30 * 3 * 64  # SmolLM2-135M's keys and values in fp32
@@ -37,7 +39,8 @@ SETTINGS = {
         "num_preemptions_total",
     ),
     "guessing": Setting(
-        ("--speculative", "ngram", "--max-num-seqs", "4"), "spec_decode_num_accepted_tokens_total"
+        ("--draft-model", str(find_demo_model()), "--max-num-seqs", "4"),
+        "spec_decode_num_accepted_tokens_total",
     ),
     "longest prefix first": Setting(("--scheduling-policy", "lpm", "--max-num-seqs", "3")),
 }

@@ -99,6 +99,19 @@ def encode_q8_0(numbers: Floats) -> Bytes:
     return np.hstack([scales.view(np.uint8), steps.view(np.uint8)])
 
 
+def encode_q4_0(numbers: Floats) -> Bytes:
+    """Round to blocks of Q4_0, [blocks, 18]: the largest number of a block becomes -8 steps."""
+    groups = numbers.reshape(-1, 32)
+    places = np.abs(groups).argmax(axis=1)[:, None]
+    largest = np.take_along_axis(groups, places, axis=1)
+    limit = np.finfo(np.float16).max
+    scales = np.clip(largest / -8, -limit, limit).astype("<f2")
+    inverse = np.zeros_like(largest)
+    np.divide(1, scales.astype(np.float32), out=inverse, where=scales != 0)
+    steps = np.rint(groups * inverse + 8).clip(0, 15).astype(np.uint8)
+    return np.hstack([scales.view(np.uint8), steps[:, :16] | steps[:, 16:] << 4])
+
+
 def two_bits(packed: Bytes, out: Floats) -> None:
     """Unpack [blocks, 64] bytes to [blocks, 256]: either half is four runs of 32."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]

@@ -161,6 +161,11 @@ class StoredTensor:
         blocks = gguf_blocks.encode_q8_0(self.to_float32())
         return StoredTensor(Format.Q8_0, self.shape, blocks.reshape(-1))
 
+    def to_q4_0(self) -> "StoredTensor":
+        """Round to 4 bits, in groups of 32 with a scale. Rows must be whole groups."""
+        blocks = gguf_blocks.encode_q4_0(self.to_float32())
+        return StoredTensor(Format.Q4_0, self.shape, blocks.reshape(-1))
+
     def rows(self, start: int, stop: int) -> "StoredTensor":
         """Return rows `start` to `stop` as a view: a fused matrix is stored row after row."""
         return StoredTensor(self.format, (stop - start, *self.shape[1:]), self.lines[start:stop])

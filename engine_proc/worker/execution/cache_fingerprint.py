@@ -14,7 +14,15 @@ from headrace.model.gguf import split_paths
 from headrace.native_core import best_kernels
 from headrace.storage.checksum import digest_files
 
-NUMERICS = ("tp", "load_format", "dtype", "quantization", "kv_cache_dtype", "max_model_len")
+NUMERICS = (
+    "tp",
+    "load_format",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "max_model_len",
+    "speculative",
+)
 
 
 def cache_fingerprint(config: ExecutionConfig, split: CacheSplit) -> bytes:
@@ -45,7 +53,7 @@ def sources(config: ExecutionConfig) -> list[Path]:
     core = importlib.util.find_spec("headrace._core")
     assert core is not None and core.origin is not None
     paths = [Path(config.model_path), Path(core.origin)]
-    return paths if config.mmproj is None else [*paths, Path(config.mmproj)]
+    return paths + [Path(path) for path in (config.mmproj, config.draft_model) if path is not None]
 
 
 def files_of(path: Path) -> list[Path]:

@@ -51,7 +51,7 @@ from headrace.system.machine import usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
-Q8_0_GROUP = 32  # numbers under one scale
+GROUP = 32  # numbers under one scale, of Q8_0 and Q4_0
 WAITING_WEIGHTS = 64  # that are being packed, or will be next
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
 KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilities take more
@@ -69,6 +69,7 @@ class WeightDtype(StrEnum):
     INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are rounded likewise
     INT8_WEIGHT_ONLY = "int8_weight_only"  # as Q8_0, where more than 8 bits are stored
     PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
+    INT4 = "int4"  # as Q4_0, where 8 bits or more are stored
 
 
 class KVDtype(StrEnum):
@@ -155,7 +156,7 @@ class CpuExecutor:
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
             model's. All run the same steps in the same order; each returns the same.
         progress: called with (weights packed, weights in all) while loading.
-        memory: of pages and states, `cache_bytes` long; by default they have memory of their own.
+        memory: has pages and states, from `memory_start` on; by default they have their own.
 
     Raises:
         UnsupportedSpec: a size that the kernels cannot take.
@@ -179,6 +180,7 @@ class CpuExecutor:
         peers: Peers[ShmAllReduce] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         memory: CacheMemory | None = None,
+        memory_start: int = 0,
     ) -> None:
         self.model = c_void_p()  # for __del__, should anything below raise
         check_sizes(spec, page_tokens)
@@ -229,14 +231,13 @@ class CpuExecutor:
             mlp_multiplier=spec.mlp_multiplier,
         )
         self._memory = memory  # lives as long as the core uses it
-        place = None if memory is None else memory.address
+        place = None if memory is None else memory.address + memory_start
         self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec), place))
         if not self.model:
             raise MemoryError(
                 f"{num_pages} KV pages of {page_tokens} tokens and {num_states} states do not fit"
             )
-        number: int = self.core.headrace_cpu_isa(self.model)
-        self.isa = ISAS[number]  # the one in use
+        self.isa = ISAS[self.core.headrace_cpu_isa(self.model)]  # the one in use
         if self.isa == Isa.BEST:
             raise UnsupportedSpec(f"this processor has no {isa}")
         if peers is not None:
@@ -327,8 +328,8 @@ class CpuExecutor:
 
         def pack(first: int) -> None:
             rows = tensor.rows(first, min(first + step, num_rows)).stored()
-            if format == Format.Q8_0 != tensor.format:
-                rows = rows.to_q8_0()
+            if format in (Format.Q8_0, Format.Q4_0) and format != tensor.format:
+                rows = rows.to_q8_0() if format == Format.Q8_0 else rows.to_q4_0()
             kept = Format.Q8_0 if format is None else format  # what need not be decoded
             if kept == rows.format and kept != Format.F32:
                 data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
@@ -482,12 +483,9 @@ def state_bytes(spec: DecoderSpec) -> int:
 def cache_bytes(
     spec: DecoderSpec, num_pages: int, num_states: int, page_tokens: int, kv_dtype: KVDtype
 ) -> int:
-    """Return the bytes of all pages, and of all states behind them.
-
-    A vector load may run a page of the system's past the end.
-    """
-    pages = num_pages * page_bytes(spec, page_tokens, kv_dtype)
-    return -(-pages // SYSTEM_PAGE) * SYSTEM_PAGE + num_states * state_bytes(spec) + SYSTEM_PAGE
+    """Return the bytes of pages, then states, with a kernel's slack: whole pages of the system."""
+    parts = num_pages * page_bytes(spec, page_tokens, kv_dtype), num_states * state_bytes(spec)
+    return SYSTEM_PAGE + sum(-(-part // SYSTEM_PAGE) * SYSTEM_PAGE for part in parts)
 
 
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
@@ -542,7 +540,10 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) 
             return None
         case WeightDtype.INT8_WEIGHT_ONLY:
             is_wide = stored in (Format.F32, Format.BF16)
-            return Format.Q8_0 if is_wide and tensor.shape[1] % Q8_0_GROUP == 0 else stored
+            return Format.Q8_0 if is_wide and tensor.shape[1] % GROUP == 0 else stored
+        case WeightDtype.INT4:
+            is_wide = stored in (Format.F32, Format.BF16, Format.Q8_0)
+            return Format.Q4_0 if is_wide and tensor.shape[1] % GROUP == 0 else stored
         case WeightDtype.PACKED:
             return None if stored == Format.Q8_0 and rounds_to_integers else stored
         case WeightDtype.FLOAT32:

@@ -40,11 +40,22 @@ class Runner(Protocol):
 
 
 class GenerationRunner:
-    """Samples a token for each logit row."""
+    """Samples a token for each logit row.
 
-    def __init__(self, executor: Executor, sampler: Sampler, embeds: Floats | None = None) -> None:
-        """`embeds` is the embedding area, [rows, hidden_size]."""
+    Args:
+        embeds: the embedding area, [rows, hidden_size].
+        draft_model: runs the steps that are drafts.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        sampler: Sampler,
+        embeds: Floats | None = None,
+        draft_model: Executor | None = None,
+    ) -> None:
         self._executor = executor
+        self._draft_model = draft_model
         self._sampler = sampler
         self._embeds = embeds
         self._drawn = np.empty(0, np.int32)  # in the last step, [rows]
@@ -55,7 +66,9 @@ class GenerationRunner:
         if step.token_sources:
             token_sources = np.frombuffer(step.token_sources, np.int32)
             batch = replace(batch, token_ids=relayed(batch.token_ids, token_sources, self._drawn))
-        logits = self._executor.logits(batch)
+        executor = self._draft_model if step.is_draft else self._executor
+        assert executor is not None
+        logits = executor.logits(batch)
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
             logits.rows,

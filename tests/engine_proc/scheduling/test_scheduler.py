@@ -1,5 +1,6 @@
 """The scheduler loses no token, repeats none, and keeps every page accounted for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -13,21 +14,25 @@ from scheduler_rig import (
     VOCABULARY,
     WATCHED,
     FakeWorker,
-    HalfRightProposer,
     Rig,
+    by_model,
+    by_model_in_its_pages,
+    from_text,
     generate_alone,
+    half_right,
     make_sequence,
     next_token,
 )
 
-from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.ipc.messages import FinishReason, Sampling, request_id, request_of
 from headrace.ipc.worker_messages import StepResult
 
+DRAFTS = [None, from_text, half_right, by_model, by_model_in_its_pages]
 LAST_EVENT = 20  # the step before which the last thing happens
 
 
@@ -117,7 +122,7 @@ class Story:
     max_num_seqs=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
     policy=st.sampled_from(Policy),
-    speculation=st.sampled_from([None, NgramProposer(), HalfRightProposer()]),
+    speculation=st.sampled_from(DRAFTS),
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
@@ -132,7 +137,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     max_num_seqs: int,
     spare_budget: int,
     policy: Policy,
-    speculation: NgramProposer | None,
+    speculation: Callable[[PagePool], Speculation] | None,
     reuses_prefixes: bool,
     deaths: set[int],
     failures: set[int],
@@ -368,7 +373,7 @@ def test_running_sequences_share_the_pages_of_their_prefix() -> None:
 def test_guesses_save_steps_and_change_no_token() -> None:
     prompt = [1, 2, 3, 4] * 4
     steps = []
-    for speculation in (None, NgramProposer()):
+    for speculation in (None, from_text):
         rig = Rig.make(64, 4, 32, 4, speculation=speculation)
         rig.worker = RepeatingWorker(rig.pool)
         rig.add(make_sequence(prompt, 40, stop_token_ids=[]))
@@ -390,7 +395,7 @@ class RepeatingWorker(FakeWorker):
 
 
 def test_guesses_end_with_the_text() -> None:
-    rig = Rig.make(64, 4, 32, 4, speculation=NgramProposer())
+    rig = Rig.make(64, 4, 32, 4, speculation=from_text)
     rig.worker = RepeatingWorker(rig.pool)
     rig.add(make_sequence([1, 2, 3, 4] * 2, 40, stop_token_ids=[3]))
     rig.run()

@@ -9,12 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
+from headrace.config.config import MAX_DRAFTS
 from headrace.config.process_configs import ModelCard
-from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
 from headrace.ipc.messages import FinishReason
 from headrace.metrics.headrace_metrics import render_metrics
 from headrace.metrics.tool_calls import READINGS
-from headrace.metrics.vllm import MAX_DRAFTS
 
 SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("tokenizer", 0), Seat("engine", 0)]
 CARD = ModelCard(
@@ -221,8 +220,7 @@ def test_rejections_are_counted_by_their_limit(board: Board) -> None:
 
 
 def test_there_is_a_word_for_every_place_of_a_guess() -> None:
-    assert MAX_DRAFTS == MAX_LENGTH
-    assert EngineField.RIGHT_AT + MAX_LENGTH <= 64
+    assert EngineField.RIGHT_AT + MAX_DRAFTS <= 64
 
 
 def test_what_several_frontends_saw_is_one_histogram(board: Board) -> None:

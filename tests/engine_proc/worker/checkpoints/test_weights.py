@@ -63,6 +63,19 @@ def test_decoded_numbers_are_the_callers_own() -> None:
     assert not np.shares_memory(stored.to_float32(), stored.data)
 
 
+def test_rounding_to_q4_0_takes_the_nearest_of_16_steps() -> None:
+    rng = np.random.default_rng(1)
+    numbers = rng.standard_normal((3, 64), np.float32)
+    numbers[1, :32] = 0
+    stored = StoredTensor(Format.F32, numbers.shape, numbers.reshape(-1).view(np.uint8))
+    rounded = stored.to_q4_0()
+    assert rounded.format == Format.Q4_0
+    largest = np.abs(numbers).reshape(-1, 32).max(axis=1, keepdims=True)
+    errors = np.abs(rounded.to_float32() - numbers).reshape(-1, 32)
+    assert (errors <= largest / 8 * 1.01).all()
+    assert np.median(errors / np.maximum(largest, 1e-9)) < 1 / 16
+
+
 def test_rounding_to_q8_0_takes_the_nearest_of_255_steps() -> None:
     numbers = np.random.default_rng(0).standard_normal((4, 64), np.float32)
     numbers[1, :32] = 0

@@ -20,7 +20,7 @@ from reference import endless_answers
 from safetensors.torch import load_file, save_file
 
 from headrace.config.model_card import read_folder
-from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
+from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
 from headrace.engine_proc.worker.models.families.latent import LATENT as FAMILIES
@@ -108,7 +108,7 @@ def test_latents_answer_the_same_under_speculation(make: Make, expected: Answers
     prompts = [
         [*prompt, *answer, *prompt] for prompt, answer in zip(PROMPTS, expected, strict=True)
     ]
-    drafting = Generation(make, speculation=NgramProposer())
+    drafting = Generation(make, speculation=Speculation())
     assert drafting.answers(prompts) == Generation(make).answers(prompts)
     assert drafting.scheduler.counts.drafts > 0
 

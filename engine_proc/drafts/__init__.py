@@ -1,0 +1,1 @@
+"""Which drafts pay, and what texts suggest."""

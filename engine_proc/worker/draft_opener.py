@@ -1,0 +1,82 @@
+"""Opens the draft model that a worker runs beside its model."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.config.process_configs import ExecutionConfig
+from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
+from headrace.engine_proc.worker.execution.memory_check import GIB, core_bytes
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
+from headrace.errors import ConfigError, ModelError
+from headrace.model.vocabulary import first_difference, read_vocabulary
+
+BY_MODELS = ("draft_model", "self")  # of --speculative
+
+
+class HeldDecoder(NamedTuple):
+    """A decoder to load, and the format in which its weights are held."""
+
+    model: DecoderModel
+    dtype: WeightDtype
+    has_pages: bool = True  # of its own; else it computes with those of the model
+
+
+def open_draft(
+    config: ExecutionConfig, model: DecoderModel, dtype: WeightDtype, memory_bytes: int
+) -> HeldDecoder | None:
+    """Return the draft model, if the flags ask for one.
+
+    Args:
+        model: that it drafts for, which is held in `dtype`.
+
+    Raises:
+        ModelError: it cannot be opened, or cannot draft for this model.
+        ConfigError: both do not fit into the memory.
+    """
+    if config.speculative not in BY_MODELS:
+        return None
+    path = Path(config.draft_model or config.model_path)
+    if config.speculative == "self":
+        draft = HeldDecoder(model, WeightDtype.INT4, has_pages=False)
+    else:
+        draft = HeldDecoder(open_model(path, config.load_format), WeightDtype.PACKED)
+    spec, weights = draft.model.spec, draft.model.weights
+    if model.pooling is not None or draft.model.pooling is not None:
+        raise ModelError(f"{path}: drafts tokens; embedding models have none to draft")
+    if spec.state_numbers:
+        raise ModelError(
+            f"{path}: has recurrent states, which a draft model cannot have; "
+            "use --speculative ngram"
+        )
+    if draft.has_pages:
+        check_vocabulary(Path(config.model_path), path)
+    if spec.max_position < config.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {spec.max_position} "
+            f"positions of the draft model {path}; lower it"
+        )
+    rounds = config.dtype != "float32"
+    taken = core_bytes(spec, weights, draft.dtype, rounds)
+    beside = core_bytes(model.spec, model.weights, dtype, rounds)
+    if not draft.has_pages and taken >= beside:
+        raise ModelError(
+            f"{path}: its weights have 4 bits already, or fewer; --speculative self drafts with "
+            "4 bits for a model with more; use --speculative ngram or --draft-model"
+        )
+    if taken + beside > memory_bytes:
+        raise ConfigError(
+            f"{path}: the draft model's weights take {taken / GIB:.1f} GiB, and the model's "
+            f"{beside / GIB:.1f} GiB, of {memory_bytes / GIB:.1f} GiB of memory; use a smaller one"
+        )
+    return draft
+
+
+def check_vocabulary(model: Path, draft: Path) -> None:
+    """Raise `ModelError` where a token of one model is another token of the other."""
+    tokens, drafted = read_vocabulary(model), read_vocabulary(draft)
+    id = first_difference(tokens, drafted)
+    if id is not None:
+        raise ModelError(
+            f"{draft}: its token {id} is {drafted.get(id)!r}, and {tokens.get(id)!r} in {model}; "
+            "a draft model needs the model's vocabulary"
+        )

@@ -1,0 +1,143 @@
+"""A text is the same with a draft model and without one, whatever is asked for beside it."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_decoders import SPEC, random_weights
+from scheduler_rig import make_sequence
+
+from headrace.engine_proc.scheduling.draft_model import DraftModel
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.speculation import Speculation
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES, CacheMemory
+from headrace.engine_proc.step.draft_step import build_draft_step
+from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.worker.execution.cpu_executor import (
+    CpuExecutor,
+    KVDtype,
+    WeightDtype,
+    cache_bytes,
+)
+from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
+from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.ipc.messages import Sampling, request_id
+
+PAGE_TOKENS, NUM_PAGES = 16, 12
+NUM_TOKENS = 20
+PROMPTS = [[5, 6, 7, 8] * 4, list(range(40)), [9, 3]]
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.7, seed=3, logprobs=2),
+    Sampling(temperature=1.0, seed=4, frequency_penalty=0.5, repetition_penalty=1.2),
+    Sampling(temperature=0.9, seed=5, logit_bias={7: 3.0}, min_tokens=8),
+    Sampling(temperature=0.8, seed=6, bad_words=[[7], [5, 6]], prompt_logprobs=1),
+]
+OWN_PAGES, SHARED_PAGES = "own pages", "shared pages"
+
+
+def make_runner(pages: str) -> GenerationRunner:
+    """Make a model, and its own weights in 4 bits as the draft model."""
+    weights = random_weights(SPEC)
+    options: dict[str, Any] = {"num_pages": NUM_PAGES, "page_tokens": PAGE_TOKENS, "threads": 1}
+    if pages == SHARED_PAGES:
+        size = cache_bytes(SPEC, NUM_PAGES, 0, PAGE_TOKENS, KVDtype.FLOAT32)
+        fd = os.memfd_create("pages")
+        options["memory"] = CacheMemory(fd, size, bytes(FINGERPRINT_BYTES))
+    model = CpuExecutor(SPEC, weights, **options)
+    draft_model = CpuExecutor(SPEC, weights, weight_dtype=WeightDtype.INT4, **options)
+    sampler = Sampler(SPEC.vocab_size, threads=1)
+    return GenerationRunner(model, sampler, draft_model=draft_model)
+
+
+class Generation:
+    """An engine without its links, whose worker can be lost in the middle of a step."""
+
+    def __init__(self, runner: GenerationRunner, drafts: str, num_pages: int, budget: int) -> None:
+        self._runner = runner
+        pool = PagePool(num_pages, PAGE_TOKENS)
+        speculation = None
+        if drafts:
+            model = DraftModel(pool, SPEC.vocab_size, drafts == OWN_PAGES)
+            speculation = Speculation(model, max_length=5)
+        limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget)
+        self.scheduler = Scheduler(pool, limits, speculation=speculation)
+
+    def answers(self, sequences: list[Sequence], losses: set[int]) -> list[tuple[Any, ...]]:
+        """Return the tokens of sequences that come together, and what is reported of them."""
+        reported: dict[int, bytes] = {sequence.id: b"" for sequence in sequences}
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        for number in itertools.count():
+            if not self.scheduler.has_work:
+                break
+            chunks = self.scheduler.schedule()
+            build = build_draft_step if chunks[0].is_draft else build_step
+            step = build(chunks)
+            result = ResultReader(self._runner.run(step), 0)
+            self.scheduler.observe(chunks, 0.01 if step.is_draft else 0.1)
+            if number in losses:
+                self.scheduler.lose_workers(blames=False)
+            elif step.is_draft:
+                self.scheduler.take_drafts(chunks, result)
+            else:
+                for news in self.scheduler.update(chunks, result):
+                    reported[news.sequence.id] += news.logprobs
+                    news.sequence.has_started = True
+        return [(list(s.generated), reported[s.id], bytes(s.prompt_logprobs)) for s in sequences]
+
+
+@pytest.fixture(scope="module", params=[OWN_PAGES, SHARED_PAGES])
+def drafting(request: pytest.FixtureRequest) -> Iterator[tuple[GenerationRunner, str]]:
+    yield make_runner(request.param), request.param
+
+
+def make_sequences(samplings: list[Sampling]) -> list[Sequence]:
+    pairs = zip(PROMPTS, samplings, strict=True)
+    return [
+        make_sequence(prompt, NUM_TOKENS, request_id(0, i), [0], sampling)
+        for i, (prompt, sampling) in enumerate(pairs)
+    ]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    samplings=st.lists(st.sampled_from(SAMPLINGS), min_size=3, max_size=3),
+    num_pages=st.sampled_from([5, NUM_PAGES]),
+    budget=st.sampled_from([8, 24, 64]),
+    losses=st.sets(st.integers(0, 30), max_size=3),
+)
+def test_drafts_of_a_model_change_no_text(
+    drafting: tuple[GenerationRunner, str],
+    samplings: list[Sampling],
+    num_pages: int,
+    budget: int,
+    losses: set[int],
+) -> None:
+    runner, pages = drafting
+    expected = [
+        Generation(runner, "", NUM_PAGES, 64).answers([sequence], set())[0]
+        for sequence in make_sequences(samplings)
+    ]
+    generation = Generation(runner, pages, num_pages, budget)
+    assert generation.answers(make_sequences(samplings), losses) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_model_in_4_bits_drafts_what_it_draws(
+    drafting: tuple[GenerationRunner, str], temperature: float
+) -> None:
+    runner, pages = drafting
+    generation = Generation(runner, pages, NUM_PAGES, 64)
+    sampling = Sampling(temperature=temperature, seed=1)
+    generation.answers(make_sequences([sampling] * 3), set())
+    counts = generation.scheduler.counts
+    assert counts.accepted_drafts >= 10
+    assert counts.steps < NUM_TOKENS
