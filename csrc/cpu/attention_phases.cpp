@@ -20,7 +20,7 @@ bool sums_squares(const StepState &state) {
     return state.config.qk_norm == QKNorm::full && !state.model.peers.alone();
 }
 
-void sum_squares(StepState &state) {
+void sum_squares(StepState &state, const LayerConfig &layer) {
     const Config &config = state.config;
     const Peers &peers = state.model.peers;
     const auto squares_of = state.model.kernels->squares;
@@ -28,20 +28,21 @@ void sum_squares(StepState &state) {
         const float *q = state.q + size_t(token) * state.q_stride;
         const float *k = state.k + size_t(token) * state.kv_stride;
         float *squares = state.squares + 2 * size_t(token);
-        squares[0] = squares_of(q, config.num_heads * config.head_dim, 0.0f);
+        squares[0] = squares_of(q, config.num_heads * layer.head_dim, 0.0f);
         squares[1] =
-            peers.owns_keys ? squares_of(k, config.num_kv_heads * config.head_dim, 0.0f) : 0.0f;
+            peers.owns_keys ? squares_of(k, layer.num_kv_heads * layer.head_dim, 0.0f) : 0.0f;
     });
     peers.sum(state.squares, 2 * size_t(state.num_tokens));
 }
 
 void norm_token(const StepState &state, const Layer &layer, int token, float *q, float *k) {
     const Config &config = state.config;
-    const int dim = config.head_dim;
+    const int dim = layer.config.head_dim;
+    const int num_kv_heads = layer.has_pages() ? layer.config.num_kv_heads : 0;
     const auto &q_norm = layer.vectors[slot_q_norm], &k_norm = layer.vectors[slot_k_norm];
     if (!sums_squares(state)) {
         norm_heads(state.model, q_norm, q, config.num_heads * dim);
-        norm_heads(state.model, k_norm, k, config.num_kv_heads * dim);
+        norm_heads(state.model, k_norm, k, num_kv_heads * dim);
         return;
     }
     const auto norm_all = [&](float *x, const std::vector<float> &weight, int heads, float squares,
@@ -55,17 +56,17 @@ void norm_token(const StepState &state, const Layer &layer, int token, float *q,
     const Peers &peers = state.model.peers;
     const float *squares = state.squares + 2 * size_t(token);
     norm_all(q, q_norm, config.num_heads, squares[0], peers.num_heads);
-    norm_all(k, k_norm, config.num_kv_heads, squares[1], peers.num_kv_heads);
+    norm_all(k, k_norm, num_kv_heads, squares[1], peers.num_kv_heads);
 }
 
 // Queries of one token as attention takes them: scaled, rounded where it multiplies bf16, and the
 // rows of a tile adjacent.
-void place_queries(const StepState &state, const LayerConfig &layer, int token, const float *q) {
-    const Config &config = state.config;
-    const float scale = config.attention_scale * temperature(layer, state.step.positions[token]);
+void place_queries(const StepState &state, const Layer &layer, int token, const float *q) {
+    const float scale =
+        state.config.attention_scale * temperature(layer.config, state.step.positions[token]);
     const Kernels &kernels = *state.model.kernels;
-    const int dim = config.head_dim, group_width = state.group * dim;
-    for (int g = 0; g < state.num_groups; ++g, q += group_width) {
+    const int dim = layer.heads.head_dim, group_width = layer.heads.group * dim;
+    for (int g = 0; g < layer.heads.num_groups; ++g, q += group_width) {
         float *out = state.queries + (size_t(g) * state.num_tokens + token) * group_width;
         kernels.scale(q, scale, group_width, out);
         for (int i = 0; i < group_width && state.rounds_attention; i += dim) {
@@ -74,16 +75,17 @@ void place_queries(const StepState &state, const LayerConfig &layer, int token, 
     }
 }
 
-void place_keys_and_values(const StepState &state, int layer, int token, const float *k,
+void place_keys_and_values(const StepState &state, const Layer &layer, int token, const float *k,
                            const float *v) {
     const Config &config = state.config;
     const Step &step = state.step;
     const int position = step.positions[token];
     const int32_t *pages = step.page_table + size_t(step.sequences[token]) * step.max_pages;
     const int page = pages[position / config.page_tokens], row = position % config.page_tokens;
-    for (int h = 0; h < config.num_kv_heads; ++h) {
-        const HeadPlace place = state.model.kv.place(layer, h, page, row);
-        state.model.kernels->store_head(place, k + h * config.head_dim, v + h * config.head_dim);
+    const int dim = layer.config.head_dim;
+    for (int h = 0; h < layer.config.num_kv_heads; ++h) {
+        const HeadPlace place = state.model.kv.place(layer.kv_index, h, page, row);
+        state.model.kernels->store_head(place, k + h * dim, v + h * dim);
     }
 }
 
@@ -96,17 +98,24 @@ void clip(float limit, float *x, int n) {
 void store_token(const StepState &state, int index, int token) {
     const Config &config = state.config;
     const Layer &layer = state.model.layers[index];
-    const int dim = config.head_dim;
+    const int dim = layer.config.head_dim;
+    const int num_kv_heads = layer.has_pages() ? layer.config.num_kv_heads : 0;
     float *q = state.q + size_t(token) * state.q_stride;
     float *k = state.k + size_t(token) * state.kv_stride;
     float *v = state.v + size_t(token) * state.kv_stride;
+    if (layer.matrices[slot_v].rows == 0) { // values are keys as they are projected
+        std::copy_n(k, num_kv_heads * dim, v);
+    }
+    if (config.value_norm) {
+        norm_heads(state.model, layer.vectors[slot_v_norm], v, num_kv_heads * dim);
+    }
     if (config.qk_norm == QKNorm::per_head || config.qk_norm == QKNorm::full) {
         norm_token(state, layer, token, q, k);
     }
     if (config.qkv_clip > 0.0f) {
         clip(config.qkv_clip, q, config.num_heads * dim);
-        clip(config.qkv_clip, k, config.num_kv_heads * dim);
-        clip(config.qkv_clip, v, config.num_kv_heads * dim);
+        clip(config.qkv_clip, k, num_kv_heads * dim);
+        clip(config.qkv_clip, v, num_kv_heads * dim);
     }
     if (layer.config.rope >= 0) {
         const auto rotate = [&](float *heads, int num_heads) {
@@ -115,15 +124,17 @@ void store_token(const StepState &state, int index, int token) {
             }
         };
         rotate(q, config.num_heads);
-        rotate(k, config.num_kv_heads);
+        rotate(k, num_kv_heads);
     }
     const bool is_after_rope = config.qk_norm == QKNorm::per_head_after_rope ||
                                config.qk_norm == QKNorm::unweighted_after_rope;
     if (is_after_rope && !layer.vectors[slot_q_norm].empty()) {
         norm_token(state, layer, token, q, k);
     }
-    place_queries(state, layer.config, token, q);
-    place_keys_and_values(state, layer.kv_index, token, k, v);
+    place_queries(state, layer, token, q);
+    if (layer.has_pages()) {
+        place_keys_and_values(state, layer, token, k, v);
+    }
 }
 
 // Fold `next` into `into`, both over the same rows. Always called in segment order.
@@ -145,12 +156,12 @@ void merge(const Partial &into, const Partial &next, int rows) {
     }
 }
 
-size_t partial_floats(const StepState &state, int rows) {
-    return size_t(rows) * (padded(state.value_dim) + 2);
+size_t partial_floats(const HeadGroups &heads, int rows) {
+    return size_t(rows) * (padded(heads.value_dim) + 2);
 }
 
-Partial partial_at(float *memory, const StepState &state, int rows) {
-    return {memory, memory + rows, memory + 2 * rows, padded(state.value_dim)};
+Partial partial_at(float *memory, const HeadGroups &heads, int rows) {
+    return {memory, memory + rows, memory + 2 * rows, padded(heads.value_dim)};
 }
 
 // A tile for a group of heads, which share a KV head: what a task works on.
@@ -158,28 +169,28 @@ class TileHead {
 public:
     // `is_last`: of the task.
     TileHead(const StepState &state, int layer, const Tile &tile, int group, bool is_last = true)
-        : state_(state), tile_(tile), group_(group),
+        : state_(state), tile_(tile), heads_(state.model.layers[layer].heads), group_(group),
+          kv_layer_(state.model.layers[layer].kv_index),
           sinks_(state.model.layers[layer].vectors[slot_sinks]) {
         const Config &config = state.config;
         const KvPages &kv = state.model.kv;
-        const int kv_layer = state.model.layers[layer].kv_index;
         const int kv_head = state.model.latent ? 0 : group;
         const size_t row = size_t(group) * state.num_tokens + tile.first_token;
-        operands_ = {state.queries + row * state.group * config.head_dim,
+        operands_ = {state.queries + row * heads_.group * heads_.head_dim,
                      state.rounds_attention,
                      tile.num_tokens,
-                     state.group,
-                     config.head_dim,
-                     state.value_dim,
+                     heads_.group,
+                     heads_.head_dim,
+                     heads_.value_dim,
                      tile.first_position,
                      tile.last_key_in(state.model.layers[layer].config.window),
                      state.step.last_seen ? state.step.last_seen + tile.first_token : nullptr,
                      state.model.layers[layer].config.window,
                      config.attention_softcap,
                      kv.format(),
-                     kv.keys(kv_layer, kv_head),
-                     kv.values(kv_layer, kv_head),
-                     is_last || state.model.latent ? nullptr : kv.keys(kv_layer, kv_head + 1),
+                     kv.keys(kv_layer_, kv_head),
+                     kv.values(kv_layer_, kv_head),
+                     is_last || state.model.latent ? nullptr : kv.keys(kv_layer_, kv_head + 1),
                      kv.page_bytes(),
                      config.page_tokens,
                      state.step.page_table + size_t(tile.sequence) * state.step.max_pages};
@@ -196,9 +207,9 @@ public:
     void attend_all(float *scratch) const {
         const int rows = operands_.rows();
         float *memory = scratch + size_t(rows) * segment_tokens;
-        const Partial total = partial_at(memory, state_, rows);
-        memory += partial_floats(state_, rows);
-        const Partial next = partial_at(memory, state_, rows);
+        const Partial total = partial_at(memory, heads_, rows);
+        memory += partial_floats(heads_, rows);
+        const Partial next = partial_at(memory, heads_, rows);
         const int first = tile_.first_segment(operands_.window);
         attend_segment(first, scratch, total);
         for (int segment = first + 1; segment < tile_.end_segment(operands_.window); ++segment) {
@@ -210,15 +221,15 @@ public:
 
     void write(const Partial &partial) const {
         for (int row = 0; row < operands_.rows(); ++row) {
-            const int token = tile_.first_token + row / state_.group;
-            const int head = group_ * state_.group + row % state_.group;
-            float *out = state_.attended_head(token, head);
+            const int token = tile_.first_token + row / heads_.group;
+            const int head = group_ * heads_.group + row % heads_.group;
+            float *out = state_.attended_head(heads_, token, head);
             const float *values = partial.values + size_t(row) * partial.stride;
             float sum = partial.sum[row];
             if (!sinks_.empty()) { // one more numerator, whose value is zero
                 sum += std::exp(sinks_[head] - partial.maximum[row]);
             }
-            for (int i = 0; i < state_.value_dim; ++i) {
+            for (int i = 0; i < heads_.value_dim; ++i) {
                 out[i] = values[i] / sum;
             }
         }
@@ -231,7 +242,7 @@ private:
         constexpr size_t system_page = 4096;
         const int first = segment * segment_tokens;
         const int last = std::min(first + segment_tokens, operands_.last_key + 1);
-        const size_t head_bytes = state_.model.kv.head_bytes();
+        const size_t head_bytes = state_.model.kv.head_bytes(kv_layer_);
         for (int key = first; key < last; key += operands_.page_tokens) {
             const uint8_t *head = operands_.keys + operands_.page_offset(key);
             for (size_t offset = 0; offset < head_bytes; offset += system_page) {
@@ -242,7 +253,8 @@ private:
 
     const StepState &state_;
     const Tile &tile_;
-    int group_;
+    const HeadGroups &heads_;
+    int group_, kv_layer_;
     const std::vector<float> &sinks_; // empty: none
     AttentionTile operands_;
 };
@@ -254,20 +266,21 @@ void attend_split(StepState &state, int layer) {
         int group, segment;
         Partial partial;
     };
+    const HeadGroups &heads = state.model.layers[layer].heads;
     std::vector<Task> tasks;
     for (const Tile &tile : state.tiles) {
         const Window window = state.model.layers[layer].config.window;
         const int first = tile.first_segment(window), end = tile.end_segment(window);
-        for (int group = 0; group < state.num_groups; ++group) {
+        for (int group = 0; group < heads.num_groups; ++group) {
             for (int segment = first; segment < end; ++segment) {
                 tasks.push_back({&tile, group, segment, {}});
             }
         }
     }
-    const size_t size = partial_floats(state, state.tile_rows);
+    const size_t size = partial_floats(heads, state.tile_rows);
     float *memory = state.model.workspace.partials.floats(tasks.size() * size);
     for (Task &task : tasks) {
-        task.partial = partial_at(memory, state, task.tile->num_tokens * state.group);
+        task.partial = partial_at(memory, heads, task.tile->num_tokens * heads.group);
         memory += size;
     }
     state.model.pool.run(int(tasks.size()), [&](int i, int thread) {
@@ -281,7 +294,7 @@ void attend_split(StepState &state, int layer) {
             return task.tile == first.tile && task.group == first.group;
         };
         for (next = i + 1; next < tasks.size() && is_same(tasks[next]); ++next) {
-            merge(first.partial, tasks[next].partial, first.tile->num_tokens * state.group);
+            merge(first.partial, tasks[next].partial, first.tile->num_tokens * heads.group);
         }
         TileHead(state, layer, *first.tile, first.group).write(first.partial);
     }
@@ -299,13 +312,13 @@ float temperature(const LayerConfig &layer, int position) {
 
 void store_keys_and_values(StepState &state, int layer) {
     if (sums_squares(state)) {
-        sum_squares(state);
+        sum_squares(state, state.model.layers[layer].config);
     }
     state.each_row([&](int token) { store_token(state, layer, token); });
 }
 
 void attend(StepState &state, int layer) {
-    const int num_groups = state.num_groups;
+    const int num_groups = state.model.layers[layer].heads.num_groups;
     const int num_tasks = int(state.tiles.size()) * num_groups;
     if (num_tasks < 8 * state.model.pool.num_threads()) {
         attend_split(state, layer);

@@ -7,23 +7,30 @@
 #pragma once
 #include "cpu/operands.h"
 
+#include <vector>
+
 namespace headrace {
+
+struct KvHeads { // of a layer
+    int count, head_dim;
+};
 
 class KvPages {
 public:
     // In `memory`, or in memory of their own where that is null. Throws std::bad_alloc.
-    void allocate(Format format, int num_layers, int num_pages, int page_tokens, int num_kv_heads,
-                  int head_dim, bool has_latents = false, void *memory = nullptr);
+    void allocate(Format format, const std::vector<KvHeads> &layers, int num_pages, int page_tokens,
+                  bool has_latents = false, void *memory = nullptr);
 
     const uint8_t *keys(int layer, int kv_head) const {
-        return at(layer) + size_t(kv_head) * head_bytes();
+        return buffer_.as<uint8_t>() + offset(layer, kv_head);
     }
     const uint8_t *values(int layer, int kv_head) const {
-        return keys(layer, kv_head) + key_bytes();
+        return keys(layer, kv_head) + key_bytes(layer);
     }
-    size_t page_bytes() const { return num_layers_ * layer_bytes(); }
-    size_t head_bytes() const { // keys and values of a head, in a layer of a page
-        return key_bytes() + blocks_of(head_dim_) * block_bytes(format_, page_tokens_);
+    size_t page_bytes() const { return page_bytes_; }
+    size_t head_bytes(int layer) const { // keys and values of a head, in a page
+        const int num_blocks = blocks_of(layers_[layer].head_dim);
+        return key_bytes(layer) + num_blocks * block_bytes(format_, page_tokens_);
     }
     Format format() const { return format_; }
 
@@ -31,14 +38,19 @@ public:
     HeadPlace place(int layer, int kv_head, int page, int row) const;
 
 private:
-    size_t key_bytes() const {
-        return has_latents_ ? 0 : page_tokens_ / lanes * block_bytes(format_, head_dim_);
+    size_t key_bytes(int layer) const {
+        const size_t bytes = block_bytes(format_, layers_[layer].head_dim);
+        return has_latents_ ? 0 : page_tokens_ / lanes * bytes;
     }
-    size_t layer_bytes() const { return head_bytes() * num_kv_heads_; } // of a page
-    uint8_t *at(int layer) const { return buffer_.as<uint8_t>() + size_t(layer) * layer_bytes(); }
+    size_t offset(int layer, int kv_head) const { // within a page
+        return offsets_[layer] + size_t(kv_head) * head_bytes(layer);
+    }
 
     Format format_ = Format::f32;
-    int num_layers_ = 0, page_tokens_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    int page_tokens_ = 0;
+    std::vector<KvHeads> layers_;
+    std::vector<size_t> offsets_; // of layers within a page
+    size_t page_bytes_ = 0;
     bool has_latents_ = false;
     Buffer buffer_;
 };

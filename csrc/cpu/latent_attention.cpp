@@ -90,7 +90,7 @@ void place_query(const StepState &s, const Layer &layer, int token) {
         const int row = head * s.num_tokens + token;
         std::copy_n(q, latent.nope_dim, s.of_heads.row(row));
         round_activations(s, s.of_heads, {&layer.matrices[slot_k_b]}, row);
-        float *rotated = s.query(token, head) + latent.rank;
+        float *rotated = s.query(layer.heads, token, head) + latent.rank;
         std::copy_n(q + latent.nope_dim, latent.rope_dim, rotated);
         if (layer.config.rope >= 0) {
             s.rotate(layer.config.rope, token, rotated);
@@ -113,8 +113,10 @@ void run_latent_attention(StepState &s, int index) {
         place_query(s, layer, token);
     });
     clock.enter(StepPart::products);
-    multiply_heads(
-        s, keys, [&](int head) { return HeadOut{s.query(0, head), s.group * s.config.head_dim}; });
+    const HeadGroups &heads = layer.heads;
+    multiply_heads(s, keys, [&](int head) {
+        return HeadOut{s.query(heads, 0, head), heads.group * heads.head_dim};
+    });
     clock.enter(StepPart::attention);
     attend(s, index);
     clock.enter(StepPart::rows);

@@ -65,7 +65,16 @@ public:
           room_(state.model, config_, state.num_tokens) {}
 
     void run() {
+        if (config_.own_norms) {
+            s_.each_row([&](int token) { enter(token, slot_router_norm); });
+        }
         route();
+        if (config_.own_norms) {
+            s_.each_row([&](int token) {
+                enter(token, slot_expert_norm);
+                round_activations(s_, s_.normed, {&matrix(slot_gate), &matrix(slot_up)}, token);
+            });
+        }
         sort();
         gather();
         multiply_gates();
@@ -78,6 +87,9 @@ private:
     bool has_gate() const { return s_.config.gated_mlp != 0; }
     const Matrix &matrix(MatrixSlot slot) const { return layer_.matrices[slot]; }
     const std::vector<float> &bias(VectorSlot slot) const { return layer_.vectors[slot]; }
+    // With norms of its own, the shared MLP is computed elsewhere.
+    bool has_shared_mlp() const { return layer_.has_shared_mlp() && !config_.own_norms; }
+    void enter(int token, VectorSlot norm) const;
     float *logits_of(int token) const { return room_.router + size_t(token) * room_.router_stride; }
 
     void route();
@@ -97,6 +109,17 @@ private:
     std::vector<float> x_weights_; // likewise; empty: outputs are weighted
 };
 
+// normed = norm(residual); what the router reads is also divided by the root of the width.
+void Mixture::enter(int token, VectorSlot norm) const {
+    const int n = s_.config.hidden_size;
+    float *x = s_.normed.row(token);
+    s_.model.kernels->norm(s_.residual + size_t(token) * s_.hidden_stride,
+                           layer_.vectors[norm].data(), n, s_.config.norm_eps, false, x);
+    if (norm == slot_router_norm) {
+        s_.model.kernels->scale(x, 1.0f / std::sqrt(float(n)), n, x);
+    }
+}
+
 void Mixture::route() {
     const Matrix &router = matrix(slot_router);
     multiply(s_, s_.num_tokens,
@@ -108,6 +131,10 @@ void Mixture::route() {
         choose_experts(config_, logits, selection_bias.empty() ? nullptr : selection_bias.data(),
                        logits + stride_of(router.rows), room_.experts + first,
                        room_.weights + first);
+        const std::vector<float> &scales = bias(slot_router_scales);
+        for (int i = 0; i < config_.experts_per_token && !scales.empty(); ++i) {
+            room_.weights[first + i] *= scales[room_.experts[first + i]];
+        }
     });
 }
 
@@ -171,7 +198,7 @@ std::vector<Extent> Mixture::extents(int expert_width, int shared_width) const {
     for (const ExpertRows &chosen : chosen_) {
         all.push_back({chosen.rows, blocks_of(expert_width)});
     }
-    if (layer_.has_shared_mlp()) {
+    if (has_shared_mlp()) {
         all.push_back({s_.num_tokens, blocks_of(shared_width)});
     }
     return all;
@@ -247,11 +274,42 @@ void Mixture::combine(int token) const {
                         config_.weighs_inputs ? 1.0f : room_.weights[pair], hidden, sum);
         }
     }
-    if (layer_.has_shared_mlp()) {
+    if (has_shared_mlp()) {
         const float logit = config_.shared_gate ? logits_of(token)[config_.num_experts] : 0.0f;
         const float weight = config_.shared_gate ? 1.0f / (1.0f + std::exp(-logit)) : 1.0f;
         kernels.add(room_.shared + size_t(token) * room_.hidden_stride, weight, hidden, sum);
     }
+}
+
+// other_sublayer = shared MLP(normed)
+void run_shared_mlp(StepState &s, const Layer &layer) {
+    const Matrix &down = layer.matrices[slot_shared_down];
+    multiply_gated(s, {{layer.matrices[slot_shared_gate], s.normed, nullptr},
+                       {layer.matrices[slot_shared_up], s.normed, nullptr},
+                       s.gated,
+                       down});
+    multiply(s, s.num_tokens, {{{down, s.gated, nullptr}, s.other_sublayer, s.hidden_stride}});
+}
+
+// sublayer = norm(sublayer) + norm(other_sublayer), both of all workers. The first worker has it.
+void add_normed(StepState &s, const Layer &layer) {
+    const int n = s.config.hidden_size;
+    for (float *rows : {s.sublayer, s.other_sublayer}) {
+        s.model.peers.sum(rows, size_t(s.num_tokens) * s.hidden_stride);
+    }
+    s.each_row([&](int token) {
+        const size_t at = size_t(token) * s.hidden_stride;
+        float *experts = s.sublayer + at, *shared = s.other_sublayer + at;
+        const auto norm = [&](VectorSlot slot, float *x) {
+            s.model.kernels->norm(x, layer.vectors[slot].data(), n, s.config.norm_eps, false, x);
+        };
+        norm(slot_expert_post_norm, experts);
+        norm(slot_shared_post_norm, shared);
+        s.model.kernels->add(shared, 1.0f, n, experts);
+        if (s.model.peers.rank != 0) {
+            std::fill_n(experts, n, 0.0f);
+        }
+    });
 }
 
 } // namespace
@@ -265,7 +323,13 @@ void find_mixture_room(Model &model, int num_tokens) {
 }
 
 void run_mixture(StepState &state, const Layer &layer) {
+    if (!layer.config.mixture.own_norms) {
+        Mixture(state, layer).run();
+        return;
+    }
+    run_shared_mlp(state, layer); // first, of what `normed` is
     Mixture(state, layer).run();
+    add_normed(state, layer);
 }
 
 } // namespace headrace

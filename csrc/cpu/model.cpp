@@ -26,23 +26,51 @@ size_t Layer::state_numbers() const {
     return 0;
 }
 
+namespace {
+
+// Heads of a latent's queries that are one tile's. More tiles keep more threads busy.
+constexpr int most_grouped_heads = 16;
+
+HeadGroups groups_of_heads(const Config &c, const LayerConfig &layer) {
+    if (layer.mixer != Mixer::latent_attention) {
+        const int num_groups = layer.num_kv_heads;
+        return {num_groups, c.num_heads / num_groups, layer.head_dim, layer.head_dim};
+    }
+    int group = std::min(c.num_heads, most_grouped_heads);
+    while (c.num_heads % group != 0) {
+        --group;
+    }
+    return {c.num_heads / group, group, layer.head_dim, layer.latent.rank};
+}
+
+} // namespace
+
 Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig *rope_configs,
              void *memory)
     : config(c), kernels(find_kernels(c.isa)), layers(c.num_layers), pool(c.num_threads) {
-    int num_kv_layers = 0;
+    std::vector<KvHeads> kv_layers;
     size_t state_numbers = 0;
     for (int i = 0; i < c.num_layers; ++i) {
-        layers[i].config = layer_configs[i];
-        layers[i].kv_index = c.shares_pages ? 0 : num_kv_layers;
-        num_kv_layers += layers[i].has_pages();
+        const LayerConfig &layer = layers[i].config = layer_configs[i];
+        layers[i].heads = groups_of_heads(c, layer);
+        layers[i].kv_index = c.shares_pages ? 0 : int(kv_layers.size());
+        if (layer.kv_layer >= 0) {
+            layers[i].kv_index = layers[layer.kv_layer].kv_index;
+        }
+        if (layers[i].has_pages() && !(c.shares_pages && !kv_layers.empty())) {
+            kv_layers.push_back({layer.num_kv_heads, layer.head_dim});
+        }
         if (layers[i].config.mixer == Mixer::latent_attention) {
             latent = &layers[i].config.latent;
         }
         layers[i].state_offset = state_numbers;
         state_numbers += layers[i].state_numbers();
-        if (c.qk_norm == QKNorm::unweighted_after_rope && layer_configs[i].rope >= 0) {
+        if (c.value_norm) {
+            layers[i].vectors[slot_v_norm].assign(layer.head_dim, 1.0f);
+        }
+        if (c.qk_norm == QKNorm::unweighted_after_rope && layer.rope >= 0) {
             for (const int slot : {slot_q_norm, slot_k_norm}) {
-                layers[i].vectors[slot].assign(c.head_dim, 1.0f);
+                layers[i].vectors[slot].assign(layer.head_dim, 1.0f);
             }
         }
     }
@@ -53,9 +81,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
                          rope.interleaved != 0, rope.scale});
     }
     peers.first_tokens = {0, c.vocab_size};
-    num_kv_layers = c.shares_pages ? 1 : num_kv_layers;
-    kv.allocate(c.kv_format, num_kv_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim,
-                latent != nullptr, memory);
+    kv.allocate(c.kv_format, kv_layers, c.num_pages, c.page_tokens, latent != nullptr, memory);
     // `cache_bytes` of cpu_executor.py: states begin at a page of the system's.
     const size_t pages_end = (c.num_pages * kv.page_bytes() + 4095) / 4096 * 4096;
     states.allocate(c.num_states, state_numbers,
@@ -85,7 +111,8 @@ void Model::install(int slot, std::unique_ptr<Adapter> adapter) {
 
 Matrix &Model::matrix(int layer, int slot) {
     if (layer < 0) {
-        Matrix *const outer[] = {&embed, &head, &positions, &token_types};
+        Matrix *const outer[] = {&embed,    &head,      &per_layer_embed, &per_layer_proj,
+                                 &altup_in, &altup_out, &positions,       &token_types};
         return *outer[slot];
     }
     return layers[layer].matrices[slot];
@@ -93,8 +120,8 @@ Matrix &Model::matrix(int layer, int slot) {
 
 std::vector<float> &Model::vector(int layer, int slot) {
     if (layer < 0) {
-        std::vector<float> *const outer[] = {&norm, &norm_bias, &head_bias, &embed_norm,
-                                             &embed_norm_bias};
+        std::vector<float> *const outer[] = {&norm,           &norm_bias,  &head_bias,
+                                             &per_layer_norm, &embed_norm, &embed_norm_bias};
         return *outer[slot];
     }
     return layers[layer].vectors[slot];

@@ -30,8 +30,8 @@ enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 // of its share. Mirrored by ctypes in cpu_executor.py; a field of one is a field of the other, in
 // the same order.
 struct Config {
-    int32_t vocab_size, hidden_size, intermediate_size;
-    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t vocab_size, hidden_size;
+    int32_t num_heads;
     int32_t num_layers, num_ropes;
     int32_t layer_norm; // 1: subtract the mean. `1 + w` is already added to the weights.
     Placement placement;
@@ -51,6 +51,10 @@ struct Config {
     float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
     float embedding_multiplier, residual_multiplier, logit_multiplier;
     float gate_multiplier, mlp_multiplier;
+    int32_t value_norm;
+    int32_t per_layer_size, per_layer_vocab; // of embeddings for each layer; 0: there are none
+    int32_t num_residuals, laurel_rank;      // 0: one, without a learned augmentation
+    int32_t scales_output;
 };
 
 // The fields of MixtureSpec. This worker has the local experts, of all that tokens choose from.
@@ -64,6 +68,7 @@ struct MixtureConfig {
     float weight_sum_min, weight_sum_eps, weight_scale, sparsemixer_eps, swish_beta;
     float clamp;           // 0: the decoder's activation
     int32_t weighs_inputs; // experts' inputs are weighted, not their outputs
+    int32_t own_norms;     // router, experts and shared MLP have norms of their own
 };
 
 // The fields of ShortConvSpec; of this worker's channels.
@@ -125,6 +130,17 @@ struct LayerConfig {
     int32_t has_mlp;
     float mixer_multiplier, attention_multiplier; // of what is added
     LatentConfig latent{};
+    // Of attention, and of a dense MLP.
+    int32_t num_kv_heads, head_dim, intermediate_size;
+    int32_t kv_layer; // the one whose keys and values this one reads; -1: its own
+    int32_t cuts_gates;
+    float gate_cut; // standard deviations above the mean
+};
+
+// How a layer's query heads share its KV heads. Latents are one KV head, which groups share, too.
+struct HeadGroups {
+    int num_groups, group;   // of query heads that are in a tile together; query heads of each
+    int head_dim, value_dim; // of a query as attention reads it; of what attention adds
 };
 
 struct RopeConfig {
@@ -178,6 +194,10 @@ enum MatrixSlot {
     slot_kv_a,
     slot_k_b, // of each head [rank, nope_dim], one after the other
     slot_v_b, // of each head [value_dim, rank]
+    slot_per_layer_gate,
+    slot_per_layer_out,
+    slot_laurel_left,
+    slot_laurel_right,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -233,6 +253,20 @@ enum VectorSlot {
     slot_kv_a_norm,
     slot_q_a_bias,
     slot_kv_a_bias,
+    slot_v_norm, // ones
+    slot_per_layer_norm,
+    slot_scale, // [1], of the residual behind the layer
+    slot_laurel_norm,
+    slot_altup_norm,
+    slot_altup_scale,
+    slot_altup_router,  // [residuals, hidden]
+    slot_altup_predict, // [residuals, residuals, residuals], the last one of modes
+    slot_altup_correct, // [residuals, residuals], likewise
+    slot_router_norm,
+    slot_router_scales, // [experts], of their weights
+    slot_expert_norm,
+    slot_expert_post_norm,
+    slot_shared_post_norm,
     slot_xielu, // alpha_p and alpha_n before their softplus, beta, eps; empty: another activation
     num_vector_slots
 };
@@ -242,13 +276,16 @@ struct Layer {
     bool has_attention_gate() const { return matrices[slot_attn_gate].rows > 0; }
     bool has_mixer() const { return config.mixer != Mixer::none; }
     bool attends() const { return config.mixer == Mixer::attention || config.attention_beside; }
-    bool has_pages() const { return attends() || config.mixer == Mixer::latent_attention; }
+    bool has_pages() const {
+        return config.mixer == Mixer::latent_attention || (attends() && config.kv_layer < 0);
+    }
     bool has_shared_mlp() const { return config.mixture.shared_intermediate_size > 0; }
     // The fp32 numbers of a sequence's state.
     size_t state_numbers() const;
 
     LayerConfig config;
-    int kv_index = 0;        // among the layers with keys and values
+    HeadGroups heads{};
+    int kv_index = 0;        // among the layers with keys and values: of those that it reads
     size_t state_offset = 0; // of its numbers in a slot
     Matrix matrices[num_matrix_slots];
     std::vector<float> vectors[num_vector_slots]; // empty when the model has none
@@ -272,6 +309,16 @@ struct Mamba2Workspace {
     Buffer z, out, steps, squares, projected, convolved, drafts;
 };
 
+struct ActivationBuffers {
+    Buffer rows, rounded, quantized;
+};
+
+// Those of Gemma 3n and 4; see GemmaRoom.
+struct GemmaWorkspace {
+    Buffer inputs, context, residuals, predicted, laurel, back, gates;
+    ActivationBuffers gated, low, joined;
+};
+
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
@@ -282,6 +329,7 @@ struct Workspace {
     MixtureWorkspace mixture;
     DeltaWorkspace delta;
     Mamba2Workspace mamba2;
+    GemmaWorkspace gemma;
 };
 
 struct Model {
@@ -296,8 +344,11 @@ struct Model {
     std::vector<Layer> layers;
     // Of the layers with pages; null: they have keys and values.
     const LatentConfig *latent = nullptr;
-    Matrix embed, head;            // `head` stays empty when tied
+    Matrix embed, head;                     // `head` stays empty when tied
+    Matrix per_layer_embed, per_layer_proj; // of Gemma: of all layers, side by side
+    Matrix altup_in, altup_out;             // of each further residual, one after the other
     Matrix positions, token_types; // of encoders: added to a token's embedding, before a norm
+    std::vector<float> per_layer_norm;
     std::vector<float> norm, norm_bias, head_bias, embed_norm, embed_norm_bias; // empty: none
     KvPages kv;
     StateSlots states;

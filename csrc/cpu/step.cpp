@@ -5,6 +5,7 @@
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
 #include "cpu/gated_delta_net.h"
+#include "cpu/gemma.h"
 #include "cpu/latent_attention.h"
 #include "cpu/mamba2.h"
 #include "cpu/mixture.h"
@@ -146,6 +147,9 @@ void round_for_attention(const StepState &s, const Layer &layer, int token) {
     if (layer.has_attention_gate()) {
         round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v, of + slot_attn_gate},
                           token);
+    } else if (s.config.laurel_rank > 0) {
+        round_activations(s, s.normed,
+                          {of + slot_q, of + slot_k, of + slot_v, of + slot_laurel_left}, token);
     } else {
         round_activations(s, s.normed, {of + slot_q, of + slot_k, of + slot_v}, token);
     }
@@ -189,6 +193,7 @@ void enter_layer(const StepState &s, int index, int token) {
     if (index == s.config.num_layers) {
         return;
     }
+    predict_residuals(s, index, token);
     const Layer &layer = s.model.layers[index];
     if (!layer.has_mixer()) {
         enter_mlp(s, index, token);
@@ -251,7 +256,7 @@ void run_attention(StepState &s, int index) {
     s.each_row([&](int token) {
         if (is_gated) {
             s.model.kernels->sigmoid_gate(s.attn_gate + size_t(token) * s.q_stride,
-                                          s.config.num_heads * s.config.head_dim,
+                                          s.config.num_heads * layer.config.head_dim,
                                           s.attended.row(token));
         }
         round_activations(s, s.attended, {&out}, token);
@@ -328,6 +333,12 @@ void run_mlp(StepState &s, int index) {
         return;
     }
     const Matrix &down = layer.matrices[slot_down];
+    if (layer.config.cuts_gates) {
+        multiply_cut_gates(s, layer);
+        multiply(s, s.num_tokens,
+                 {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
+        return;
+    }
     GatedProduct product{{layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
                          {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]},
                          s.gated,
@@ -358,13 +369,24 @@ void run_both(StepState &s, int index) {
 void run_layer(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     const auto *vectors = layer.vectors;
-    const auto enter_next = [&](int token) { enter_layer(s, index + 1, token); };
+    const bool is_left = has_more(s.model, layer);
+    const auto enter_next = [&](int token) {
+        if (!is_left) {
+            enter_layer(s, index + 1, token);
+        }
+    };
     if (s.adds_both()) {
         run_both(s, index);
     } else if (layer.has_mixer()) {
+        if (s.config.laurel_rank > 0) {
+            compute_laurel(s, layer);
+        }
         run_mixers(s, index);
         add_sublayer(s, vectors[slot_attn_post_norm], vectors[slot_attn_post_norm_bias],
                      s.config.residual_multiplier, [&](int token) {
+                         if (s.config.laurel_rank > 0) {
+                             add_laurel(s, token);
+                         }
                          if (layer.config.has_mlp) {
                              enter_mlp(s, index, token);
                          } else {
@@ -380,6 +402,10 @@ void run_layer(StepState &s, int index) {
     }
     add_sublayer(s, vectors[slot_mlp_post_norm], vectors[slot_mlp_post_norm_bias],
                  s.config.residual_multiplier * s.config.mlp_multiplier, enter_next);
+    if (is_left) {
+        leave_layer(s, layer, index);
+        s.each_row([&](int token) { enter_layer(s, index + 1, token); });
+    }
 }
 
 // What the head sees of row `i` of the logits.
@@ -521,10 +547,12 @@ void run_step(Model &model, const Step &step) {
     StepState state(model, step);
     const ThreadPool::Awake awake(model.pool);
     embed(state);
+    begin_residuals(state);
     state.each_row([&](int token) { enter_layer(state, 0, token); });
     for (int i = 0; i < model.config.num_layers; ++i) {
         run_layer(state, i);
     }
+    join_residuals(state);
     model.pool.clock.enter(StepPart::head);
     if (step.hidden) {
         state.each_row(step.num_logit_rows, [&](int row) {

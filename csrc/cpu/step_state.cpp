@@ -1,5 +1,6 @@
 #include "cpu/step_state.h"
 #include "cpu/gated_delta_net.h"
+#include "cpu/gemma.h"
 #include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
@@ -8,30 +9,52 @@ namespace headrace {
 
 namespace {
 
-// Heads of a latent's queries that are one tile's. More tiles keep more threads busy.
-constexpr int most_grouped_heads = 16;
+HeadGroups widest_heads_of(const Model &model) {
+    HeadGroups widest{0, 1, 0, 0}; // a decoder may have no layers
+    for (const Layer &layer : model.layers) {
+        const HeadGroups &own = layer.heads;
+        widest.num_groups = std::max(widest.num_groups, own.num_groups);
+        widest.group = std::max(widest.group, own.group);
+        widest.head_dim = std::max(widest.head_dim, own.head_dim);
+        widest.value_dim = std::max(widest.value_dim, own.value_dim);
+    }
+    return widest;
+}
 
-// Query heads that share a KV head; of a latent, which all share, the most that a group may have.
-int group_of(const Model &model) {
-    const int num_heads = model.config.num_heads;
-    if (!model.latent) {
-        return num_heads / model.config.num_kv_heads;
+int widest_mlp_of(const Model &model) {
+    int widest = 0;
+    for (const Layer &layer : model.layers) {
+        widest = std::max(widest, layer.config.intermediate_size);
     }
-    int group = std::min(num_heads, most_grouped_heads);
-    while (num_heads % group != 0) {
-        --group;
+    return widest;
+}
+
+// Numbers of the keys of a token, over all KV heads.
+int widest_keys_of(const Model &model) {
+    int widest = 0;
+    for (const Layer &layer : model.layers) {
+        widest = std::max(widest, layer.config.num_kv_heads * layer.config.head_dim);
     }
-    return group;
+    return widest;
+}
+
+bool has_own_norms(const Model &model) {
+    for (const Layer &layer : model.layers) {
+        if (layer.config.mixture.own_norms) {
+            return true;
+        }
+    }
+    return false;
 }
 
 // Numbers of a query before it is absorbed.
-int query_dim(const Model &model) {
-    return model.latent ? model.latent->nope_dim + model.latent->rope_dim : model.config.head_dim;
+int query_dim(const Model &model, const HeadGroups &widest) {
+    return model.latent ? model.latent->nope_dim + model.latent->rope_dim : widest.head_dim;
 }
 
 // Numbers of a head that `o` reads.
-int output_dim(const Model &model) {
-    return model.latent ? model.latent->value_dim : model.config.head_dim;
+int output_dim(const Model &model, const HeadGroups &widest) {
+    return model.latent ? model.latent->value_dim : widest.head_dim;
 }
 
 } // namespace
@@ -40,13 +63,12 @@ StepState::StepState(Model &m, const Step &s)
     : model(m), config(m.config), step(s), num_tokens(s.num_tokens),
       rounds_attention(config.rounds_activations && model.kv.format() == Format::bf16 &&
                        model.kernels->rounds_attention && !model.latent),
-      num_groups(config.num_heads / group_of(model)), group(group_of(model)),
-      value_dim(model.latent ? model.latent->rank : config.head_dim),
+      widest_heads(widest_heads_of(model)), inner(widest_mlp_of(model)),
       hidden_stride(stride_of(config.hidden_size)),
-      q_stride(stride_of(config.num_heads * query_dim(model))),
-      kv_stride(stride_of(config.num_kv_heads * config.head_dim)),
-      attended_stride(stride_of(config.num_heads * output_dim(model))),
-      inner_stride(stride_of(config.intermediate_size)) {
+      q_stride(stride_of(config.num_heads * query_dim(model, widest_heads))),
+      kv_stride(stride_of(widest_keys_of(model))),
+      attended_stride(stride_of(config.num_heads * output_dim(model, widest_heads))),
+      inner_stride(stride_of(inner)) {
     for (const Rope &rope : model.ropes) {
         rope_pairs = std::max(rope_pairs, int(rope.inv_freq.size()));
     }
@@ -69,7 +91,7 @@ StepState::StepState(Model &m, const Step &s)
 }
 
 void StepState::cut_tiles() {
-    const int max_tokens = std::max(1, max_tile_rows / group);
+    const int max_tokens = std::max(1, max_tile_rows / widest_heads.group);
     for (int i = 0; i < num_tokens; ++i) {
         const int sequence = step.sequences[i], position = step.positions[i];
         const int last_seen = step.last_seen ? step.last_seen[i] : position;
@@ -85,7 +107,7 @@ void StepState::cut_tiles() {
         tiles.push_back({i, 1, sequence, position, last_seen});
     }
     for (const Tile &tile : tiles) {
-        tile_rows = std::max(tile_rows, tile.num_tokens * group);
+        tile_rows = std::max(tile_rows, tile.num_tokens * widest_heads.group);
     }
 }
 
@@ -97,17 +119,17 @@ void StepState::find_room() {
     q = space.q.floats(n * q_stride);
     k = space.k.floats(n * kv_stride);
     v = space.v.floats(n * kv_stride);
-    queries = space.queries.floats(n * config.num_heads * config.head_dim);
+    queries = space.queries.floats(n * config.num_heads * widest_heads.head_dim);
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
     squares = space.squares.floats(2 * n);
-    const bool adds_two = adds_both() || mamba2_inner > 0;
+    const bool adds_two = adds_both() || mamba2_inner > 0 || has_own_norms(model);
     other_sublayer = adds_two ? space.other_sublayer.floats(n * hidden_stride) : nullptr;
     // No product multiplies `normed` once there is `attended`, so they share room.
     const int query_rank = model.latent ? model.latent->query_rank : 0;
-    const int mixed = std::max({config.num_heads * output_dim(model), conv_channels, mamba2_inner});
+    const int mixed =
+        std::max({config.num_heads * output_dim(model, widest_heads), conv_channels, mamba2_inner});
     const int outer = std::max({config.hidden_size, mixed, query_rank});
-    const int inner = config.intermediate_size;
     float *rounded = space.rounded.floats(n * stride_of(outer));
     auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
     normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
@@ -133,7 +155,8 @@ void StepState::find_room() {
     find_mixture_room(model, num_tokens);
     find_delta_room(model, num_tokens);
     find_mamba2_room(model, num_tokens);
-    int widest = std::max({outer, inner, of_head});
+    gemma = find_gemma_room(model, num_tokens);
+    int widest = std::max({outer, inner, of_head, config.laurel_rank, config.per_layer_size});
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;
         widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size,
@@ -143,7 +166,7 @@ void StepState::find_room() {
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t panels = room_for_panels();
-    const size_t partial = size_t(tile_rows) * (padded(value_dim) + 2);
+    const size_t partial = size_t(tile_rows) * (padded(widest_heads.value_dim) + 2);
     for (Buffer &scratch : space.scratch) {
         scratch.floats(std::max({decoded, scores + 2 * partial, panels}));
     }

@@ -36,6 +36,25 @@ struct Activations {
     float *row(int i) const { return rows + size_t(i) * stride; }
 };
 
+// What Gemma 3n and 4 compute in around their layers; see gemma.h. Null or empty: there is none.
+struct GemmaRoom {
+    int inputs_stride = 0, hidden = 0, num_residuals = 0;
+    float *inputs = nullptr, *context = nullptr;      // [tokens, inputs_stride]: of all layers
+    float *residuals = nullptr, *predicted = nullptr; // [tokens, stride()]: residual after residual
+    float *laurel = nullptr;                          // [tokens, hidden stride]
+    float *back = nullptr;                            // [further residuals, logit rows, stride]
+    float *gates = nullptr;                           // [tokens, inner stride]
+    Activations gated{}, low{}, joined{};
+
+    int stride() const { return stride_of(num_residuals * hidden); }
+    float *residual_row(int token, int i) const {
+        return residuals + size_t(token) * stride() + size_t(i) * hidden;
+    }
+    float *predicted_row(int token, int i) const {
+        return predicted + size_t(token) * stride() + size_t(i) * hidden;
+    }
+};
+
 struct StepState {
     StepState(Model &model, const Step &step); // throws std::bad_alloc
 
@@ -55,15 +74,15 @@ struct StepState {
     }
 
     // Where the query of a token's head is.
-    float *query(int token, int head) const {
-        const size_t row = size_t(head / group) * num_tokens + token;
-        return queries + (row * group + head % group) * config.head_dim;
+    float *query(const HeadGroups &heads, int token, int head) const {
+        const size_t row = size_t(head / heads.group) * num_tokens + token;
+        return queries + (row * heads.group + head % heads.group) * heads.head_dim;
     }
 
     // Where attention writes the sum of a token's head.
-    float *attended_head(int token, int head) const {
+    float *attended_head(const HeadGroups &heads, int token, int head) const {
         return model.latent ? of_heads.row(head * num_tokens + token)
-                            : attended.row(token) + size_t(head) * config.head_dim;
+                            : attended.row(token) + size_t(head) * heads.value_dim;
     }
 
     // Whether what both parts of a layer give is added at once. Neither reads the other's; their
@@ -89,10 +108,9 @@ struct StepState {
     const Config &config;
     const Step &step;
     const int num_tokens;
-    const bool rounds_attention; // where keys, values and products are bf16
-    const int num_groups;        // of query heads that attend to the same KV head
-    const int group;             // query heads of each
-    const int value_dim;         // of the values that attention adds
+    const bool rounds_attention;   // where keys, values and products are bf16
+    const HeadGroups widest_heads; // the most of each number, over all layers
+    const int inner;               // numbers of the widest MLP
     const int hidden_stride, q_stride, kv_stride, attended_stride, inner_stride;
     int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
     int mamba2_inner = 0;                   // numbers of a token in the widest Mamba-2
@@ -114,6 +132,7 @@ struct StepState {
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares
     float *other_sublayer; // [tokens, hidden_stride], where two are added
+    GemmaRoom gemma;
 
 private:
     void cut_tiles();

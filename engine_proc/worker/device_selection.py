@@ -86,32 +86,23 @@ MIXERS = {
 
 def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
-    if any(layer.mixture is not None for layer in spec.layers):
-        return "experts"
-    if mixers := {type(layer.mixer) for layer in spec.layers} & MIXERS.keys():
-        return MIXERS[mixers.pop()]
-    if not spec.gated_mlp:
-        return "an MLP without a gate"
-    if spec.activation == Activation.RELU2:
-        return "a squared ReLU"
-    if spec.norm_bias or spec.head_bias:
-        return "biases of norms or of its head"
-    return lacking_attention(spec)
-
-
-def lacking_attention(spec: DecoderSpec) -> str:
-    """Return what attention has that no kernel of GPUs computes; "" is nothing."""
-    if spec.encoder is not None:
-        return "tokens that see their whole text"
-    if spec.attention_gate:
-        return "gates of attention"
-    if spec.qk_norm in (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE):
-        return "a norm of queries and keys after RoPE"
-    if any(layer.is_chunked for layer in spec.layers):
-        return "attention in chunks"
-    if any(layer.temperature is not None for layer in spec.layers):
-        return "temperatures of queries"
-    return "" if spec.qkv_clip is None else "limits of queries, keys and values"
+    mixers = {type(layer.mixer) for layer in spec.layers} & MIXERS.keys()
+    after_rope = (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE)
+    lacks = {
+        "experts": any(layer.mixture is not None for layer in spec.layers),
+        **{MIXERS[mixer]: True for mixer in mixers},
+        "tokens that see their whole text": spec.encoder is not None,
+        "gates of attention": spec.attention_gate,
+        "norms of values": spec.value_norm,
+        "an MLP without a gate": not spec.gated_mlp,
+        "a squared ReLU": spec.activation == Activation.RELU2,
+        "biases of norms or of its head": spec.norm_bias or spec.head_bias,
+        "a norm of queries and keys after RoPE": spec.qk_norm in after_rope,
+        "attention in chunks": any(layer.is_chunked for layer in spec.layers),
+        "temperatures of queries": any(layer.temperature is not None for layer in spec.layers),
+        "limits of queries, keys and values": spec.qkv_clip is not None,
+    }
+    return next((what for what, is_there in lacks.items() if is_there), "")
 
 
 def sees_whole_images(config: ExecutionConfig) -> bool:

@@ -71,7 +71,7 @@ FAMILIES = {
 }
 
 # Models that take images, of which only the decoder is served: images are refused.
-TEXT_ONLY = frozenset({"qwen3_5", "qwen3_5_moe"})
+TEXT_ONLY = frozenset({"gemma3n", "gemma4", "qwen3_5", "qwen3_5_moe"})
 
 
 def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-import transformers
+from random_models import random_model
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -153,14 +152,5 @@ CONSTANT = ("bias", "sinks", "alpha_p", "alpha_n")
 
 
 def tiny_dense(case: str, **differences: Any) -> Any:
-    """Make the random model of a case, whose name begins with the family's."""
-    torch.manual_seed(0)
-    fields = TINY | DENSE[case] | differences
-    config = transformers.AutoConfig.for_model(case.split()[0], **fields)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith(CONSTANT):  # they start the same for all
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    return model.eval()
+    """Make the random model of a case."""
+    return random_model(case, TINY | DENSE[case] | differences, CONSTANT)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import gguf
+import gguf_gemmas
 import gguf_hybrids
 import gguf_latents
 import gguf_mambas
@@ -17,9 +18,8 @@ import gguf_mixtures
 import gguf_ungated
 import numpy as np
 import numpy.typing as npt
-import torch
-import transformers
 from demo_in_transformers import GGUF_NAMES, permuted
+from random_models import random_model
 
 Floats = npt.NDArray[np.float32]
 TINY: dict[str, Any] = {
@@ -48,6 +48,7 @@ ARCHITECTURES = {  # that are not called as in transformers
     **gguf_mambas.ARCHITECTURES,
     **gguf_latents.ARCHITECTURES,
     **gguf_ungated.ARCHITECTURES,
+    **gguf_gemmas.ARCHITECTURES,
 }
 PERMUTED = {"llama", "arcee", "mistral3", "granite", "granitemoe", "granite_swa", "smollm3"}
 ONE_PLUS = {"gemma", "gemma2", "gemma3", "nemotron"}
@@ -87,17 +88,9 @@ FIELDS = {
 
 def tiny_model(model_type: str, **differences: Any) -> Any:
     """Make a random model. None for a field of `TINY` leaves it to the family."""
-    torch.manual_seed(0)
     left = {name for name in TINY if differences.get(name, TINY[name]) is None}
     fields = {name: value for name, value in (TINY | differences).items() if name not in left}
-    config = transformers.AutoConfig.for_model(model_type, **fields)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith(("bias", "sinks")):
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    return model.eval()
+    return random_model(model_type, fields)
 
 
 def write_gguf(
@@ -122,15 +115,18 @@ def write_gguf(
     """
     config = model.config
     architecture = architecture or architecture_of(config)
+    described, own = metadata(config, architecture), tensors(model, architecture)
+    for others in (gguf_mambas, gguf_gemmas):
+        if config.model_type in others.ARCHITECTURES:
+            described = others.metadata(config, architecture)
+            own = others.tensors(model, architecture)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
-    for key, value in {**dict(metadata(config, architecture)), **keys}.items():
+    for key, value in {**dict(described), **keys}.items():
         if value is not None:
             add(writer, f"{architecture}.{key}", value)
     for key, value in gguf_ungated.xielu(model.state_dict()):
         add(writer, key, value)
     writer.add_eos_token_id(5)
-    has_mamba2 = config.model_type in gguf_mambas.ARCHITECTURES
-    own = (gguf_mambas.tensors if has_mamba2 else tensors)(model, architecture)
     stored = {**dict(own), **extra}
     if fuse_experts:
         stored = gguf_mixtures.fused(stored)
@@ -177,9 +173,6 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     """Return the keys of an architecture."""
-    if config.model_type in gguf_mambas.ARCHITECTURES:
-        yield from gguf_mambas.metadata(config, architecture)
-        return
     yield "context_length", config.max_position_embeddings
     yield "embedding_length", config.hidden_size
     yield "block_count", config.num_hidden_layers

@@ -1,11 +1,9 @@
 """Tiny random models of transformers with multi-head latent attention."""
 
-import itertools
 from typing import Any
 
 import mixture_models
-import torch
-import transformers
+from random_models import random_model
 
 TINY = mixture_models.TINY | {
     "intermediate_size": 96,
@@ -69,6 +67,12 @@ LATENT: dict[str, dict[str, Any]] = {
     },
     "deepseek_v32": EXPERTS | INDEXER | {"first_k_dense_replace": 2},
     "glm_moe_dsa": EXPERTS | INDEXER | {"rope_parameters": YARN},
+    "mistral4": EXPERTS
+    | {
+        "first_k_dense_replace": 1,
+        "rope_parameters": YARN
+        | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5},
+    },
     "glm4_moe_lite": EXPERTS | {"mlp_layer_types": ["dense", "sparse", "dense"]},
     "youtu": {},
     "youtu without tied embeddings": {"tie_word_embeddings": False, "attention_bias": True},
@@ -79,13 +83,5 @@ LATENT: dict[str, dict[str, Any]] = {
 
 
 def tiny_latent(case: str, **differences: Any) -> Any:
-    """Make the random model of a case, whose name begins with the family's."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(case.split()[0], **TINY | LATENT[case] | differences)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
-    for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if "norm" in name or name.endswith("bias"):  # they start as ones and zeros
-            numbers.data += 0.3 * torch.randn_like(numbers)
-    return model.eval()
+    """Make the random model of a case."""
+    return random_model(case, TINY | LATENT[case] | differences)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
+from random_models import random_model
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor, Floats
@@ -162,17 +162,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 def tiny_mixture(case: str, **differences: Any) -> Any:
-    """Make the random model of a case, whose name begins with the family's."""
-    torch.manual_seed(0)
-    fields = TINY | MIXTURES[case] | differences
-    config = transformers.AutoConfig.for_model(case.split()[0], **fields)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
-    for name, numbers in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if "norm" in name or name.endswith(("bias", "sinks")):  # they start as ones and zeros
-            numbers.data += 0.3 * torch.randn_like(numbers)
-    return model.eval()
+    """Make the random model of a case."""
+    return random_model(case, TINY | MIXTURES[case] | differences)
 
 
 def reference(model: Any) -> Floats:

@@ -57,6 +57,20 @@ A layer with a mixture has these in place of `gate`, `up` and `down`; `{e}` coun
                                    biases: `shared_bias`
     layers.{i}.shared.router       [1, hidden], with `shared_gate`
 
+Gemma 3n and 4 have these, too; `per_layer` with embeddings per layer, `altup` and `laurel` with
+several residuals:
+
+    per_layer.embed           [vocab_size of `PerLayerSpec`, layers * size]
+    per_layer.proj            [layers * size, hidden], .per_layer.proj_norm [size]
+    altup.in.{n}, .out.{n}    [hidden, hidden], of the residuals from 1 on
+    layers.{i}.per_layer.gate [size, hidden], .per_layer.out [hidden, size], .per_layer.norm
+    layers.{i}.scale          [1], with `layer_scale`
+    layers.{i}.altup.router   [residuals, hidden], .altup.norm and .altup.scale [hidden]
+    layers.{i}.altup.predict  [residuals^2, residuals], .altup.correct [residuals, residuals]
+    layers.{i}.laurel.left    [rank, hidden], .laurel.right [hidden, rank], .laurel.norm [hidden]
+    layers.{i}.router.norm, .expert_norm, .expert_post_norm, .shared_post_norm   [hidden], with
+                              `own_norms`, and .router.scales [experts] with `expert_scales`
+
 A layer of Mamba-2 has these in place of attention, or beside it:
 
     layers.{i}.in_z, .in_x    [heads * head_dim, hidden], biases with `input_bias`, as the next two

@@ -18,15 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.shm.cache_memory import SYSTEM_PAGE, CacheMemory
+from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.checkpoints.file_order import fits_twice, in_file_order
 from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.execution.cpu_layers import (
     LayerConfig,
     RopeConfig,
+    gemma_fields,
     kernel_size_of,
     layer_configs,
+    why_no_gemma,
     why_no_mixer,
 )
 from headrace.engine_proc.worker.execution.cpu_mixture import why_not
@@ -35,6 +37,7 @@ from headrace.engine_proc.worker.execution.held_matrices import (
     LANES,
     HeldMatrix,
     held_matrices,
+    is_vector,
     place_of,
 )
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
@@ -111,8 +114,7 @@ class Config(Structure):
     """`Config` of csrc/cpu/model.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("vocab_size", "hidden_size", "intermediate_size")),
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("vocab_size", "hidden_size", "num_heads")),
         *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
         *((name, c_int32) for name in ("placement", "qk_norm", "activation", "gated_mlp")),
         *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states", "shares_pages")),
@@ -123,6 +125,8 @@ class Config(Structure):
         *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
         *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
         *((name, c_float) for name in ("logit_multiplier", "gate_multiplier", "mlp_multiplier")),
+        *((name, c_int32) for name in ("value_norm", "per_layer_size", "per_layer_vocab")),
+        *((name, c_int32) for name in ("num_residuals", "laurel_rank", "scales_output")),
     )
 
 
@@ -156,7 +160,8 @@ class CpuExecutor:
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
             model's. All run the same steps in the same order; each returns the same.
         progress: called with (weights packed, weights in all) while loading.
-        memory: has pages and states, from `memory_start` on; by default they have their own.
+        memory: of pages and states, `cache_bytes` long from `memory_start` on; by default they
+            have memory of their own.
 
     Raises:
         UnsupportedSpec: a size that the kernels cannot take.
@@ -199,10 +204,7 @@ class CpuExecutor:
         config = Config(
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
             num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
             num_layers=len(spec.layers),
             num_ropes=len(spec.ropes),
             layer_norm=spec.norm.subtracts_mean,
@@ -229,6 +231,8 @@ class CpuExecutor:
             logit_multiplier=spec.logit_multiplier,
             gate_multiplier=spec.gate_multiplier,
             mlp_multiplier=spec.mlp_multiplier,
+            value_norm=spec.value_norm,
+            **gemma_fields(whole),
         )
         self._memory = memory  # lives as long as the core uses it
         place = None if memory is None else memory.address + memory_start
@@ -309,8 +313,8 @@ class CpuExecutor:
         """Load one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
         place = place_of(self.spec, name)
         where = (self.model, place.layer, place.slot)
-        if len(tensor.shape) == 1:
-            numbers = np.ascontiguousarray(tensor.to_float32())
+        if is_vector(name, tensor.shape):
+            numbers = np.ascontiguousarray(tensor.to_float32()).ravel()
             if is_one_plus(self.spec, name):
                 numbers = numbers + np.float32(1.0)
             if name.endswith(CONVOLUTIONS):  # the core has the channels of a token side by side
@@ -328,8 +332,10 @@ class CpuExecutor:
 
         def pack(first: int) -> None:
             rows = tensor.rows(first, min(first + step, num_rows)).stored()
-            if format in (Format.Q8_0, Format.Q4_0) and format != tensor.format:
-                rows = rows.to_q8_0() if format == Format.Q8_0 else rows.to_q4_0()
+            if format == Format.Q8_0 != tensor.format:
+                rows = rows.to_q8_0()
+            elif format == Format.Q4_0 != tensor.format:
+                rows = rows.to_q4_0()
             kept = Format.Q8_0 if format is None else format  # what need not be decoded
             if kept == rows.format and kept != Format.F32:
                 data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
@@ -462,48 +468,24 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
     return int(array.ctypes.data)
 
 
-def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
-    """Return the bytes of a KV page over all layers. Values are padded to 16 a head.
-
-    A latent is stored once.
-    """
-    itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
-    padded_dim = -(-spec.head_dim // LANES) * LANES
-    key_dim = spec.head_dim if spec.latent is None else 0
-    numbers = page_tokens * spec.num_kv_heads * (key_dim + padded_dim)
-    num_layers = spec.num_kv_layers if spec.encoder is None else 1  # an encoder's share theirs
-    return num_layers * numbers * itemsize
-
-
-def state_bytes(spec: DecoderSpec) -> int:
-    """Return the bytes of a state slot."""
-    return 4 * spec.state_numbers
-
-
-def cache_bytes(
-    spec: DecoderSpec, num_pages: int, num_states: int, page_tokens: int, kv_dtype: KVDtype
-) -> int:
-    """Return the bytes of pages, then states, with a kernel's slack: whole pages of the system."""
-    parts = num_pages * page_bytes(spec, page_tokens, kv_dtype), num_states * state_bytes(spec)
-    return SYSTEM_PAGE + sum(-(-part // SYSTEM_PAGE) * SYSTEM_PAGE for part in parts)
-
-
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
     """Raise the errors of the class where kernels would read out of bounds."""
     if page_tokens < LANES or page_tokens % LANES or SEGMENT_TOKENS % page_tokens:
         raise ValueError(f"page_tokens is {page_tokens}, not a multiple of 16 that divides 256")
-    if spec.num_heads % spec.num_kv_heads:
-        raise UnsupportedSpec(
-            f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
-        )
+    for layer in spec.layers:
+        num_kv_heads, head_dim = spec.kv_heads_of(layer)
+        if spec.num_heads % num_kv_heads:
+            raise UnsupportedSpec(
+                f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {num_kv_heads}"
+            )
+        if layer.rope is not None and 2 * len(spec.ropes[layer.rope].inv_freq) > head_dim:
+            num_pairs = len(spec.ropes[layer.rope].inv_freq)
+            raise UnsupportedSpec(f"ropes: {num_pairs} pairs in a head_dim of {head_dim}")
+    if why := why_no_gemma(spec):
+        raise UnsupportedSpec(why)
     has_pages = [layer for layer in spec.layers if layer.has_pages]
     if spec.latent is not None and any(layer.mixer != spec.latent for layer in has_pages):
         raise UnsupportedSpec("layers differ in what their pages hold: latents, or keys and values")
-    for rope in spec.ropes:
-        if 2 * len(rope.inv_freq) > spec.head_dim:
-            raise UnsupportedSpec(
-                f"ropes: {len(rope.inv_freq)} pairs in a head_dim of {spec.head_dim}"
-            )
     for layer in spec.layers:
         if layer.mixer is not None and (why := why_no_mixer(layer.mixer)):
             raise UnsupportedSpec(why)

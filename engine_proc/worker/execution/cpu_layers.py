@@ -20,6 +20,8 @@ UNLIMITED = 2**31 - 1
 ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, LATENT_ATTENTION, NO_MIXER = range(6)
 MAX_CONV_KERNEL = 16  # of csrc/cpu/causal_conv.h
 MAX_LATENT_DIM = 1024  # of csrc/cpu/latent_segment.h
+MAX_RESIDUALS = 8  # of csrc/cpu/gemma.cpp
+LANES = 16  # of csrc/cpu/matrix.h
 LATENT_UNIT = 16  # numbers of a vector, which no two heads share
 
 
@@ -75,6 +77,9 @@ class LayerConfig(Structure):
         *((name, c_int32) for name in ("attention_beside", "has_mlp")),
         *((name, c_float) for name in ("mixer_multiplier", "attention_multiplier")),
         ("latent", LatentConfig),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "intermediate_size")),
+        *((name, c_int32) for name in ("kv_layer", "cuts_gates")),
+        ("gate_cut", c_float),
     )
 
 
@@ -178,6 +183,30 @@ def latent_config(mixer: Mixer | None) -> LatentConfig:
     return LatentConfig(mixer.query_rank or 0, *sizes, mixer.norm_eps)
 
 
+def gemma_fields(spec: DecoderSpec) -> dict[str, int]:
+    """Return the fields of `Config` that only Gemma 3n and 4 have, of a whole model."""
+    per_layer, altup = spec.per_layer, spec.altup
+    return {
+        "per_layer_size": 0 if per_layer is None else per_layer.size,
+        "per_layer_vocab": 0 if per_layer is None else per_layer.vocab_size,
+        "num_residuals": 0 if altup is None else altup.num_inputs,
+        "laurel_rank": 0 if altup is None else altup.rank,
+        "scales_output": altup is not None and altup.scales_output,
+    }
+
+
+def why_no_gemma(spec: DecoderSpec) -> str:
+    """Return why the core cannot run these; "" if it can."""
+    per_layer, altup = spec.per_layer, spec.altup
+    if per_layer is not None and per_layer.size % LANES:
+        return f"embeddings of {per_layer.size} numbers per layer, not a multiple of {LANES}"
+    if altup is not None and not 2 <= altup.num_inputs <= MAX_RESIDUALS:
+        return f"{altup.num_inputs} residuals; there can be 2 to {MAX_RESIDUALS}"
+    if altup is not None and spec.hidden_size % LANES:
+        return f"several residuals of {spec.hidden_size} numbers, not a multiple of {LANES}"
+    return ""
+
+
 def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
     """Return the arrays of `LayerConfig` and `RopeConfig`."""
     layers = (LayerConfig * len(spec.layers))()
@@ -198,6 +227,11 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             layer.mixer_multiplier,
             layer.attention_multiplier,
             latent_config(layer.mixer),
+            *spec.kv_heads_of(layer),
+            spec.mlp_size_of(layer),
+            -1 if layer.keys_of is None else layer.keys_of,
+            layer.gate_cut is not None,
+            layer.gate_cut or 0.0,
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):

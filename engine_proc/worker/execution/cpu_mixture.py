@@ -19,7 +19,7 @@ class MixtureConfig(Structure):
         ("shared_gate", c_int32),
         *((name, c_float) for name in ("weight_sum_min", "weight_sum_eps", "weight_scale")),
         *((name, c_float) for name in ("sparsemixer_eps", "swish_beta", "clamp")),
-        ("weighs_inputs", c_int32),
+        *((name, c_int32) for name in ("weighs_inputs", "own_norms")),
     )
 
 
@@ -45,6 +45,7 @@ def mixture_config(mixture: MixtureSpec) -> MixtureConfig:
         swish_beta=mixture.swish_beta,
         clamp=mixture.clamp or 0.0,
         weighs_inputs=mixture.weighs_inputs,
+        own_norms=mixture.own_norms,
     )
 
 

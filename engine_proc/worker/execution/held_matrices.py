@@ -17,6 +17,7 @@ MATRICES = (
     "delta.z_in", "delta.a_in",
     "in_z", "in_dt",
     "q_a", "q_b", "kv_a", "k_b", "v_b",
+    "per_layer.gate", "per_layer.out", "laurel.left", "laurel.right",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -48,10 +49,38 @@ VECTORS = (
     "kv_a_norm",
     "q_a.bias",
     "kv_a.bias",
+    "v_norm",  # which no file has
+    "per_layer.norm",
+    "scale",
+    "laurel.norm",
+    "altup.norm",
+    "altup.scale",
+    *(SMALL_MATRICES := ("altup.router", "altup.predict", "altup.correct")),
+    "router.norm",
+    "router.scales",
+    "expert_norm",
+    "expert_post_norm",
+    "shared_post_norm",
     "xielu",
 )
-OUTER_MATRICES = ("embed", "head", "positions", "token_types")
-OUTER_VECTORS = ("norm", "norm.bias", "head.bias", "embed_norm", "embed_norm.bias")
+OUTER_MATRICES = (
+    "embed",
+    "head",
+    "per_layer.embed",
+    "per_layer.proj",
+    "altup.in",
+    "altup.out",
+    "positions",
+    "token_types",
+)
+OUTER_VECTORS = (
+    "norm",
+    "norm.bias",
+    "head.bias",
+    "per_layer.proj_norm",
+    "embed_norm",
+    "embed_norm.bias",
+)
 
 
 class Place(NamedTuple):
@@ -74,6 +103,10 @@ class HeldMatrix(NamedTuple):
 
 def place_of(spec: DecoderSpec, name: str) -> Place:
     """Return a weight's place. Experts begin with whole blocks of 16 rows."""
+    if name.startswith("altup."):  # of further residuals, one after the other
+        projection, _, residual = name.rpartition(".")
+        first_row = (int(residual) - 1) * spec.hidden_size
+        return Place(-1, OUTER_MATRICES.index(projection), first_row)
     if not name.startswith("layers."):
         outer = OUTER_MATRICES if name in OUTER_MATRICES else OUTER_VECTORS
         return Place(-1, outer.index(name))
@@ -93,6 +126,11 @@ def place_of(spec: DecoderSpec, name: str) -> Place:
     return Place(layer, slots.index(local), first_row, is_expert)
 
 
+def is_vector(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the core has a weight as numbers, not as a matrix that it multiplies by."""
+    return len(shape) == 1 or name.endswith(SMALL_MATRICES)
+
+
 def held_matrices(
     spec: DecoderSpec, format_of: Callable[[str], Format | None]
 ) -> dict[tuple[int, int], HeldMatrix]:
@@ -102,7 +140,7 @@ def held_matrices(
     """
     held: dict[tuple[int, int], HeldMatrix] = {}
     for name, shape in weight_shapes(spec).items():
-        if len(shape) == 1:
+        if is_vector(name, shape):
             continue
         place = place_of(spec, name)
         format = format_of(name)

@@ -85,8 +85,10 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Most of it is a mixture's: each token has rows for each expert that it chooses. Buffers are
     those of csrc/cpu/step_state.cpp and mixture.cpp: rows as they are, and rounded.
     """
-    hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
-    numbers = 3 * hidden + 3 * q + 2 * spec.num_kv_heads * spec.head_dim + max(hidden, q)
+    kv_heads = [spec.kv_heads_of(layer) for layer in spec.layers]
+    hidden, q = spec.hidden_size, spec.num_heads * max((dim for _, dim in kv_heads), default=0)
+    kv = max((count * dim for count, dim in kv_heads), default=0)
+    numbers = 3 * hidden + 3 * q + 2 * kv + max(hidden, q) + gemma_numbers(spec)
     numbers += max((mixer_numbers(layer.mixer) for layer in spec.layers), default=0)
     numbers += q if spec.attention_gate else 0
     if (latent := spec.latent) is not None:  # of heads: as they are, rounded, and queries
@@ -95,9 +97,22 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     numbers += hidden if spec.placement == NormPlacement.PARALLEL_TWO_NORMS else 0
     mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
     if any(layer.has_dense_mlp for layer in spec.layers):
-        numbers += 2 * spec.intermediate_size
+        numbers += 2 * max(spec.mlp_size_of(layer) for layer in spec.layers)
     numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
     return 4 * num_tokens * numbers
+
+
+def gemma_numbers(spec: DecoderSpec) -> int:
+    """Return the numbers that Gemma 3n and 4 compute around their layers for each token."""
+    per_layer, altup = spec.per_layer, spec.altup
+    numbers = 0
+    if per_layer is not None:
+        numbers += 2 * len(spec.layers) * per_layer.size + 2 * per_layer.size
+    if altup is not None:
+        numbers += (4 * altup.num_inputs + 1) * spec.hidden_size + 2 * altup.rank
+    if any(layer.gate_cut is not None for layer in spec.layers):
+        numbers += max(spec.mlp_size_of(layer) for layer in spec.layers)
+    return numbers
 
 
 def mixer_numbers(mixer: Mixer | None) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from headrace.engine_proc.worker.checkpoints.head_matrices import KEYS, VALUES
 from headrace.engine_proc.worker.checkpoints.weights import Weight
 from headrace.engine_proc.worker.models.delta_net_names import hf_delta_net
+from headrace.engine_proc.worker.models.gemma_names import hf_gemma, is_newer_gemma
 from headrace.engine_proc.worker.models.mamba_names import (
     HF_MAMBA2,
     mamba2_module,
@@ -155,7 +156,7 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= hf_fused(spec, f"layers.{i}.", layer, tensors)
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= hf_mixture(mixture, f"layers.{i}.", layer, tensors)
-    return sources
+    return sources | (hf_gemma(spec, prefix) if is_newer_gemma(spec) else {})
 
 
 def hf_fused(
@@ -250,6 +251,7 @@ HF_SHARED = (
     "feed_forward.shared_expert",  # Llama 4
     "mixer.shared_experts",  # Nemotron-H
     "block_sparse_moe.shared_experts",  # Kimi
+    "mlp",  # Gemma 4
 )
 HF_DENSE = ("feed_forward", "block_sparse_moe")  # Llama 4, Bamba; Kimi, as transformers writes it
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
@@ -258,6 +260,7 @@ HF_STACKS = (  # of gate and up, and of down
     ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
     ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),  # Granite
     ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),  # Llama 4
+    ("experts.gate_up_proj", "experts.down_proj"),  # Gemma 4
 )
 
 

@@ -14,6 +14,11 @@ SOFTCAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+NEWER_GEMMA = {
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 SCALES = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -107,6 +112,14 @@ ARCHITECTURES = {
     "gemma": Architecture(family="gemma", constants=GELU),
     "gemma2": Architecture(family="gemma2", slides=True, constants=GELU | WINDOW, keys=SOFTCAPS),
     "gemma3": Architecture(family="gemma3_text", slides=True, constants=GELU, keys=SOFTCAPS),
+    "gemma3n": Architecture(
+        family="gemma3n_text",
+        slides=True,
+        constants=GELU,
+        keys=NEWER_GEMMA
+        | {"altup.active_idx": "altup_active_idx", "altup.num_inputs": "altup_num_inputs"},
+    ),
+    "gemma4": Architecture(family="gemma4_text", slides=True, constants=GELU, keys=NEWER_GEMMA),
     "phi3": Architecture(family="phi3", is_partial=True),
     "granite": Architecture(family="granite", permuted=True, keys=SCALES),
     "granite_swa": Architecture(family="granite_swa", permuted=True, slides=True, keys=SCALES),
@@ -170,6 +183,17 @@ ARCHITECTURES = {
 # Of files whose `expert_count` is not 0.
 MIXTURES = {
     "llama": Architecture(family="mixtral", permuted=True, keys=COUNTS),
+    "gemma4": Architecture(
+        family="gemma4_text",
+        slides=True,
+        constants=GELU | {"enable_moe_block": True},
+        keys=NEWER_GEMMA
+        | {
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_used_count": "top_k_experts",
+        },
+    ),
     "qwen2moe": Architecture(
         family="qwen2_moe",
         keys=EXPERTS | SHARED_EXPERT,

@@ -7,6 +7,7 @@ same family, which `lowering` lowers. `gguf_architectures.py` has the rest.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 from headrace.errors import ModelError
 from headrace.model.gguf_metadata import LONG_ROPE, trained_length
 
+NEWER_GEMMAS = ("gemma3n_text", "gemma4_text")
 STORED_NORMS = {Norm.RMS_ONE_PLUS: Norm.RMS, Norm.LAYER_ONE_PLUS: Norm.LAYER}  # as 1 + w
 KEYS = {
     "embedding_length": "hidden_size",
@@ -171,6 +173,8 @@ def config_of(fields: ConfigFields, architecture: Architecture, tensors: Weights
     elif architecture.slides:
         config["layer_types"] = [FULL] * num_layers
     rope = rope_config(fields, architecture)
+    if architecture.family == "gemma4_text":
+        return config | gemma4_config(fields, tensors, config, rope)
     if architecture.has_latents:
         return config | latent_config(fields, architecture) | rope
     head_dim = head_dim_of(fields, tensors)
@@ -186,8 +190,8 @@ def family_config(
         config |= attention_config(fields, num_layers, CONV)
     if architecture.has_mamba2:
         config |= mamba2_config(fields, architecture.family, tensors, num_layers)
-    if architecture.family == "lfm2_moe":
-        config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in tensors)
+    if architecture.family in NEWER_GEMMAS:
+        config |= newer_gemma_config(fields, tensors)
     if "ssm.time_step_rank" in architecture.keys:
         size, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
         if size % heads:
@@ -196,13 +200,78 @@ def family_config(
     if architecture.family == "kimi_linear":
         config |= attention_config(fields, num_layers, LINEAR)
         config["linear_num_heads"] = fields.integer("attention.head_count")
-    if architecture.family == "glm4_moe":
+    return config | routing_config(fields, architecture.family, tensors)
+
+
+def routing_config(fields: ConfigFields, family: str, tensors: Weights) -> dict[str, Any]:
+    """Return what files with experts say by their tensors, or by the number of experts."""
+    config: dict[str, Any] = {}
+    if family == "lfm2_moe":
+        config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in tensors)
+    if family == "glm4_moe":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
-    if architecture.family == "llama4_text":
+    if family == "llama4_text":
         config["use_qk_norm"] = fields.get("expert_count") != EXPERTS_OF_MAVERICK
         if fields.get("attention.sliding_window", None) is not None:
             raise fields.wrong("attention.sliding_window", "absent: chunks have 8192 tokens")
     return config
+
+
+def newer_gemma_config(fields: ConfigFields, tensors: Weights) -> dict[str, Any]:
+    """Return what Gemma 3n and 4 have of embeddings per layer, of residuals and of gates."""
+    config: dict[str, Any] = {
+        "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": fields.get("attention.shared_kv_layers", 0),
+    }
+    if "per_layer_token_embd.weight" in tensors:
+        rows = tensors["per_layer_token_embd.weight"].shape[0]
+        config["vocab_size_per_layer_input"] = rows
+    if "blk.0.laurel_l.weight" in tensors:
+        config["laurel_rank"] = tensors["blk.0.laurel_l.weight"].shape[0]
+    cuts = fields.get("activation_sparsity_scale", None)  # minus infinity: none
+    if cuts is not None:
+        if not isinstance(cuts, list) or not all(isinstance(cut, float) for cut in cuts):
+            raise fields.wrong("activation_sparsity_scale", "a list of numbers")
+        config["activation_sparsity_pattern"] = [NormalDist().cdf(cut) for cut in cuts]
+    return config
+
+
+def gemma4_config(
+    fields: ConfigFields, tensors: Weights, config: Mapping[str, Any], rope: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the heads of full layers, of sliding ones, the RoPE of both, and the sizes of MLPs.
+
+    Divisors of frequencies say which pairs of full layers rotate.
+    """
+    types = config.get("layer_types") or []
+    full = next((i for i, kind in enumerate(types) if kind == FULL), 0)
+    for kind in ("", "_swa"):
+        length = fields.integer(f"attention.key_length{kind}")
+        if fields.integer(f"attention.value_length{kind}", length) != length:
+            raise fields.wrong(f"attention.value_length{kind}", f"{length}, the length of a key")
+    own: dict[str, Any] = {
+        "head_dim": fields.integer("attention.key_length_swa"),
+        "global_head_dim": fields.integer("attention.key_length"),
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in tensors,
+        "rope_parameters": {
+            FULL: {"rope_theta": rope["rope_theta"]},
+            SLIDING: rope.get("rope_parameters", {}).get(SLIDING, {}),
+        },
+    }
+    if is_list(fields, "attention.head_count_kv"):
+        counts = fields.one_per_layer("attention.head_count_kv", len(types)) or []
+        sliding = [count for count, kind in zip(counts, types, strict=True) if kind == SLIDING]
+        own |= {"num_key_value_heads": sliding[0], "num_global_key_value_heads": counts[full]}
+    if is_list(fields, "feed_forward_length"):
+        sizes = fields.get("feed_forward_length")
+        own |= {"intermediate_size": sizes[0], "use_double_wide_mlp": sizes[-1] != sizes[0]}
+    return own
+
+
+def is_list(fields: ConfigFields, key: str) -> bool:
+    """Whether a key has a value for each layer, and they differ."""
+    value = fields.get(key, None)
+    return isinstance(value, list) and len(set(value)) > 1
 
 
 def latent_config(fields: ConfigFields, architecture: Architecture) -> dict[str, Any]:
@@ -412,8 +481,10 @@ def ropes_of(fields: ConfigFields, spec: DecoderSpec, tensors: Weights) -> tuple
         fields.integer("rope.scaling.original_context_length")
         rope = replace(rope, scale=rope.scale * fields.number("rope.scaling.attn_factor", 1.0))
     ropes = (rope, *others)
-    for table in ropes:
+    for i, table in enumerate(ropes):
         dims = 2 * len(table.inv_freq)
-        if fields.integer("rope.dimension_count", spec.head_dim) != dims:
-            raise fields.wrong("rope.dimension_count", f"{dims}")
+        swa = "rope.dimension_count_swa"
+        key = swa if i and fields.get(swa, None) is not None else "rope.dimension_count"
+        if fields.integer(key, dims if spec.value_norm else spec.head_dim) != dims:
+            raise fields.wrong(key, f"{dims}")
     return ropes

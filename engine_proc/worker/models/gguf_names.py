@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from headrace.engine_proc.worker.checkpoints.head_matrices import KEYS, VALUES
 from headrace.engine_proc.worker.checkpoints.weights import Weight
 from headrace.engine_proc.worker.models.delta_net_names import gguf_delta_net
+from headrace.engine_proc.worker.models.gemma_names import gguf_gemma, is_newer_gemma
 from headrace.engine_proc.worker.models.mamba_names import (
     GGUF_MAMBA2,
     mamba2_parts,
@@ -94,7 +95,7 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= gguf_mixture(mixture, ours, theirs, tensors)
-    return sources
+    return sources | (gguf_gemma(spec) if is_newer_gemma(spec) else {})
 
 
 def gguf_mlp_norm(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> str | None:

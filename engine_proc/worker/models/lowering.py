@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.engine_proc.worker.models.families.dense import DENSE
 from headrace.engine_proc.worker.models.families.encoders import ENCODERS
+from headrace.engine_proc.worker.models.families.gemma import GEMMAS
 from headrace.engine_proc.worker.models.families.hybrids import HYBRIDS
 from headrace.engine_proc.worker.models.families.latent import LATENT
 from headrace.engine_proc.worker.models.families.mamba import MAMBAS
@@ -20,7 +21,7 @@ from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 
-FAMILIES = DENSE | MISTRALS | UNGATED | MIXTURES | HYBRIDS | MAMBAS | LATENT | ENCODERS
+FAMILIES = DENSE | GEMMAS | MISTRALS | UNGATED | MIXTURES | HYBRIDS | MAMBAS | LATENT | ENCODERS
 
 # Fields of config.json that do not change the logits of a causal decoder.
 INERT = frozenset(

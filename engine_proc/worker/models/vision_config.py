@@ -6,7 +6,7 @@ from typing import Any
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
-from headrace.model.vision_families import decoder_config, vision_family
+from headrace.model.vision_families import TEXT_ONLY, decoder_config, vision_family
 
 # Fields of a `text_config` that are not the decoder's: of generation, or of a connector.
 NOT_THE_DECODERS = frozenset(
@@ -38,6 +38,7 @@ def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
         raise ModelError("'quantization_config' of a model that takes images is not supported")
     fields = decoder_config(config).items()
     spec = lower_config({name: value for name, value in fields if name not in NOT_THE_DECODERS})
-    if spec.embedding_multiplier != 1 and spec.architecture != "gemma3_text":
+    is_text_only = config.get("model_type") in TEXT_ONLY
+    if spec.embedding_multiplier != 1 and spec.architecture != "gemma3_text" and not is_text_only:
         raise ModelError(f"a {spec.architecture} model multiplies rows of images, too")
     return spec

@@ -45,7 +45,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
             )
         weights[name] = sources[name].weight_of(tensors[stored], shape[0])
     for name in tensors.keys() - num_rows.keys():
-        if not is_redundant(name, tensors, sources):
+        if not (is_unread(name, spec) or is_redundant(name, tensors, sources)):
             raise ModelError(
                 f"tensor {name!r} is not part of a {spec.architecture} model of this config"
             )
@@ -77,6 +77,18 @@ def is_redundant(
 
 
 GGUF_ROPE = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
+
+
+def is_unread(name: str, spec: DecoderSpec) -> bool:
+    """Whether a tensor is of keys or values, in a layer that reads those of another."""
+    match = OF_KEYS.fullmatch(name)
+    index = int(match[1]) if match else len(spec.layers)
+    return index < len(spec.layers) and spec.layers[index].keys_of is not None
+
+
+OF_KEYS = re.compile(
+    r"(?:model\.|blk\.)(?:layers\.)?(\d{1,6})\.(?:self_attn|attn)[._][kv](?:_proj|_norm)?\.weight"
+)
 INDEXER = ".self_attn.indexer."
 LAYER_NAME = re.compile(r"(model\.layers|blk)\.\d+\.")
 
@@ -95,6 +107,9 @@ TOWERS = (
     "model.vision_tower.",
     "model.multi_modal_projector.",
     "model.vision_model.",
+    "model.embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
     "model.connector.",
 )
 DECODERS = {

@@ -27,20 +27,22 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     if spec.head_bias:
         shapes["head.bias"] = (spec.vocab_size,)
     shapes |= outer_norm_shapes(spec)
+    shapes |= outer_gemma_shapes(spec)
     for i, layer in enumerate(spec.layers):
         of_layer = norm_shapes(spec, layer)
         if i == 0 and spec.encoder is not None and not spec.encoder.first_norm:
             of_layer = {k: v for k, v in of_layer.items() if not k.startswith("attn_norm")}
         if layer.attends:
-            of_layer |= attention_shapes(spec)
+            of_layer |= attention_shapes(spec, layer)
         of_layer |= mixer_shapes(spec, layer.mixer)
         if layer.mixture is not None:
             of_layer |= mixture_shapes(spec.hidden_size, layer.mixture, spec.gated_mlp)
         elif layer.has_mlp:
             of_layer |= mlp_shapes(
-                spec.hidden_size, spec.intermediate_size, spec.mlp_bias, gated=spec.gated_mlp
+                spec.hidden_size, spec.mlp_size_of(layer), spec.mlp_bias, gated=spec.gated_mlp
             )
             of_layer |= dict.fromkeys(XIELU if spec.activation == Activation.XIELU else (), (1,))
+        of_layer |= gemma_shapes(spec)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
@@ -91,13 +93,49 @@ def norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     return shapes
 
 
-def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Return the weights of a layer's attention."""
+def outer_gemma_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return what is not a layer's of embeddings per layer, and of several residuals."""
+    shapes: dict[str, Shape] = {}
     hidden = spec.hidden_size
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    if (own := spec.per_layer) is not None:
+        width = len(spec.layers) * own.size
+        shapes["per_layer.embed"] = (own.vocab_size, width)
+        shapes["per_layer.proj"] = (width, hidden)
+        shapes["per_layer.proj_norm"] = (own.size,)
+    if (altup := spec.altup) is not None:
+        for i in range(1, altup.num_inputs):
+            shapes[f"altup.in.{i}"] = shapes[f"altup.out.{i}"] = (hidden, hidden)
+    return shapes
+
+
+def gemma_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return what each layer has of these, and the number that the residual is multiplied by."""
+    hidden = spec.hidden_size
+    shapes: dict[str, Shape] = {"scale": (1,)} if spec.layer_scale else {}
+    if (own := spec.per_layer) is not None:
+        shapes["per_layer.gate"] = (own.size, hidden)
+        shapes["per_layer.out"] = (hidden, own.size)
+        shapes["per_layer.norm"] = (hidden,)
+    if (altup := spec.altup) is not None:
+        count = altup.num_inputs
+        shapes["altup.router"] = (count, hidden)
+        shapes["altup.predict"] = (count * count, count)
+        shapes["altup.correct"] = (count, count)
+        shapes["altup.norm"] = (hidden,)
+        shapes["altup.scale"] = (hidden,)
+        shapes["laurel.left"] = (altup.rank, hidden)
+        shapes["laurel.right"] = (hidden, altup.rank)
+        shapes["laurel.norm"] = (hidden,)
+    return shapes
+
+
+def attention_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
+    """Return the weights of a layer's attention."""
+    hidden, (num_kv_heads, head_dim) = spec.hidden_size, spec.kv_heads_of(layer)
+    q, kv = spec.num_heads * head_dim, num_kv_heads * head_dim
     shapes: dict[str, Shape] = {}
     if spec.qk_norm in (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE):
-        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
+        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
     elif spec.qk_norm == QKNorm.FULL:
         shapes |= {"q_norm": (q,), "k_norm": (kv,)}
     if spec.attention_sinks:
@@ -109,9 +147,10 @@ def attention_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         ("o", (hidden, q), spec.output_bias),
     ):
         shapes |= linear_shapes(name, shape, bias)
-    return shapes | (
-        linear_shapes("attn_gate", (q, hidden), spec.qkv_bias) if spec.attention_gate else {}
-    )
+    if spec.attention_gate:
+        shapes |= linear_shapes("attn_gate", (q, hidden), spec.qkv_bias)
+    lacks = {*("" if layer.has_values else "v"), *("" if layer.owns_keys else ("k", "v", "k_norm"))}
+    return {name: s for name, s in shapes.items() if name.removesuffix(".bias") not in lacks}
 
 
 def short_conv_shapes(hidden: int, conv: ShortConvSpec) -> dict[str, Shape]:
@@ -177,6 +216,11 @@ def mlp_shapes(
 def mixture_shapes(hidden: int, mixture: MixtureSpec, gated: bool) -> dict[str, Shape]:
     """Return the weights of a router, its experts and the shared MLP."""
     shapes = linear_shapes("router", (mixture.num_experts, hidden), mixture.router_bias)
+    if mixture.own_norms:
+        norms = ("router.norm", "expert_norm", "expert_post_norm", "shared_post_norm")
+        shapes |= dict.fromkeys(norms, (hidden,))
+    if mixture.expert_scales:
+        shapes["router.scales"] = (mixture.num_experts,)
     if mixture.selection_bias:
         shapes["router.selection_bias"] = (mixture.num_experts,)
     for expert in mixture.own_experts:

@@ -17,6 +17,9 @@ sum their squares.
 Heads of latent attention are cut as those of any other. Every worker computes and stores the
 latents.
 
+Embeddings per layer are cut by tokens, too. What else Gemma 3n and 4 have around their layers is
+on every worker.
+
 Shares need not be equal. Query heads stay with their KV head, which several workers have where
 there are fewer of them; quantized blocks stay whole.
 """
@@ -35,8 +38,10 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,
+    LayerSpec,
     Mamba2Spec,
     MixtureSpec,
+    PerLayerSpec,
     QKNorm,
     ShortConvSpec,
 )
@@ -67,6 +72,15 @@ class Shard:
     channels: Mapping[int, range] = field(default_factory=dict)  # of short convolutions, by layer
     delta_heads: Mapping[int, range] = field(default_factory=dict)  # of keys, by layer
     mamba2_heads: Mapping[int, range] = field(default_factory=dict)  # of Mamba-2, by layer
+    # Of the layers whose numbers are not the decoder's, by layer.
+    layer_kv_heads: Mapping[int, range] = field(default_factory=dict)
+    layer_inner: Mapping[int, range] = field(default_factory=dict)  # of dense MLPs
+
+    def kv_heads_of(self, layer: int) -> range:
+        return self.layer_kv_heads.get(layer, self.kv_heads)
+
+    def inner_of(self, layer: int) -> range:
+        return self.layer_inner.get(layer, self.inner)
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
@@ -116,7 +130,7 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
     fewest = min((mixture.num_experts for _, mixture in mixtures(spec)), default=num_ranks)
     if num_ranks > fewest:
         return f"the model has {fewest} experts"
-    has_inner = all_shards[-1].inner or not dense_layers(spec)
+    has_inner = all(all_shards[-1].inner_of(i) for i in dense_layers(spec))
     if not (has_inner and all_shards[-1].tokens):
         unit = inner_unit(spec, weights, num_ranks)
         return (
@@ -129,10 +143,21 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
         return why
     if any(not heads for heads in all_shards[-1].mamba2_heads.values()):
         return "there are no heads of Mamba-2 for some"
-    block = max_block(spec, weights, "o")
-    head_dim = output_dim(spec)
-    if any(shard.heads.start * head_dim % block for shard in all_shards):
-        return f"heads of {head_dim} would be cut from {block} numbers that are quantized as one"
+    return why_no_heads(spec, weights, all_shards)
+
+
+def why_no_heads(spec: DecoderSpec, weights: Weights, all_shards: list[Shard]) -> str:
+    """Return why heads of attention cannot be cut so; "" where they can."""
+    block, num_ranks = max_block(spec, weights, "o"), len(all_shards)
+    for i, layer in enumerate(spec.layers):
+        num_kv_heads, head_dim = spec.kv_heads_of(layer)[0], output_dim(spec, layer)
+        pairs = cut_heads(spec.num_heads, num_kv_heads, num_ranks)
+        if [queries for queries, _ in pairs] != [shard.heads for shard in all_shards]:
+            return f"layer {i} has {num_kv_heads} KV heads, and others {spec.num_kv_heads}"
+        if any(shard.heads.start * head_dim % block for shard in all_shards):
+            return (
+                f"heads of {head_dim} would be cut from {block} numbers that are quantized as one"
+            )
     return ""
 
 
@@ -155,6 +180,16 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
     """Return the shares, some of which may be empty."""
     heads = cut_heads(spec.num_heads, spec.num_kv_heads, num_ranks)
     inner = cut(spec.intermediate_size, num_ranks, inner_unit(spec, weights, num_ranks))
+    layer_kv_heads = {
+        i: [kv for _, kv in cut_heads(spec.num_heads, layer.num_kv_heads, num_ranks)]
+        for i, layer in enumerate(spec.layers)
+        if layer.num_kv_heads
+    }
+    layer_inner = {
+        i: cut(size, num_ranks, unit_of(size, weights[f"layers.{i}.down"], num_ranks))
+        for i, layer in enumerate(spec.layers)
+        if layer.has_dense_mlp and (size := layer.intermediate_size)
+    }
     tokens = cut(spec.vocab_size, num_ranks)
     first_of = {kv.start: rank for rank, (_, kv) in reversed(list(enumerate(heads)))}
     experts = {i: cut(mixture.num_experts, num_ranks) for i, mixture in mixtures(spec)}
@@ -184,6 +219,8 @@ def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
             channels={i: ranges[rank] for i, ranges in channels.items()},
             delta_heads={i: ranges[rank] for i, ranges in delta_heads.items()},
             mamba2_heads={i: ranges[rank] for i, ranges in mamba2_heads.items()},
+            layer_kv_heads={i: ranges[rank] for i, ranges in layer_kv_heads.items()},
+            layer_inner={i: ranges[rank] for i, ranges in layer_inner.items()},
         )
         for rank in range(num_ranks)
     ]
@@ -235,7 +272,8 @@ def dense_layers(spec: DecoderSpec) -> list[int]:
 
 def inner_unit(spec: DecoderSpec, weights: Weights, num_ranks: int) -> int:
     """Return what the MLP is cut in multiples of, in all dense layers."""
-    downs = (weights[f"layers.{i}.down"] for i in dense_layers(spec))
+    own = (i for i in dense_layers(spec) if spec.layers[i].intermediate_size is None)
+    downs = (weights[f"layers.{i}.down"] for i in own)
     return max((unit_of(spec.intermediate_size, down, num_ranks) for down in downs), default=1)
 
 
@@ -272,14 +310,28 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     for i, mamba2 in mamba2_layers(spec):
         own_heads = replace(mamba2, local_heads=shard.mamba2_heads[i])
         layers[i] = replace(layers[i], mixer=own_heads)
+    for i, kv_heads in shard.layer_kv_heads.items():
+        layers[i] = replace(layers[i], num_kv_heads=len(kv_heads))
+    for i, inner in shard.layer_inner.items():
+        layers[i] = replace(layers[i], intermediate_size=len(inner))
+    per_layer = spec.per_layer
+    if per_layer is not None:
+        per_layer = replace(per_layer, vocab_size=len(per_layer_tokens(per_layer, shard)))
     return replace(
         spec,
+        per_layer=per_layer,
         layers=tuple(layers),
         num_heads=len(shard.heads),
         num_kv_heads=len(shard.kv_heads),
         intermediate_size=len(shard.inner),
         vocab_size=len(shard.tokens),
     )
+
+
+def per_layer_tokens(per_layer: PerLayerSpec, shard: Shard) -> range:
+    """Return the tokens whose embeddings per layer a worker has: of those that it embeds."""
+    count = per_layer.vocab_size
+    return range(min(shard.tokens.start, count), min(shard.tokens.stop, count))
 
 
 def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str, Weight]:
@@ -290,24 +342,14 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
 
 def share_of(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weight:
     """Return a worker's share of a weight, as a view."""
-    queries, keys = numbers(shard.heads, spec.head_dim), numbers(shard.kv_heads, spec.head_dim)
-    row_shares = {
-        "embed": shard.tokens,
-        "head": shard.tokens,
-        "q": queries,
-        "k": keys,
-        "v": keys,
-        "attn_gate": queries,
-        "sinks": shard.heads,
-        "gate": shard.inner,
-        "up": shard.inner,
-    }
-    if spec.qk_norm == QKNorm.FULL:
-        row_shares |= {"q_norm": queries, "k_norm": keys}
-    column_shares = {"o": numbers(shard.heads, output_dim(spec)), "down": shard.inner}
-    if (latent := spec.latent) is not None:
-        row_shares |= latent_shares(latent, shard.heads)
-    local = name.split(".", 2)[2] if name.startswith("layers.") else name
+    if not name.startswith("layers."):
+        rows = {"embed": shard.tokens, "head": shard.tokens}
+        if spec.per_layer is not None:
+            rows["per_layer.embed"] = per_layer_tokens(spec.per_layer, shard)
+        share = rows.get(name.removesuffix(".bias"))
+        return tensor if share is None else tensor.rows(share.start, share.stop)
+    _, index, local = name.split(".", 2)
+    row_shares, column_shares = shares_of_layer(spec, int(index), shard)
     weight_name = local.removesuffix(".bias")
     if weight_name in CONVOLUTION + MAMBA2:
         return share_of_mixer(spec, name, tensor, shard)
@@ -324,9 +366,32 @@ def share_of(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -> Weig
     return tensor
 
 
-def output_dim(spec: DecoderSpec) -> int:
+def shares_of_layer(
+    spec: DecoderSpec, index: int, shard: Shard
+) -> tuple[dict[str, range], dict[str, range]]:
+    """Return the rows, and the columns, of the weights of a layer that are cut by these."""
+    layer = spec.layers[index]
+    head_dim, inner = spec.kv_heads_of(layer)[1], shard.inner_of(index)
+    queries, keys = numbers(shard.heads, head_dim), numbers(shard.kv_heads_of(index), head_dim)
+    rows = {
+        "q": queries,
+        "k": keys,
+        "v": keys,
+        "attn_gate": queries,
+        "sinks": shard.heads,
+        "gate": inner,
+        "up": inner,
+    }
+    if spec.qk_norm == QKNorm.FULL:
+        rows |= {"q_norm": queries, "k_norm": keys}
+    if (latent := spec.latent) is not None:
+        rows |= latent_shares(latent, shard.heads)
+    return rows, {"o": numbers(shard.heads, output_dim(spec, layer)), "down": inner}
+
+
+def output_dim(spec: DecoderSpec, layer: LayerSpec) -> int:
     """Return the numbers of a head that `o` reads."""
-    return spec.head_dim if spec.latent is None else spec.latent.value_dim
+    return spec.kv_heads_of(layer)[1] if spec.latent is None else spec.latent.value_dim
 
 
 def latent_shares(latent: LatentAttentionSpec, heads: range) -> dict[str, range]:

@@ -5,6 +5,7 @@ attention goes from sequence to sequence.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from headrace.engine_proc.worker.reference.torch_delta_net import (
     DeltaTokens,
     run_sequence,
 )
+from headrace.engine_proc.worker.reference.torch_gemma import TorchGemma
 from headrace.engine_proc.worker.reference.torch_mamba2 import PARTS, run_mamba2
 from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 
@@ -65,8 +67,8 @@ class TorchExecutor:
             for name, stored in weights.items()
         }
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
-        page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
-        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
+        pages = [(num_pages, page_tokens, *spec.kv_heads_of(layer)) for layer in spec.layers]
+        self.kv = [torch.zeros(2, *page, device=self.device, dtype=dtype) for page in pages]
         self.states = {
             i: torch.zeros(num_states, layer.mixer.state_numbers)
             for i, layer in enumerate(spec.layers)
@@ -106,9 +108,12 @@ class TorchExecutor:
             rotation(rope, inv_freq, positions)
             for rope, inv_freq in zip(spec.ropes, self.inv_freqs, strict=True)
         ]
+        gemma = TorchGemma(self.spec, self.weights, x, batch.token_ids)
         for index, layer in enumerate(spec.layers):
-            x = self.layer(index, layer, x, batch, places, rotations)
-        return self.norm("norm", x[to_tensor(batch.logit_rows, self.device)])
+            x = gemma.enter(index, x)
+            x = self.layer(index, layer, x, batch, places, rotations, gemma)
+            x = gemma.leave(index, x)
+        return self.norm("norm", gemma.end(x)[to_tensor(batch.logit_rows, self.device)])
 
     def layer(
         self,
@@ -118,6 +123,7 @@ class TorchExecutor:
         batch: Batch,
         places: Places,
         rotations: list[tuple[Tensor, Tensor]],
+        gemma: TorchGemma,
     ) -> Tensor:
         """Run one layer, [tokens, hidden] -> [tokens, hidden]."""
         name = f"layers.{index}"
@@ -136,11 +142,14 @@ class TorchExecutor:
             return x + attended * multiplier + self.feed_forward(name, layer, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
-        x = x + attended * multiplier
+        x = gemma.with_laurel(index, normed, x + attended * multiplier)
         if not layer.has_mlp:
             return x
 
-        out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x) if before else x)
+        if layer.mixture is not None and layer.mixture.own_norms:
+            out = self.mixture_beside(name, layer.mixture, x)
+        else:
+            out = self.feed_forward(name, layer, self.norm(f"{name}.mlp_norm", x) if before else x)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return x + out * multiplier
@@ -181,17 +190,10 @@ class TorchExecutor:
     ) -> Tensor:
         """Write keys and values to the cache, then attend to it, [tokens, hidden] -> the same."""
         spec, name = self.spec, f"layers.{index}"
-        q, k = self.linear(f"{name}.q", x), self.linear(f"{name}.k", x)
-        if spec.qk_norm == QKNorm.FULL:
-            q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
-        v = self.linear(f"{name}.v", x)
-        if spec.qkv_clip is not None:
-            q, k, v = (part.clamp(-spec.qkv_clip, spec.qkv_clip) for part in (q, k, v))
-        q = q.view(len(x), spec.num_heads, spec.head_dim)
-        k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
-        v = v.view(len(x), spec.num_kv_heads, spec.head_dim)
+        q, k, v = self.projected(index, layer, x)
         if spec.qk_norm == QKNorm.PER_HEAD:
-            q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
+            q = self.norm(f"{name}.q_norm", q)
+            k = self.norm(f"{name}.k_norm", k) if layer.owns_keys else k
         if layer.rope is not None:
             interleaved = spec.ropes[layer.rope].interleaved
             q = rotate(q, *rotations[layer.rope], interleaved)
@@ -199,12 +201,13 @@ class TorchExecutor:
         if spec.qk_norm == QKNorm.PER_HEAD_AFTER_ROPE:
             q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
         if spec.qk_norm == QKNorm.UNWEIGHTED_AFTER_ROPE and layer.rope is not None:
-            q, k = (F.rms_norm(x, (spec.head_dim,), eps=spec.norm_eps) for x in (q, k))
+            q, k = (F.rms_norm(x, x.shape[-1:], eps=spec.norm_eps) for x in (q, k))
         if layer.temperature is not None:
             q = q * temperatures(layer.temperature, places.positions)[:, None, None].to(self.dtype)
-        keys, values = self.kv[index]
-        keys[places.pages, places.slots] = k
-        values[places.pages, places.slots] = v
+        keys, values = self.kv[index if layer.keys_of is None else layer.keys_of]
+        if layer.owns_keys:
+            keys[places.pages, places.slots] = k
+            values[places.pages, places.slots] = v
         out = torch.empty_like(q)
         reach = reach_of(layer)
         for stretch in places.stretches:
@@ -223,6 +226,29 @@ class TorchExecutor:
             gate = torch.sigmoid(self.linear(f"{name}.attn_gate", x))
             return self.linear(f"{name}.o", out.flatten(1) * gate)
         return self.linear(f"{name}.o", out.flatten(1))
+
+    def projected(self, index: int, layer: LayerSpec, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of a layer, each [tokens, heads, head_dim].
+
+        Of a layer that reads others' keys and values, those returned mean nothing.
+        """
+        spec, name = self.spec, f"layers.{index}"
+        head_dim = spec.kv_heads_of(layer)[1]
+        q = self.linear(f"{name}.q", x)
+        if not layer.owns_keys:
+            q = q.view(len(x), -1, head_dim)
+            return q, q[:, :1], q[:, :1]
+        k = v = self.linear(f"{name}.k", x)
+        if layer.has_values:
+            v = self.linear(f"{name}.v", x)
+        if spec.qk_norm == QKNorm.FULL:
+            q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
+        if spec.qkv_clip is not None:
+            q, k, v = (part.clamp(-spec.qkv_clip, spec.qkv_clip) for part in (q, k, v))
+        q, k, v = (part.view(len(x), -1, head_dim) for part in (q, k, v))
+        if spec.value_norm:
+            v = F.rms_norm(v, (head_dim,), eps=spec.norm_eps)
+        return q, k, v
 
     def run_states(
         self,
@@ -347,7 +373,7 @@ class TorchExecutor:
         q = torch.cat([nope, rotated], -1)
         if layer.temperature is not None:
             q = q * temperatures(layer.temperature, places.positions)[:, None, None].to(self.dtype)
-        cache = self.kv[index, 0]
+        cache = self.kv[index][0]
         compressed = self.latent_norm(f"{name}.kv_a_norm", compressed, latent.norm_eps)
         cache[places.pages, places.slots] = torch.cat([compressed, shared], -1)
         key_matrix = self.weights[f"{name}.k_b"].view(spec.num_heads, latent.rank, latent.nope_dim)
@@ -370,13 +396,32 @@ class TorchExecutor:
 
     def feed_forward(self, name: str, layer: LayerSpec, x: Tensor) -> Tensor:
         """Run a layer's MLP, or the mixture in its place."""
-        out = self.mlp(name, x) if layer.mixture is None else self.mixture(name, layer.mixture, x)
+        if layer.mixture is None:
+            out = self.mlp(name, x, layer.gate_cut)
+        else:
+            out = self.mixture(name, layer.mixture, x)
         return out * self.spec.mlp_multiplier
 
-    def mlp(self, name: str, x: Tensor) -> Tensor:
+    def mixture_beside(self, name: str, mixture: MixtureSpec, x: Tensor) -> Tensor:
+        """Add Gemma 4's shared MLP and its experts, whose inputs and outputs have own norms."""
+        root = x.shape[-1] ** -0.5
+        experts = self.mixture(
+            name,
+            replace(mixture, shared_intermediate_size=0),
+            self.norm(f"{name}.expert_norm", x),
+            routed=self.norm(f"{name}.router.norm", x) * root,
+        )
+        shared = self.mlp(f"{name}.shared", self.norm(f"{name}.mlp_norm", x))
+        shared = self.norm(f"{name}.shared_post_norm", shared)
+        return shared + self.norm(f"{name}.expert_post_norm", experts)
+
+    def mlp(self, name: str, x: Tensor, gate_cut: float | None = None) -> Tensor:
         up = self.linear(f"{name}.up", x)
         if f"{name}.gate" in self.weights:
             gate = self.linear(f"{name}.gate", x) * self.spec.gate_multiplier
+            if gate_cut is not None:
+                deviation, mean = torch.std_mean(gate, -1, unbiased=False, keepdim=True)
+                gate = F.relu(gate - (mean + deviation * gate_cut))
             up = self.activate(name, gate) * up
         else:
             up = self.activate(name, up)
@@ -402,11 +447,19 @@ class TorchExecutor:
         up = self.linear(f"{name}.up", x).clamp(-clamp, clamp)
         return self.linear(f"{name}.down", (up + 1) * gate * torch.sigmoid(beta * gate))
 
-    def mixture(self, name: str, mixture: MixtureSpec, x: Tensor) -> Tensor:
-        """Add the experts of each token in the order of its choice, then the shared MLP."""
-        logits = self.linear(f"{name}.router", x).float()
+    def mixture(
+        self, name: str, mixture: MixtureSpec, x: Tensor, routed: Tensor | None = None
+    ) -> Tensor:
+        """Add the experts of each token in the order of its choice, then the shared MLP.
+
+        Args:
+            routed: what the router reads, if not x.
+        """
+        logits = self.linear(f"{name}.router", x if routed is None else routed).float()
         selection_bias = self.weights.get(f"{name}.router.selection_bias")
         experts, weights = choose_experts(mixture, logits, selection_bias)
+        if mixture.expert_scales:
+            weights = weights * self.weights[f"{name}.router.scales"].float()[experts]
         out = torch.zeros_like(x)
         for slot in range(mixture.experts_per_token):
             for expert in mixture.own_experts:

@@ -11,7 +11,6 @@ from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
-    EncoderSpec,
     LayerSpec,
     Norm,
     NormPlacement,
@@ -221,76 +220,6 @@ def qwen_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     size = optional_window(fields)
     slides = layer_types(fields, lambda i: i >= first)
     return tuple(LayerSpec(window=size if slide else None) for slide in slides)
-
-
-def gemma(fields: ConfigFields) -> DecoderSpec:
-    """`hidden_act: gelu` has always meant the tanh approximation here."""
-    fields.choice("hidden_activation", {"gelu_pytorch_tanh": None}, "gelu_pytorch_tanh")
-    fields.choice("hidden_act", {"gelu": None, "gelu_pytorch_tanh": None})
-    return decoder(fields, head_dim=256, **gemma_common(fields), activation=Activation.GELU_TANH)
-
-
-def gemma2(fields: ConfigFields) -> DecoderSpec:
-    fields.get("sliding_window_size", None)  # the original releases say it twice
-    return decoder(
-        fields,
-        act="hidden_activation",
-        layers=sliding(fields, lambda i: i % 2 == 0),
-        head_dim=256,
-        **gemma_common(fields),
-        placement=NormPlacement.PRE_POST,
-        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_softcap=fields.optional_number("attn_logit_softcapping"),
-        logit_softcap=fields.optional_number("final_logit_softcapping"),
-    )
-
-
-def gemma3(fields: ConfigFields) -> DecoderSpec:
-    """Sliding layers have a RoPE of their own. `attn_logit_softcapping` is not applied, so refused.
-
-    Older configs give one layer in `sliding_window_pattern` the full window and global RoPE.
-    EmbeddingGemma is an encoder, whose `sliding_window` counts the tokens of both sides.
-    """
-    pattern = fields.integer("sliding_window_pattern", 6)
-    slides = layer_types(fields, lambda i: (i + 1) % pattern != 0)
-    size = window(fields)
-    is_encoder = fields.flag("use_bidirectional_attention", False)
-    if is_encoder and size is not None:
-        size = size // 2 + 1
-    return decoder(
-        fields,
-        act="hidden_activation",
-        layers=tuple(
-            LayerSpec(rope=1, window=size) if slide else LayerSpec(rope=0) for slide in slides
-        ),
-        ropes=ropes_by_type(
-            fields,
-            head_dim=256,
-            thetas=(
-                fields.number("rope_theta", 1e6),
-                fields.number("rope_local_base_freq", 1e4),
-            ),
-        ),
-        encoder=EncoderSpec() if is_encoder else None,
-        head_dim=256,
-        **gemma_common(fields),
-        placement=NormPlacement.PRE_POST,
-        qk_norm=QKNorm.PER_HEAD,
-        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        logit_softcap=fields.optional_number("final_logit_softcapping"),
-    )
-
-
-def gemma_common(fields: ConfigFields) -> dict[str, Any]:
-    """Lower what all Gemmas share. Those with `hidden_activation` ignore `hidden_act`."""
-    fields.get("hidden_act", None)
-    return {
-        "tied_head": fields.flag("tie_word_embeddings", True),
-        "num_kv_heads": fields.integer("num_key_value_heads"),
-        "norm": Norm.RMS_ONE_PLUS,
-        "embedding_multiplier": fields.integer("hidden_size") ** 0.5,
-        **biases(fields),
-    }
 
 
 def phi3(fields: ConfigFields) -> DecoderSpec:
@@ -565,9 +494,6 @@ DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "qwen2": qwen2,
     "qwen2_5_vl_text": qwen2_5_vl,
     "qwen3": qwen3,
-    "gemma": gemma,
-    "gemma2": gemma2,
-    "gemma3_text": gemma3,
     "phi3": phi3,
     "smollm3": smollm3,
     "olmo2": olmo2,

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.engine_proc.worker.models.families.dense import FULL, decoder, rope, split_head_dim
 from headrace.engine_proc.worker.models.families.hybrids import LINEAR
+from headrace.engine_proc.worker.models.families.mistral import tempered_rope
 from headrace.engine_proc.worker.models.families.mixtures import (
     DEEPSEEK_FIELDS,
     check_groups,
@@ -26,6 +27,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
+    RouterScore,
 )
 from headrace.model.sparse_attention import dense_length
 
@@ -133,6 +135,20 @@ def glm4_moe_lite(fields: ConfigFields) -> DecoderSpec:
     spec = latent_decoder(fields, interleaved=fields.flag("rope_interleave", True))
     own = grouped(fields, default_shared=1, default_normalized=True)
     return with_sparse(fields, spec, own, default_first=1)
+
+
+def mistral4(fields: ConfigFields) -> DecoderSpec:
+    """Queries have Ministral 3's temperatures; experts are chosen by softmax."""
+    for name in DEEPSEEK_FIELDS:
+        fields.get(name, None)
+    params, tuned = tempered_rope(fields)
+    params.pop("partial_rotary_factor", None)  # `qk_rope_head_dim` says it
+    fields.values = {**fields.values, "rope_scaling": None, "rope_parameters": params}
+    spec = latent_decoder(fields, interleaved=fields.flag("rope_interleave", True))
+    layers = tuple(replace(layer, temperature=tuned) for layer in spec.layers)
+    own = grouped(fields, default_shared=1, default_normalized=True)
+    own = replace(own, score=RouterScore.SOFTMAX, selection_bias=False)
+    return with_sparse(fields, replace(spec, layers=layers), own)
 
 
 def sparse_attention(fields: ConfigFields) -> DecoderSpec:
@@ -261,5 +277,6 @@ LATENT: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "kimi_k2": deepseek_v3,  # as its config says, but for the name
     "kimi_linear": kimi_linear,
     "minicpm3": minicpm3,
+    "mistral4": mistral4,
     "youtu": youtu,
 }

@@ -1,6 +1,7 @@
 """The dense families of Mistral AI."""
 
 from collections.abc import Callable
+from typing import Any
 
 from headrace.engine_proc.worker.models.families.dense import decoder, sliding, window
 from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
@@ -34,8 +35,8 @@ MINISTRAL3_YARN = {
 }
 
 
-def ministral3(fields: ConfigFields) -> DecoderSpec:
-    """Mistral whose queries have temperatures beyond the trained length, by its RoPE's fields."""
+def tempered_rope(fields: ConfigFields) -> tuple[dict[str, Any], QueryTemperature]:
+    """Return the fields of RoPE alone, and the temperatures of queries that are among them."""
     params = {
         **(fields.table("rope_scaling") or fields.table("rope_parameters") or MINISTRAL3_YARN)
     }
@@ -44,6 +45,12 @@ def ministral3(fields: ConfigFields) -> DecoderSpec:
     tuned = QueryTemperature(scale=own.number("llama_4_scaling_beta"), tokens=trained, offset=0)
     params.pop("llama_4_scaling_beta")
     params.pop("max_position_embeddings", None)  # says the config's own again
+    return params, tuned
+
+
+def ministral3(fields: ConfigFields) -> DecoderSpec:
+    """Mistral whose queries have temperatures beyond the trained length, by its RoPE's fields."""
+    params, tuned = tempered_rope(fields)
     head_dim = fields.integer("head_dim", 128)
     table = rope_table(
         params,

@@ -108,6 +108,10 @@ class MixtureSpec:
     shared_intermediate_size: int = 0  # of the MLP that every token passes; 0 is none
     shared_bias: bool = False  # of the shared MLP's gate, up and down
     shared_gate: bool = False  # the shared MLP's output is multiplied by sigmoid(gate . x)
+    # Gemma 4: router, experts and the shared MLP read the residual, each through a norm of its own.
+    # What experts and the shared MLP give is normalized, too, before it is added.
+    own_norms: bool = False
+    expert_scales: bool = False  # weights, once normalized, are multiplied by one for each expert
     local_experts: range | None = None  # of a tensor-parallel worker; None is all
 
     @property
@@ -293,6 +297,13 @@ class LayerSpec:
     window: int | None = None  # tokens attended to, the newest included; None is all
     is_chunked: bool = False  # Llama 4: only tokens of the same chunk of `window` are attended to
     temperature: QueryTemperature | None = None
+    head_dim: int | None = None  # None is the decoder's, as it is of the next two
+    num_kv_heads: int | None = None
+    intermediate_size: int | None = None  # of a dense MLP
+    keys_of: int | None = None  # the layer whose keys and values this one reads; None is its own
+    has_values: bool = True  # False: values are the products with `k`, as they are
+    # Gemma 3n: an MLP's gates are cut so many standard deviations above the mean of a token's.
+    gate_cut: float | None = None
     mixture: MixtureSpec | None = None  # None is the dense MLP of `DecoderSpec.intermediate_size`
 
     @property
@@ -301,13 +312,48 @@ class LayerSpec:
         return self.has_mixer and (self.mixer is None or self.attention_beside)
 
     @property
+    def owns_keys(self) -> bool:
+        """Whether the layer computes keys and values."""
+        return self.attends and self.keys_of is None
+
+    @property
     def has_dense_mlp(self) -> bool:
         return self.has_mlp and self.mixture is None
 
     @property
     def has_pages(self) -> bool:
         """Whether a token's keys and values, or its latent, lie in pages."""
-        return self.attends or isinstance(self.mixer, LatentAttentionSpec)
+        return self.owns_keys or isinstance(self.mixer, LatentAttentionSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerSpec:
+    """Gemma's embeddings of tokens for each layer.
+
+    A layer's is `(norm(proj . x) + embed) / sqrt(2)`, where x is the token's own embedding and
+    `embed` is multiplied by sqrt(size). Behind its MLP the layer adds
+    `norm(out . (act(gate . x) * embedding))` to the residual x.
+    """
+
+    size: int  # numbers of each layer's
+    vocab_size: int  # tokens beyond have the embedding of token 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AltUpSpec:
+    """Gemma 3n's alternating updates, and its learned augmented residual.
+
+    There are `num_inputs` residuals. Before a layer, each becomes a sum of all, with weights that
+    follow from the first. The layer changes the first one, and the change, times a factor of its
+    own, is added to each. Embeddings per layer are added to all but the first.
+
+    Attention adds to its residual `x + norm(right . left . x)`, too, of its input x, and the sum is
+    divided by sqrt(2).
+    """
+
+    num_inputs: int
+    rank: int  # rows of `left`
+    scales_output: bool = True  # what embeddings per layer see of the first is scaled by number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,6 +400,7 @@ class DecoderSpec:
     attention_scale: float = 1.0  # multiplies q . k
     attention_softcap: float | None = None  # c * tanh(score / c), before the mask
     attention_gate: bool = False  # attended numbers are multiplied by sigmoid(gate . x)
+    value_norm: bool = False  # values of a head are normalized, without weights
     attention_sinks: bool = False  # a learned score per head, of a key that has no value
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
@@ -361,6 +408,9 @@ class DecoderSpec:
     logit_multiplier: float = 1.0
     gate_multiplier: float = 1.0  # of gate(x), before the activation
     mlp_multiplier: float = 1.0  # of what an MLP adds
+    per_layer: PerLayerSpec | None = None
+    altup: AltUpSpec | None = None
+    layer_scale: bool = False  # the residual is multiplied by a number behind each layer
     encoder: EncoderSpec | None = None  # None: a token sees those before it
 
     @property
@@ -368,6 +418,14 @@ class DecoderSpec:
         """The attention of all layers with pages, where it is latent."""
         mixers = (layer.mixer for layer in self.layers)
         return next((mixer for mixer in mixers if isinstance(mixer, LatentAttentionSpec)), None)
+
+    def kv_heads_of(self, layer: LayerSpec) -> tuple[int, int]:
+        """Return how many KV heads a layer has, and how many numbers each."""
+        return layer.num_kv_heads or self.num_kv_heads, layer.head_dim or self.head_dim
+
+    def mlp_size_of(self, layer: LayerSpec) -> int:
+        """Return the intermediate size of a layer's dense MLP."""
+        return layer.intermediate_size or self.intermediate_size
 
     @property
     def num_kv_layers(self) -> int:

@@ -58,6 +58,7 @@ def rope_table(
     base = Base(
         theta=theta,
         rotary_dim=int(head_dim * share),
+        head_dim=head_dim,
         max_position=max_position,
     )
     with np.errstate(over="ignore"):
@@ -74,6 +75,7 @@ class Base:
 
     theta: float
     rotary_dim: int
+    head_dim: int
     max_position: int
 
     def powers(self) -> Floats:
@@ -96,6 +98,15 @@ def default(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
 def linear(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Positions are divided by a factor."""
     return base.inv_freq() / np.float32(fields.positive("factor")), 1.0
+
+
+def proportional(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
+    """A part of the pairs rotates, at the frequencies that they have among all of the head's."""
+    exponents = np.arange(0, base.head_dim, 2, dtype=np.float32) / np.float32(base.head_dim)
+    powers = np.power(base.theta, exponents.astype(np.float64)).astype(np.float32)
+    inv_freq = np.float32(1) / powers / np.float32(fields.positive("factor", 1.0))
+    inv_freq[base.rotary_dim // 2 :] = 0
+    return inv_freq, 1.0
 
 
 def llama3(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
@@ -179,5 +190,6 @@ SCALINGS: dict[str, Scaling] = {
     "linear": linear,
     longrope.KIND: short_longrope,
     "llama3": llama3,
+    "proportional": proportional,
     "yarn": yarn,
 }

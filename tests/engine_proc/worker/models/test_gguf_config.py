@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gguf_gemmas
 import gguf_twins
 import numpy as np
 import pytest
@@ -142,6 +143,7 @@ def test_an_architecture_executes_as_in_transformers(case: str, tmp_path: Path) 
 def test_every_architecture_has_a_case() -> None:
     names = [case.split()[0] for case in CASES]
     tested = {gguf_twins.ARCHITECTURES.get(name, name) for name in names}
+    tested |= set(gguf_gemmas.ARCHITECTURES.values())  # of test_gemma_families.py
     assert tested | {"qwen2vl"} | HYBRIDS | LATENT == set(ARCHITECTURES)
 
 

@@ -49,6 +49,7 @@ def test_every_architecture_with_experts_has_a_case() -> None:
     tested = {ARCHITECTURES.get(family, family) for family in families}
     hybrids = {"lfm2moe", "qwen3next", "qwen35moe"}  # of test_hybrid_families.py
     hybrids |= {"granitehybrid", "kimi-linear", "nemotron_h_moe"}
+    hybrids |= {"gemma4"}  # of test_gemma_families.py
     assert tested | hybrids | {"deepseek2"} == set(MIXTURES)  # of test_latent_families.py
 
 

@@ -4,7 +4,6 @@ through: batch mates, chunks, cached prefixes, preemptions, retries and deaths."
 import dataclasses
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,16 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from decoder_cases import answers_of, part_of_prompt
+from generation import NUM_TOKENS, PROMPTS
 from gguf_twins import write_gguf
-from hybrid_models import (
-    HYBRIDS,
-    NUM_TOKENS,
-    PROMPTS,
-    TINY,
-    Generation,
-    HalfRightProposer,
-    tiny_hybrid,
-)
+from hybrid_models import HYBRIDS, TINY, tiny_hybrid
 from random_decoders import SPEC, batch, random_weights, stored, with_states
 from reference import endless_answers
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.execution.executor import Batch, Executor
+from headrace.engine_proc.worker.execution.executor import Executor
 from headrace.engine_proc.worker.models.families import hybrids, mamba
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
@@ -45,67 +38,6 @@ Make = Callable[..., Executor]
 Answers = list[list[int]]
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
-def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A case's folder, and what transformers answers."""
-    folder = tmp_path_factory.mktemp("hybrid")
-    model = tiny_hybrid(request.param)
-    model.save_pretrained(folder)
-    with torch.inference_mode():
-        logits = model(torch.tensor([PROMPTS[2]])).logits[0].numpy()
-    assert np.abs(logits).max() > 1, "a model that says nothing agrees with anything"
-    return folder, logits, endless_answers(model, PROMPTS, NUM_TOKENS)
-
-
-@pytest.fixture
-def make(hybrid: Any) -> Make:
-    """Makes executors in the core."""
-    model = open_model(hybrid[0])
-    return partial(CpuExecutor, model.spec, model.weights, threads=2)
-
-
-@pytest.fixture
-def expected(hybrid: Any) -> Answers:
-    answers: Answers = hybrid[2]
-    return answers
-
-
-@pytest.mark.parametrize("executor", [TorchExecutor, CpuExecutor])
-def test_logits_of_hybrids_are_those_of_transformers(hybrid: Any, executor: Any) -> None:
-    folder, expected, _ = hybrid
-    model = open_model(folder)
-    run = executor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
-    step = part_of_prompt(0, len(PROMPTS[2]))
-    np.testing.assert_allclose(run.forward(step), expected, atol=1e-4, rtol=0)
-
-
-def part_of_prompt(start: int, end: int, **options: Any) -> Batch:
-    """Return a step of the longest prompt's tokens."""
-    return Batch(
-        token_ids=np.array(PROMPTS[2][start:end], np.int32),
-        positions=np.arange(start, end, dtype=np.int32),
-        sequences=np.zeros(end - start, np.int32),
-        page_table=np.array([[5, 0, 3, 2]], np.int32),
-        logit_rows=np.arange(end - start, dtype=np.int32),
-        state_in=np.array([0 if start else -1], np.int32),
-        state_out=np.array([1 if start else 0], np.int32),
-        **options,
-    )
-
-
-@pytest.mark.parametrize("executor", [TorchExecutor, CpuExecutor])
-@pytest.mark.parametrize("covered", [1, 3, 20])
-def test_drafts_change_no_state_of_hybrids(hybrid: Any, executor: Any, covered: int) -> None:
-    """Tokens behind the end of a written state give logits, and leave no trace in it."""
-    folder, expected, _ = hybrid
-    model = open_model(folder)
-    run = executor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
-    first = part_of_prompt(0, covered + 4, state_ends=np.array([covered], np.int32))
-    np.testing.assert_allclose(run.forward(first), expected[: covered + 4], atol=1e-4, rtol=0)
-    rest = part_of_prompt(covered, len(PROMPTS[2]))
-    np.testing.assert_allclose(run.forward(rest), expected[covered:], atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("end", [-1, 0, 5, 99])
 def test_core_refuses_states_that_end_outside_of_their_tokens(end: int, tmp_path: Path) -> None:
     tiny_hybrid("lfm2").save_pretrained(tmp_path)
@@ -113,138 +45,6 @@ def test_core_refuses_states_that_end_outside_of_their_tokens(end: int, tmp_path
     run = CpuExecutor(model.spec, model.weights, num_pages=6, page_tokens=16, num_states=2)
     with pytest.raises(ValueError, match="state"):
         run.forward(part_of_prompt(0, 4, state_ends=np.array([end], np.int32)))
-
-
-def test_hybrids_answer_as_transformers_alone(make: Make, expected: Answers) -> None:
-    generation = Generation(make)
-    assert [generation.answers([prompt])[0] for prompt in PROMPTS] == expected
-
-
-@pytest.mark.parametrize("budget", [4, 7, 16, 19, 64])
-@pytest.mark.parametrize("depth", [1, 2])
-def test_hybrids_answer_together_in_chunks(
-    make: Make, expected: Answers, budget: int, depth: int
-) -> None:
-    generation = Generation(make, budget=budget, depth=depth)
-    assert generation.answers(PROMPTS) == expected
-    assert (generation.scheduler.counts.steps_ahead > 0) == (depth == 2)
-
-
-def test_hybrids_without_prefix_cache_answer_the_same(make: Make, expected: Answers) -> None:
-    assert Generation(make, reuses_prefixes=False).answers(PROMPTS) == expected
-
-
-def test_hybrids_answer_after_a_cached_prompt(make: Make, expected: Answers) -> None:
-    """The second time, all but the last page of each prompt is known."""
-    generation = Generation(make)
-    assert generation.answers(PROMPTS) == expected
-    assert generation.scheduler.counts.prefix_hits == 0
-    assert generation.answers(PROMPTS) == expected
-    assert generation.scheduler.counts.prefix_hits == 0 + 16 + 48
-
-
-def test_next_turn_of_a_hybrid_goes_on_where_one_ended(make: Make, expected: Answers) -> None:
-    generation = Generation(make)
-    generation.answers(PROMPTS)
-    turn = generation.add([*PROMPTS[2], *expected[2], 5, 6, 7])
-    generation.run()
-    assert turn.num_cached == (53 + 24 - 1) // 16 * 16
-    fresh = Generation(make, reuses_prefixes=False)
-    assert [list(turn.generated)] == fresh.answers([list(turn.tokens[: turn.num_prompt])])
-
-
-def test_a_shared_beginning_of_hybrids_gets_a_checkpoint(make: Make) -> None:
-    """The first prompt leaves none there, the second one does, and the third goes on from it."""
-    generation = Generation(make)
-    turns = []
-    for own in ([1] * 20, [2] * 20, [3] * 20):
-        turns.append(generation.add([*PROMPTS[1], *own], 4))
-        generation.run()
-    assert [turn.num_cached for turn in turns] == [0, 0, 32]
-    fresh = Generation(make, reuses_prefixes=False)
-    assert fresh.answers([[*PROMPTS[1], *[3] * 20]])[0][:4] == list(turns[2].generated)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_preempted_hybrids_answer_the_same(make: Make, expected: Answers, depth: int) -> None:
-    generation = Generation(make, num_pages=7, depth=depth)
-    assert generation.answers(PROMPTS) == expected
-    assert generation.scheduler.counts.preemptions > 0
-
-
-def test_preempted_hybrid_resumes_at_its_checkpoint(make: Make, expected: Answers) -> None:
-    generation = Generation(make)
-    sequence = generation.add(PROMPTS[2])
-    while len(sequence.tokens) < 70:
-        generation.step()
-    generation.scheduler._preempt(sequence)
-    (chunk,) = generation.scheduler.schedule()
-    assert chunk.start == 64, "behind the last page that it had filled"
-    generation.scheduler.retry()
-    generation.run()
-    assert list(sequence.generated) == expected[2]
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("what", ["die", "fail"])
-def test_hybrids_answer_after_lost_steps(
-    make: Make, expected: Answers, what: str, depth: int
-) -> None:
-    generation = Generation(make, budget=24, depth=depth)
-    sequences = [generation.add(prompt) for prompt in PROMPTS]
-    for _ in range(3):
-        for _ in range(6):
-            generation.step()
-        getattr(generation, what)()
-    assert generation.scheduler.has_work
-    generation.run()
-    assert [list(sequence.generated) for sequence in sequences] == expected
-
-
-def test_hybrids_answer_with_few_slots(make: Make, expected: Answers) -> None:
-    """Two for each of two sequences that run: checkpoints come and go."""
-    generation = Generation(make, num_states=4)
-    for _ in range(2):
-        assert generation.answers(PROMPTS) == expected
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"budget": 7}, {"num_pages": 7}, {"num_states": 4}, {"reuses_prefixes": False}]
-)
-def test_drafts_change_no_text_of_hybrids(
-    make: Make, expected: Answers, options: dict[str, Any]
-) -> None:
-    generation = Generation(make, speculation=HalfRightProposer(expected), **options)
-    for _ in range(2):
-        assert generation.answers(PROMPTS) == expected
-    counts = generation.scheduler.counts
-    assert 0 < counts.accepted_drafts < counts.drafts
-    assert counts.steps < 2 * NUM_TOKENS * len(PROMPTS) or "budget" in options
-
-
-@pytest.mark.parametrize("what", ["die", "fail"])
-def test_hybrids_with_drafts_answer_after_lost_steps(
-    make: Make, expected: Answers, what: str
-) -> None:
-    generation = Generation(make, speculation=HalfRightProposer(expected))
-    sequences = [generation.add(prompt) for prompt in PROMPTS]
-    for _ in range(2):
-        for _ in range(3):
-            generation.step()
-        getattr(generation, what)()
-    generation.run()
-    assert [list(sequence.generated) for sequence in sequences] == expected
-    assert generation.scheduler.counts.accepted_drafts > 0
-
-
-def test_drafts_of_hybrids_skip_no_checkpoint(make: Make, expected: Answers) -> None:
-    """The newest border of a text keeps its state, though drafts went past it."""
-    generation = Generation(make, speculation=HalfRightProposer(expected))
-    generation.answers(PROMPTS)
-    generation.scheduler._speculation = None
-    turn = generation.add([*PROMPTS[2], *expected[2], 5, 6, 7])
-    generation.run()
-    assert turn.num_cached == (53 + 24 - 1) // 16 * 16
 
 
 IN_GGUF: dict[str, dict[str, Any]] = {  # and what llama.cpp has built in
@@ -279,9 +79,7 @@ IN_GGUF: dict[str, dict[str, Any]] = {  # and what llama.cpp has built in
 def test_gguf_files_of_hybrids_generate_the_same(case: str, tmp_path: Path) -> None:
     model = tiny_hybrid(case, **IN_GGUF[case])
     path = write_gguf(tmp_path / "tiny.gguf", model)
-    ours = open_model(path)
-    generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
-    assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
+    assert answers_of(path) == endless_answers(model, PROMPTS, NUM_TOKENS)
 
 
 RENAMED = {  # by the converter, before it asks its table
@@ -359,10 +157,8 @@ def test_text_of_models_that_take_images_is_served(
 ) -> None:
     model = model_with_tower(family, is_tied)
     model.save_pretrained(tmp_path)
-    ours = open_model(tmp_path)
-    assert ours.spec.tied_head == is_tied
-    generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
-    assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
+    assert open_model(tmp_path).spec.tied_head == is_tied
+    assert answers_of(tmp_path) == endless_answers(model, PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
@@ -383,9 +179,7 @@ def test_delta_nets_in_8_bit_floats_are_read(family: str, tmp_path: Path) -> Non
     safetensors.torch.save_file(stored | codes, path)
     fields = json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
     config.write_text(json.dumps(fields))
-    ours = open_model(tmp_path)
-    generation = Generation(partial(CpuExecutor, ours.spec, ours.weights, threads=2))
-    assert generation.answers(PROMPTS) == endless_answers(model, PROMPTS, NUM_TOKENS)
+    assert answers_of(tmp_path) == endless_answers(model, PROMPTS, NUM_TOKENS)
 
 
 def test_kimi_s_delta_net_is_that_of_transformers() -> None:
