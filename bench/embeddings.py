@@ -3,7 +3,7 @@
 Method: texts of mixed length, log-normal around 40 words and cut at 256 tokens, are embedded by
         all-MiniLM-L6-v2. Headrace is a server that gets all of them in one request, in fp32 and
         with `--dtype bfloat16`. The peers are processes of their own that call their library in
-        fp32, in batches of 32, on all granted cores: sentence-transformers sorts texts by length,
+        fp32, in batches of 32, on all granted cores. Sentence-transformers sorts texts by length,
         and fastembed gets them sorted. Its ONNX file is exported from the same weights. The systems
         take turns. Vectors are compared with those of sentence-transformers before.
 Run:    python bench/embeddings.py --fastembed /path/to/its/venv/bin/python --rounds 5

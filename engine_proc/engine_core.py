@@ -20,14 +20,14 @@ from headrace.engine_proc.child_processes.vision_client import VisionClient
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.kv_cache.cache_table import NO_CACHE
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
 from headrace.engine_proc.request_io.turn import messages_of_turn
-from headrace.engine_proc.scheduling.cache_table import NO_CACHE
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SequenceOutput
 from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
@@ -146,8 +146,8 @@ class EngineCore:
     def _is_busy_beside(self) -> bool:
         """Whether sequences wait for grammars, images, adapters or pages."""
         has_images = self._images is not None and self._images.num_waiting > 0
-        has_adapters = self._adapters is not None and self._adapters.is_busy
-        return self._grammars.is_busy or has_images or has_adapters or self._is_fetching
+        is_loading = self._adapters is not None and self._adapters.is_busy
+        return self._grammars.is_busy or has_images or is_loading or self._is_fetching
 
     @property
     def _is_fetching(self) -> bool:

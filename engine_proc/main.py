@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.board.backlog import engine_backlog
+from headrace.board.board import Slot
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.adapter_loads import AdapterLoads
@@ -19,17 +20,17 @@ from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
+from headrace.engine_proc.kv_cache.kv_event_log import KvEventLog
+from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
-from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.scheduling.draft_model import DraftModel
-from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
-from headrace.engine_proc.scheduling.page_fetcher import PageFetcher
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
-from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
@@ -86,7 +87,8 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         pool_table, slot_table = open_tables(config, ready, workers.cache_id)
         pool = make_pool(ready, config, pool_table)
         publisher = publish_events(config, pool)
-        scheduler = make_scheduler(pool, ready, config, images, slot_table)
+        adapter_pool = make_adapters(config)
+        scheduler = make_scheduler(pool, ready, config, images, slot_table, adapter_pool)
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
@@ -106,20 +108,13 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             prompts=prompts,
             ahead_s=ahead_s(config, ready),
             store=store,
-            adapters=make_adapter_loads(config, scheduler),
+            adapters=make_adapter_loads(config, adapter_pool, scheduler),
         )
         if store is not None:
             layout, slots = open_layout(workers), scheduler.slots
             store.open(layout, PageFetcher(pool, slots, layout, engine.prompt_s, time.monotonic))
         context.ready()
-        while True:
-            context.slot.beat()
-            engine.receive(inbox)
-            engine.abort_expired()
-            engine.poll_images()
-            engine.poll_store()
-            engine.run_once(workers)
-            publisher.publish()
+        serve(engine, workers, inbox, publisher, context.slot)
     finally:
         publisher.close()
         if store is not None:
@@ -128,6 +123,24 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             workers.stop()
         if vision is not None:
             vision.stop()
+
+
+def serve(
+    engine: EngineCore,
+    workers: WorkerGroup,
+    inbox: Inbox[ToEngine],
+    publisher: KvEventPublisher,
+    slot: Slot,
+) -> NoReturn:
+    """Compute steps until SIGTERM."""
+    while True:
+        slot.beat()
+        engine.receive(inbox)
+        engine.abort_expired()
+        engine.poll_images()
+        engine.poll_store()
+        engine.run_once(workers)
+        publisher.publish()
 
 
 def publish_events(config: EngineConfig, pool: PagePool) -> KvEventPublisher:
@@ -217,6 +230,7 @@ def make_scheduler(
     config: EngineConfig,
     images: EncoderQueue | None = None,
     slot_table: CacheTable | None = None,
+    adapters: AdapterPool | None = None,
 ) -> Scheduler:
     """Return the scheduler for the flags."""
     execution = config.execution
@@ -244,7 +258,7 @@ def make_scheduler(
         config.enable_prefix_caching,
         images,
         slots,
-        make_adapters(config),
+        adapters,
     )
 
 
@@ -256,11 +270,13 @@ def make_adapters(config: EngineConfig) -> AdapterPool | None:
     return AdapterPool(execution.max_loras, execution.max_cpu_loras or execution.max_loras)
 
 
-def make_adapter_loads(config: EngineConfig, scheduler: Scheduler) -> AdapterLoads | None:
-    """Return what has the workers load the scheduler's adapters, if it has some."""
-    if scheduler.adapters is None:
+def make_adapter_loads(
+    config: EngineConfig, pool: AdapterPool | None, scheduler: Scheduler
+) -> AdapterLoads | None:
+    """Return what has workers load adapters, with `--enable-lora`."""
+    if pool is None:
         return None
-    return AdapterLoads(scheduler.adapters, AdapterRegistry(config.run_dir, None), scheduler)
+    return AdapterLoads(pool, AdapterRegistry(config.run_dir, None), scheduler)
 
 
 def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None:

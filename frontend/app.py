@@ -11,7 +11,7 @@ from headrace.frontend.admin import ADAPTERS, Admin, is_for_operators
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, health_of
-from headrace.frontend.http.conformance import head_fault
+from headrace.frontend.http.conformance import POST, head_fault
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, HttpExchange
@@ -65,7 +65,7 @@ class App:
             self._administer(request)
         elif (file := self._files.find(request)) is not None:
             self._serve_file(request, file)
-        elif request.path in ADAPTERS:
+        elif request.path in ADAPTERS and request.method == POST:
             rejection = self._admin.refuse_adapters(request.head.key)
             if rejection is None:
                 self._forwarder.begin(request, has_admin_key=not self._admin.opens_adapters)

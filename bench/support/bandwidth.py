@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from headrace.engine_proc.worker.execution.cpu_executor import KVDtype, page_bytes
+from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import KVDtype
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.model.gguf import read_metadata

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from headrace.config.process_configs import EngineConfig, KvStoreConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
-from headrace.engine_proc.scheduling.page_fetcher import PageFetcher
+from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.ipc.page_digests import DIGEST_BYTES

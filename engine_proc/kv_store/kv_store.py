@@ -9,8 +9,8 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 
+from headrace.engine_proc.kv_cache.cache_table import IN_USE, CacheTable
 from headrace.engine_proc.kv_store.store_tier import StoreTier
-from headrace.engine_proc.scheduling.cache_table import IN_USE, CacheTable
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.ipc.page_digests import DIGEST_BYTES
 from headrace.ipc.worker_messages import (

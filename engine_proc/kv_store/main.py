@@ -9,9 +9,9 @@ from pathlib import Path
 from headrace.board.board import Slot
 from headrace.board.fields import KvStoreField
 from headrace.config.process_configs import KvStoreConfig
+from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.kv_store.kv_store import KvStore
 from headrace.engine_proc.kv_store.store_tier import StoreTier, TierName
-from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.engine_proc.shm.step_channel import StepChannel

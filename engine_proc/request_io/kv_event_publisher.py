@@ -7,7 +7,7 @@ import msgspec
 import zmq
 
 from headrace.config.kv_events_config import FLAG, KvEventsConfig
-from headrace.engine_proc.scheduling.kv_event_log import KvEvent, KvEventLog
+from headrace.engine_proc.kv_cache.kv_event_log import KvEvent, KvEventLog
 from headrace.errors import ConfigError
 
 

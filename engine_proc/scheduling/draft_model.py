@@ -5,7 +5,7 @@ a sequence's tokens when it is drafted for: a prompt, and what was not drafted s
 page that is wrong costs acceptance, and changes no token.
 """
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.sequence import Sequence

@@ -21,18 +21,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.kv_cache.cache_table import NO_CACHE
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
-from headrace.engine_proc.scheduling.cache_table import NO_CACHE
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import InflightStep
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler_stats import SchedulerStats
 from headrace.engine_proc.scheduling.sequence_pages import SequencePages
 from headrace.engine_proc.scheduling.sequence_states import SequenceStates
 from headrace.engine_proc.scheduling.speculation import Speculation
-from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.image_placeholder import whole_end
@@ -88,7 +88,7 @@ class Scheduler:
     ) -> None:
         self._pool = pool
         self._images = images
-        self.adapters = adapters
+        self._adapters = adapters
         self._speculation = speculation
         caches = reuses_prefixes and not limits.whole_prompts
         self.slots = slots or StateSlots(0)
@@ -168,8 +168,8 @@ class Scheduler:
             assert self._images is not None
             self._images.enter(sequence)
         if (source := sequence.request.adapter) is not None:
-            assert self.adapters is not None
-            sequence.adapter = self.adapters.enter(source)
+            assert self._adapters is not None
+            sequence.adapter = self._adapters.enter(source)
         self._shares.enter(sequence.request.key)
         self._queue(sequence)
         self.counts.prefix_queries += len(sequence.tokens)
@@ -207,7 +207,7 @@ class Scheduler:
             chunks = self._schedule_suspect(budget) or self._schedule_all(budget)
         except MustWait:
             return []
-        if self.adapters is not None:  # the products of an adapter are those of adjacent rows
+        if self._adapters is not None:  # the products of an adapter are those of adjacent rows
             chunks.sort(key=lambda chunk: slot_of(chunk.sequence.adapter))
         if chunks:
             self.counts.steps += 1
@@ -578,8 +578,8 @@ class Scheduler:
             assert self._images is not None
             self._images.leave(sequence)
         if sequence.adapter is not None:
-            assert self.adapters is not None
-            self.adapters.leave(sequence.adapter)
+            assert self._adapters is not None
+            self._adapters.leave(sequence.adapter)
         self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]
         siblings = self._by_request[request_of(sequence.id)]

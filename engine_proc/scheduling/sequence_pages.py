@@ -7,7 +7,7 @@ page that a checkpoint follows (`sequence_states.py`).
 from array import array
 from collections.abc import Callable
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.sequence_states import SequenceStates
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import page_marks

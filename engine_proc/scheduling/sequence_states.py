@@ -15,8 +15,8 @@ goes on after a preemption.
 from array import array
 from collections.abc import Iterable
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE

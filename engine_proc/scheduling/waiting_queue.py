@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
 
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.fair_share import FairShare
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.sequence.sequence import Sequence
 
 turn_of = attrgetter("turn")

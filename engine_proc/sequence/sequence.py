@@ -159,7 +159,7 @@ class Sequence:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no token can be computed before an image, a page or an adapter has come."""
+        """Whether no token can be computed yet: it waits for an image, an adapter or pages."""
         if self.is_fetching or (self.adapter is not None and not self.adapter.is_loaded):
             return True
         return bool(self.images) and self.computable_end <= self.num_computed

@@ -20,16 +20,10 @@ from headrace.engine_proc.worker.device_selection import (
 from headrace.engine_proc.worker.draft_opener import BY_MODELS, HeldDecoder, open_draft
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
+from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes, page_bytes, state_bytes
 from headrace.engine_proc.worker.execution.cache_split import split_cache
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    CpuExecutor,
-    KVDtype,
-    WeightDtype,
-    cache_bytes,
-    page_bytes,
-    state_bytes,
-)
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Executor, Floats
@@ -186,9 +180,14 @@ def in_core(
         )
         for place, decoder in enumerate(decoders)
     ]
-    layers = (model.pooling, model.dense)
     runner = decoder_runner(
-        executors[0], *layers, model.spec.vocab_size, num_threads, embeds, *executors[1:]
+        executors[0],
+        model.pooling,
+        model.dense,
+        model.spec.vocab_size,
+        num_threads,
+        embeds,
+        *executors[1:],
     )
     cache_id = b"" if memory is None else memory.cache_id
     adapters = None
@@ -205,6 +204,32 @@ def in_core(
         state_bytes=state_bytes(with_pages[0][rank]),
         adapters=adapters,
     )
+
+
+def adapted(
+    config: ExecutionConfig, model: DecoderModel, peers: Peers[ShmAllReduce] | None
+) -> AdaptedModel:
+    """Return the model as adapters see it."""
+    return AdaptedModel(
+        model.spec,
+        model.weights,
+        is_gguf=config.model_path.endswith(".gguf"),
+        max_rank=config.max_lora_rank,
+        shard=None if peers is None else peers.shard,
+    )
+
+
+def lora_format(config: ExecutionConfig) -> Format:
+    """Return how factors of adapters are held."""
+    dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
+    return Format.F32 if dtype == "float32" else Format.BF16
+
+
+def share(model: DecoderModel, group: ShmAllReduce | None) -> Peers[ShmAllReduce] | None:
+    """Return the workers that have the shares of a model, if there are several."""
+    if group is None:
+        return None
+    return Peers(shards(model.spec, model.weights, group.num_ranks), group)
 
 
 def encoder_in_core(
@@ -234,32 +259,6 @@ def encoder_in_core(
     encoder = CpuEncoder(executor, model.pooling.kind)
     embedder = Embedder(encoder, normalize=model.pooling.normalize, dense=model.dense)
     return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
-
-
-def adapted(
-    config: ExecutionConfig, model: DecoderModel, peers: Peers[ShmAllReduce] | None
-) -> AdaptedModel:
-    """Return the model as adapters see it."""
-    return AdaptedModel(
-        model.spec,
-        model.weights,
-        is_gguf=config.model_path.endswith(".gguf"),
-        max_rank=config.max_lora_rank,
-        shard=None if peers is None else peers.shard,
-    )
-
-
-def lora_format(config: ExecutionConfig) -> Format:
-    """Return how factors of adapters are held."""
-    dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
-    return Format.F32 if dtype == "float32" else Format.BF16
-
-
-def share(model: DecoderModel, group: ShmAllReduce | None) -> Peers[ShmAllReduce] | None:
-    """Return the workers that have the shares of a model, if there are several."""
-    if group is None:
-        return None
-    return Peers(shards(model.spec, model.weights, group.num_ranks), group)
 
 
 def share_specs(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None) -> list[DecoderSpec]:

@@ -13,7 +13,7 @@ from headrace.ipc.worker_messages import (
     ToWorker,
 )
 
-POLL_INTERVAL_S = 1e-4  # while something else is to be answered, and no step has come
+POLL_INTERVAL_S = 1e-4  # while an adapter is loaded, and no step has come
 
 
 class StepInbox:
@@ -35,9 +35,14 @@ class StepInbox:
         self._send = send
 
     def receive(self, timeout_s: float, look_us: int | None = None) -> Step | Masks | Resume | None:
-        """Return the next message, or None after `timeout_s` at most; as `StepChannel` does."""
+        """Return the next message, or None after `timeout_s` at most.
+
+        Args:
+            look_us: as in `StepChannel.receive`.
+        """
         is_loading = self._adapters is not None and self._adapters.settle(self._send)
-        message = self._steps.receive(POLL_INTERVAL_S if is_loading else timeout_s, look_us)
+        wait_s = min(POLL_INTERVAL_S, timeout_s) if is_loading else timeout_s
+        message = self._steps.receive(wait_s, look_us)
         if not isinstance(message, LoadAdapter):
             return message
         assert self._adapters is not None

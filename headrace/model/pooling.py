@@ -3,8 +3,8 @@
 `modules.json` lists the steps after the transformer; `1_Pooling/config.json` is the one that
 pools. Dense modules behind it multiply the vector. A folder without `modules.json` holds an
 embedding model only if it is an encoder, and is then pooled by the mean, as sentence-transformers
-does. A cross-encoder, which compares two texts by reading both, has a head with one label, or
-scores by the logits of two tokens behind a prompt (`LogitScore`).
+does. A cross-encoder compares two texts by reading both. It has a head with one label, or scores by
+the logits of two tokens behind a prompt (`LogitScore`).
 """
 
 from collections.abc import Mapping

@@ -82,14 +82,16 @@ class StoreDirectory:
 
     def others(self, header: SlotFileHeader) -> list[SlotFileReader]:
         """Return the files of other servers that have records of the same kind and size."""
-        found = {}
+        found = []
         for path in sorted(self._folder.glob(f"{header.kind}-*.kv")):
-            if path.name not in self._fds and NAME.fullmatch(path.name):
-                reader = self._readers.get(path) or open_reader(path)
-                if reader is not None and reader.header.record_bytes == header.record_bytes:
-                    found[path] = reader
-        self._readers |= found
-        return list(found.values())
+            if path.name in self._fds or not NAME.fullmatch(path.name):
+                continue
+            reader = self._readers.get(path)
+            if reader is None and (reader := open_reader(path)) is not None:
+                self._readers[path] = reader
+            if reader is not None and reader.header.record_bytes == header.record_bytes:
+                found.append(reader)
+        return found
 
 
 def open_reader(path: Path) -> SlotFileReader | None:

@@ -232,6 +232,8 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
     if route.lane is Lane.FILE:
         return
     statuses = {"401": "No valid API key"}
+    if route.need is Need.ADAPTERS:
+        statuses["403"] = "Only operators may do so"
     if bodies.request is not None:
         statuses |= {
             "400": "The request is not valid; the text names the field",

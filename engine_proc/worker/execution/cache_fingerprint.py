@@ -53,7 +53,8 @@ def sources(config: ExecutionConfig) -> list[Path]:
     core = importlib.util.find_spec("headrace._core")
     assert core is not None and core.origin is not None
     paths = [Path(config.model_path), Path(core.origin)]
-    return paths + [Path(path) for path in (config.mmproj, config.draft_model) if path is not None]
+    others = (config.mmproj, config.draft_model)
+    return [*paths, *(Path(path) for path in others if path is not None)]
 
 
 def files_of(path: Path) -> list[Path]:

@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
+from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.kv_store.kv_store import KvStore
 from headrace.engine_proc.kv_store.store_tier import StoreTier, TierName
-from headrace.engine_proc.scheduling.cache_table import CacheTable, table_bytes
-from headrace.engine_proc.scheduling.page_fetcher import PageFetcher
-from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.state_slots import StateSlots
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import CacheMemory, join_cache_ids
 from headrace.engine_proc.shm.page_memory import PageMemory
@@ -112,6 +112,18 @@ class Server:
         ]
         self.store = KvStore(self.workers.memory, self.tables(), tiers)
 
+    def lose_store(self) -> None:
+        """Close the files of a store, as its death does."""
+        readers = self.directory._readers.values()
+        for fd in (*self.directory._fds.values(), *(reader._fd for reader in readers)):
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close everything."""
+        self.lose_store()
+        for fd in (*self.workers.fds, *self.memory_fds.values()):
+            os.close(fd)
+
     def compute(self, digests: list[bytes]) -> None:
         """Compute pages, with a state behind the last, as one sequence that ends then."""
         known = self.pool.match_prefix(digests)
@@ -171,6 +183,8 @@ class TwoServers(RuleBasedStateMachine):
         self.computed: set[bytes] = set()
 
     def teardown(self) -> None:
+        for server in self.servers:
+            server.close()
         self.folder.cleanup()
 
     @rule(server=st.integers(0, 1), digests=chains)
@@ -199,8 +213,7 @@ class TwoServers(RuleBasedStateMachine):
 
     @rule(server=st.integers(0, 1))
     def lose_store(self, server: int) -> None:
-        for fd in self.servers[server].directory._fds.values():
-            os.close(fd)
+        self.servers[server].lose_store()
         self.servers[server].start_store()
 
     @rule(server=st.integers(0, 1), learns=st.booleans())

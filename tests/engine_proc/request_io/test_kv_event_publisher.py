@@ -9,8 +9,8 @@ import zmq
 from scheduler_rig import Rig, make_sequence
 
 from headrace.config.kv_events_config import KvEventsConfig, parse_kv_events
+from headrace.engine_proc.kv_cache.kv_event_log import KvEventLog
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
-from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
 from headrace.errors import ConfigError
 
 WAIT_MS = 60_000

@@ -4,8 +4,8 @@ from array import array
 
 from scheduler_rig import make_sequence
 
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.draft_model import CATCH_UP_TOKENS, DraftModel
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence

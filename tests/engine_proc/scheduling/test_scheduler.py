@@ -24,7 +24,7 @@ from scheduler_rig import (
     next_token,
 )
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation

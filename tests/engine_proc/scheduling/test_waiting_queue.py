@@ -2,8 +2,8 @@
 
 from array import array
 
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.fair_share import MAX_KEYS, FairShare
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.waiting_queue import (
     AGE_TOKENS,
     PASSING,

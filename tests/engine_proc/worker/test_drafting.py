@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from random_decoders import SPEC, random_weights
 from scheduler_rig import make_sequence
 
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.draft_model import DraftModel
-from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
@@ -20,12 +20,8 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES, CacheMemory
 from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    CpuExecutor,
-    KVDtype,
-    WeightDtype,
-    cache_bytes,
-)
+from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
 from headrace.ipc.messages import Sampling, request_id

@@ -6,7 +6,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PLACES, PrefixIndex, create_prefix_index, key_of
 

@@ -101,6 +101,9 @@ class Faults(RuleBasedStateMachine):
         self.file = SlotFile(self.open(os.O_RDWR | os.O_CREAT), HEADER, clock=self.tick)
         if not self.is_damaged:
             assert set(self.file) == set(self.known)
+        else:  # what is wrong is found, and erased, when it is read
+            for digest in self.file:
+                is_right(self.file, digest)
         self.known = list(self.file)
         self.is_damaged = False
         self.reader = SlotFileReader(self.open(os.O_RDONLY), HEADER)

@@ -344,7 +344,7 @@ struct Sequence {
              bool has_latents = false)
         : format(format), head_dim(head_dim), page_tokens(page_tokens), has_latents(has_latents) {
         const int num_pages = (num_keys + page_tokens - 1) / page_tokens;
-        kv.allocate(format, 1, num_pages + 1, page_tokens, 1, head_dim, has_latents);
+        kv.allocate(format, {{1, head_dim}}, num_pages + 1, page_tokens, has_latents);
         for (int i = 0; i < num_pages; ++i) {
             pages.push_back(num_pages - i);
         }
@@ -445,6 +445,20 @@ void try_attention(const Kernels &kernels) {
     }
 }
 
+// A layer of two KV heads of 64, which sees a window.
+constexpr LayerConfig attention_layer(Window window, int intermediate_size) {
+    LayerConfig layer{};
+    layer.window = window;
+    layer.mixer = Mixer::attention;
+    layer.has_mlp = 1;
+    layer.mixer_multiplier = layer.attention_multiplier = 1.0f;
+    layer.num_kv_heads = 2;
+    layer.head_dim = 64;
+    layer.intermediate_size = intermediate_size;
+    layer.kv_layer = -1;
+    return layer;
+}
+
 // A decoder of two layers, and steps of three sequences.
 class Decoder {
 public:
@@ -509,9 +523,8 @@ public:
 
 private:
     static constexpr int hidden = 256, vocab = 112, max_pages = 2;
-    static constexpr LayerConfig layers[2] = {
-        {0, {INT32_MAX, 0}, 0.0f, 0, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f, {}},
-        {0, {9, 0}, 0.0f, 0, 0, {}, Mixer::attention, {}, {}, {}, 0, 1, 1.0f, 1.0f, {}}};
+    static constexpr LayerConfig layers[2] = {attention_layer({INT32_MAX, 0}, hidden),
+                                              attention_layer({9, 0}, hidden)};
     static constexpr float inv_freq[32] = {1.0f, 0.7f, 0.5f, 0.3f, 0.2f, 0.1f, 0.05f, 0.01f};
     static constexpr int32_t axes[32] = {};
     static constexpr RopeConfig rope = {inv_freq, axes, 32, 0, 1.0f};
@@ -519,12 +532,10 @@ private:
     static Config config(Isa isa, Format kv_format, int activation_bits) {
         Config config{};
         config.vocab_size = vocab;
-        config.hidden_size = config.intermediate_size = hidden;
+        config.hidden_size = hidden;
         config.gated_mlp = 1;
         config.gate_multiplier = config.mlp_multiplier = 1.0f;
         config.num_heads = 4;
-        config.num_kv_heads = 2;
-        config.head_dim = 64;
         config.num_layers = 2;
         config.gated_mlp = 1;
         config.num_ropes = 1;

@@ -27,12 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution import cpu_executor
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    Isa,
-    KVDtype,
-    UnsupportedSpec,
-    page_bytes,
-)
+from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import Isa, KVDtype, UnsupportedSpec
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes

@@ -22,12 +22,8 @@ from random_decoders import (
 )
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    Isa,
-    KVDtype,
-    UnsupportedSpec,
-    page_bytes,
-)
+from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import Isa, KVDtype, UnsupportedSpec
 from headrace.engine_proc.worker.execution.memory_check import step_bytes
 from headrace.engine_proc.worker.models.specs.decoder_spec import LatentAttentionSpec, LayerSpec
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor

@@ -17,12 +17,8 @@ from random_decoders import (
 )
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    KVDtype,
-    UnsupportedSpec,
-    page_bytes,
-    state_bytes,
-)
+from headrace.engine_proc.worker.execution.cache_sizes import page_bytes, state_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import KVDtype, UnsupportedSpec
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.parallel.shard import CannotCut, shards
 

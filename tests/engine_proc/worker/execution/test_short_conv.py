@@ -23,13 +23,12 @@ from random_decoders import (
 )
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.execution.cache_sizes import page_bytes, state_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
     Isa,
     KVDtype,
     UnsupportedSpec,
-    page_bytes,
-    state_bytes,
 )
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (

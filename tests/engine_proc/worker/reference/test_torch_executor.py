@@ -92,7 +92,8 @@ def test_only_the_wanted_rows_are_returned(model: DecoderModel) -> None:
 
 def test_what_an_earlier_owner_left_in_a_page_does_not_matter(model: DecoderModel) -> None:
     run = executor(model)
-    run.kv.fill_(float("nan"))
+    for pages in run.kv:
+        pages.fill_(float("nan"))
     np.testing.assert_allclose(run.forward(batch([(0, 0, 9)])), alone(model, 0), atol=1e-5)
 
 

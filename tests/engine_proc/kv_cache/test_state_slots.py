@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 
 NUM_SLOTS = 5
 DIGESTS = [bytes([i]) for i in range(4)]

@@ -4,9 +4,9 @@ import math
 
 from scheduler_rig import make_sequence
 
-from headrace.engine_proc.scheduling.page_fetcher import FETCH_PAGES, PageFetcher
-from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.kv_cache.page_fetcher import FETCH_PAGES, PageFetcher
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.worker_messages import (

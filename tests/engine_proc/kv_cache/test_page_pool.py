@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.ipc.page_digests import chain_digests
 
 

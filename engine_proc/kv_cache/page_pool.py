@@ -8,8 +8,8 @@ without users keeps its contents until it is allocated again. Eviction is least 
 from array import array
 from collections import OrderedDict
 
-from headrace.engine_proc.scheduling.cache_table import NO_CACHE, CacheTable
-from headrace.engine_proc.scheduling.kv_event_log import KvEventLog
+from headrace.engine_proc.kv_cache.cache_table import NO_CACHE, CacheTable
+from headrace.engine_proc.kv_cache.kv_event_log import KvEventLog
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.prefix_index import PrefixIndex
 

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.worker_messages import (
     CacheLayout,

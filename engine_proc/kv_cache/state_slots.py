@@ -8,7 +8,7 @@ users stays until its slot is allocated again. Eviction is least recently used f
 
 from collections import OrderedDict
 
-from headrace.engine_proc.scheduling.cache_table import NO_CACHE, CacheTable
+from headrace.engine_proc.kv_cache.cache_table import NO_CACHE, CacheTable
 
 
 class StateSlots:

@@ -9,15 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.engine_proc.scheduling.cache_table import (
+from headrace.engine_proc.kv_cache.cache_table import (
     ENTRY_BYTES,
     HEADER_BYTES,
     NO_CACHE,
     CacheTable,
     table_bytes,
 )
-from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.state_slots import StateSlots
+from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 
 NUM_PAGES = 5
 IDS = [bytes([i]) * 16 for i in range(1, 3)]

@@ -1,0 +1,1 @@
+"""What the KV cache holds: pages, state slots, and their tables. Pure."""
