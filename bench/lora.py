@@ -57,7 +57,8 @@ def write_adapter(folder: Path, seed: int) -> Path:
 def load_ms(server: Server, name: str, folder: Path) -> float:
     """Return how long a load takes."""
     body = json.dumps({"lora_name": name, "lora_path": str(folder)}).encode()
-    request = urllib.request.Request(f"{server.url}/v1/load_lora_adapter", body)
+    url, kind = f"{server.url}/v1/load_lora_adapter", {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, body, kind)
     began = time.perf_counter()
     with urllib.request.urlopen(request) as response:
         response.read()
