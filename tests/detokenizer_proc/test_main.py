@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from byte_responses import ByteVocabulary, make_plan
+from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import DetokenizerField, FrontendField
-from headrace.config.process_configs import DetokenizerConfig, ModelCard
+from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
 from headrace.ipc.messages import GeneratedTokens, StepOutput, ToEngine, ToFrontend, request_id
@@ -31,16 +32,9 @@ class Bench:
         self.engine_slot = self.board.slot("engine")
         self.start_engine()
         slot = self.board.slot("detokenizer")
-        card = ModelCard(
-            path="",
-            name="tiny",
-            max_model_len=100,
-            vocab_size=256,
-            eos_token_ids=[],
-            chat_template=None,
-            special_tokens={},
+        config = DetokenizerConfig(
+            run_dir=run_dir, card=TINY_CARD, num_frontends=1, stream_interval=1
         )
-        config = DetokenizerConfig(run_dir=run_dir, card=card, num_frontends=1, stream_interval=1)
         self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
         self.frontend: Inbox[ToFrontend] = Inbox(address(run_dir, "frontend"), ToFrontend)
         self.detokenizer = Detokenizer(config, Context(slot.seat, self.board, slot, "info", 0))

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, EngineField, TokenizerField
-from headrace.config.process_configs import ModelCard, TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.messages import GenerateRequest, HttpRequest, Sampling, ToEngine, request_id
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PrefixIndex, create_prefix_index
@@ -41,18 +42,9 @@ class Fleet:
             slot[EngineField.PAGE_TOKENS] = PAGE
         fds = tuple(create_prefix_index() for _ in engines)
         self.indexes = [PrefixIndex(fd) for fd in fds]
-        card = ModelCard(
-            path="",
-            name="tiny",
-            max_model_len=100,
-            vocab_size=256,
-            eos_token_ids=[],
-            chat_template=None,
-            special_tokens={},
-        )
         config = TokenizerConfig(
             run_dir=run_dir,
-            card=card,
+            card=TINY_CARD,
             num_frontends=1,
             num_detokenizers=1,
             seed=0,

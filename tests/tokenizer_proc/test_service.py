@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 from byte_encoder import ByteEncoder
+from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, Timing
 from headrace.board.fields import FrontendField, TokenizerField
-from headrace.config.process_configs import ModelCard, TokenizerConfig
+from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import RequestError
 from headrace.ipc.messages import (
     Abort,
@@ -99,18 +100,9 @@ class Bench:
     """A service between a frontend and an engine that are played."""
 
     def __init__(self, run_dir: str, max_batch_size: int = 4, max_wait_s: float = 60) -> None:
-        card = ModelCard(
-            path="",
-            name="tiny",
-            max_model_len=100,
-            vocab_size=256,
-            eos_token_ids=[],
-            chat_template=None,
-            special_tokens={},
-        )
         config = TokenizerConfig(
             run_dir=run_dir,
-            card=card,
+            card=TINY_CARD,
             num_frontends=1,
             num_detokenizers=1,
             seed=0,
