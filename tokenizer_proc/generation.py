@@ -28,7 +28,7 @@ from headrace.response_bodies.tokens import InputTokens, TokenCount
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.infilling import LEAD, infilling_of
 from headrace.tokenizer_proc.grammar.grammars import Grammars
-from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
+from headrace.tokenizer_proc.grammar.thought_grammar import opening_of, thoughts_of
 from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls, or_calls_of
 from headrace.tokenizer_proc.images.images import Images, none_of
 from headrace.tokenizer_proc.jobs.stages import (
@@ -481,8 +481,12 @@ class GenerationPlanner:
         if wanted.kind == "structural_tag":
             wanted = msgspec.structs.replace(wanted, special_tokens=dict(special))
         if parsing is not None:
-            thoughts = thoughts_of(parsing, special)
-            wanted = msgspec.structs.replace(wanted, thoughts=thoughts)
+            is_call = isinstance(request, ChatRequest) and bool(request.demanded)
+            wanted = msgspec.structs.replace(
+                wanted,
+                thoughts=thoughts_of(parsing, special),
+                opening="" if is_call else opening_of(parsing, special),
+            )
         return (yield from self._grammars.compiled(param, wanted))
 
     def _stop_token_ids(self, request: Generation, has_grammar: bool) -> list[int]:

@@ -3,7 +3,7 @@
 from headrace.config.process_configs import ModelCard
 from headrace.errors import Unsupported
 from headrace.ipc.messages import Parsing
-from headrace.model.output_formats import ToolFormat, begins_inside, is_closed
+from headrace.model.output_formats import BY_SCHEMA, begins_inside, is_closed
 from headrace.tokenizer_proc.requests.openai import ChatRequest
 from headrace.tokenizer_proc.requests.tools import string_parameters
 
@@ -27,14 +27,13 @@ def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | 
         thoughts = None
     if tools is None and thoughts is None:
         return None
-    is_tagged = tools in (ToolFormat.QWEN3_CODER, ToolFormat.GLM45)
     return Parsing(
         tools=tools,
         thoughts=thoughts,
         begins_inside=thoughts is not None and begins_inside(thoughts, prompt, continued),
         has_one_call=not request.may_repeat or request.names_one,
         hides_thoughts=not request.include_reasoning,
-        string_parameters=string_parameters(request.offered) if is_tagged else {},
+        string_parameters=string_parameters(request.offered) if tools in BY_SCHEMA else {},
         custom_tools=request.custom_tools if tools is not None else [],
     )
 

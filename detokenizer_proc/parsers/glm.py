@@ -9,8 +9,8 @@ import re
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.qwen3_coder import StringParameters, quoted, read_parameter
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
+from headrace.detokenizer_proc.parsers.tagged import StringParameters, quoted, read_parameter
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"

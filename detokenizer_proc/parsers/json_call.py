@@ -32,10 +32,10 @@ class Calls:
         self._new_id = new_id
         self.num = 0
 
-    def begin(self, name: str) -> ToolCallStart:
-        """Begin another one."""
+    def begin(self, name: str, id: str = "") -> ToolCallStart:
+        """Begin another one, whose `id` is the model's or a new one."""
         self.num += 1
-        return ToolCallStart(self.num - 1, self._new_id(), name)
+        return ToolCallStart(self.num - 1, id or self._new_id(), name)
 
     def more(self, text: str) -> Arguments:
         """Add to the arguments of the last one."""

@@ -17,8 +17,13 @@ class ToolFormat(enum.StrEnum):
     PYTHONIC = "pythonic"
     DEEPSEEK_V3 = "deepseek_v3"
     DEEPSEEK_V31 = "deepseek_v31"
+    DEEPSEEK_V32 = "deepseek_v32"
     GLM45 = "glm45"
     LFM2 = "lfm2"
+    KIMI_K2 = "kimi_k2"
+    MINIMAX_M2 = "minimax_m2"
+    GEMMA4 = "gemma4"
+    HARMONY = "openai"
 
 
 class ThoughtFormat(enum.StrEnum):
@@ -27,6 +32,9 @@ class ThoughtFormat(enum.StrEnum):
     DEEPSEEK_R1 = "deepseek_r1"  # an answer begins with them, marked or not
     QWEN3 = "qwen3"  # where they are marked, in the answer or at the end of the prompt
     MISTRAL = "mistral"
+    KIMI_K2 = "kimi_k2"  # as qwen3; the first call ends them, too
+    GEMMA4 = "gemma4"
+    HARMONY = "openai_gptoss"  # messages of the channel `analysis`, anywhere in an answer
 
 
 Format = TypeVar("Format", ToolFormat, ThoughtFormat)
@@ -40,8 +48,13 @@ TOOL_ALIASES = {
     "llama4_pythonic": ToolFormat.PYTHONIC,
     "deepseekv3": ToolFormat.DEEPSEEK_V3,
     "deepseekv31": ToolFormat.DEEPSEEK_V31,
+    "deepseekv32": ToolFormat.DEEPSEEK_V32,
     "glm": ToolFormat.GLM45,
     "glm47": ToolFormat.GLM45,
+    "mimo": ToolFormat.QWEN3_CODER,
+    "step3p5": ToolFormat.QWEN3_CODER,
+    "minimax-m2": ToolFormat.MINIMAX_M2,
+    "gpt-oss": ToolFormat.HARMONY,
 }
 THOUGHT_ALIASES = {
     "deepseek-r1": ThoughtFormat.DEEPSEEK_R1,
@@ -49,6 +62,15 @@ THOUGHT_ALIASES = {
     "deepseek_v3": ThoughtFormat.QWEN3,
     "deepseek-v3": ThoughtFormat.QWEN3,
     "glm45": ThoughtFormat.QWEN3,
+    "glm47": ThoughtFormat.QWEN3,
+    "holo2": ThoughtFormat.QWEN3,
+    "mimo": ThoughtFormat.QWEN3,
+    "minimax": ThoughtFormat.QWEN3,
+    "minimax_m2": ThoughtFormat.QWEN3,
+    "nemotron_3": ThoughtFormat.QWEN3,
+    "nemotron_v3": ThoughtFormat.QWEN3,
+    "step3p5": ThoughtFormat.QWEN3,
+    "gpt-oss": ThoughtFormat.HARMONY,
 }
 TOOL_PARSERS = (AUTO, NONE, *ToolFormat, *TOOL_ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
@@ -58,6 +80,11 @@ REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
 FOREIGN_MARKS = ("<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>", "}</function>")
 # What the template of a model that writes so has in it, all of it; the first that fits decides.
 TOOL_SIGNS = (
+    (("<|channel|>", "<|message|>"), ToolFormat.HARMONY),
+    (("<|tool_call>call:",), ToolFormat.GEMMA4),
+    (("<|tool_calls_section_begin|>",), ToolFormat.KIMI_K2),
+    (("<minimax:tool_call>",), ToolFormat.MINIMAX_M2),
+    (("｜DSML｜",), ToolFormat.DEEPSEEK_V32),
     (("<arg_key>",), ToolFormat.GLM45),
     (("<|tool_list_start|>",), ToolFormat.LFM2),
     (("<function=", "<parameter="), ToolFormat.QWEN3_CODER),
@@ -71,13 +98,27 @@ TOOL_SIGNS = (
     (('"parameters": dictionary of argument name',), ToolFormat.LLAMA3_JSON),
 )
 TOOL_WORDS = ("tool", "function")  # in templates that have a place for tools, in whatever format
-THOUGHT_SIGNS = ((("[THINK]",), ThoughtFormat.MISTRAL), (("</think>",), ThoughtFormat.QWEN3))
+THOUGHT_SIGNS = (
+    (("<|channel|>analysis",), ThoughtFormat.HARMONY),
+    (("<|channel>thought",), ThoughtFormat.GEMMA4),
+    (("[THINK]",), ThoughtFormat.MISTRAL),
+    (("<|tool_calls_section_begin|>", "</think>"), ThoughtFormat.KIMI_K2),
+    (("</think>",), ThoughtFormat.QWEN3),
+)
 
-# Between what thoughts are.
+# Between what thoughts are, but for harmony's.
 THOUGHT_MARKS = {
     ThoughtFormat.DEEPSEEK_R1: ("<think>", "</think>"),
     ThoughtFormat.QWEN3: ("<think>", "</think>"),
     ThoughtFormat.MISTRAL: ("[THINK]", "[/THINK]"),
+    ThoughtFormat.KIMI_K2: ("<think>", "</think>"),
+    ThoughtFormat.GEMMA4: ("<|channel>thought", "<channel|>"),
+}
+HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+# Tokens that a reader of thoughts has to see.
+THOUGHT_TOKENS = THOUGHT_MARKS | {
+    ThoughtFormat.GEMMA4: ("<|channel>", "<channel|>"),
+    ThoughtFormat.HARMONY: HARMONY_MARKS,
 }
 DEEPSEEK_MARKS = (
     "<｜tool▁calls▁begin｜>",
@@ -103,7 +144,25 @@ TOOL_MARKS = {
         "</arg_value>",
     ),
     ToolFormat.LFM2: ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ToolFormat.DEEPSEEK_V32: ("｜DSML｜",),
+    ToolFormat.KIMI_K2: (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    ToolFormat.MINIMAX_M2: ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ToolFormat.GEMMA4: ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ToolFormat.HARMONY: HARMONY_MARKS,
 }
+# A call does not say which of its arguments are strings: its tool's schema does.
+BY_SCHEMA = (
+    ToolFormat.QWEN3_CODER,
+    ToolFormat.GLM45,
+    ToolFormat.MINIMAX_M2,
+    ToolFormat.DEEPSEEK_V32,
+)
 
 
 def tool_format(name: str, template: str | None) -> ToolFormat | None:
@@ -141,6 +200,8 @@ def detected_by(
 def begins_inside(format: ThoughtFormat, prompt: str, continued: str = "") -> bool:
     """Whether text after `prompt` begins in reasoning; `prompt` may end with the text that is
     `continued`."""
+    if format is ThoughtFormat.HARMONY:
+        return False  # a message says itself what it is
     begin, end = THOUGHT_MARKS[format]
     if begin in continued or end in continued:
         return continued.rfind(begin) > continued.rfind(end)
@@ -149,6 +210,8 @@ def begins_inside(format: ThoughtFormat, prompt: str, continued: str = "") -> bo
 
 def is_closed(format: ThoughtFormat, prompt: str, continued: str = "") -> bool:
     """Whether there are no thoughts after `prompt`, since it has their end."""
+    if format is ThoughtFormat.HARMONY:
+        return False
     begin, end = THOUGHT_MARKS[format]
     if end in continued:
         return continued.rfind(begin) < continued.rfind(end)

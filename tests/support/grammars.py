@@ -6,8 +6,11 @@ import random
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-END = "<|end|>"
+from headrace.model.output_formats import HARMONY_MARKS
+
+END = "<|eos|>"
 MARKS = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>", "[THINK]", "[/THINK]")
+MARKS += ("｜DSML｜", "<|tool_call>", '<|"|>', "<|channel>", "<channel|>", *HARMONY_MARKS)
 
 
 @functools.cache

@@ -61,6 +61,33 @@ CALLS = {
     ToolFormat.LFM2: (
         '<|tool_call_start|>[forecast(city="Ås", unit="F", hours=[true]), now()]<|tool_call_end|>'
     ),
+    ToolFormat.MINIMAX_M2: (
+        '<minimax:tool_call>\n<invoke name="forecast">\n<parameter name="city">Ås <b></parameter>\n'
+        '<parameter name="unit">C</parameter>\n<parameter name="hours">[true]</parameter>\n'
+        '</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>'
+    ),
+    ToolFormat.DEEPSEEK_V32: (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="forecast">\n'
+        '<｜DSML｜parameter name="city" string="true">Ås </b></｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="unit" string="true">C</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="hours" string="false">[true]</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>"
+    ),
+    ToolFormat.KIMI_K2: (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.forecast:0"
+        '<|tool_call_argument_begin|>{"city": "Ås"}<|tool_call_end|><|tool_call_begin|>'
+        "functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    ToolFormat.GEMMA4: (
+        '<|tool_call>call:forecast{city:<|"|>Ås <b><|"|>,unit:<|"|>C<|"|>,hours:[true]}<tool_call|>'
+        "<|tool_call>call:now{}<tool_call|>"
+    ),
+    ToolFormat.HARMONY: (
+        "<|channel|>commentary to=functions.forecast <|constrain|>json<|message|>"
+        '{"city": "Ås"}<|call|><|start|>assistant'
+        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    ),
 }
 
 

@@ -348,7 +348,8 @@ class ChatTemplate:
             ) from error
 
     def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
-        """Render; some templates take arguments of calls in one form only, see `other_forms`."""
+        """Render; some templates take arguments of calls in one form only, see `other_forms`, or
+        look for something in a message's content."""
         try:
             return self._filled_in_time(template, variables)
         except CpuLimitExceeded as error:
@@ -362,7 +363,11 @@ class ChatTemplate:
                 return template.code.render(variables)
             except TEMPLATE_FAILURES as error:
                 functions = functions_of(variables["messages"])
-                for form in other_forms([one["arguments"] for one in functions], error):
+                as_written = [one["arguments"] for one in functions]
+                forms = other_forms(as_written, error)
+                if with_empty_content(variables["messages"]):
+                    forms.insert(0, as_written)
+                for form in forms:
                     for function, arguments in zip(functions, form, strict=True):
                         function["arguments"] = arguments
                     with contextlib.suppress(*TEMPLATE_FAILURES):
@@ -401,6 +406,8 @@ def as_template_message(
     """Return a message as templates expect it: absent fields absent."""
     fields: dict[str, Any] = {"role": message.role, "content": content}
     thoughts = {"reasoning_content": message.thoughts, "reasoning": message.thoughts}
+    if not content:
+        thoughts["thinking"] = message.thoughts  # harmony's, which wants one of the two
     optional = {"name": message.name, "tool_call_id": message.tool_call_id} | thoughts
     fields |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
@@ -414,6 +421,14 @@ def as_template_message(
 def functions_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the functions that are called in a conversation."""
     return [call["function"] for message in messages for call in message.get("tool_calls", ())]
+
+
+def with_empty_content(messages: list[dict[str, Any]]) -> bool:
+    """Make content that is not there an empty text; return whether there was some."""
+    without = [message for message in messages if message.get("content", "") is None]
+    for message in without:
+        message["content"] = ""
+    return bool(without)
 
 
 def other_forms(arguments: list[Any], error: Exception) -> list[list[Any]]:

@@ -87,6 +87,8 @@ def checked(compiler: "GrammarCompiler", constraint: Constraint) -> str:
     """
     grammar, is_lark = grammar_of(constraint), constraint.kind in ("lark", "grammar")
     compiler.check(grammar)  # alone, since trying ends within the thoughts
+    if constraint.opening:
+        grammar, is_lark = after_thoughts(constraint.opening, grammar, is_lark, "opened"), False
     if constraint.calls:
         calls = first_sound(compiler, constraint.calls)
         grammar, is_lark = or_calls(calls, grammar, is_lark), False

@@ -8,8 +8,12 @@ from collections.abc import Mapping
 import msgspec
 
 from headrace.ipc.messages import Parsing
-from headrace.model.output_formats import THOUGHT_MARKS
-from headrace.tokenizer_proc.requests.constraints import quoted
+from headrace.model.output_formats import THOUGHT_MARKS, THOUGHT_TOKENS, ThoughtFormat
+from headrace.tokenizer_proc.requests.constraints import quoted, spelled
+
+# Harmony's messages: a thought and what is between it and the next header, and an answer's header.
+HARMONY_THOUGHT, HARMONY_END = "<|channel|>analysis<|message|>", "<|end|>"
+HARMONY_START, HARMONY_FINAL = "<|start|>assistant", "<|channel|>final<|message|>"
 
 
 class Grammar(msgspec.Struct):
@@ -34,31 +38,44 @@ def thoughts_of(parsing: Parsing, special_tokens: Mapping[str, int]) -> str:
     """
     if parsing.thoughts is None:
         return ""
-    begin, end = THOUGHT_MARKS[parsing.thoughts]
-    first = f"<[{special_tokens[begin]}]>" if begin in special_tokens else quoted(begin)
+    tokens = THOUGHT_TOKENS[parsing.thoughts]
+    special = {mark: special_tokens[mark] for mark in tokens if mark in special_tokens}
+    if parsing.thoughts is ThoughtFormat.HARMONY:
+        begin, end, space = HARMONY_THOUGHT, HARMONY_END, spelled(HARMONY_START, special)
+    else:
+        begin, end = THOUGHT_MARKS[parsing.thoughts]
+        space = r"/\n{0,2}/"
+    first = spelled(begin, special)
     inside = f"({first})? inside" if parsing.begins_inside else f"({first} inside)?"
-    rules = [f"thoughts: {inside}", r"SPACE: /\n{0,2}/"]
-    if end in special_tokens:  # and is not written as text, which would end the thoughts, too
-        rules.append(f"inside: THOUGHT <[{special_tokens[end]}]> SPACE")
+    rules = [f"thoughts: {inside}", f"space: {space}"]
+    if end in special:  # and is not written as text, which would end the thoughts, too
+        rules.append(f"inside: THOUGHT {spelled(end, special)} space")
         rules.append(f"THOUGHT: /(?s:.*)/ & ~(/(?s:.*)/ {quoted(end)} /(?s:.*)/)")
     else:
-        rules.append("inside: thought SPACE")
+        rules.append("inside: thought space")
         rules.append(f"thought[suffix={quoted(end)}]: /(?s:.*)/")
     return "\n".join(rules)
 
 
-def after_thoughts(thoughts: str, answer: str, is_lark: bool) -> str:
-    """Return the grammar of thoughts and then an answer.
+def opening_of(parsing: Parsing, special_tokens: Mapping[str, int]) -> str:
+    """Return the rules of what comes directly before an answer's text; empty is nothing."""
+    if parsing.thoughts is not ThoughtFormat.HARMONY:
+        return ""
+    return f"thoughts: {spelled(HARMONY_FINAL, special_tokens)}"
+
+
+def after_thoughts(thoughts: str, answer: str, is_lark: bool, name: str = "answer") -> str:
+    """Return the grammar of thoughts and then an answer, which is called `name` in it.
 
     Args:
-        thoughts: the rules that `thoughts_of` returns, not none.
+        thoughts: the rules that `thoughts_of` or `opening_of` returns, not none.
         answer: a grammar in Lark, or a list in llguidance's JSON, of which the first begins.
     """
-    whole = Grammar("whole", f"start: thoughts @answer\n{thoughts}")
+    whole = Grammar("whole", f"start: thoughts @{name}\n{thoughts}")
     if is_lark:
-        return in_json(whole, Grammar("answer", answer))
+        return in_json(whole, Grammar(name, answer))
     first, *others = msgspec.json.decode(answer, type=Several).grammars
-    return in_json(whole, msgspec.structs.replace(first, name="answer"), *others)
+    return in_json(whole, msgspec.structs.replace(first, name=name), *others)
 
 
 def or_calls(calls: str, answer: str, is_lark: bool) -> str:

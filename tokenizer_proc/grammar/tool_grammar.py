@@ -8,7 +8,8 @@ writes calls as the model's chat template does; `detokenizer_proc/parsers/` read
 import contextlib
 import json
 import keyword
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,24 +23,33 @@ from headrace.tokenizer_proc.requests.constraints import (
     MAX_GRAMMAR_CHARACTERS,
     Constraint,
     quoted,
+    special_in,
     spelled,
 )
 from headrace.tokenizer_proc.requests.tools import Tool, is_string
 
 Schema = dict[str, Any]
 
-NAME = "\N{NULL}"  # in the place of a function's name
+NAME = "\N{NULL}"  # in the place of a function's or parameter's name
+INDEX = "\N{START OF TEXT}"  # in the place of a number
 NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 # As `json.dumps` writes, and models were taught; free spaces would go on for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DEFINITIONS = ("$defs", "definitions")
+GEMMA_QUOTE = '<|"|>'
 BY_PYTHON = (ToolFormat.PYTHONIC, ToolFormat.LFM2)
+IS_STRING = "\N{START OF HEADING}"  # in the place of whether a value is a string
 # Before and behind the value of a parameter.
 TAGS = {
     ToolFormat.QWEN3_CODER: (f"<parameter={NAME}>\n", "\n</parameter>"),
     ToolFormat.GLM45: (f"<arg_key>{NAME}</arg_key>\n<arg_value>", "</arg_value>"),
+    ToolFormat.MINIMAX_M2: (f'<parameter name="{NAME}">', "</parameter>"),
+    ToolFormat.DEEPSEEK_V32: (
+        f'<｜DSML｜parameter name="{NAME}" string="{IS_STRING}">',
+        "</｜DSML｜parameter>",
+    ),
 }
-BY_PARAMETER = (*BY_PYTHON, *TAGS)  # a grammar each, not one of all
+BY_PARAMETER = (*BY_PYTHON, *TAGS, ToolFormat.GEMMA4)  # a grammar each, not one of all
 
 
 class Writing(NamedTuple):
@@ -80,6 +90,33 @@ WRITINGS = {
     ),
     ToolFormat.GLM45: Writing(f"<tool_call>{NAME}\n", "</tool_call>", "\n"),
     ToolFormat.LFM2: Writing(f"{NAME}(", ")", ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    ToolFormat.MINIMAX_M2: Writing(
+        f'<invoke name="{NAME}">\n',
+        "</invoke>\n",
+        "",
+        "<minimax:tool_call>\n",
+        "</minimax:tool_call>",
+    ),
+    ToolFormat.DEEPSEEK_V32: Writing(
+        f'<｜DSML｜invoke name="{NAME}">\n',
+        "</｜DSML｜invoke>\n",
+        "",
+        "<｜DSML｜function_calls>\n",
+        "</｜DSML｜function_calls>",
+    ),
+    ToolFormat.KIMI_K2: Writing(
+        f"<|tool_call_begin|>functions.{NAME}:{INDEX}<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    ),
+    ToolFormat.GEMMA4: Writing(f"<|tool_call>call:{NAME}{{", "}<tool_call|>"),
+    ToolFormat.HARMONY: Writing(
+        f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>",
+        "",
+        "<|call|><|start|>assistant",
+    ),
 }
 
 
@@ -209,7 +246,9 @@ class ToolGrammar:
     def _arguments(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a tool's arguments."""
         if self._format in BY_PYTHON:
-            return python_arguments(rule, schema)
+            return listed_arguments(rule, schema, "=", ", ", python_value)
+        if self._format is ToolFormat.GEMMA4:
+            return listed_arguments(rule, schema, ":", ",", self._gemma_value)
         if self._format in TAGS:
             return self._tagged_arguments(rule, schema)
         return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
@@ -222,23 +261,46 @@ class ToolGrammar:
         for index, (name, one, is_needed) in enumerate(properties_of(schema)):
             parameter, value = f"{rule}_parameter{index}", f"{rule}_value{index}"
             names.append(parameter if is_needed else f"{parameter}?")
-            begin = self._text(before.replace(NAME, name))
+            kind = "true" if is_string(one) else "false"
+            begin = self._text(before.replace(NAME, name).replace(IS_STRING, kind))
             if is_string(one) and "enum" in one:
                 texts = " | ".join(quoted(str(text)) for text in one["enum"])
                 rules.append(f'{parameter}: {begin} ({texts}) {end} "\\n"')
                 continue
-            text = f"{value}: /(?s:.*)/" if end != quoted(behind) else ""
-            if is_string(one) and not text:  # the end is found in the text
-                rules.append(f'{parameter}: {begin} {value} "\\n"')
-                rules.append(f"{value}[suffix={quoted(behind)}]: /(?s:.*)/")
+            if not is_string(one):
+                rules.append(f'{parameter}: {begin} {value} {end} "\\n"')
+                rules.append(f"{value}: {json_value(one)}")
                 continue
-            rules.append(f'{parameter}: {begin} {value} {end} "\\n"')
-            rules.append(text if is_string(one) else f"{value}: {json_value(one)}")
+            free, rest = self._free_text(value, behind)
+            rules += [f'{parameter}: {" ".join(filter(None, (begin, value, rest)))} "\\n"', free]
         body = " ".join(names) or '""'
         return [f"{rule}: {body}", *rules]
 
+    def _gemma_value(self, rule: str, schema: Schema) -> list[str]:
+        """Return the rules of a value in Gemma 4's form; lists and objects in it are JSON."""
+        if not is_string(schema):
+            return [f"{rule}: {json_value(schema)}"]
+        quote = self._text(GEMMA_QUOTE)
+        if "enum" in schema:
+            texts = " | ".join(quoted(str(text)) for text in schema["enum"])
+            return [f"{rule}: {quote} ({texts}) {quote}"]
+        free, rest = self._free_text(f"{rule}_text", GEMMA_QUOTE)
+        return [f"{rule}: {self._joined(quote, f'{rule}_text', rest)}", free]
+
+    def _free_text(self, rule: str, end: str) -> tuple[str, str]:
+        """Return the rule of any text up to `end`, and what of that the rule has not.
+
+        An end with a special token is written with that token; up to there it is text.
+        """
+        at, token = special_in(end, self._special)
+        if not token:  # the end is found in the text
+            return f"{rule}[suffix={quoted(end)}]: /(?s:.*)/", ""
+        begin = re.escape(end[:at]).replace("/", r"\/")
+        return f"{rule}: /(?s:.*){begin}/", self._text(end[at:])
+
     def _text(self, text: str) -> str:
-        return spelled(text, self._special)
+        parts = (spelled(part, self._special) for part in text.split(INDEX))
+        return " /[0-9]{1,3}/ ".join(parts)
 
     @staticmethod
     def _joined(*parts: str) -> str:
@@ -285,7 +347,18 @@ def properties_of(schema: Schema) -> list[tuple[str, Schema, bool]]:
     ]
 
 
-def python_arguments(rule: str, schema: Schema) -> list[str]:
+def python_value(rule: str, schema: Schema) -> list[str]:
+    """Return the rules of a value in Python's form, with JSON's constants."""
+    return [f"{rule}: {json_value(schema)}"]
+
+
+def listed_arguments(
+    rule: str,
+    schema: Schema,
+    assign: str,
+    separator: str,
+    value_rules: Callable[[str, Schema], list[str]],
+) -> list[str]:
     """Return the rules of `a=1, b=2`, where optional arguments may be left out."""
     properties = [
         (name, one, is_needed)
@@ -295,14 +368,16 @@ def python_arguments(rule: str, schema: Schema) -> list[str]:
     rules = [f"{rule}: {rule}_first0"]
     for index, (name, one, is_needed) in enumerate(properties):
         if not is_python_name(name):
-            raise Unsupported(f"tools: '{name}' cannot be a parameter's name in Python", "tools")
+            raise Unsupported(
+                f"tools: '{name}' cannot be a parameter's name in this format", "tools"
+            )
         item, more = f"{rule}_item{index}", f"{rule}_more{index + 1}"
         skipped = "" if is_needed else f" | {rule}_first{index + 1}"
         rules += [
-            f"{item}: {quoted(name + '=')} {rule}_value{index}",
-            f"{rule}_value{index}: {json_value(one)}",
+            f"{item}: {quoted(name + assign)} {rule}_value{index}",
+            *value_rules(f"{rule}_value{index}", one),
             f"{rule}_first{index}: {item} {more}{skipped}",
-            f'{rule}_more{index}: (", " {item}){"" if is_needed else "?"} {more}',
+            f"{rule}_more{index}: ({quoted(separator)} {item}){'' if is_needed else '?'} {more}",
         ]
     num = len(properties)
     return [*rules, f'{rule}_first{num}: ""', f'{rule}_more{num}: ""']

@@ -94,6 +94,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     closed: bool = False  # objects have no properties but those that their schemas name
     special_tokens: dict[str, int] = {}  # that are tokens in a structural tag, too
     calls: tuple[str, ...] = ()  # Lark: the text may be this instead; the first that compiles
+    opening: str = ""  # rules of what comes directly before the text, but not before calls
 
 
 def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:

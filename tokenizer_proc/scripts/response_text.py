@@ -8,11 +8,11 @@ import random
 from collections.abc import Sequence
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import assert_never
+from typing import Literal, assert_never
 
 from headrace.errors import InvalidValue, ScriptedError
 from headrace.ipc.messages import Parsing
-from headrace.model.output_formats import THOUGHT_MARKS, ToolFormat
+from headrace.model.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
 from headrace.testing.script import MockError, MockReply, MockToolCall, Words
 
 PLAIN_WORDS = (
@@ -74,6 +74,10 @@ def response_text(reply: MockReply, parsing: Parsing | None) -> str:
                 "with --reasoning-parser qwen3, or leave the thought out"
             )
         return text
+    if parsing.thoughts is ThoughtFormat.HARMONY:
+        thought = f"<|channel|>analysis<|message|>{reply.thought}<|end|><|start|>assistant"
+        opening = "" if reply.calls else "<|channel|>final<|message|>"
+        return (thought if reply.thought else "") + opening + text
     begin, end = THOUGHT_MARKS[parsing.thoughts]
     if parsing.begins_inside:
         return f"{reply.thought}{end}\n\n{text}"
@@ -102,9 +106,38 @@ def with_calls(
             return f"<|tool_call_start|>[{', '.join(listed)}]<|tool_call_end|>{text}"
         case ToolFormat.GLM45:
             return text + "\n".join(in_arguments(call, parsing) for call in calls)
+        case ToolFormat.HARMONY:
+            said = [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
+            return "<|start|>assistant".join([*said, *map(in_harmony, calls)])
+        case _:
+            return text + in_section(calls, format, parsing)
+
+
+def in_section(
+    calls: Sequence[MockToolCall],
+    format: Literal[
+        ToolFormat.DEEPSEEK_V3,
+        ToolFormat.DEEPSEEK_V31,
+        ToolFormat.DEEPSEEK_V32,
+        ToolFormat.KIMI_K2,
+        ToolFormat.MINIMAX_M2,
+        ToolFormat.GEMMA4,
+    ],
+    parsing: Parsing,
+) -> str:
+    """Return calls between marks around all of them, or around each."""
+    match format:
+        case ToolFormat.MINIMAX_M2 | ToolFormat.DEEPSEEK_V32:
+            return in_invocations(calls, format, parsing)
+        case ToolFormat.KIMI_K2:
+            inner = "".join(in_kimi(call, index) for index, call in enumerate(calls))
+            return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+        case ToolFormat.GEMMA4:
+            listed = (f"{call.name}{in_gemma(call.arguments)}" for call in calls)
+            return "".join(f"<|tool_call>call:{call}<tool_call|>" for call in listed)
         case ToolFormat.DEEPSEEK_V3 | ToolFormat.DEEPSEEK_V31:
             inner = "\n".join(in_deepseek(call, format) for call in calls)
-            return f"{text}<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+            return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
         case _:
             assert_never(format)
 
@@ -154,3 +187,46 @@ def in_deepseek(call: MockToolCall, format: ToolFormat) -> str:
     else:
         said = f"function<｜tool▁sep｜>{call.name}\n```json\n{arguments}\n```"
     return f"<｜tool▁call▁begin｜>{said}<｜tool▁call▁end｜>"
+
+
+def in_invocations(calls: Sequence[MockToolCall], format: ToolFormat, parsing: Parsing) -> str:
+    """Return calls as MiniMax M2 and DeepSeek V3.2 have them; only the latter says what a string
+    is."""
+    is_deepseek = format is ToolFormat.DEEPSEEK_V32
+    mark, section = ("｜DSML｜", "function_calls") if is_deepseek else ("", "minimax:tool_call")
+    lines = [f"<{mark}{section}>"]
+    for call in calls:
+        strings = parsing.string_parameters.get(call.name, [])
+        lines.append(f'<{mark}invoke name="{call.name}">')
+        for name, value in call.arguments.items():
+            is_bare = isinstance(value, str) and (is_deepseek or name in strings)
+            kind = f' string="{as_json(is_bare)}"' if is_deepseek else ""
+            said = value if is_bare else as_json(value)
+            lines.append(f'<{mark}parameter name="{name}"{kind}>{said}</{mark}parameter>')
+        lines.append(f"</{mark}invoke>")
+    return "\n".join([*lines, f"</{mark}{section}>"])
+
+
+def in_kimi(call: MockToolCall, index: int) -> str:
+    """Return a call as Kimi K2 has it."""
+    id, arguments = f"functions.{call.name}:{index}", as_json(call.arguments)
+    return f"<|tool_call_begin|>{id}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+
+def in_gemma(value: object) -> str:
+    """Return a value as Gemma 4 has it."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case dict():
+            return "{" + ",".join(f"{name}:{in_gemma(one)}" for name, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(in_gemma, value)) + "]"
+        case _:
+            return as_json(value)
+
+
+def in_harmony(call: MockToolCall) -> str:
+    """Return a call as gpt-oss has it."""
+    header = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
+    return f"{header}{as_json(call.arguments)}<|call|>"

@@ -4,11 +4,31 @@ import gc
 import itertools
 import json
 import time
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_outputs import (
+    CODER,
+    DEEPSEEK,
+    DSML,
+    EXAMPLES,
+    FINAL,
+    FORMATS,
+    GEMMA,
+    HARMONY,
+    HARMONY_CALLS,
+    HARMONY_THOUGHTS,
+    HERMES,
+    INSIDE,
+    KIMI,
+    LLAMA,
+    MISTRAL,
+    PYTHONIC,
+    QWEN3,
+    Example,
+    of_deepseek,
+)
 
 from headrace.detokenizer_proc.parser_selection import READERS, TAGGED_READERS, marks_of, parser_of
 from headrace.detokenizer_proc.parsers.json_call import new_call_id
@@ -23,19 +43,13 @@ from headrace.detokenizer_proc.parsers.pieces import (
     gathered,
 )
 from headrace.ipc.messages import Parsing
-from headrace.model.output_formats import TOOL_MARKS, ThoughtFormat, ToolFormat
-
-HERMES = Parsing(tools=ToolFormat.HERMES)
-LLAMA = Parsing(tools=ToolFormat.LLAMA3_JSON)
-MISTRAL = Parsing(tools=ToolFormat.MISTRAL)
-PYTHONIC = Parsing(tools=ToolFormat.PYTHONIC)
-DEEPSEEK = Parsing(tools=ToolFormat.DEEPSEEK_V3)
-CODER = Parsing(tools=ToolFormat.QWEN3_CODER, string_parameters={"write": ["path", "text"]})
-GLM = Parsing(tools=ToolFormat.GLM45, string_parameters={"write": ["path", "text"]})
-LFM2 = Parsing(tools=ToolFormat.LFM2)
-QWEN3 = Parsing(tools=ToolFormat.HERMES, thoughts=ThoughtFormat.QWEN3)
-INSIDE = Parsing(thoughts=ThoughtFormat.DEEPSEEK_R1, begins_inside=True)
-FORMATS = [HERMES, LLAMA, MISTRAL, PYTHONIC, DEEPSEEK, CODER, QWEN3, INSIDE]
+from headrace.model.output_formats import (
+    HARMONY_MARKS,
+    THOUGHT_TOKENS,
+    TOOL_MARKS,
+    ThoughtFormat,
+    ToolFormat,
+)
 
 
 def pieces_of(parsing: Parsing, *parts: str) -> list[Piece]:
@@ -47,221 +61,6 @@ def pieces_of(parsing: Parsing, *parts: str) -> list[Piece]:
 
 def read(parsing: Parsing, *parts: str) -> Gathered:
     return gathered(pieces_of(parsing, *parts))
-
-
-class Example(NamedTuple):
-    """A text, and what it is: content, thought, and calls as (name, arguments)."""
-
-    parsing: Parsing
-    text: str
-    content: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
-    thought: str = ""
-
-
-def of_deepseek(*calls: str) -> str:
-    inner = "\n".join(f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls)
-    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
-
-
-CODED = """<tool_call>
-<function=write>
-<parameter=path>
-007
-</parameter>
-<parameter=text>
-line "1"
-
-</think> é
-</parameter>
-<parameter=mode>
-{"a": [1, 2]}
-</parameter>
-<parameter=force>
-True
-</parameter>
-<parameter=note>
-not JSON
-</parameter>
-</function>
-</tool_call>"""
-TAGGED = (
-    "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a b</arg_value>\n"
-    "<arg_key>text</arg_key>\n<arg_value>x < 1\n</arg_value>\n<arg_key>lines</arg_key>\n"
-    "<arg_value>[1, 2]</arg_value>\n</tool_call>"
-)
-ARGS = '{"path": "a b", "text": "x < 1\\n", "lines": [1, 2]}'
-WRITTEN = (
-    '{"path": "007", "text": "line \\"1\\"\\n\\n</think> é", "mode": {"a": [1, 2]}, '
-    '"force": true, "note": "not JSON"}'
-)
-
-EXAMPLES = [
-    # Hermes
-    Example(HERMES, "Hello.\n", "Hello.\n"),
-    Example(HERMES, " \n", " \n"),
-    Example(
-        HERMES,
-        '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>", "b": [1]}}\n</tool_call>',
-        "",
-        (("f", '{"a": "</tool_call>", "b": [1]}'),),
-    ),
-    Example(
-        HERMES,
-        'Wait.\n<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>\n'
-        '<tool_call>{"name": "g", "arguments": {}, "id": 7}</tool_call>\n',
-        "Wait.\n",
-        (("f", '{"a": 1}'), ("g", "{}")),
-    ),
-    Example(HERMES, '<tool_call>{"name": "f"}</tool_call>', "", (("f", "{}"),)),
-    Example(
-        HERMES,
-        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9\\"}"}</tool_call>',
-        "",
-        (("f", '{"a": "é"}'),),
-    ),
-    Example(HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", (("f", "{}"),)),
-    Example(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x', "", (("f", '{"a": "x'),)),
-    Example(
-        HERMES,
-        '<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>!',
-        "}!",
-        (("f", '{"a": 1}'),),
-    ),
-    Example(
-        HERMES,
-        '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>'
-        '<tool_call>{"name": "g", "arguments": {}}',
-        "",
-        (("f", '{"a": 1'), ("g", "{}")),
-    ),
-    Example(HERMES, "a <tool_call>\nf(1)\n</tool_call> b", "a <tool_call>\nf(1)\n</tool_call> b"),
-    Example(
-        HERMES,
-        '<tool_call>{"name": "", "arguments": {}}',
-        '<tool_call>{"name": "", "arguments": {}}',
-    ),
-    Example(HERMES, '<tool_call>{"name": "\\ud83d"}', '<tool_call>{"name": "\\ud83d"}'),
-    Example(
-        HERMES,
-        '<tool_call>{"name": "f", "arguments": 5}',
-        '<tool_call>{"name": "f", "arguments": 5}',
-    ),
-    Example(HERMES, "<tool_call", "<tool_call"),
-    Example(HERMES, "<tool_call>", "<tool_call>"),
-    # Llama 3
-    Example(LLAMA, '{"name": "f", "parameters": {"a": "b"}}', "", (("f", '{"a": "b"}'),)),
-    Example(
-        LLAMA,
-        '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "arguments": {"a": ";"}}',
-        "",
-        (("f", "{}"), ("g", '{"a": ";"}')),
-    ),
-    Example(
-        LLAMA,
-        'So: <|python_tag|>{"type": "function", "name": "f", "parameters": {}}',
-        "So: ",
-        (("f", "{}"),),
-    ),
-    Example(LLAMA, '{"name": "Bo", "age": 3}', '{"name": "Bo", "age": 3}'),
-    Example(LLAMA, '{"name": "f"}', '{"name": "f"}'),
-    Example(LLAMA, "<|python_tag|>print(1)", "<|python_tag|>print(1)"),
-    Example(LLAMA, 'a {"name": "f", "parameters": {}}', 'a {"name": "f", "parameters": {}}'),
-    Example(LLAMA, '{"name": "f", "parameters": {}}; so', "; so", (("f", "{}"),)),
-    Example(LLAMA, '{"name": "f", "parameters": {}} so', " so", (("f", "{}"),)),
-    # Mistral
-    Example(
-        MISTRAL,
-        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "]"}}, {"arguments": {}, "name": "g"}]',
-        "",
-        (("f", '{"a": "]"}'), ("g", "{}")),
-    ),
-    Example(
-        MISTRAL,
-        'Hm.[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[CALL_ID]abc123DEF[ARGS]{"b": 2}',
-        "Hm.",
-        (("f", '{"a": 1}'), ("g", '{"b": 2}')),
-    ),
-    Example(MISTRAL, "[TOOL_CALLS]f(1)", "[TOOL_CALLS]f(1)"),
-    Example(MISTRAL, "[TOOL_CALLS][1]", "[TOOL_CALLS][1]"),
-    Example(MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}, 1]', " 1]", (("f", "{}"),)),
-    # Pythonic
-    Example(
-        PYTHONIC,
-        "[f(a=1, b='x]', c=[True, None, -2.5], d={'k': (1,)}), mod.g()]",
-        "",
-        (("f", '{"a": 1, "b": "x]", "c": [true, null, -2.5], "d": {"k": [1]}}'), ("mod.g", "{}")),
-    ),
-    Example(
-        PYTHONIC,
-        '<|python_start|>[f(a=true, b="\\d\\"é")]<|python_end|>',
-        "",
-        (("f", '{"a": true, "b": "\\\\d\\"é"}'),),
-    ),
-    Example(PYTHONIC, "[f(a=1)] Done.", " Done.", (("f", '{"a": 1}'),)),
-    Example(PYTHONIC, "[1] as they say", "[1] as they say"),
-    Example(PYTHONIC, "[f(a=1)", "[f(a=1)"),
-    Example(PYTHONIC, "[f(1)]", "[f(1)]"),
-    Example(PYTHONIC, "[f(**a)]", "[f(**a)]"),
-    Example(PYTHONIC, "[f(a=g(1))]", "[f(a=g(1))]"),
-    Example(PYTHONIC, "[f(a=1e999)]", "[f(a=1e999)]"),
-    Example(PYTHONIC, "[f(a='\\ud83d')]", "[f(a='\\ud83d')]"),
-    Example(PYTHONIC, "[f()(a=1)]", "[f()(a=1)]"),
-    Example(PYTHONIC, "[f(a={1: 2})]", "[f(a={1: 2})]"),
-    Example(PYTHONIC, "[f(a=b'x')]", "[f(a=b'x')]"),
-    # DeepSeek
-    Example(
-        DEEPSEEK,
-        "Hm."
-        + of_deepseek(
-            'function<｜tool▁sep｜>f\n```json\n{"a": "```"}\n```',
-            "function<｜tool▁sep｜>g\n```json\n{}\n```",
-        ),
-        "Hm.",
-        (("f", '{"a": "```"}'), ("g", "{}")),
-    ),
-    Example(
-        DEEPSEEK,
-        of_deepseek('f<｜tool▁sep｜>{"a": 1}', "g<｜tool▁sep｜>{}"),
-        "",
-        (("f", '{"a": 1}'), ("g", "{}")),
-    ),
-    Example(DEEPSEEK, of_deepseek("f"), of_deepseek("f")),
-    Example(DEEPSEEK, of_deepseek(), of_deepseek()),
-    # GLM and LFM2
-    Example(GLM, f"Now:\n{TAGGED}\n{TAGGED}", "Now:\n", (("write", ARGS), ("write", ARGS))),
-    Example(GLM, TAGGED.replace(">\n<", "><"), "", (("write", ARGS),)),
-    Example(GLM, "<tool_call>now\n</tool_call>.", ".", (("now", "{}"),)),
-    Example(GLM, "<tool_call> is a tag", "<tool_call> is a tag", ()),
-    Example(GLM, "<tool_call>f\n<arg_key>a", "a", (("f", ""),)),
-    Example(
-        LFM2,
-        '<|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>Done.',
-        "Done.",
-        (("f", '{"a": 1}'), ("g", '{"b": "x"}')),
-    ),
-    Example(LFM2, "No call.", "No call.", ()),
-    # Qwen3-Coder
-    Example(CODER, f"Now:\n{CODED}\n{CODED}", "Now:\n", (("write", WRITTEN), ("write", WRITTEN))),
-    Example(CODER, "<function=f></function></tool_call>", "", (("f", "{}"),)),
-    Example(CODER, "<tool_call>\n<function=f>\n<para", "\n<para", (("f", ""),)),
-    Example(CODER, "<function=f>\n</tool_call>", "", (("f", "{}"),)),
-    Example(CODER, CODED[:90], "", (("write", '{"path": "007", "text": "line \\"1\\"\\n\\n'),)),
-    Example(CODER, "<tool_call>f</tool_call>", "<tool_call>f</tool_call>"),
-    Example(CODER, "<function=>", "<function=>"),
-    # Thoughts
-    Example(QWEN3, "<think>\nHm\n</think>\n\nYes.", "Yes.", thought="Hm\n"),
-    Example(QWEN3, " Yes <think>", " Yes <think>"),
-    Example(QWEN3, "<think>Hm", thought="Hm"),
-    Example(
-        QWEN3,
-        '<think></think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        "",
-        (("f", "{}"),),
-    ),
-    Example(INSIDE, "Hm</think>Yes", "Yes", thought="Hm"),
-    Example(INSIDE, "<think>\nHm</think>Yes", "Yes", thought="Hm"),
-]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.parsing.tools}: {e.text[:40]}")
@@ -278,7 +77,7 @@ def test_python_that_is_too_deep_is_content(deep: str) -> None:
 
 
 CHUNKS = sorted(
-    {mark for marks in TOOL_MARKS.values() for mark in marks}
+    {mark for marks in (TOOL_MARKS | THOUGHT_TOKENS).values() for mark in marks}
     | {
         "<think>",
         "</think>",
@@ -290,6 +89,8 @@ CHUNKS = sorted(
         "```json\n",
         "```",
         "<function=f>",
+        *("to=functions.f", "analysis", "final", "call:f{", "a:", "functions.f:0", "</"),
+        *('invoke name="f">', 'parameter name="a">', "function_calls>"),
     }
     | {"<parameter=a>", "</parameter>", "</function>", '{"name": "f", ', '"arguments": {', '"a": 1'}
     | {
@@ -346,7 +147,7 @@ def test_pieces_are_never_empty_and_calls_come_in_order(parsing: Parsing, text: 
 def test_nothing_is_lost(parsing: Parsing, text: str) -> None:
     """Without a call or a thought, the text is content, byte for byte."""
     told = read(parsing, text)
-    if not told.calls and not parsing.thoughts:
+    if not told.calls and not parsing.thoughts and parsing is not HARMONY_CALLS:
         assert told.text == text
 
 
@@ -446,10 +247,23 @@ def test_ids_are_as_the_models_templates_want_them_back() -> None:
     assert new_mistral_id() != new_mistral_id()
 
 
+def test_kimi_calls_have_the_ids_that_kimi_writes() -> None:
+    begin, end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    call = (
+        '<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{{"a": 1}}<|tool_call_end|>'
+    )
+    section = begin + call.format("f", 0) + call.format("g.h", 1) + end
+    calls = [Call("functions.f:0", "f", '{"a": 1}'), Call("functions.g.h:1", "g.h", '{"a": 1}')]
+    for text in (f"Hm</think>So.{section}", f"<think>Hm{section}So."):
+        assert read(KIMI, text) == read(KIMI, *text) == Gathered("So.", "Hm", calls)
+
+
 def test_every_format_has_a_reader() -> None:
     assert {*READERS, *TAGGED_READERS} == set(ToolFormat)
     assert marks_of(None) == frozenset()
     assert marks_of(QWEN3) == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
+    assert marks_of(GEMMA) == {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"}
+    assert marks_of(HARMONY_THOUGHTS) == {*HARMONY_MARKS}
 
 
 LONG = 8_000
@@ -464,6 +278,11 @@ HARD = [
     (DEEPSEEK, of_deepseek("f<｜tool▁sep｜>{}") * (LONG // 10)),
     (CODER, "<tool_call><function=f>" + "<parameter=a>b</parameter>" * (LONG // 10)),
     (INSIDE, "</think" * LONG),
+    (GEMMA, "<|tool_call>call:f{a:" + "[" * LONG),
+    (GEMMA, "<|tool_call>call:f{" + 'a:<|"|>b<|"|>,' * (LONG // 10)),
+    (HARMONY, "<|channel|>" * LONG),
+    (HARMONY, f"{FINAL}a<|end|>" * (LONG // 10)),
+    (DSML, '<｜DSML｜invoke name="f">' + '<｜DSML｜parameter name="a">b</' * (LONG // 10)),
     (HERMES, " " * LONG),
 ]
 

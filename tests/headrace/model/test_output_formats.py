@@ -22,6 +22,15 @@ TEMPLATES = {
         ToolFormat.QWEN3_CODER,
     ),
     "GLM 4.6": ("<tool_call>{name}\n<arg_key>{key}</arg_key>", ToolFormat.GLM45),
+    "Qwen3.5": (
+        "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>",
+        ToolFormat.QWEN3_CODER,
+    ),
+    "gpt-oss": ("<|start|>assistant<|channel|>final<|message|>", ToolFormat.HARMONY),
+    "Gemma 4": ("'<|tool_call>call:' + function['name'] + '{'", ToolFormat.GEMMA4),
+    "Kimi K2": ("<|tool_calls_section_begin|>", ToolFormat.KIMI_K2),
+    "MiniMax M2": ("{%- set begin = '<minimax:tool_call>' -%}", ToolFormat.MINIMAX_M2),
+    "DeepSeek V3.2": ("<｜DSML｜function_calls>", ToolFormat.DEEPSEEK_V32),
     "LFM2": ("List of tools: <|tool_list_start|>[", ToolFormat.LFM2),
     "Seed-OSS": ("<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>", None),
     "Hunyuan": ("<tool_call>f<tool_sep>{}</tool_call>", None),
@@ -57,6 +66,10 @@ def test_the_format_of_calls_is_derived_from_the_template(model: str) -> None:
 def test_the_format_of_thoughts_is_derived_from_the_template() -> None:
     assert thought_format("auto", "content.split('</think>')") is ThoughtFormat.QWEN3
     assert thought_format("auto", "[THINK]") is ThoughtFormat.MISTRAL
+    kimi = "<|tool_calls_section_begin|><think></think>"
+    assert thought_format("auto", kimi) is ThoughtFormat.KIMI_K2
+    assert thought_format("auto", "'<|channel>thought\n<channel|>'") is ThoughtFormat.GEMMA4
+    assert thought_format("auto", "<|channel|>analysis<|message|>") is ThoughtFormat.HARMONY
     assert thought_format("auto", "Hi") is None
     assert thought_format("none", "</think>") is None
 
@@ -94,3 +107,15 @@ def test_a_message_that_goes_on_may_be_within_a_thought() -> None:
         assert begins_inside(format, "a:<think>Well", "<think>Well")
         assert not is_closed(format, "a:<think>Well", "<think>Well")
         assert is_closed(format, "a:<think></think>Well", "<think></think>Well")
+
+
+def test_harmony_is_never_inside_a_thought_or_past_it() -> None:
+    prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+    assert not begins_inside(ThoughtFormat.HARMONY, prompt)
+    assert not is_closed(ThoughtFormat.HARMONY, prompt)
+
+
+def test_gemma_4_closes_the_thoughts_that_are_switched_off() -> None:
+    prompt = "<|turn>model\n<|channel>thought\n<channel|>"
+    assert is_closed(ThoughtFormat.GEMMA4, prompt)
+    assert not is_closed(ThoughtFormat.GEMMA4, "<|turn>model\n")

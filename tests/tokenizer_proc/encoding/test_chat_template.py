@@ -324,3 +324,17 @@ def test_a_part_that_is_neither_is_refused_by_its_place() -> None:
     parts = [ContentPart("input_audio"), ContentPart("image_url")]
     with pytest.raises(Unsupported, match=r"^messages\[0\]\.content\[0\]: .*not 'input_audio'"):
         seen(PARTS_ONLY, RequestMessage("user", parts))
+
+
+def test_a_template_may_look_into_content_that_is_not_there() -> None:
+    """As that of gpt-oss does, which has thoughts or content beside a call, not both."""
+    source = (
+        "{% for m in messages %}{% if 'x' in m.content and m.thinking %}both{% endif %}"
+        "{{ m.content }}{{ m.thinking }}{% for c in m.tool_calls %}"
+        "{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}"
+    )
+    call = CalledTool(CalledFunction("f", '{"a": 1}'), id="1")
+    message = RequestMessage("assistant", None, tool_calls=[call], reasoning="Hm.")
+    assert render(source, message) == 'Hm.{"a": 1}'
+    spoken = RequestMessage("assistant", "x", tool_calls=[call], reasoning="Hm.")
+    assert render(source, spoken) == 'x{"a": 1}'

@@ -2,9 +2,11 @@
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from grammars import allows, mark_ids, matcher, some_text, vocabulary
 from hypothesis import given, settings
@@ -16,9 +18,9 @@ from headrace.detokenizer_proc.parser_selection import parser_of
 from headrace.detokenizer_proc.parsers.pieces import Content, Piece, Thought
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
-from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
-from headrace.tokenizer_proc.grammar.thought_grammar import after_thoughts, thoughts_of
-from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls
+from headrace.tokenizer_proc.grammar.grammar_checker import checked, grammar_of
+from headrace.tokenizer_proc.grammar.thought_grammar import after_thoughts, opening_of, thoughts_of
+from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls, or_calls_of
 from headrace.tokenizer_proc.requests.constraints import Constraint
 from headrace.tokenizer_proc.requests.tools import Function, Tool
 
@@ -53,6 +55,9 @@ CONSTRAINTS = {
 }
 
 
+COMPILER: Any = SimpleNamespace(check=matcher)
+
+
 def byte_ids(text: bytes) -> list[int]:
     """Return ids that spell a text byte by byte, marks included."""
     tokenizer, _ = vocabulary()
@@ -72,7 +77,7 @@ def with_thoughts(constraint: Constraint, parsing: Parsing) -> str:
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)
-@pytest.mark.parametrize("format", ThoughtFormat)
+@pytest.mark.parametrize("format", THOUGHT_MARKS)
 def test_thoughts_come_first(format: ThoughtFormat, name: str) -> None:
     constraint, right, wrong = CONSTRAINTS[name]
     begin, end = THOUGHT_MARKS[format]
@@ -103,6 +108,29 @@ def test_thoughts_come_before_calls_that_are_demanded(format: ToolFormat) -> Non
     assert not allows(grammar, f"<think>\nNow?{call}")
 
 
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_harmony_has_headers_before_what_is_held(name: str) -> None:
+    constraint, right, wrong = CONSTRAINTS[name]
+    parsing = Parsing(tools=ToolFormat.HARMONY, thoughts=ThoughtFormat.HARMONY)
+    fields = {
+        "thoughts": thoughts_of(parsing, mark_ids()),
+        "opening": opening_of(parsing, mark_ids()),
+    }
+    wanted = msgspec.structs.replace(constraint, **fields)
+    _, both = or_calls_of([Tool(Function("now"))], ("f", wanted), parsing, mark_ids())
+    thought = f"<|channel|>analysis<|message|>Hm, {wrong} <b>.<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    grammar = checked(COMPILER, both)
+    for opening in ("", thought):
+        assert allows(grammar, opening + final + right)
+        assert allows(grammar, opening + call)
+        assert not allows(grammar, opening + final + wrong)
+        assert not allows(grammar, opening + right)
+        assert not allows(grammar, opening + final + call)
+    assert not allows(checked(COMPILER, wanted), call)
+
+
 def test_an_end_that_is_a_special_token_is_not_written_as_text() -> None:
     constraint, _, _ = CONSTRAINTS["schema"]
     parsing = Parsing(thoughts=ThoughtFormat.MISTRAL, begins_inside=True)
@@ -114,7 +142,7 @@ def test_an_end_that_is_a_special_token_is_not_written_as_text() -> None:
 
 
 @given(
-    format=st.sampled_from(ThoughtFormat),
+    format=st.sampled_from([*THOUGHT_MARKS]),
     inside=st.booleans(),
     schema=schemas,
     seed=st.integers(0, 2**32),
