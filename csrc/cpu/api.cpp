@@ -103,36 +103,20 @@ void headrace_cpu_join(void *model, int32_t rank, int32_t num_ranks, void *group
         owns_keys != 0};
 }
 
-// An adapter without factors. Null when memory does not suffice.
-void *headrace_cpu_adapter_create() {
-    return new (std::nothrow) headrace::Adapter;
+// An adapter of `count` factors, in layers and slots as `allocate` counts them, packed in a format.
+// Null when memory does not suffice. It need not wait for a step.
+void *headrace_cpu_adapter_create(int32_t format, const headrace::GivenFactors *factors,
+                                  int32_t count) {
+    try {
+        return new headrace::Adapter(Format(format), factors, count);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
 }
 
 // Of one that is not installed.
 void headrace_cpu_adapter_destroy(void *adapter) {
     delete static_cast<headrace::Adapter *>(adapter);
-}
-
-// Add the factors for the weight of a layer and slot, as `allocate` counts them. `a` is [rank,
-// cols], `b` [rows, rank], `gain` [rows] or null. Returns whether there was memory. It need not
-// wait for a step.
-int32_t headrace_cpu_adapter_add(void *adapter, int32_t layer, int32_t slot, int32_t format,
-                                 int32_t rank, int32_t rows, int32_t cols, const float *a,
-                                 const float *b, float scale, const float *gain) {
-    try {
-        headrace::LowRankPair &pair = static_cast<headrace::Adapter *>(adapter)->add(layer, slot);
-        pair.a.allocate(Format(format), rank, cols);
-        pack_float(pair.a, 0, rank, a);
-        pair.b.allocate(Format(format), rows, rank);
-        pack_float(pair.b, 0, rows, b);
-        pair.scale = scale;
-        if (gain) {
-            pair.gain.assign(gain, gain + rows);
-        }
-        return 1;
-    } catch (const std::bad_alloc &) {
-        return 0;
-    }
 }
 
 // Give an adapter to the model, in a slot; null empties it. Waits for a running step.

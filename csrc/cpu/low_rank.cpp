@@ -47,9 +47,30 @@ void run(const StepState &state, const Shrinking &s, int thread) {
 
 } // namespace
 
-LowRankPair &Adapter::add(int layer, int slot) {
-    places_.push_back({layer, slot, std::make_unique<LowRankPair>()});
-    return *places_.back().pair;
+Adapter::Adapter(Format format, const GivenFactors *given, int count) {
+    size_t size = 0;
+    for (int i = 0; i < count; ++i) {
+        size += packed_bytes(format, given[i].rank, given[i].cols) +
+                packed_bytes(format, given[i].rows, given[i].rank);
+    }
+    memory_.allocate(size);
+    auto *next = memory_.as<uint8_t>();
+    const auto pack = [&](Matrix &matrix, int rows, int cols, const float *source) {
+        matrix.borrow(format, rows, cols, next);
+        pack_float(matrix, 0, rows, source);
+        next += packed_bytes(format, rows, cols);
+    };
+    for (int i = 0; i < count; ++i) {
+        const GivenFactors &own = given[i];
+        auto pair = std::make_unique<LowRankPair>();
+        pack(pair->a, own.rank, own.cols, own.a);
+        pack(pair->b, own.rows, own.rank, own.b);
+        pair->scale = own.scale;
+        if (own.gain) {
+            pair->gain.assign(own.gain, own.gain + own.rows);
+        }
+        places_.push_back({own.layer, own.slot, std::move(pair)});
+    }
 }
 
 bool is_adapted(const std::vector<AdapterRun> &runs, const Matrix &weight) {

@@ -35,11 +35,20 @@ struct Shrunk {
     int stride = 0;
 };
 
-// An adapter: its factors, by the layers and slots of their weights. See Model::install.
+// The factors for the weight of a layer and slot as they are given: `a` is [rank, cols], `b` [rows,
+// rank], `gain` [rows] or null.
+struct GivenFactors {
+    int32_t layer, slot, rank, rows, cols;
+    float scale;
+    const float *a, *b, *gain;
+};
+
+// An adapter: its factors, by the layers and slots of their weights. See Model::install. All lie in
+// one buffer: the system limits the mappings of a process.
 class Adapter {
 public:
     // Throws std::bad_alloc.
-    LowRankPair &add(int layer, int slot);
+    Adapter(Format format, const GivenFactors *given, int count);
 
     struct Place {
         int layer, slot;
@@ -48,6 +57,7 @@ public:
     const std::vector<Place> &places() const { return places_; }
 
 private:
+    Buffer memory_;
     std::vector<Place> places_;
 };
 

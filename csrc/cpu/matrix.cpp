@@ -45,7 +45,14 @@ void Matrix::allocate(Format new_format, int new_rows, int new_cols) {
     format = new_format;
     rows = new_rows;
     cols = new_cols;
-    packed.allocate(size_t(blocks_of(rows)) * block_bytes(format, cols));
+    packed.allocate(packed_bytes(format, rows, cols));
+}
+
+void Matrix::borrow(Format new_format, int new_rows, int new_cols, void *memory) {
+    format = new_format;
+    rows = new_rows;
+    cols = new_cols;
+    packed.borrow(memory);
 }
 
 namespace {
@@ -69,6 +76,14 @@ void pack_int8_row(int cols, const float *source, uint8_t *group, int lane) {
             const float rounded = (steps + 0x1.8p23f) - 0x1.8p23f;
             group[lanes * 2 + (j / 4 * lanes + lane) * 4 + j % 4] = uint8_t(int(rounded) + 128);
         }
+    }
+}
+
+void pack_bf16_row(int cols, const float *source, uint8_t *block, int lane) {
+    auto *pairs = reinterpret_cast<uint32_t *>(block) + lane;
+    for (int k = 0; k < cols; k += 2, pairs += lanes) {
+        const uint32_t second = k + 1 < cols ? to_bf16(source[k + 1]) : 0;
+        *pairs = to_bf16(source[k]) | second << 16;
     }
 }
 
@@ -146,13 +161,12 @@ void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source
             pack_int8_row(matrix.cols, source, block, lane);
             continue;
         }
+        if (matrix.format == Format::bf16) {
+            pack_bf16_row(matrix.cols, source, block, lane);
+            continue;
+        }
         for (int k = 0; k < matrix.cols; ++k) {
-            if (matrix.format == Format::f32) {
-                reinterpret_cast<float *>(block)[k * lanes + lane] = source[k];
-            } else {
-                reinterpret_cast<uint16_t *>(block)[(k / 2 * lanes + lane) * 2 + k % 2] =
-                    to_bf16(source[k]);
-            }
+            reinterpret_cast<float *>(block)[k * lanes + lane] = source[k];
         }
     }
 }

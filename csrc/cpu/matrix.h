@@ -138,6 +138,10 @@ constexpr size_t block_bytes(Format format, int cols) {
     }
 }
 
+constexpr size_t packed_bytes(Format format, int rows, int cols) {
+    return blocks_of(rows) * block_bytes(format, cols);
+}
+
 // Zeroed memory, aligned to a cache line, on huge pages where the system grants them.
 class Buffer {
 public:
@@ -177,6 +181,8 @@ struct Matrix {
     std::mutex storing;
 
     void allocate(Format format, int rows, int cols);
+    // In zeroed memory of another owner: `packed_bytes`, and the slack behind them.
+    void borrow(Format format, int rows, int cols, void *memory);
     const uint8_t *block(int n) const {
         return packed.as<uint8_t>() + size_t(n) * block_bytes(format, cols);
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,16 @@ class AdaptedModel:
     max_rank: int
     shard: Shard | None = None  # of this worker; None has all
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of weights."""
+        return shapes_of(self.spec)
+
+    @cached_property
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The same of this worker's share."""
+        return self.shapes if self.shard is None else shapes_of(shard_spec(self.spec, self.shard))
+
     @property
     def permutes(self) -> bool:
         """Whether rows of queries and keys are in the order of Llama's GGUF files."""
@@ -64,10 +75,12 @@ def open_adapter(path: Path, model: AdaptedModel) -> dict[str, LowRank]:
     decoder = {decoder_name(module + "."): own for module, own in factors.items()}
     tensors: dict[str, Weight] = {f"{module}weight": own.b for module, own in decoder.items()}
     naming = gguf if is_gguf else hugging_face
-    sources = naming(model.spec, tensors)
+    sources: dict[str, dict[str, WeightSource]] = {}  # by tensor
+    for name, source in naming(model.spec, tensors).items():
+        sources.setdefault(source.tensor, {})[name] = source
     low_ranks: dict[str, LowRank] = {}
     for module, own in decoder.items():
-        parts = parts_of(path, module, sources, model.spec)
+        parts = parts_of(path, module, sources.get(f"{module}weight", {}), model)
         low_ranks |= fitted(path, module, own, parts, model, is_gguf)
     return low_ranks
 
@@ -85,14 +98,11 @@ def check(path: Path, module: str, factors: Factors, max_rank: int) -> None:
 
 
 def parts_of(
-    path: Path, module: str, sources: Mapping[str, WeightSource], spec: DecoderSpec
+    path: Path, module: str, sources: Mapping[str, WeightSource], model: AdaptedModel
 ) -> dict[str, WeightSource]:
     """Return the weights that a module holds: several of a fused one."""
-    shapes = shapes_of(spec)
     found = {
-        name: source
-        for name, source in sources.items()
-        if source.tensor == f"{module}weight" and len(shapes.get(name, ())) == 2
+        name: source for name, source in sources.items() if len(model.shapes.get(name, ())) == 2
     }
     for name in found:
         kind = next((FIXED[part] for part in name.split(".") if part in FIXED), None)
@@ -103,8 +113,8 @@ def parts_of(
     found.pop("embed", None)  # a row is looked up, not multiplied
     if not found:
         raise AdapterRefused(
-            f"{path}: {module.rstrip('.')} is no linear layer of this {spec.architecture} model "
-            "that an adapter can change"
+            f"{path}: {module.rstrip('.')} is no linear layer of this {model.spec.architecture} "
+            "model that an adapter can change"
         )
     return found
 
@@ -124,7 +134,7 @@ def fitted(
     is_gguf: bool,
 ) -> dict[str, LowRank]:
     """Return the factors of a module's weights."""
-    shapes = shapes_of(model.spec)
+    shapes = model.shapes
     num_rows = sum(shapes[name][0] for name in parts)
     num_cols = next(shapes[name][1] for name in parts)
     a, b, magnitude = factors.a, factors.b, factors.magnitude
@@ -163,8 +173,7 @@ def share(
         base = model.weights["embed" if name not in model.weights else name]
         gain = magnitude / row_norms(base, a.to_float32(), scale * b.to_float32())
     if model.shard is not None:
-        whole = shapes_of(model.spec)[name]
-        own = shapes_of(shard_spec(model.spec, model.shard))[name]
+        whole, own = model.shapes[name], model.own_shapes[name]
         if own[1] != whole[1]:
             a = share_of(model.spec, name, a, model.shard)
         elif own[0] != whole[0]:

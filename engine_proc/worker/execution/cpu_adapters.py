@@ -1,6 +1,6 @@
 """Adapters in the C++ core: packed while steps run, installed between them."""
 
-from ctypes import CDLL, c_float, c_int32, c_void_p
+from ctypes import CDLL, Structure, c_float, c_int32, c_void_p
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,20 @@ from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, CpuExecutor
 from headrace.engine_proc.worker.execution.held_matrices import Place, place_of
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.native_core import load_core
 
-EMBED, HEAD = 0, 1  # slots outside of layers
+EMBED = 0  # its slot outside of layers
+
+
+class GivenFactors(Structure):
+    """`GivenFactors` of csrc/cpu/low_rank.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("layer", "slot", "rank", "rows", "cols")),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("a", "b", "gain")),
+    )
 
 
 class PackedAdapter:
@@ -23,37 +34,17 @@ class PackedAdapter:
 
     def __init__(self, executor: CpuExecutor, low_ranks: LowRanks, format: Format) -> None:
         self._core = declared_core()
-        self._handle = c_void_p(self._core.headrace_cpu_adapter_create())
-        for name, low_rank in low_ranks.items():
-            place = place_of(executor.spec, name)
-            if name == "head" and executor.spec.tied_head:
-                place = Place(-1, EMBED)
-            if not self._handle or not self._add(place, low_rank, format):
-                raise MemoryError("there is no memory for the adapter")
+        held = {name: contiguous(low_rank) for name, low_rank in low_ranks.items()}
+        given = [given_factors(place_in(executor.spec, name), own) for name, own in held.items()]
+        factors = (GivenFactors * len(given))(*given)
+        index = FORMATS.index(format)
+        self._handle = c_void_p(self._core.headrace_cpu_adapter_create(index, factors, len(given)))
+        if not self._handle:
+            raise MemoryError("there is no memory for the adapter")
 
     def __del__(self) -> None:
         if self._handle:
             self._core.headrace_cpu_adapter_destroy(self._handle)
-
-    def _add(self, place: Place, low_rank: LowRank, format: Format) -> bool:
-        a, b = (np.ascontiguousarray(x, np.float32) for x in (low_rank.a, low_rank.b))
-        gain = None
-        if low_rank.gain is not None:
-            gain = np.ascontiguousarray(low_rank.gain, np.float32)
-        added = self._core.headrace_cpu_adapter_add(
-            self._handle,
-            place.layer,
-            place.slot,
-            FORMATS.index(format),
-            low_rank.rank,
-            len(b),
-            a.shape[1],
-            a.ctypes.data,
-            b.ctypes.data,
-            low_rank.scale,
-            None if gain is None else gain.ctypes.data,
-        )
-        return bool(added)
 
     def install(self, executor: CpuExecutor, slot: int) -> None:
         """Give it to a model, in a slot; the one before is freed. It is used up."""
@@ -61,21 +52,37 @@ class PackedAdapter:
         self._core.headrace_cpu_adapter_install(executor.model, slot, handle)
 
 
+def place_in(spec: DecoderSpec, name: str) -> Place:
+    """Return where the core has what an adapter adds to a weight."""
+    return Place(-1, EMBED) if name == "head" and spec.tied_head else place_of(spec, name)
+
+
+def contiguous(low_rank: LowRank) -> LowRank:
+    """Return factors whose numbers lie row after row in fp32."""
+    a, b = (np.ascontiguousarray(x, np.float32) for x in (low_rank.a, low_rank.b))
+    gain = low_rank.gain
+    if gain is not None:
+        gain = np.ascontiguousarray(gain, np.float32)
+    return LowRank(a, b, low_rank.scale, gain)
+
+
+def given_factors(place: Place, own: LowRank) -> GivenFactors:
+    """Return contiguous factors as the core takes them. They must outlive it."""
+    return GivenFactors(
+        *(place.layer, place.slot, own.rank, len(own.b), own.a.shape[1], own.scale),
+        *(own.a.ctypes.data, own.b.ctypes.data),
+        None if own.gain is None else own.gain.ctypes.data,
+    )
+
+
 def declared_core() -> Any:
     """Return the core with the types of the functions used here."""
     core: CDLL = load_core()
     for name, result, arguments in (
-        ("create", c_void_p, ()),
+        ("create", c_void_p, (c_int32, c_void_p, c_int32)),
         ("destroy", None, (c_void_p,)),
-        (
-            "add",
-            c_int32,
-            (
-                c_void_p, *(c_int32,) * 6, c_void_p, c_void_p, c_float, c_void_p,
-            ),
-        ),
         ("install", None, (c_void_p, c_int32, c_void_p)),
-    ):  # fmt: skip
+    ):
         function = core[f"headrace_cpu_adapter_{name}"]
         function.restype, function.argtypes = result, arguments
         setattr(core, f"headrace_cpu_adapter_{name}", function)
