@@ -28,6 +28,7 @@ constexpr int request_permission = 0x1023, tile_data = 18; // of arch_prctl(2), 
 
 constexpr int tile_rows = 16, tile_pairs = 16; // of a tile; a pair is two steps of k
 constexpr int tile_bytes = tile_rows * tile_pairs * 4;
+constexpr int chunk_numbers = 512 << 10;    // of rows, so that they stay in L2 for all blocks
 constexpr int ahead_bytes = 4 * tile_bytes; // to prefetch, in each block
 
 // What the tiles are, as the instruction reads it. Tile 2 * m + n has the sums of the m-th rows and
@@ -145,13 +146,58 @@ private:
     alignas(64) uint8_t units_[3][num_blocks][bf16_unit_bytes];
 };
 
+// The tiles with sums. They begin with what `out` has where there were columns before.
+template <bool has_second, int num_blocks> class SumTiles {
+public:
+    explicit SumTiles(const Operands &o)
+        : first_(o.out), second_(o.out + tile_rows * size_t(o.out_stride)),
+          bytes_(size_t(o.out_stride) * 4) {
+        if (o.accumulate) {
+            load();
+            return;
+        }
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+
+    void store() const {
+        _tile_stored(0, first_, bytes_);
+        if constexpr (num_blocks == 2) {
+            _tile_stored(1, first_ + lanes, bytes_);
+        }
+        if constexpr (has_second) {
+            _tile_stored(2, second_, bytes_);
+        }
+        if constexpr (has_second && num_blocks == 2) {
+            _tile_stored(3, second_ + lanes, bytes_);
+        }
+    }
+
+private:
+    void load() const {
+        fence();
+        _tile_loadd(0, first_, bytes_);
+        if constexpr (num_blocks == 2) {
+            _tile_loadd(1, first_ + lanes, bytes_);
+        }
+        if constexpr (has_second) {
+            _tile_loadd(2, second_, bytes_);
+        }
+        if constexpr (has_second && num_blocks == 2) {
+            _tile_loadd(3, second_ + lanes, bytes_);
+        }
+    }
+
+    float *const first_, *const second_;
+    const size_t bytes_;
+};
+
 template <bool has_second, int num_blocks, class Units>
 void multiply_tiles(const Operands &o, int rows, Units &&units) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    const size_t x_bytes = size_t(o.x_stride) * 4, out_bytes = size_t(o.out_stride) * 4;
+    const SumTiles<has_second, num_blocks> sums(o);
+    const size_t x_bytes = size_t(o.x_stride) * 4;
     for (int u = 0; u < o.cols / 32; ++u) {
         add_tiles<has_second, num_blocks>(o.x + u * tile_pairs, x_bytes, units.at(u),
                                           units.stride());
@@ -162,17 +208,7 @@ void multiply_tiles(const Operands &o, int rows, Units &&units) {
         add_tiles<has_second, num_blocks>(rest.x, 64, rest.blocks, tile_bytes);
         fence();
     }
-    _tile_stored(0, o.out, out_bytes);
-    if constexpr (num_blocks == 2) {
-        _tile_stored(1, o.out + lanes, out_bytes);
-    }
-    if constexpr (has_second) {
-        float *out = o.out + tile_rows * size_t(o.out_stride);
-        _tile_stored(2, out, out_bytes);
-        if constexpr (num_blocks == 2) {
-            _tile_stored(3, out + lanes, out_bytes);
-        }
-    }
+    sums.store();
 }
 
 // Rows of `o`, at most two tiles of them.
@@ -212,6 +248,20 @@ private:
     int rows_ = 0;
 };
 
+// Call body(operands, unit) for some columns at a time, of which the first has that unit; the
+// blocks of the operands are those of all columns. Sums go on from columns to columns, in order.
+template <class Body> void each_chunk(const Operands &o, int rows, const Body &body) {
+    const int most = std::max(1, chunk_numbers / (32 * rows)), units = (o.cols + 31) / 32;
+    const int chunks = (units + most - 1) / most, step = (units + chunks - 1) / chunks;
+    for (int unit = 0; unit < units; unit += step) {
+        Operands chunk = o;
+        chunk.x += unit * tile_pairs;
+        chunk.cols = std::min(32 * step, o.cols - 32 * unit);
+        chunk.accumulate = unit > 0;
+        body(chunk, unit);
+    }
+}
+
 // Blocks go outside: those of one tile stay in the cache for all rows.
 template <template <int> class Units>
 void multiply_all_rows(const Operands &o, int rows, int num_blocks) {
@@ -231,8 +281,11 @@ void multiply_all_rows(const Operands &o, int rows, int num_blocks) {
 // on a pair for all rows, the next one is unpacked little by little.
 class UnpackedPairs {
 public:
-    UnpackedPairs(const Operands &o, int rows, int num_blocks, uint8_t *panels)
-        : o_(o), num_blocks_(num_blocks), num_units_(o.cols / bf12_cols),
+    // Of units from `first_unit` on, of blocks that have `cols` columns in all.
+    UnpackedPairs(const Operands &o, int first_unit, int cols, int rows, int num_blocks,
+                  uint8_t *panels)
+        : o_(o), first_unit_(first_unit), header_bytes_(bf12_header_bytes(cols)),
+          num_blocks_(num_blocks), num_units_(o.cols / bf12_cols),
           num_groups_((rows + 2 * tile_rows - 1) / (2 * tile_rows)),
           end_((num_blocks + 1) / 2 * num_units_), panels_(panels) {}
 
@@ -258,15 +311,18 @@ private:
         uint8_t *out = panel(pair) + size_t(u) * bf16_unit_bytes;
         for (int n = 2 * pair; n < std::min(2 * pair + 2, num_blocks_); ++n, out += stride()) {
             const uint8_t *block = o_.blocks + n * o_.block_bytes;
-            const uint8_t *unit = block + bf12_header_bytes(o_.cols) + size_t(u) * bf12_unit_bytes;
+            const int of_block = first_unit_ + u;
+            const uint8_t *unit = block + header_bytes_ + size_t(of_block) * bf12_unit_bytes;
             for (int b = 0; b < bf12_unit_bytes; b += 64) {
                 __builtin_prefetch(unit + 2 * bf12_ahead + b);
             }
-            unpack_unit(header_of(block, u), unit, out);
+            unpack_unit(header_of(block, of_block), unit, out);
         }
     }
 
     const Operands &o_;
+    const int first_unit_;
+    const size_t header_bytes_;
     const int num_blocks_, num_units_, num_groups_, end_;
     uint8_t *const panels_;
     int next_ = 0; // unit to unpack, of all pairs
@@ -290,8 +346,9 @@ private:
     const int pair_, group_;
 };
 
-void multiply_pairs(const Operands &o, int rows, int num_blocks, uint8_t *panels) {
-    UnpackedPairs pairs(o, rows, num_blocks, panels);
+void multiply_pairs(const Operands &o, int first_unit, int cols, int rows, int num_blocks,
+                    uint8_t *panels) {
+    UnpackedPairs pairs(o, first_unit, cols, rows, num_blocks, panels);
     Configuration tiles;
     for (int n = 0; n < num_blocks; n += 2) {
         int index = 0;
@@ -318,7 +375,10 @@ void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks) {
     if (rows <= max_rows_as_tiles) {
         bf16_as_tiles(o, rows, num_blocks);
     } else {
-        multiply_all_rows<StoredUnits>(o, rows, num_blocks);
+        each_chunk(o, rows, [&](Operands chunk, int unit) {
+            chunk.blocks += size_t(unit) * tile_bytes;
+            multiply_all_rows<StoredUnits>(chunk, rows, num_blocks);
+        });
     }
 }
 
@@ -328,7 +388,10 @@ void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpa
     } else if (rows <= 2 * tile_rows) {
         multiply_all_rows<UnpackedUnits>(o, rows, num_blocks);
     } else {
-        multiply_pairs(o, rows, num_blocks, reinterpret_cast<uint8_t *>(unpacked));
+        each_chunk(o, rows, [&](const Operands &chunk, int unit) {
+            multiply_pairs(chunk, unit, o.cols, rows, num_blocks,
+                           reinterpret_cast<uint8_t *>(unpacked));
+        });
     }
 }
 

@@ -9,7 +9,7 @@ bool may_use_tiles();
 
 // As `gemm_bf16` and `gemm_bf12_rounded` of Kernels, always from zero: `accumulate` and `ahead` are
 // not looked at. Of more rows than two tiles have, each block is unpacked once, in the room of four
-// blocks of bf16.
+// blocks of bf16. Wide rows are multiplied some columns at a time.
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks);
 void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpacked);
 

@@ -316,6 +316,19 @@ def test_bf16_in_12_bits_is_bf16(rounds: bool, monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_array_equal(executor.forward(step), plain.forward(step))
 
 
+@pytest.mark.parametrize("size", [4096, 4106])  # in 12 bits, and in 16 with a rest
+def test_wide_rows_have_the_bits_of_any_number_of_rows(size: int) -> None:
+    """Tiles multiply some columns of many rows at a time, and all columns of few rows."""
+    spec = dataclasses.replace(SPEC, intermediate_size=size, layers=SPEC.layers[:1])
+    weights = random_weights(spec, Format.BF16)
+    whole = cpu(spec, weights, rounds_activations=True).forward(batch([(0, 0, LENGTH)]))
+    chunked = cpu(spec, weights, rounds_activations=True)
+    cuts = [0, 1, 20, 60, LENGTH - 100, LENGTH]
+    parts = [(0, start, stop) for start, stop in itertools.pairwise(cuts)]
+    logits = np.concatenate([chunked.forward(batch([part])) for part in parts])
+    np.testing.assert_array_equal(logits, whole)
+
+
 def test_12_bits_are_for_exponents_that_differ_little() -> None:
     executor = cpu(SPEC)
     rng = np.random.default_rng(0)
