@@ -8,7 +8,7 @@ export PYTHONSAFEPATH := 1
 unexport PYTHONDONTWRITEBYTECODE  # else each process compiles all its modules again
 
 .PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem families \
-	gpu-static real-models audit lock licences messages docs ui ui-test wheel release clean
+	gpu-static real-models trained-adapters audit lock licences messages docs ui ui-test wheel release clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -99,6 +99,12 @@ gpu-static: .venv/triton
 # `make real-models ARGS="-k 0.5b"` runs one.
 real-models: .venv/dev
 	REAL_MODELS=1 TEST_S=0 $(BIN)/pytest tests/real_models -s $(ARGS)
+
+# Adapters that PEFT has trained, against what PEFT generates with them: see
+# tests/support/peft_training.py.
+trained-adapters: .venv/dev
+	TRAINED_MODEL=$(MODEL) TRAINED_ADAPTERS=$(OUT) TEST_S=0 $(BIN)/pytest \
+		tests/system/test_adapters.py -k trained $(ARGS)
 
 # Known vulnerabilities of what `make install` installs, by PyPI. `make test` needs no network.
 audit: .venv/dev

@@ -36,12 +36,15 @@ void run(const StepState &state, const Shrinking &s, int thread) {
     const Linear &p = *s.product;
     const Matrix &a = s.pair->a;
     float *out = p.shrunk.rows + size_t(s.first) * p.shrunk.stride;
-    const Operands operands =
-        operands_of(a, 0, p.x.row(s.first), p.x.stride, out, p.shrunk.stride, false);
-    kernels.gemm(a.format, operands, s.rows, blocks_of(a.rows),
-                 state.model.workspace.scratch[thread].as<float>());
+    if (a.rows > 0) {
+        const Operands operands =
+            operands_of(a, 0, p.x.row(s.first), p.x.stride, out, p.shrunk.stride, false);
+        kernels.gemm(a.format, operands, s.rows, blocks_of(a.rows),
+                     state.model.workspace.scratch[thread].as<float>());
+    }
     for (int i = 0; i < s.rows; ++i, out += p.shrunk.stride) {
-        kernels.scale(out, s.pair->scale, a.rows, out);
+        const float *factors = a.rows > 0 ? out : p.x.row(s.first + i);
+        kernels.scale(factors, s.pair->scale, s.pair->b.cols, out);
     }
 }
 
@@ -50,8 +53,8 @@ void run(const StepState &state, const Shrinking &s, int thread) {
 Adapter::Adapter(Format format, const GivenFactors *given, int count) {
     size_t size = 0;
     for (int i = 0; i < count; ++i) {
-        size += packed_bytes(format, given[i].rank, given[i].cols) +
-                packed_bytes(format, given[i].rows, given[i].rank);
+        size += packed_bytes(format, given[i].a_rows, given[i].a_cols) +
+                packed_bytes(format, given[i].b_rows, given[i].b_cols);
     }
     memory_.allocate(size);
     auto *next = memory_.as<uint8_t>();
@@ -63,11 +66,11 @@ Adapter::Adapter(Format format, const GivenFactors *given, int count) {
     for (int i = 0; i < count; ++i) {
         const GivenFactors &own = given[i];
         auto pair = std::make_unique<LowRankPair>();
-        pack(pair->a, own.rank, own.cols, own.a);
-        pack(pair->b, own.rows, own.rank, own.b);
+        pack(pair->a, own.a_rows, own.a_cols, own.a);
+        pack(pair->b, own.b_rows, own.b_cols, own.b);
         pair->scale = own.scale;
         if (own.gain) {
-            pair->gain.assign(own.gain, own.gain + own.rows);
+            pair->gain.assign(own.gain, own.gain + own.b_rows);
         }
         places_.push_back({own.layer, own.slot, std::move(pair)});
     }
@@ -89,7 +92,7 @@ void shrink(StepState &state, const std::vector<AdapterRun> &runs, int rows,
             for (int i = 0; pair && i < run.rows; i += rows_per_task) {
                 const int count = std::min(rows_per_task, run.rows - i);
                 tasks.push_back({product, pair, run.first + i, count});
-                max_rank = std::max(max_rank, pair->a.rows);
+                max_rank = std::max(max_rank, pair->b.cols);
             }
         }
     }
@@ -105,6 +108,28 @@ void shrink(StepState &state, const std::vector<AdapterRun> &runs, int rows,
     }
     state.model.pool.run(int(tasks.size()),
                          [&](int task, int thread) { run(state, tasks[task], thread); });
+}
+
+void add_to_embedding(const StepState &state, int token, int index, float *embedding) {
+    const auto run = std::find_if(
+        state.token_runs.begin(), state.token_runs.end(),
+        [&](const AdapterRun &run) { return token >= run.first && token < run.first + run.rows; });
+    const LowRankPair *pair = run == state.token_runs.end()
+                                  ? nullptr
+                                  : pair_of(state.model.adapted_embed, run->adapter);
+    if (!pair) {
+        return;
+    }
+    const Kernels &kernels = *state.model.kernels;
+    float *row = state.sublayer + size_t(token) * state.hidden_stride;
+    unpack_row(pair->b, index, row);
+    if (pair->a.rows == 0) {
+        kernels.add(row, pair->scale, pair->b.cols, embedding);
+        return;
+    }
+    kernels.scale(row, pair->scale, pair->b.cols, row);
+    kernels.gemm(pair->a.format, operands_of(pair->a, 0, row, 0, embedding, 0, true), 1,
+                 blocks_of(pair->a.rows), nullptr);
 }
 
 void expand(StepState &state, const Linear &p, const ProductPart &part, float *out,

@@ -17,7 +17,7 @@ struct ProductPart;
 
 // The factors for one weight [rows, cols]; of several workers, for this one's share.
 struct LowRankPair {
-    Matrix a; // [rank, cols]
+    Matrix a; // [rank, cols], of embeddings [cols, rank]; without rows it is the identity
     Matrix b; // [rows, rank]
     float scale = 1.0f;
     std::vector<float> gain; // [rows], of DoRA; empty: none
@@ -35,10 +35,10 @@ struct Shrunk {
     int stride = 0;
 };
 
-// The factors for the weight of a layer and slot as they are given: `a` is [rank, cols], `b` [rows,
-// rank], `gain` [rows] or null.
+// The factors for the weight of a layer and slot as they are given, see LowRankPair. `gain` may be
+// null.
 struct GivenFactors {
-    int32_t layer, slot, rank, rows, cols;
+    int32_t layer, slot, a_rows, a_cols, b_rows, b_cols;
     float scale;
     const float *a, *b, *gain;
 };
@@ -87,6 +87,9 @@ bool is_adapted(const std::vector<AdapterRun> &runs, const Matrix &weight);
 // One phase for products that run in one phase: fill their `shrunk`. They read `x` as floats.
 void shrink(StepState &state, const std::vector<AdapterRun> &runs, int rows,
             const std::vector<Linear *> &products);
+
+// Add to a token's embedding, [hidden], which is row `index` of the table.
+void add_to_embedding(const StepState &state, int token, int index, float *embedding);
 
 // Add to part of a product, [rows of the part, stride], before its bias.
 void expand(StepState &state, const Linear &product, const ProductPart &part, float *out,

@@ -347,6 +347,7 @@ struct Model {
     Matrix embed, head;                     // `head` stays empty when tied
     Matrix per_layer_embed, per_layer_proj; // of Gemma: of all layers, side by side
     Matrix altup_in, altup_out;             // of each further residual, one after the other
+    Matrix adapted_embed; // stays empty; adapters that change embeddings, not a tied head, have it
     Matrix positions, token_types; // of encoders: added to a token's embedding, before a norm
     std::vector<float> per_layer_norm;
     std::vector<float> norm, norm_bias, head_bias, embed_norm, embed_norm_bias; // empty: none

@@ -41,6 +41,7 @@ void embed_token(const StepState &state, int token, float *row) {
         return;
     }
     unpack_row(state.model.embed, index, row);
+    add_to_embedding(state, token, index, row);
     for (int i = 0; i < state.config.hidden_size; ++i) {
         row[i] *= state.config.embedding_multiplier;
     }

@@ -50,7 +50,7 @@ def merged(weights: Weights, adapter: LowRanks) -> Weights:
     result = dict(weights)
     for name, low_rank in adapter.items():
         whole = weights[name].to_float32().astype(np.float64)
-        whole = whole + low_rank.scale * (low_rank.b.astype(np.float64) @ low_rank.a)
+        whole = whole + low_rank.delta
         if low_rank.gain is not None:
             whole = whole * low_rank.gain[:, None]
         result[name] = stored(whole.astype(np.float32))

@@ -247,6 +247,20 @@ def test_adapter_that_does_not_fit_is_refused(
     assert complete(server, case) == case.expected
 
 
+def test_generate_names_adapters_by_lora_path(server: RunningServer, folders: Folders) -> None:
+    cases = folders.cases[:: len(LENGTHS)][:3]
+    body = {
+        "input_ids": [case.prompt for case in cases],
+        "lora_path": [case.adapter or None for case in cases],
+        "sampling_params": {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True},
+    }
+    answers = httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT_S).json()
+    assert [answer["output_ids"] for answer in answers] == [case.expected for case in cases]
+    body["lora_path"] = "missing"
+    refused = httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT_S)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "lora_path")
+
+
 def test_metrics_name_the_adapters_in_use(server: RunningServer, folders: Folders) -> None:
     assert complete(server, folders.cases[-1]) == folders.cases[-1].expected
     text = httpx.get(f"{server.url}/metrics").text
@@ -271,19 +285,46 @@ def test_thousand_adapters_take_the_memory_of_few(server: RunningServer, folders
     assert worker.memory_info().rss - resident < MAX_GROWTH
 
 
-@pytest.mark.skipif(TRAINED is None, reason="tests/support/peft_training.py makes them")
-def test_trained_adapters_are_as_peft_has_them() -> None:
-    assert TRAINED is not None
-    made = msgspec.json.decode((Path(TRAINED) / "expected.json").read_bytes())
-    cases = [
-        Case(name, prompt, ids)
-        for name, answers in made["expected"].items()
-        for prompt, ids in zip(made["prompts"], answers, strict=True)
+def trained_cases(folder: Path) -> list[Case]:
+    """Return what PEFT makes of the prompts with each adapter of a folder."""
+    made = [
+        (path.parent.name, msgspec.json.decode(path.read_bytes()))
+        for path in sorted(folder.glob("*/expected.json"))
     ]
-    server = RunningServer(made["model"], *FLAGS, "--lora-dir", TRAINED)
+    return [
+        Case(name, prompt, ids)
+        for name, own in made
+        for prompt, ids in zip(own["prompts"], own["expected"], strict=True)
+    ]
+
+
+@pytest.mark.skipif(TRAINED is None, reason="tests/support/peft_training.py makes them")
+@pytest.mark.parametrize("tp", [1, 2])
+def test_trained_adapters_are_as_peft_has_them(tp: int) -> None:
+    assert TRAINED is not None
+    cases = trained_cases(Path(TRAINED))
+    pages = 14 * 32 * 30 * 2 * 3 * 64 * 4  # 14 pages of 32 tokens of SmolLM2-135M in fp32
+    server = RunningServer(
+        os.environ["TRAINED_MODEL"],
+        *(*FLAGS, "--lora-dir", TRAINED, "--tp", str(tp), "--allow-runtime-lora-updating"),
+        *("--max-loras", "3", "--max-cpu-loras", "5", "--max-model-len", "160"),
+        *("--kv-cache-memory-bytes", str(pages)),
+    )
     try:
+        for case in cases[::4]:
+            assert complete(server, case) == case.expected, case.adapter
         check_all(server, cases)
-        check_all(server, cases)
+        assert server.metric("num_preemptions_total") > 0
+        with ThreadPoolExecutor(1) as pool:
+            checking = pool.submit(check_all, server, cases)
+            assert load(server, "extra", Path(TRAINED) / cases[0].adapter).status_code == 200
+            body = {"lora_name": "extra"}
+            httpx.post(f"{server.url}/v1/unload_lora_adapter", json=body).raise_for_status()
+            os.kill(server.ring["headrace: worker 0"].pid, signal.SIGKILL)
+            checking.result()
+            checking = pool.submit(check_all, server, cases)
+            os.kill(server.ring["headrace: engine"].pid, signal.SIGKILL)
+            checking.result()
         assert server.stop() == 0
     finally:
         server.close()

@@ -29,6 +29,7 @@ NEVER: dict[str, tuple[str, ...]] = {
     "ResponsesRequest": responses.UNSUPPORTED,
     "MessagesRequest": ("mcp_servers", "container"),
 }
+TAKEN = {"GenerateBody": ("lora_path",)}  # alone
 NOT_EMPTY = {
     "ChatRequest": ("messages",),
     "MessagesRequest": ("messages",),
@@ -132,7 +133,7 @@ def add_limits(name: str, fields: Object, vocab_size: int) -> None:
 
 def never(name: str, follows_grammars: bool = True, offers: bool = True) -> set[str]:
     """Return the fields that a server refuses whatever is in them."""
-    gone = {*UNSUPPORTED, *NEVER.get(name, ())}
+    gone = {*UNSUPPORTED, *NEVER.get(name, ())} - {*TAKEN.get(name, ())}
     if not follows_grammars:
         gone |= {*GRAMMAR_NAMES, "output_config"}
     if name == "ResponsesRequest" and not follows_grammars:

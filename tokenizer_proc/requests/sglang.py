@@ -27,12 +27,17 @@ UNSUPPORTED = (
     "audio_data",
     "input_embeds",
     "token_ids_logprob",
-    "lora_path",
     "custom_logit_processor",
     "return_hidden_states",
 )
 # Fields that are one for all prompts, or a list with one for each.
-BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
+BY_PROMPT = (
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "lora_path",
+)
 
 
 class SglangSamplingParams(SamplingParameters, kw_only=True):
@@ -84,7 +89,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     audio_data: Any = None
     input_embeds: Any = None
     token_ids_logprob: Any = None
-    lora_path: Any = None
+    lora_path: str | list[str | None] | None = None  # the name of an adapter
     custom_logit_processor: Any = None
     return_hidden_states: bool | None = None
 
@@ -191,6 +196,7 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
     names = {name: f"{where}.{name}" for name in SglangSamplingParams.__struct_fields__}
     names |= {ours: f"{where}.{name}" for name, ours in TAKEN.items()}
     names |= {
+        "model": "lora_path",
         "prompt": request.prompt_name,
         "logprobs": "top_logprobs_num",
         "prompt_logprobs": "logprob_start_len",
@@ -200,6 +206,7 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
     with as_written(names):
         check_ranges(params)
         found = CompletionRequest(
+            model=request.given("lora_path", index),
             prompt=prompts,
             stream=request.stream,
             stream_options=StreamOptions(True, True) if request.stream else None,

@@ -1,6 +1,6 @@
 """Opens an adapter for a model: its modules become weights, each worker takes its share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from headrace.engine_proc.worker.parallel.shard import Shard, shard_spec, share_
 
 # Parts of names of weights whose products the core computes in a way that adapters cannot join.
 FIXED = {"experts": "an expert", "shared": "a shared expert", "router": "a router"}
+WHOLE = ("embed", "head")  # may come in place of the base's
 DECODED_NUMBERS = 1 << 20  # of a base weight at a time
 
 
@@ -80,13 +81,18 @@ def open_adapter(path: Path, model: AdaptedModel) -> dict[str, LowRank]:
         sources.setdefault(source.tensor, {})[name] = source
     low_ranks: dict[str, LowRank] = {}
     for module, own in decoder.items():
-        parts = parts_of(path, module, sources.get(f"{module}weight", {}), model)
+        parts = parts_of(sources.get(f"{module}weight", {}), model)
+        if is_gguf:
+            parts.pop("embed", None)  # llama.cpp's tools write none
+        check_parts(path, module, own, parts, model.spec)
         low_ranks |= fitted(path, module, own, parts, model, is_gguf)
     return low_ranks
 
 
 def check(path: Path, module: str, factors: Factors, max_rank: int) -> None:
     """Refuse factors that are no matrices of one rank, or of a higher one than is served."""
+    if factors.a is None:
+        return
     a, b = factors.a.shape, factors.b.shape
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] == 0:
         raise AdapterRefused(
@@ -97,26 +103,41 @@ def check(path: Path, module: str, factors: Factors, max_rank: int) -> None:
         raise AdapterRefused(f"{path}: {module} has rank {a[0]}; --max-lora-rank is {max_rank}")
 
 
-def parts_of(
-    path: Path, module: str, sources: Mapping[str, WeightSource], model: AdaptedModel
-) -> dict[str, WeightSource]:
-    """Return the weights that a module holds: several of a fused one."""
-    found = {
+def parts_of(sources: Mapping[str, WeightSource], model: AdaptedModel) -> dict[str, WeightSource]:
+    """Return the weights that a module holds, of those in its tensor: several of a fused one."""
+    return {
         name: source for name, source in sources.items() if len(model.shapes.get(name, ())) == 2
     }
-    for name in found:
-        kind = next((FIXED[part] for part in name.split(".") if part in FIXED), None)
+
+
+def check_parts(
+    path: Path, module: str, factors: Factors, parts: Iterable[str], spec: DecoderSpec
+) -> None:
+    """Refuse factors of weights that cannot have them."""
+    name = module.rstrip(".")
+    for part in parts:
+        kind = next((FIXED[word] for word in part.split(".") if word in FIXED), None)
         if kind is not None:
             raise AdapterRefused(
-                f"{path}: {module.rstrip('.')} is part of {kind}, which adapters cannot change here"
+                f"{path}: {name} is part of {kind}, which adapters cannot change here"
             )
-    found.pop("embed", None)  # a row is looked up, not multiplied
-    if not found:
+        if factors.a is None and part not in WHOLE:
+            raise AdapterRefused(
+                f"{path}: modules_to_save has {name}; only the embedding and the head can be "
+                "whole; merge the adapter into the weights"
+            )
+        if part == "embed" and (
+            factors.magnitude is not None or factors.b.shape[1] > spec.hidden_size
+        ):
+            raise AdapterRefused(
+                f"{path}: {name} is an embedding; it can have no DoRA, and no rank above the "
+                f"hidden size {spec.hidden_size}"
+            )
+    if not parts:
         raise AdapterRefused(
-            f"{path}: {module.rstrip('.')} is no linear layer of this {model.spec.architecture} "
-            "model that an adapter can change"
+            f"{path}: {name} is no linear layer of this {spec.architecture} model that an adapter "
+            "can change"
         )
-    return found
 
 
 def shapes_of(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -139,9 +160,10 @@ def fitted(
     num_cols = next(shapes[name][1] for name in parts)
     a, b, magnitude = factors.a, factors.b, factors.magnitude
     wrong = magnitude is not None and magnitude.shape != (num_rows,)
-    if (b.shape[0], a.shape[1]) != (num_rows, num_cols) or wrong:
+    given = b.shape if a is None else (b.shape[0], a.shape[1])
+    if given != (num_rows, num_cols) or wrong:
         raise AdapterRefused(
-            f"{path}: {module.rstrip('.')} is [{b.shape[0]}, {a.shape[1]}] in the adapter, and "
+            f"{path}: {module.rstrip('.')} is {list(given)} in the adapter, and "
             f"[{num_rows}, {num_cols}] in the model"
         )
     low_ranks = {}
@@ -161,27 +183,33 @@ def fitted(
 
 def share(
     name: str,
-    a: Weight,
+    a: Weight | None,
     b: Weight,
     scale: float,
     magnitude: Numbers | None,
     model: AdaptedModel,
 ) -> LowRank:
-    """Return a worker's share: columns of `a`, or rows of `b` and of the gain, as the weight's."""
+    """Return a worker's share: columns of `a`, or rows of `b` and of the gain, as the weight's.
+
+    What comes in place of the base's weight becomes what is added to it.
+    """
     gain = None
-    if magnitude is not None:
-        base = model.weights["embed" if name not in model.weights else name]
+    base = model.weights["embed" if name not in model.weights else name]
+    if a is None:
+        b = as_weight(b.to_float32() - base.to_float32())
+    elif magnitude is not None:
         gain = magnitude / row_norms(base, a.to_float32(), scale * b.to_float32())
     if model.shard is not None:
         whole, own = model.shapes[name], model.own_shapes[name]
         if own[1] != whole[1]:
+            assert a is not None, "an embedding and a head have all columns"
             a = share_of(model.spec, name, a, model.shard)
         elif own[0] != whole[0]:
             b = share_of(model.spec, name, b, model.shard)
             if gain is not None:
                 column = as_weight(gain[:, None])
                 gain = share_of(model.spec, name, column, model.shard).to_float32()[:, 0]
-    return LowRank(a.to_float32(), b.to_float32(), scale, gain)
+    return LowRank(None if a is None else a.to_float32(), b.to_float32(), scale, gain)
 
 
 def row_norms(base: Weight, a: Numbers, b: Numbers) -> Numbers:

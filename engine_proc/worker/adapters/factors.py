@@ -14,7 +14,7 @@ class AdapterRefused(HeadraceError):
 class Factors:
     """What an adapter has for one module, a linear layer with a weight [out, in]."""
 
-    a: StoredTensor  # [rank, in]
+    a: StoredTensor | None  # [rank, in]; None: `b` is a weight [out, in] in place of the base's
     b: StoredTensor  # [out, rank]
     scale: float
     magnitude: StoredTensor | None = None  # [out], of DoRA

@@ -13,15 +13,16 @@ Numbers = npt.NDArray[np.float32]
 class LowRank:
     """The factors for one weight W: a row x becomes gain * (W x + scale * b (a x))."""
 
-    a: Numbers  # [rank, columns of the weight]
+    a: Numbers | None  # [rank, columns of the weight]; None is the identity
     b: Numbers  # [rows of the weight, rank]
     scale: float
     gain: Numbers | None = None  # [rows], of DoRA; None is 1
 
     @property
-    def rank(self) -> int:
-        """Columns of `b`, and rows of `a`."""
-        return len(self.a)
+    def delta(self) -> Numbers:
+        """What is added to the weight."""
+        b: Numbers = np.float32(self.scale) * self.b
+        return b if self.a is None else b @ self.a
 
 
 LowRanks = Mapping[str, LowRank]  # by the weight's name, see `weights.py`

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.checkpoints.safetensors import EXECUTABLE, read_file
@@ -23,9 +24,13 @@ MAX_CONFIG_BYTES = 4 << 20
 PREFIX = "base_model.model."
 # The last part of a tensor's name: which factor it is. Old files name the adapter in it.
 FACTOR = re.compile(
-    r"^(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(\.default)?(\.weight)?$"
+    r"^(?P<module>.+)\."
+    r"(?P<part>lora_(embedding_)?[AB]|lora_magnitude_vector)(\.default)?(\.weight)?$"
 )
 MODULE_NAME = re.compile(r"\^?[\w.\\]+\$?")  # the patterns that are taken: names, or ends of names
+EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
+# PEFT may save the base's embedding beside its factors.
+BASE = ".base_layer"
 # Fields that do not change the products of a trained adapter, or that the tensors repeat.
 INERT = frozenset(
     {
@@ -102,11 +107,6 @@ def why_not(config: PeftConfig, fields: Mapping[str, Any]) -> str:
             f"init_lora_weights is {config.init_lora_weights!r}, which changes the base model; "
             "save the adapter with path_initial_model_for_weight_conversion"
         )
-    if config.modules_to_save:
-        return (
-            f"modules_to_save is {config.modules_to_save}: whole modules are not supported; merge "
-            "the adapter into the weights"
-        )
     if not math.isfinite(config.lora_alpha):
         return "lora_alpha is not finite"
     if config.fan_in_fan_out:
@@ -160,19 +160,43 @@ def read_peft(folder: Path) -> dict[str, Factors]:
     """
     config = read_config(folder)
     parts: dict[str, dict[str, StoredTensor]] = {}
+    whole: dict[str, Factors] = {}
     for name, tensor in read_tensors(folder).items():
         found = FACTOR.match(name)
-        if found is None:
+        module = name.removeprefix(PREFIX).removesuffix(".weight")
+        if found is not None:
+            module = found["module"].removeprefix(PREFIX)
+            parts.setdefault(module, {})[found["part"]] = tensor
+        elif is_saved(config, module) and name.endswith(".weight"):
+            whole[module] = Factors(None, tensor, 1.0)
+        elif not module.endswith(BASE):
             raise AdapterRefused(f"{folder}: tensor {name!r} is no factor of a linear layer")
-        module = found["module"].removeprefix(PREFIX)
-        parts.setdefault(module, {})[found["part"]] = tensor
-    return {module: factors_of(folder, config, module, own) for module, own in parts.items()}
+    return whole | {
+        module: factors_of(folder, config, module, own) for module, own in parts.items()
+    }
+
+
+def is_saved(config: PeftConfig, module: str) -> bool:
+    """Whether a module is one of `modules_to_save`."""
+    return any(
+        module == name or module.endswith(f".{name}") for name in config.modules_to_save or ()
+    )
+
+
+def transposed(tensor: StoredTensor) -> StoredTensor:
+    """Return a matrix of an embedding as a linear layer has it."""
+    numbers = np.ascontiguousarray(tensor.to_float32().T)
+    return StoredTensor(Format.F32, numbers.shape, numbers.reshape(-1).view(np.uint8))
 
 
 def factors_of(
     folder: Path, config: PeftConfig, module: str, parts: Mapping[str, StoredTensor]
 ) -> Factors:
     """Return the factors of a module."""
+    if {EMBEDDING_A, EMBEDDING_B} == parts.keys():
+        a, b = parts[EMBEDDING_A], parts[EMBEDDING_B]
+        if len(a.shape) == len(b.shape) == 2:
+            parts = {"lora_A": transposed(b), "lora_B": transposed(a)}
     if not {"lora_A", "lora_B"} <= parts.keys():
         raise AdapterRefused(f"{folder}: {module} has only one of lora_A and lora_B")
     magnitude = parts.get("lora_magnitude_vector")

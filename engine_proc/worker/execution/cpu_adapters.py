@@ -12,14 +12,14 @@ from headrace.engine_proc.worker.execution.held_matrices import Place, place_of
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.native_core import load_core
 
-EMBED = 0  # its slot outside of layers
+EMBED, ADAPTED_EMBED = 0, 8  # slots outside of layers: of a tied head, of embeddings
 
 
 class GivenFactors(Structure):
     """`GivenFactors` of csrc/cpu/low_rank.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("layer", "slot", "rank", "rows", "cols")),
+        *((name, c_int32) for name in ("layer", "slot", "a_rows", "a_cols", "b_rows", "b_cols")),
         ("scale", c_float),
         *((name, c_void_p) for name in ("a", "b", "gain")),
     )
@@ -34,7 +34,7 @@ class PackedAdapter:
 
     def __init__(self, executor: CpuExecutor, low_ranks: LowRanks, format: Format) -> None:
         self._core = declared_core()
-        held = {name: contiguous(low_rank) for name, low_rank in low_ranks.items()}
+        held = {name: laid_out(name, low_rank) for name, low_rank in low_ranks.items()}
         given = [given_factors(place_in(executor.spec, name), own) for name, own in held.items()]
         factors = (GivenFactors * len(given))(*given)
         index = FORMATS.index(format)
@@ -54,25 +54,27 @@ class PackedAdapter:
 
 def place_in(spec: DecoderSpec, name: str) -> Place:
     """Return where the core has what an adapter adds to a weight."""
+    if name == "embed":
+        return Place(-1, ADAPTED_EMBED)
     return Place(-1, EMBED) if name == "head" and spec.tied_head else place_of(spec, name)
 
 
-def contiguous(low_rank: LowRank) -> LowRank:
-    """Return factors whose numbers lie row after row in fp32."""
-    a, b = (np.ascontiguousarray(x, np.float32) for x in (low_rank.a, low_rank.b))
-    gain = low_rank.gain
-    if gain is not None:
-        gain = np.ascontiguousarray(gain, np.float32)
+def laid_out(name: str, low_rank: LowRank) -> LowRank:
+    """Return factors whose numbers lie as the core takes them, row after row in fp32."""
+    a = low_rank.a.T if name == "embed" and low_rank.a is not None else low_rank.a
+    a, b, gain = (
+        None if numbers is None else np.ascontiguousarray(numbers, np.float32)
+        for numbers in (a, low_rank.b, low_rank.gain)
+    )
+    assert b is not None
     return LowRank(a, b, low_rank.scale, gain)
 
 
 def given_factors(place: Place, own: LowRank) -> GivenFactors:
-    """Return contiguous factors as the core takes them. They must outlive it."""
-    return GivenFactors(
-        *(place.layer, place.slot, own.rank, len(own.b), own.a.shape[1], own.scale),
-        *(own.a.ctypes.data, own.b.ctypes.data),
-        None if own.gain is None else own.gain.ctypes.data,
-    )
+    """Return what `laid_out` returns as the core takes it. The factors must outlive it."""
+    a_shape = (0, 0) if own.a is None else own.a.shape
+    pointers = (None if x is None else x.ctypes.data for x in (own.a, own.b, own.gain))
+    return GivenFactors(place.layer, place.slot, *a_shape, *own.b.shape, own.scale, *pointers)
 
 
 def declared_core() -> Any:

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused
-from headrace.engine_proc.worker.adapters.low_rank import LowRank
 from headrace.engine_proc.worker.parallel.shard import shards
 
 RANK = 4
@@ -39,10 +38,6 @@ def write(folder: Path, tensors: Tensors, **config: Any) -> Path:
     return folder
 
 
-def delta(low_rank: LowRank) -> Any:
-    return low_rank.scale * low_rank.b @ low_rank.a
-
-
 def test_modules_become_weights(tmp_path: Path) -> None:
     given = tensors()
     found = open_adapter(write(tmp_path, given), MODEL)
@@ -52,7 +47,7 @@ def test_modules_become_weights(tmp_path: Path) -> None:
         * given[f"base_model.model.{Q}.lora_B.weight"]
         @ (given[f"base_model.model.{Q}.lora_A.weight"])
     )
-    np.testing.assert_allclose(delta(found["layers.1.q"]), expected, rtol=1e-5)
+    np.testing.assert_allclose(found["layers.1.q"].delta, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +85,27 @@ def test_magnitudes_become_gains(tmp_path: Path) -> None:
     magnitude = np.linspace(1, 2, 96, dtype=np.float32)
     given[f"base_model.model.{DOWN}.lora_magnitude_vector"] = magnitude
     found = open_adapter(write(tmp_path, given, use_dora=True), MODEL)["layers.0.down"]
-    whole = MODEL.weights["layers.0.down"].to_float32() + delta(found)
+    whole = MODEL.weights["layers.0.down"].to_float32() + found.delta
     assert found.gain is not None
     np.testing.assert_allclose(found.gain * np.linalg.norm(whole, axis=1), magnitude, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_embedding_and_head_may_be_whole(tmp_path: Path, num_workers: int) -> None:
+    rng = np.random.default_rng(0)
+    vocab, hidden = SPEC.vocab_size, SPEC.hidden_size
+    module = "base_model.model.model.embed_tokens"
+    a, b = rng.random((RANK, vocab), np.float32), rng.random((hidden, RANK), np.float32)
+    head = rng.random((vocab, hidden), np.float32)
+    given = {f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b}
+    given[f"{module}.base_layer.weight"] = given["base_model.model.lm_head.weight"] = head
+    path = write(tmp_path, given, modules_to_save=["lm_head"])
+    workers = shards(SPEC, MODEL.weights, num_workers) if num_workers > 1 else [None]
+    parts = [open_adapter(path, dataclasses.replace(MODEL, shard=shard)) for shard in workers]
+    got = {name: np.concatenate([part[name].delta for part in parts]) for name in ("embed", "head")}
+    np.testing.assert_allclose(got["embed"], 1.5 * (b @ a).T, rtol=1e-5)
+    base = MODEL.weights["head" if "head" in MODEL.weights else "embed"].to_float32()
+    np.testing.assert_allclose(got["head"] + base, head, atol=1e-5)
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
@@ -108,11 +121,11 @@ def test_shares_of_workers_are_the_whole(tmp_path: Path, use_dora: bool) -> None
         open_adapter(path, dataclasses.replace(MODEL, shard=shard))
         for shard in shards(SPEC, MODEL.weights, 2)
     ]
-    rows = [delta(part["layers.1.q"]) for part in parts]
-    np.testing.assert_allclose(np.concatenate(rows), delta(whole["layers.1.q"]), rtol=1e-4)
-    columns = [delta(part["layers.0.down"]) for part in parts]
+    rows = [part["layers.1.q"].delta for part in parts]
+    np.testing.assert_allclose(np.concatenate(rows), whole["layers.1.q"].delta, rtol=1e-4)
+    columns = [part["layers.0.down"].delta for part in parts]
     np.testing.assert_allclose(
-        np.concatenate(columns, axis=1), delta(whole["layers.0.down"]), rtol=1e-4, atol=1e-5
+        np.concatenate(columns, axis=1), whole["layers.0.down"].delta, rtol=1e-4, atol=1e-5
     )
     if use_dora:
         gains = [part["layers.1.q"].gain for part in parts]
@@ -131,13 +144,35 @@ REFUSED: dict[str, tuple[Tensors, dict[str, Any], str]] = {
         {},
         "no linear layer",
     ),
-    "an embedding": (tensors({"model.embed_tokens": (110, 96)}), {}, "no linear layer"),
+    "an embedding": (tensors({"model.embed_tokens": (111, 96)}), {}, r"\[111, 96\] in the adapter"),
+    "no embedding": (
+        {
+            "base_model.model.model.embed_tokens.lora_embedding_A": np.zeros(3, np.float32),
+            "base_model.model.model.embed_tokens.lora_embedding_B": np.zeros(3, np.float32),
+        },
+        {},
+        "only one of lora_A",
+    ),
     "half": ({k: v for k, v in tensors().items() if "lora_A" in k}, {}, "only one of lora_A"),
     "a whole module": ({"base_model.model.lm_head.weight": np.zeros((2, 2))}, {}, "stored as F64"),
     "nothing": ({}, {}, "has no tensors"),
     "another method": (tensors(), {"peft_type": "LOHA"}, "'LOHA'; only LORA"),
     "biases": (tensors(), {"bias": "all"}, "trained biases are not supported"),
-    "modules": (tensors(), {"modules_to_save": ["lm_head"]}, "whole modules are not supported"),
+    "a whole layer": (
+        {f"base_model.model.{Q}.weight": np.zeros((96, 96), np.float32)},
+        {"modules_to_save": ["q_proj"]},
+        "only the embedding and the head can be whole",
+    ),
+    "a narrow head": (
+        {"base_model.model.lm_head.weight": np.zeros((96, 95), np.float32)},
+        {"modules_to_save": ["lm_head"]},
+        r"is \[96, 95\] in the adapter",
+    ),
+    "an unnamed whole": (
+        {"base_model.model.lm_head.weight": np.zeros((96, 96), np.float32)},
+        {},
+        "is no factor of a linear layer",
+    ),
     "a changed base": (tensors(), {"init_lora_weights": "pissa"}, "changes the base model"),
     "a new variant": (tensors(), {"use_surprise": True}, "use_surprise is set"),
     "a pattern": (tensors(), {"alpha_pattern": {"(a+)+$": 1}}, "not the name of a module"),

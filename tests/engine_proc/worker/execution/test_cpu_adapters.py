@@ -21,7 +21,7 @@ from random_decoders import (
     with_states,
 )
 
-from headrace.engine_proc.worker.adapters.low_rank import LowRanks
+from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
@@ -78,11 +78,20 @@ def test_adapter_of_other_mixers_is_as_merged_weights(name: str) -> None:
     np.testing.assert_allclose(got, expected, atol=1e-3)
 
 
-def test_adapter_of_a_tied_head_leaves_the_embedding() -> None:
-    adapter, weights = random_adapter(SPEC, 1, rank=4, names=["head"]), random_weights(SPEC)
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("name", ["embed", "head"])
+def test_adapter_of_one_end_leaves_the_tied_other(name: str, is_whole: bool) -> None:
+    weights = random_weights(SPEC)
+    low_rank = random_adapter(SPEC, 1, rank=4, names=[name])[name]
+    if is_whole:
+        low_rank = LowRank(None, low_rank.delta, 1.0)
     untied = dataclasses.replace(SPEC, tied_head=False)
-    expected = run(cpu(untied, merged({**weights, "head": weights["embed"]}, adapter)), {0: -1})
-    np.testing.assert_allclose(run(adapted(SPEC, adapter), {0: 0}), expected, atol=1e-4)
+    both = merged({**weights, "head": weights["embed"]}, {name: low_rank})
+    expected = run(cpu(untied, both), {1: -1})
+    executor = adapted(SPEC, {name: low_rank}, random_adapter(SPEC, 2, rank=4))
+    together = run(executor, {0: 1, 1: 0, 2: -1})
+    np.testing.assert_allclose(together[SHORT : 2 * SHORT], expected, atol=1e-4)
+    np.testing.assert_array_equal(together[2 * SHORT :], run(cpu(SPEC, weights), {2: -1}))
 
 
 BF16 = {"weight_dtype": "bfloat16", "kv_dtype": "bfloat16", "rounds_activations": True}
