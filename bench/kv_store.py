@@ -4,9 +4,12 @@ Method: an agent's trace of 10 turns on Qwen2.5-Coder-1.5B in Q4_K_M: 10,000 tok
         with each turn, answers included. Then comes the next turn: undisturbed, after SIGKILL of
         worker, engine and the whole server, and after a restart. A time to first token
         counts from the moment of the kill, but for restarts from `/health`. "Cold" is the same
-        prompt under another salt. A stream beside the fetch tells what other requests notice. Last
-        the trace is run with and without a store, each after a start with an empty one.
+        prompt under another salt. A stream beside the fetch tells what other requests notice: its
+        tokens between the first and the last bytes that the store's process reads, so none waits
+        for the prompt's own tail to be computed. Last the trace is run with and without a store,
+        each after a start with an empty one.
 Run:    python bench/kv_store.py --parts deaths overhead
+        A trace of a few seconds: --model MODEL.gguf --first-tokens 1000
 """
 
 import json
@@ -24,20 +27,23 @@ from support.real_models import fetch
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
-FIRST_TOKENS, TURN_TOKENS, NUM_TURNS, ANSWER_TOKENS = 10_000, 200, 10, 16
+FIRST_TOKENS = 10_000  # by default
+TURN_TOKENS, NUM_TURNS, ANSWER_TOKENS = 200, 10, 16
 LENGTH = "16384"
 MAX_TOKEN = 100_000  # above that are special ones
 TIMEOUT_S = 300
-STREAM_TOKENS = 150
+STREAM_TOKENS = 350
 QUIET_TOKENS = 50  # of the stream, before the fetch
+PIECE_BYTES = 100_000  # less than a page: other reads are smaller
+LOOK_S = 0.01  # between looks at what the store reads
 
 
 class Agent:
     """A conversation: each turn has the one before it, its answer, and some new tokens."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, num_tokens: int, seed: int = 0) -> None:
         self._numbers = random.Random(seed)
-        self.tokens = self.some(FIRST_TOKENS)
+        self.tokens = self.some(num_tokens)
 
     def some(self, count: int) -> list[int]:
         """Return new tokens."""
@@ -88,9 +94,44 @@ def start(model: Path, *args: str) -> Server:
     return headrace(str(model), "--max-model-len", LENGTH, *args)
 
 
-def measure_deaths(model: Path, folder: str, report: Report) -> None:
+class StoreWatch:
+    """When the store's process reads: pages to fetch, as no other ones are idle meanwhile."""
+
+    def __init__(self, server: Server) -> None:
+        title = "headrace: kv_store 0"
+        self._process = next(p for p in server.processes if title in p.cmdline())
+        self._is_over = threading.Event()
+        self._reads: list[float] = []
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> "StoreWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        before = self._num_bytes()
+        while not self._is_over.wait(LOOK_S):
+            now = self._num_bytes()
+            if now - before >= PIECE_BYTES:
+                self._reads.append(time.perf_counter())
+            before = now
+
+    def _num_bytes(self) -> int:
+        count: int = self._process.io_counters().read_chars
+        return count
+
+    def is_fetching(self, times: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """Return which moments are between the first read and the last."""
+        return (times >= self._reads[0] - LOOK_S) & (times <= self._reads[-1])
+
+
+def measure_deaths(model: Path, num_tokens: int, folder: str, report: Report) -> None:
     """Measure the next turn after each kind of death."""
-    agent, store = Agent(), ("--kv-store", folder, "--kv-store-disk-bytes", "2G")
+    agent, store = Agent(num_tokens), ("--kv-store", folder, "--kv-store-disk-bytes", "2G")
     turns: dict[str, list[float]] = {}
     with start(model, *store) as server:
         for _ in range(NUM_TURNS):
@@ -130,26 +171,26 @@ def measure_beside(server: Server, agent: Agent) -> tuple[dict[str, list[float]]
     thread = threading.Thread(target=listen)
     thread.start()
     is_quiet.wait(TIMEOUT_S)
-    began_at, before = time.perf_counter(), server.metric("headrace:kv_store_fetch_seconds_total")
-    seconds = agent.turn(server)
-    spent = (server.metric("headrace:kv_store_fetch_seconds_total") or 0) - (before or 0)
+    began_at = time.perf_counter()
+    with StoreWatch(server) as watch:
+        seconds = agent.turn(server)
     thread.join()
     times = np.array(heard)
     gaps = np.diff(times) * 1e3
-    is_during = (times[1:] > began_at) & (times[1:] < began_at + max(spent, 0.2))
-    quiet = gaps[times[1:] < began_at]
-    result = {"no fetch": [float(quiet.mean())], "during a fetch": [float(gaps[is_during].mean())]}
-    return result | {"longest during a fetch": [float(gaps[is_during].max())]}, seconds
+    quiet = gaps[times[1:] < began_at][1:]  # the first step after a start is longer
+    during = gaps[watch.is_fetching(times[1:])]
+    result = {"no fetch": [float(quiet.mean())], "during a fetch": [float(during.mean())]}
+    return result | {"longest during a fetch": [float(during.max())]}, seconds
 
 
-def measure_overhead(model: Path, report: Report) -> None:
+def measure_overhead(model: Path, num_tokens: int, report: Report) -> None:
     """Run the trace with a store that is never hit, and without."""
     seconds: dict[str, list[float]] = {}
     for name in ("store", "no store"):
         with tempfile.TemporaryDirectory() as folder:
             args = ("--kv-store", folder, "--kv-store-disk-bytes", "2G") if name == "store" else ()
             with start(model, *args) as server:
-                agent, began_at = Agent(1), time.perf_counter()
+                agent, began_at = Agent(num_tokens, 1), time.perf_counter()
                 for _ in range(NUM_TURNS):
                     agent.turn(server)
                 seconds[name] = [time.perf_counter() - began_at]
@@ -160,14 +201,16 @@ def main() -> None:
     """Run and print the report."""
     options = parser(__doc__, rounds=1)
     options.add_argument("--parts", nargs="+", default=["deaths", "overhead"])
+    options.add_argument("--model", type=Path, help="by default Qwen2.5-Coder-1.5B")
+    options.add_argument("--first-tokens", type=int, default=FIRST_TOKENS)
     args = options.parse_args()
     report = Report("kv_store", args)
-    model = fetch("qwen2.5-coder-1.5b")
+    model = args.model or fetch("qwen2.5-coder-1.5b")
     if "deaths" in args.parts:
         with tempfile.TemporaryDirectory() as folder:
-            measure_deaths(model, folder, report)
+            measure_deaths(model, args.first_tokens, folder, report)
     if "overhead" in args.parts:
-        measure_overhead(model, report)
+        measure_overhead(model, args.first_tokens, report)
     report.finish()
 
 

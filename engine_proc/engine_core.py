@@ -485,6 +485,11 @@ class EngineCore:
         """Return how long so many tokens of a prompt take; infinity before any step is known."""
         return self._step_time.prompt_s(num_tokens, self._max_num_batched_tokens)
 
+    def step_s(self) -> float:
+        """Return how long a step of the sequences that run takes; 0 where none runs."""
+        num_running = len(self._scheduler.running)
+        return self._step_time.mean_s(num_running, num_running) if num_running else 0.0
+
     def _budget(self) -> int | None:
         """Return the token budget that keeps decodes within the target inter-token latency."""
         if not self._target_itl_s or not self._scheduler.is_generating:

@@ -112,7 +112,10 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         )
         if store is not None:
             layout, slots = open_layout(workers), scheduler.slots
-            store.open(layout, PageFetcher(pool, slots, layout, engine.prompt_s, time.monotonic))
+            fetcher = PageFetcher(
+                pool, slots, layout, engine.prompt_s, time.monotonic, engine.step_s
+            )
+            store.open(layout, fetcher, waits=not pool.num_cached)  # an engine before had some
         context.ready()
         serve(engine, workers, inbox, publisher, context.slot)
     finally:

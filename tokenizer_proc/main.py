@@ -2,7 +2,6 @@
 In: ToTokenizer, Abort (frontend).  Out: ToEngine (engine_proc), ToFrontend (early answers)."""
 
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from headrace.board.backlog import tokenizer_backlog
@@ -13,6 +12,7 @@ from headrace.runtime.process import Context
 from headrace.system.cpu_scheduling import take_long_turns, take_turns
 from headrace.system.machine import usable_cores
 from headrace.system.malloc import give_back, keep_freed
+from headrace.tokenizer_proc.fast_loader import FastLoader
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 
 if TYPE_CHECKING:
@@ -54,14 +54,10 @@ def serve_short(
     wait_s = config.batch_wait_ms / 1000
     service = load_service(config, context, inbox, aborts, 1, config.max_batch_size, wait_s)
     context.ready()
-    loader: threading.Thread | None = None
+    loader = FastLoader(service.load_fast, context.board)
     while True:
         context.slot.beat()
-        service.handle(IDLE_MS)
-        if loader is None and not context.board.unhealthy():
-            # Only now: the server is not to start later for it.
-            loader = threading.Thread(target=service.load_fast, name="loader")
-            loader.start()
+        loader.poll(service.handle(IDLE_MS))
 
 
 def serve_about(
@@ -90,11 +86,12 @@ def serve_long(
     while not inbox.wait(IDLE_MS):
         pass
     service = load_service(config, context, inbox, aborts, num_threads(), 1, 0)
-    service.load_fast()
+    loader = FastLoader(service.load_fast, context.board)
     was_busy = False
     while True:
         heartbeat.begin()
         is_busy = service.handle(IDLE_MS)
+        loader.poll(is_busy)
         heartbeat.end()
         if was_busy and not is_busy:
             give_back()

@@ -76,8 +76,11 @@ class StoreClient:
             self._context, slot, store_config, (asks, answers), fds, config.watchdog_timeout
         )
 
-    def open(self, layout: CacheLayout, fetcher: PageFetcher) -> None:
-        """Wait until the store has opened its files. The pool's tables are in shared memory.
+    def open(self, layout: CacheLayout, fetcher: PageFetcher, waits: bool = True) -> None:
+        """Have the store open its files. The pool's tables are in shared memory.
+
+        Args:
+            waits: until they are open. Else prompts are computed before.
 
         Raises:
             WorkerDied: it cannot open them, or too many died in a row.
@@ -85,7 +88,7 @@ class StoreClient:
         self._layout, self._fetcher = layout, fetcher
         assert self._child is not None
         self._child.send(OpenStore(layout))
-        while not self._is_ready:
+        while waits and not self._is_ready:
             self._context.slot.beat()
             self.poll(WAIT_S)
 

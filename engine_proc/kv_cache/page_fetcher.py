@@ -2,6 +2,8 @@
 
 What is fetched is put into the pool, where the scheduler finds it as any cached prefix. A sequence
 that waits is blocked; it stops waiting when to compute its prompt would have taken as long.
+
+While sequences run, copies take `COPY_SHARE` of a core: pieces are small, with rests between them.
 """
 
 import math
@@ -24,11 +26,15 @@ from headrace.ipc.worker_messages import (
     ToStore,
 )
 
-FETCH_PAGES = 64  # at a time; between them it is decided whether to go on
+FETCH_PAGES = 64  # at a time, at most; between them it is decided whether to go on
+COPY_SHARE = 0.03  # of the time of steps: as much longer they take
 FIRST_S_PER_BYTE = 1e-9  # before any is measured
 DECAY = 0.5  # of measurements, per fetch
 HOPE = 0.9  # times the cost, each time that it was too high: the disk may have become faster
 LONGEST_WAIT_S = 10.0  # while no step has told what computing costs
+
+
+Fetch = Generator[ToStore | None, FromStore | None, None]  # it yields None while it rests
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +55,7 @@ class PageFetcher:
 
     Args:
         prompt_s: how long so many tokens of a prompt take; infinity where that is not known.
+        step_s: how long a step of the sequences that run takes; 0 where none runs.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class PageFetcher:
         layout: CacheLayout,
         prompt_s: Callable[[int], float],
         clock: Callable[[], float],
+        step_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._pool = pool
         self._slots = slots
@@ -65,9 +73,11 @@ class PageFetcher:
         self._state_bytes = layout.record_bytes(RecordKind.STATES) if layout.num_states else 0
         self._prompt_s = prompt_s
         self._clock = clock
-        self._s_per_byte = FIRST_S_PER_BYTE
+        self._step_s = step_s
+        self._s_per_byte = self._cpu_s_per_byte = FIRST_S_PER_BYTE
+        self._rests_until = -math.inf
         self._waits: deque[FetchWait] = deque()
-        self._fetch: Generator[ToStore, FromStore, None] | None = None  # of the first that waits
+        self._fetch: Fetch | None = None  # of the first that waits
 
     @property
     def is_busy(self) -> bool:
@@ -89,6 +99,9 @@ class PageFetcher:
 
         Args:
             answer: to the last one that was returned, if it has not been given.
+
+        Returns:
+            None where nothing is wanted, or not yet.
         """
         while self._waits:
             try:
@@ -98,7 +111,6 @@ class PageFetcher:
                 if self._fetch is None:
                     self._fetch = self._fetch_for(self._waits[0])
                     return next(self._fetch)
-                assert answer is not None
                 return self._fetch.send(answer)
             except StopIteration:
                 self._fetch = None
@@ -132,7 +144,7 @@ class PageFetcher:
                 count = page + 1
         return count
 
-    def _fetch_for(self, wait: FetchWait) -> Generator[ToStore, FromStore, None]:
+    def _fetch_for(self, wait: FetchWait) -> Fetch:
         """Yield messages to the store, and take its answers, until a sequence need not wait."""
         found = yield Lookup(b"".join(wait.sequence.digests))
         assert isinstance(found, LookupResult)
@@ -141,16 +153,21 @@ class PageFetcher:
         held = self._pool.match_prefix(digests)  # so that none is evicted for another
         try:
             lacking = [i for i, digest in enumerate(digests) if not self._pool.has(digest)]
-            for start in range(0, len(lacking), FETCH_PAGES):
-                places = lacking[start : start + FETCH_PAGES]
-                batch = [digests[place] for place in places]
-                if wait.is_over or not self._is_worth(wait, len(held), len(lacking) - start):
+            while lacking:
+                while self._is_resting and not wait.is_over:
+                    yield None
+                if wait.is_over or not self._is_worth(wait, len(held), len(lacking)):
                     return
+                count = self._num_pages_now()
+                places, lacking = lacking[:count], lacking[count:]
+                batch = [digests[place] for place in places]
                 pages = self._pool.allocate(len(batch))
                 held += pages
+                began_at = self._clock()
                 fetched = yield FetchRecords(RecordKind.PAGES, b"".join(batch), pages.tobytes())
                 assert isinstance(fetched, FetchedRecords)
                 self._measure(fetched, len(batch) * self._page_bytes)
+                self._rests_until = began_at + fetched.cpu_s / COPY_SHARE
                 for place, page, is_there in zip(places, pages, fetched.is_there, strict=True):
                     if is_there:
                         self._pool.cache_of(wait.sequence, place, page)
@@ -161,7 +178,7 @@ class PageFetcher:
         finally:
             self._pool.free(held)
 
-    def _fetch_state(self, digest: bytes) -> Generator[ToStore, FromStore, None]:
+    def _fetch_state(self, digest: bytes) -> Fetch:
         if not self._slots.num_free:
             return
         slot = self._slots.allocate()
@@ -179,11 +196,26 @@ class PageFetcher:
         if not self._pool.can_allocate(num_more):
             return False
         num_bytes = num_pages * self._page_bytes + self._state_bytes
-        if num_bytes * self._s_per_byte < self._prompt_s(num_pages * self._pool.page_tokens):
+        s_per_byte = self._s_per_byte
+        if self._step_s():
+            s_per_byte = max(s_per_byte, self._cpu_s_per_byte / COPY_SHARE)
+        if num_bytes * s_per_byte < self._prompt_s(num_pages * self._pool.page_tokens):
             return True
         self._s_per_byte *= HOPE
+        self._cpu_s_per_byte *= HOPE
         return False
 
+    def _num_pages_now(self) -> int:
+        """Return how many pages a step has time for beside it."""
+        step_s = self._step_s()
+        pages = COPY_SHARE * step_s / (self._page_bytes * self._cpu_s_per_byte)
+        return max(1, int(min(pages, FETCH_PAGES))) if step_s else FETCH_PAGES
+
+    @property
+    def _is_resting(self) -> bool:
+        step_s = self._step_s()  # it is asked once per step: of two the nearer one counts
+        return step_s > 0 and self._clock() + step_s / 2 < self._rests_until
+
     def _measure(self, fetched: FetchedRecords, num_bytes: int) -> None:
-        measured = fetched.seconds / num_bytes
-        self._s_per_byte += DECAY * (measured - self._s_per_byte)
+        self._s_per_byte += DECAY * (fetched.seconds / num_bytes - self._s_per_byte)
+        self._cpu_s_per_byte += DECAY * (fetched.cpu_s / num_bytes - self._cpu_s_per_byte)

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from headrace.engine_proc.kv_cache.cache_table import IN_USE, CacheTable
+from headrace.engine_proc.kv_cache.page_fetcher import COPY_SHARE
 from headrace.engine_proc.kv_store.store_tier import StoreTier
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.ipc.page_digests import DIGEST_BYTES
@@ -34,6 +35,7 @@ class KvStore:
     Attributes:
         num_missing: records that were to be fetched and were not here, or not right.
         num_stored: records that a tier has taken.
+        rest_s: how long to let steps go on before the next `save_next`.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class KvStore:
         self._seen = {kind: [0] * table.num_entries for kind, table in tables.items()}  # seals
         self._unsaved: list[tuple[RecordKind, int]] = []  # the first to be evicted last
         self._scanned_at = 0.0
+        self._is_shared = False  # pages are in use: steps need the cores
+        self.rest_s = 0.0
         self.num_missing = self.fetched_bytes = self.fetch_ns = 0
         self.num_stored = self.stored_bytes = 0
 
@@ -68,13 +72,13 @@ class KvStore:
 
     def fetch(self, fetch: FetchRecords) -> FetchedRecords:
         """Copy records into the workers' memory."""
-        began_ns = time.perf_counter_ns()
+        began_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         places = array("i", fetch.places)
         pairs = zip(split_digests(fetch.digests), places, strict=True)
         is_there = bytes([self._fetch(fetch.kind, digest, place) for digest, place in pairs])
         took_ns = time.perf_counter_ns() - began_ns
         self.fetch_ns += took_ns
-        return FetchedRecords(is_there, took_ns / 1e9)
+        return FetchedRecords(is_there, took_ns / 1e9, (time.thread_time_ns() - cpu_ns) / 1e9)
 
     def _fetch(self, kind: RecordKind, digest: bytes, place: int) -> bool:
         record = self._record(kind)
@@ -92,7 +96,10 @@ class KvStore:
             self._scan(IN_USE // 2)
         if not self._unsaved:
             return False
+        began_ns = time.thread_time_ns()
         self._save(*self._unsaved.pop())
+        cpu_s = (time.thread_time_ns() - began_ns) / 1e9
+        self.rest_s = cpu_s / COPY_SHARE if self._is_shared else 0.0
         return True
 
     def save_all(self) -> None:
@@ -104,10 +111,12 @@ class KvStore:
     def _scan(self, end: int) -> None:
         """Find what is to be stored, of orders below `end`."""
         self._scanned_at = time.monotonic()
+        self._is_shared = False
         found = []
         for kind, table in self._tables.items():
             rows = zip(*table.columns(), self._seen[kind], strict=True)
             for entry, (seal, order, seen) in enumerate(rows):
+                self._is_shared |= seal != 0 and order >= IN_USE // 2
                 if seal and seal != seen and order < end:
                     found.append((order, kind, entry))
         if found:

@@ -57,7 +57,7 @@ def main(config: KvStoreConfig, context: Context) -> None:
     before = {word: context.slot[word] for word in counts_of(store)}
     is_busy = False
     while True:
-        message = asks.receive(0 if is_busy else IDLE_S)
+        message = asks.receive(store.rest_s if is_busy else IDLE_S)
         heartbeat.begin()
         match message:
             case Lookup():

@@ -272,6 +272,7 @@ class FetchedRecords(Message, tag="fetched_records", frozen=True):
 
     is_there: bytes
     seconds: float
+    cpu_s: float  # of the store's core
 
 
 class Drained(Message, tag="drained", frozen=True):

@@ -4,7 +4,7 @@ import math
 
 from scheduler_rig import make_sequence
 
-from headrace.engine_proc.kv_cache.page_fetcher import FETCH_PAGES, PageFetcher
+from headrace.engine_proc.kv_cache.page_fetcher import COPY_SHARE, FETCH_PAGES, PageFetcher
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.sequence import Sequence
@@ -29,13 +29,20 @@ class Rig:
         self.now = 0.0
         self.prompt_s = math.inf  # of any prompt
         self.fetch_s = 0.0  # of any message
+        self.page_cpu_s = 0.0  # that the store takes of a core
+        self.step_s = 0.0  # of sequences that run
         self.stored: set[bytes] = set()
         self.asked: list[ToStore] = []
         self.pool = PagePool(NUM_PAGES, PAGE_TOKENS)
         self.slots = StateSlots(num_states)
         layout = CacheLayout(NUM_PAGES, num_states, [1000], [500 if num_states else 0])
         self.fetcher = PageFetcher(
-            self.pool, self.slots, layout, lambda _: self.prompt_s, lambda: self.now
+            self.pool,
+            self.slots,
+            layout,
+            lambda _: self.prompt_s,
+            lambda: self.now,
+            lambda: self.step_s,
         )
 
     def enter(self, num_pages: int) -> Sequence:
@@ -53,7 +60,7 @@ class Rig:
         found = bytes(digest in self.stored for digest in digests)
         if isinstance(message, Lookup):
             return LookupResult(found, found)
-        return FetchedRecords(found, self.fetch_s)
+        return FetchedRecords(found, self.fetch_s, self.page_cpu_s * len(found))
 
     def run(self) -> None:
         """Answer until nothing is asked."""
@@ -149,3 +156,36 @@ def test_a_pool_without_room_is_left_to_the_sequences_in_it() -> None:
     rig.run()
     assert rig.pool.num_cached == 0 and not sequence.is_blocked
     rig.pool.free(held)
+
+
+def test_pages_come_slowly_beside_steps() -> None:
+    rig = Rig()
+    rig.step_s, rig.page_cpu_s = 1e-4, 1e-6
+    num_pages = 120
+    sequence = rig.enter(num_pages)
+    rig.stored |= set(sequence.digests)
+    num_fetched, answer = 0, None
+    while sequence.is_fetching:
+        message = rig.fetcher.ask(answer)
+        answer = None if message is None else rig.answer(message)
+        num_fetched += len(answer.is_there) if isinstance(answer, FetchedRecords) else 0
+        spent_s = num_fetched * rig.page_cpu_s
+        assert spent_s <= COPY_SHARE * (rig.now + 3 * rig.step_s), "a few pieces at once at most"
+        rig.now += rig.step_s
+    assert num_fetched == num_pages
+    assert rig.now < 2 * num_pages * rig.page_cpu_s / COPY_SHARE, "no slower than that"
+
+
+def test_pages_come_fast_once_no_step_runs() -> None:
+    rig = Rig()
+    rig.step_s, rig.page_cpu_s = 0.04, 1.0
+    sequence = rig.enter(3 * FETCH_PAGES)
+    rig.stored |= set(sequence.digests)
+    lookup = rig.fetcher.ask()
+    assert lookup is not None
+    piece = rig.fetcher.ask(rig.answer(lookup))
+    assert piece is not None
+    assert rig.fetcher.ask(rig.answer(piece)) is None, "it rests"
+    rig.step_s = 0.0
+    rig.run()
+    assert rig.pool.count_cached(sequence.digests) == 3 * FETCH_PAGES

@@ -1,0 +1,45 @@
+"""When a tokenizer process loads what makes encoding fast: while no step shares its cores."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from headrace.board.board import Board
+from headrace.board.fields import EngineField
+
+LATEST_S = 10.0  # after the server is up, steps or none
+
+
+class FastLoader:
+    """Loads in a thread, once. Until then requests are encoded slowly, with the same ids.
+
+    Args:
+        load: takes a second of a core.
+    """
+
+    def __init__(
+        self, load: Callable[[], None], board: Board, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._load = load
+        self._board = board
+        self._clock = clock
+        self._latest: float | None = None  # known once the server is up
+        self.thread: threading.Thread | None = None
+
+    def poll(self, is_busy: bool) -> None:
+        """Begin to load, if it is time. The server is not to start later for it.
+
+        Args:
+            is_busy: whether the process has just handled requests.
+        """
+        if self.thread is not None or self._board.unhealthy():
+            return
+        if self._latest is None:
+            self._latest = self._clock() + LATEST_S
+        if not (is_busy or self._has_sequences()) or self._clock() >= self._latest:
+            self.thread = threading.Thread(target=self._load, name="loader")
+            self.thread.start()
+
+    def _has_sequences(self) -> bool:
+        fields = EngineField.RUNNING, EngineField.WAITING
+        return any(slot[field] for slot in self._board.of("engine") for field in fields)
