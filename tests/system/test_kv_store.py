@@ -5,12 +5,13 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from servers import RunningServer, wait_until
+from servers import RunningServer, survivors, wait_until
 from tiny_models import make_folder
 
 from headrace.cli.kv import main as kv
@@ -21,6 +22,9 @@ NUM_PROMPTS = 6
 NUM_TOKENS = 8
 FLAGS = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "200000", "--max-num-batched-tokens")
 STORE = "--kv-store-disk-bytes", "2000000"
+KILLS = int(os.environ.get("STORE_KILLS", "3"))
+SEED = int(os.environ.get("STORE_SEED", "0"))
+TITLES = "kv_store 0", "worker 0", "engine", "supervisor"
 
 
 def ask(server: RunningServer, prompt: int, salt: str | None = None) -> tuple[str, int]:
@@ -101,3 +105,51 @@ def test_answers_stay_over_restarts_kills_and_damage(
     assert kinds["pages"]["records"] > 0 and not kinds["pages"]["in_use"]
     kv(["prune", str(tmp_path), "--all"])
     assert not list(slot_files(tmp_path))
+
+
+def kill_amid(server: RunningServer, title: str, num_answers: int) -> list[Future[str]]:
+    """Ask all, and kill a process, or all of them, once some are answered; return the answers."""
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(lambda p: ask(server, p)[0], p) for p in range(NUM_PROMPTS)]
+        waiting = set(asked)
+        while waiting and NUM_PROMPTS - len(waiting) < num_answers:
+            waiting = wait(waiting, return_when=FIRST_COMPLETED).not_done
+        if title == "supervisor":
+            ring = list(server.ring.values())
+            server.process.kill()
+            assert not survivors(ring)
+        else:
+            server.ring[f"headrace: {title}"].kill()
+    return asked
+
+
+def disk_bytes(folder: Path) -> int:
+    """Return the bytes of the store's files."""
+    return sum(path.stat().st_blocks * 512 for path in slot_files(folder))
+
+
+def test_answers_stay_over_kills_at_random_moments(
+    model: str, start: Start, tmp_path: Path
+) -> None:
+    """With `STORE_KILLS=50`, as many, others with another `STORE_SEED`."""
+    numbers = random.Random(SEED)
+    flags = (model, *FLAGS, "64")
+    plain = start(*flags)
+    expected = ask_all(plain)
+    plain.stop()
+    store = (*flags, "--kv-store", str(tmp_path), *STORE)
+    server = start(*store)
+    assert ask_all(server) == expected
+    num_bytes = disk_bytes(tmp_path)
+    for _ in range(KILLS):
+        title = numbers.choice(TITLES)
+        print(title)
+        asked = kill_amid(server, title, numbers.randrange(NUM_PROMPTS))
+        if title == "supervisor":
+            server.close()
+            server = start(*store)
+        else:
+            assert [answer.result() for answer in asked] == expected
+        assert ask_all(server) == expected
+        assert disk_bytes(tmp_path) == num_bytes
+    assert server.metric("kv_store_refused_total") == 0
