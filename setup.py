@@ -157,6 +157,7 @@ setup(
     include_package_data=False,  # only what is listed here
     package_data={
         "headrace": ["py.typed"],
+        "headrace.model": ["templates/*.jinja"],
         "headrace.frontend": ["ui/dist/*", "ui/dist/*/*"],
         "headrace.engine_proc.mock": ["profiles/*.json"],
         "headrace.csrc": ["collectives/*.cuh"],

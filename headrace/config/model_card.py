@@ -25,6 +25,7 @@ from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
 from headrace.model.output_formats import thought_format, tool_format
+from headrace.model.own_templates import own_template
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.sparse_attention import dense_length
@@ -279,7 +280,7 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
         max_model_len=(pooling and pooling.max_tokens) or positions,
         vocab_size=_need(text, "vocab_size", path / "config.json", Count),
         eos_token_ids=_ends(path, generation, text, config),
-        chat_template=_folder_template(path, tokenizer),
+        chat_template=_folder_template(path, tokenizer) or own_template(config.get("model_type")),
         special_tokens={
             kind: token.content if isinstance(token, AddedToken) else token
             for kind in ("bos_token", "eos_token")

@@ -78,6 +78,15 @@ def test_a_folder_without_template_or_generation_config_will_do(tmp_path: Path) 
     assert (card.chat_template, card.special_tokens) == (None, {})
 
 
+def test_deepseek_v32_has_a_template_of_headrace_without_one(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, CONFIG | {"model_type": "deepseek_v32"})
+    template = read_folder(path).chat_template
+    assert template is not None
+    assert "DSML" in template
+    (path / "chat_template.jinja").write_text("own")
+    assert read_folder(path).chat_template == "own"
+
+
 @pytest.mark.parametrize("missing", ["config", "tokenizer"])
 def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
     (write_folder(tmp_path) / f"{missing}.json").unlink()

@@ -1,0 +1,102 @@
+"""Families whose folders have no chat template get one of Headrace's, as their own code writes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from model_outputs import in_tags
+
+from headrace.errors import InvalidValue
+from headrace.model.output_formats import (
+    ThoughtFormat,
+    ToolFormat,
+    begins_inside,
+    is_closed,
+    thought_format,
+    tool_format,
+)
+from headrace.model.own_templates import own_template
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.requests.openai import ChatRequest
+
+BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+TOOL = {
+    "type": "function",
+    "function": {"name": "tide", "parameters": {"type": "object", "properties": {}}},
+}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "reasoning_content": "Two ports.",
+    "tool_calls": [
+        {"id": "1", "function": {"name": "tide", "arguments": '{"port": "Brest", "days": [1, 2]}'}},
+        {"id": "2", "function": {"name": "tide", "arguments": "{}"}},
+    ],
+}
+WRITTEN = "\n\n" + in_tags(
+    "｜DSML｜",
+    "function_calls",
+    '<invoke name="tide">',
+    '<parameter name="port" string="true">Brest</parameter>',
+    '<parameter name="days" string="false">[1, 2]</parameter>',
+    "</invoke>",
+    '<invoke name="tide">\n',
+    "</invoke>",
+)
+RESULTS = [{"role": "tool", "tool_call_id": id, "content": id} for id in "12"]
+TOLD = "\n\n<function_results>\n<result>1</result>\n<result>2</result>\n</function_results>\n\n"
+
+
+def rendered(*messages: dict[str, Any], **fields: Any) -> str:
+    body = {"messages": [*messages], **fields}
+    source = own_template("deepseek_v32")
+    return ChatTemplate(source, {}).render(msgspec.convert(body, ChatRequest))
+
+
+def test_deepseek_v32_has_its_formats() -> None:
+    source = own_template("deepseek_v32")
+    assert tool_format("auto", source) is ToolFormat.DEEPSEEK_V32
+    assert thought_format("auto", source) is ThoughtFormat.QWEN3
+    assert own_template("llama") is own_template(None) is None
+
+
+def test_deepseek_v32_opens_thoughts_where_they_are_wanted() -> None:
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
+    plain = rendered(system, user)
+    assert plain == f"{BEGIN}Be brief.<｜User｜>Hi<｜Assistant｜></think>"
+    assert is_closed(ThoughtFormat.QWEN3, plain)
+    for name in ("thinking", "enable_thinking"):
+        thinking = rendered(system, user, chat_template_kwargs={name: True})
+        assert thinking == f"{BEGIN}Be brief.<｜User｜>Hi<｜Assistant｜><think>"
+        assert begins_inside(ThoughtFormat.QWEN3, thinking)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_deepseek_v32_keeps_thoughts_of_the_last_turn_alone(thinks: bool) -> None:
+    asked = {"role": "user", "content": "Tides?"}
+    answer = {"role": "assistant", "content": "High.", "reasoning_content": "Told."}
+    variables = {"thinking": thinks}
+    turn = rendered(asked, CALLED, *RESULTS, chat_template_kwargs=variables)
+    opened, thought = ("<think>", "Two ports.</think>") if thinks else ("</think>", "")
+    question = f"{BEGIN}<｜User｜>Tides?<｜Assistant｜>"
+    assert turn == f"{question}{opened}{thought}{WRITTEN}{END}{TOLD}{opened}"
+    later = rendered(asked, CALLED, *RESULTS, answer, asked, chat_template_kwargs=variables)
+    past = f"{question}</think>{WRITTEN}{END}{TOLD}</think>High.{END}"
+    assert later == f"{past}<｜User｜>Tides?<｜Assistant｜>{opened}"
+
+
+def test_deepseek_v32_describes_tools_after_the_instructions() -> None:
+    user = {"role": "user", "content": "Hi"}
+    for role, content in (("system", "Be brief."), ("developer", "Be brief."), ("user", "")):
+        first = [{"role": role, "content": content}] if content else []
+        text = rendered(*first, user, tools=[TOOL])
+        assert text.startswith(f"{BEGIN}{content}\n\n## Tools\n\nYou have access to")
+        tool = '{"name": "tide", "parameters": {"type": "object", "properties": {}}}'
+        assert text.endswith(
+            f"<functions>\n{tool}\n</functions>\n<｜User｜>Hi<｜Assistant｜></think>"
+        )
+
+
+def test_deepseek_v32_refuses_results_without_a_call() -> None:
+    with pytest.raises(InvalidValue, match="a tool message answers a call"):
+        rendered({"role": "user", "content": "Hi"}, RESULTS[0])
