@@ -19,6 +19,7 @@ RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 GENERATE = "/generate"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
+COHERE_EMBED, COHERE_EMBED_V1, COHERE_RERANK = "/v2/embed", "/v1/embed", "/v2/rerank"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MODELS = "/v1/models"
 LOAD_LORA, UNLOAD_LORA = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -83,7 +84,10 @@ ROUTES = (
     Route(COUNT_TOKENS, "Count an input's tokens", need=Need.CHAT_TEMPLATE),
     Route(GENERATE, "Continue texts, as SGLang does", need=Need.GENERATION),
     Route(EMBEDDINGS, "Embed texts", need=Need.EMBEDDINGS),
-    Route(RERANK, "Order texts by a query", need=Need.SCORES, aliases=("/v2/rerank", "/rerank")),
+    Route(RERANK, "Order texts by a query", need=Need.SCORES, aliases=("/rerank",)),
+    Route(COHERE_EMBED, "Embed texts, as Cohere does", need=Need.EMBEDDINGS),
+    Route(COHERE_EMBED_V1, "Embed texts, as Cohere's first API does", need=Need.EMBEDDINGS),
+    Route(COHERE_RERANK, "Order texts by a query, as Cohere does", need=Need.SCORES),
     Route(SCORE, "Compare texts", need=Need.SCORES, aliases=("/score",)),
     Route(TOKENIZE, "Turn a text into token ids"),
     Route(DETOKENIZE, "Turn token ids into a text"),

@@ -1,12 +1,14 @@
 """Bodies of requests that embed or compare texts, converted to sequences."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import msgspec
 
 from headrace import routes
 from headrace.config.process_configs import ModelCard
-from headrace.errors import ContextLengthExceeded, InvalidValue
+from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
 from headrace.ipc.messages import (
     EmbeddingPlan,
     GenerateRequest,
@@ -33,6 +35,14 @@ from headrace.tokenizer_proc.prompts import (
     key_of,
     public_id,
 )
+from headrace.tokenizer_proc.requests.cohere import (
+    EMBED_NAMES,
+    decode_cohere_embed,
+    decode_cohere_rerank,
+    embedding_of,
+    ranking_of,
+)
+from headrace.tokenizer_proc.requests.field_names import as_written
 from headrace.tokenizer_proc.requests.openai import (
     MAX_EMBEDDING_INPUTS,
     EmbeddingRequest,
@@ -72,27 +82,67 @@ class EmbeddingPlanner:
         """The handler of each route of vectors and scores."""
         return {
             routes.EMBEDDINGS: self.embedding,
+            routes.COHERE_EMBED: self.cohere_embed,
+            routes.COHERE_EMBED_V1: partial(self.cohere_embed, version=1),
             routes.RERANK: self.rerank,
+            routes.COHERE_RERANK: self.cohere_rerank,
             routes.SCORE: self.score,
         }
 
     def embedding(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/embeddings` request."""
         request = decode_embedding(body)
+        plan = self._embedding_plan(request)
+        if request.embedding_type is not None:
+            plan = msgspec.structs.replace(plan, types=[request.embedding_type])
+        return (yield from self._embed(http, request, plan))
+
+    def cohere_embed(self, http: HttpRequest, body: Body, version: Literal[1, 2] = 2) -> Stages:
+        """Plan a `/v1/embed` or `/v2/embed` request."""
+        wanted = decode_cohere_embed(body)
+        with as_written(EMBED_NAMES):
+            request = embedding_of(wanted)
+            plan = msgspec.structs.replace(
+                self._embedding_plan(request),
+                types=wanted.embedding_types or (["float"] if version == 2 else []),
+                cohere=version,
+                response_id=f"embed-{public_id(http, 12)}",
+            )
+            return (yield from self._embed(http, request, plan))
+
+    def _embed(self, http: HttpRequest, request: EmbeddingRequest, plan: EmbeddingPlan) -> Stages:
+        """Plan the sequences of texts, whose plans are `plan` in what they have in common."""
         self._prompts.check_model(request.model, embeds=True)
         self._check_dimensions(request.dimensions)
         texts = prompt_list(request.input)
         check_length("input", len(texts), MAX_EMBEDDING_INPUTS)
         prompts = yield from self._embedded(request, texts, "input")
-        plans = [self._embedding_plan(request, prompts, index) for index in range(len(prompts))]
+        plans = [
+            msgspec.structs.replace(
+                plan,
+                num_sequences=len(prompts),
+                num_prompt_tokens=len(prompt),
+                index=index,
+                text=text if plan.cohere and isinstance(text, str) else "",
+            )
+            for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+        ]
         return self._embedding_sequences(http, request, prompts, plans)
 
     def rerank(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/rerank` request."""
-        request = decode_rerank(body)
+        return (yield from self._rank(http, decode_rerank(body), is_cohere=False))
+
+    def cohere_rerank(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v2/rerank` request."""
+        return (yield from self._rank(http, ranking_of(decode_cohere_rerank(body)), is_cohere=True))
+
+    def _rank(self, http: HttpRequest, request: RerankRequest, is_cohere: bool) -> Stages:
         documents = request.texts
         plan = self._similarity_plan(http, "rerank")
-        plan = msgspec.structs.replace(plan, ranks=True, top_n=request.top_n or 0)
+        plan = msgspec.structs.replace(
+            plan, ranks=True, top_n=request.top_n or 0, is_cohere=is_cohere
+        )
         returned = documents if request.return_documents else []
         texts = {"query": [request.query], "documents": documents}
         return (yield from self._compare(http, request, plan, texts, returned))
@@ -157,6 +207,7 @@ class EmbeddingPlanner:
                     self._prompts.check_bytes(text, 0, param)
             encoded.append((yield [Text(text, add_special_tokens=False) for text in some]))
         queries, documents = encoded
+        documents = [ids[: request.max_tokens_per_doc] for ids in documents]
         queries *= len(documents) // len(queries)
         marks = self._prompts.vocabulary.pair_marks()
         pairs = [pair(marks, *both, limit) for both in zip(queries, documents, strict=True)]
@@ -182,6 +233,12 @@ class EmbeddingPlanner:
 
         What is too long loses the end of its document: the prompt's end stays.
         """
+        if request.max_tokens_per_doc is not None:
+            raise Unsupported(
+                "max_tokens_per_doc: this model's template prompts it with each document; use "
+                "truncate_prompt_tokens",
+                "max_tokens_per_doc",
+            )
         queries, documents = texts.values()
         queries = queries * (len(documents) // len(queries))
         rendered = map(self._template.render_pair, queries, documents)
@@ -220,16 +277,16 @@ class EmbeddingPlanner:
         ]
         return Sequences(requests, prompts)
 
-    def _embedding_plan(
-        self, request: EmbeddingRequest, prompts: list[Ids], index: int
-    ) -> EmbeddingPlan:
+    def _embedding_plan(self, request: EmbeddingRequest) -> EmbeddingPlan:
+        """Return what the plans of a request that embeds have in common."""
         return EmbeddingPlan(
             model=self._card.name,
-            num_sequences=len(prompts),
-            num_prompt_tokens=len(prompts[index]),
-            index=index,
+            num_sequences=0,
+            num_prompt_tokens=0,
+            index=0,
             base64=request.encoding_format == "base64",
             dimensions=request.dimensions,
+            normalizes=request.normalized,
         )
 
     def _check_dimensions(self, dimensions: int | None) -> None:
@@ -244,7 +301,11 @@ class EmbeddingPlanner:
     ) -> Encoding[list[Ids]]:
         """Return the ids of texts to embed; a truncated text keeps its final special token."""
         limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
+        if not isinstance(request, EmbeddingRequest) and param == "documents":
+            limit = lesser(limit, request.max_tokens_per_doc)
         found = yield from self._prompts.encode(texts, param, 0, truncates=limit is not None)
+        if isinstance(request, EmbeddingRequest) and request.truncation_side == "left":
+            found = [self._prompts.last_tokens(ids, limit) for ids in found]
         return [self._shortened(ids, limit, param) for ids in found]
 
     def _shortened(self, ids: Ids, limit: int | None, param: str) -> Ids:
@@ -256,6 +317,11 @@ class EmbeddingPlanner:
         if len(ids) > self._card.max_model_len:
             raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, param)
         return ids
+
+
+def lesser(*limits: int | None) -> int | None:
+    """Return the least limit; None is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def truncated_before(ids: Ids, end: Ids, limit: int) -> Ids:

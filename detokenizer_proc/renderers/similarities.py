@@ -1,5 +1,5 @@
-"""Similarity scores in the shapes of vLLM's `/v1/score` and `/v1/rerank`: cosines of embeddings, or
-scores of a cross-encoder."""
+"""Similarity scores in the shapes of vLLM's `/v1/score` and `/v1/rerank`, and of Cohere's
+`/v2/rerank`: cosines of embeddings, or scores of a cross-encoder."""
 
 import math
 import operator
@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.ipc.messages import SimilarityPlan
+from headrace.response_bodies.cohere import BilledUnits, CohereRanked, CohereRanking, meta_of
 from headrace.response_bodies.embeddings import EmbeddingUsage
 from headrace.response_bodies.scores import (
     RerankDocument,
@@ -18,6 +19,8 @@ from headrace.response_bodies.scores import (
     ScoreData,
     ScoreResponse,
 )
+
+SEARCHED = 100  # documents of a search unit, Cohere's
 
 
 class Similarities:
@@ -56,12 +59,15 @@ class Similarities:
         if query is not None:
             self._scores[document] = sum(map(operator.mul, query, self._early.pop(document)))
 
-    def body(self, usage: EmbeddingUsage) -> RerankResponse | ScoreResponse:
+    def body(self, usage: EmbeddingUsage) -> RerankResponse | ScoreResponse | CohereRanking:
         """Return the response. Ranked documents are best first; equal ones keep their order."""
         plan = self._plan
         if plan.ranks:
             order = sorted(range(len(self._scores)), key=lambda index: -self._scores[index])
-            results: Any = LazyList(order[: plan.top_n or None], self._rank)
+            order = order[: plan.top_n or None]
+            if plan.is_cohere:
+                return self._cohere_body(order)
+            results: Any = LazyList(order, self._rank)
             return RerankResponse(
                 id=plan.response_id,
                 created=plan.created,
@@ -78,6 +84,13 @@ class Similarities:
             data=data,
             usage=usage,
         )
+
+    def _cohere_body(self, order: list[int]) -> CohereRanking:
+        ranked: Any = LazyList(
+            order, lambda index: CohereRanked(index=index, relevance_score=self._scores[index])
+        )
+        units = BilledUnits(search_units=math.ceil(len(self._scores) / SEARCHED))
+        return CohereRanking(id=self._plan.response_id, results=ranked, meta=meta_of(2, units))
 
     def _score(self, index: int) -> ScoreData:
         return ScoreData(index=index, object="score", score=self._scores[index])

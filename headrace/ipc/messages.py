@@ -15,7 +15,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -375,6 +375,9 @@ class ResponsePlan(Message, tag="reply", frozen=True):
         return self.api is Api.CHAT
 
 
+EmbeddingType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+
+
 class EmbeddingPlan(Message, tag="embedding", frozen=True):
     """Rendering instructions for an answer with embeddings."""
 
@@ -384,6 +387,11 @@ class EmbeddingPlan(Message, tag="embedding", frozen=True):
     index: int
     base64: bool  # little-endian f32, rather than a list of numbers
     dimensions: int | None = None  # only so many, and normalized again
+    types: list[EmbeddingType] = []  # Cohere's, of all vectors, or Jina's one in place of `base64`
+    cohere: Literal[0, 1, 2] = 0  # version of Cohere's API, whose response it is; 0 is OpenAI's
+    response_id: str = ""  # Cohere's
+    text: str = ""  # Cohere's, of this sequence
+    normalizes: bool = False  # vectors have length 1
 
 
 class SimilarityPlan(Message, tag="similarity", frozen=True):
@@ -399,6 +407,7 @@ class SimilarityPlan(Message, tag="similarity", frozen=True):
     ranks: bool  # `/v1/rerank`'s answer, rather than `/v1/score`'s
     top_n: int = 0  # documents to tell of; 0 is all
     document: str | None = None  # this sequence's text, where it is returned
+    is_cohere: bool = False  # in the shape of Cohere's `/v2/rerank`
 
 
 class AdapterPlan(Message, tag="adapter", frozen=True):
@@ -565,36 +574,3 @@ class RequestEnded(Message, tag="ended", frozen=True):
 
 
 ToTelemetry = RequestEnded
-
-
-# Between processes that prepare images and the fetcher
-
-
-class Fetch(Message, tag="fetch", frozen=True):
-    """The images of a request that are elsewhere: tokenizer -> fetcher."""
-
-    id: int  # unique while the server lives
-    tokenizer: int  # index of the process that is answered
-    urls: list[str]
-    is_suspect: bool = False  # is handled alone: a fetcher has died that had it among others
-    request_id: str = ""  # as in `HttpRequest`
-
-
-class Forget(Message, tag="forget", frozen=True):
-    """The images of a `Fetch` are no longer needed: tokenizer -> fetcher."""
-
-    id: int
-
-
-class Fetched(Message, tag="fetched", frozen=True):
-    """The result of a `Fetch`: fetcher -> tokenizer. All files, or the first failure."""
-
-    id: int
-    files: list[Tensor] = []  # of bytes, in the fetcher's own arena: read once, then released
-    mime_types: list[str] = []  # that servers claim, as "image/png"
-    failed: int = -1  # the place of a URL in `Fetch.urls`,
-    why: str = ""  # fit for the client
-
-
-ToFetcher = Fetch | Forget
-FromFetcher = Fetched

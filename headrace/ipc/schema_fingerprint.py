@@ -3,10 +3,10 @@
 import hashlib
 from typing import get_args, get_type_hints
 
+from headrace.ipc.fetcher_messages import FromFetcher, ToFetcher
 from headrace.ipc.messages import (
     Api,
     FinishReason,
-    FromFetcher,
     GenerateForm,
     Head,
     Image,
@@ -18,7 +18,6 @@ from headrace.ipc.messages import (
     Times,
     ToDetokenizer,
     ToEngine,
-    ToFetcher,
     ToFrontend,
     ToTokenizer,
 )

@@ -6,11 +6,11 @@ from headrace.response_bodies.base import Whole
 
 
 class EmbeddedText(Whole):
-    """A text as a vector: numbers, or in base64 little-endian f32."""
+    """A text as a vector: numbers, bytes of bits, or in base64 little-endian f32."""
 
     object: Literal["embedding"]
     index: int
-    embedding: str | list[float]
+    embedding: str | list[float | int]
 
 
 class EmbeddingUsage(Whole):

@@ -43,11 +43,10 @@ from headrace.engine_proc.worker.execution.runner import GenerationRunner
 from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES, MIXTURES
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import InvalidValue, ModelError, RequestError
+from headrace.ipc.fetcher_messages import Fetch, FromFetcher, ToFetcher
 from headrace.ipc.messages import (
     Abort,
     Api,
-    Fetch,
-    FromFetcher,
     GeneratedTokens,
     GenerateRequest,
     HttpRequest,
@@ -61,7 +60,6 @@ from headrace.ipc.messages import (
     Tensor,
     ToDetokenizer,
     ToEngine,
-    ToFetcher,
     ToFrontend,
     ToTokenizer,
     request_id,

@@ -65,6 +65,71 @@ def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:
     assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
 
 
+def cohere(kind: str = "cohere_embed", **fields: Any) -> Sequences:
+    planner = make_planner(max_model_len=8, embeds=True, encoder=FramedEncoder())
+    return planner.plan(kind, HTTP, json.dumps(fields).encode())
+
+
+def test_cohere_texts_are_embedded_in_the_types_it_names() -> None:
+    sequences = cohere(texts=["Hi", "you"], embedding_types=["int8", "float"], output_dimension=2)
+    plan = msgspec.msgpack.decode(sequences.requests[1].plan, type=EmbeddingPlan)
+    assert (plan.types, plan.cohere, plan.dimensions) == (["int8", "float"], 2, 2)
+    assert (plan.index, plan.num_sequences, plan.text) == (1, 2, "you")
+    assert plan.response_id.startswith("embed-")
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+    (prompt,) = cohere(inputs=[{"content": parts}]).prompts
+    assert prompt.tolist() == [1, *b"Hi", 2]
+
+
+def test_cohere_says_which_end_of_a_text_is_cut() -> None:
+    for truncate, expected in (("END", b"a long"), ("START", b"g text")):
+        (prompt,) = cohere(texts=["a long text"], truncate=truncate).prompts
+        assert prompt.tolist() == [1, *expected, 2]
+    (prompt,) = cohere(texts=["a long text"], max_tokens=4).prompts
+    assert prompt.tolist() == [1, *b"a ", 2]
+    with pytest.raises(RequestError, match="maximum context length") as refused:
+        cohere(texts=["a long text"], truncate="NONE")
+    assert refused.value.param == "texts"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "texts: there must be either 'texts' or 'inputs'"),
+        ({"texts": []}, "texts: must not be empty"),
+        ({"texts": ["x"], "images": ["data:"]}, "images: no model here embeds images"),
+        ({"inputs": [{"content": [{"type": "image_url"}]}]}, "inputs: no model here embeds images"),
+        ({"texts": ["x"], "output_dimension": 5}, "output_dimension: must be between 1 and 4"),
+        ({"texts": ["x"], "embedding_types": []}, "embedding_types: must not be empty"),
+    ],
+)
+def test_what_cohere_does_not_take_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        cohere(**fields)
+    assert str(refused.value).startswith(says)
+
+
+def test_cohere_documents_are_cut_and_not_returned() -> None:
+    documents = ["a long text", "b"]
+    ranked = cohere("cohere_rerank", query="q", documents=documents, max_tokens_per_doc=4)
+    assert [prompt.tolist() for prompt in ranked.prompts] == [
+        [1, *b"q", 2],
+        [1, *b"a ", 2],
+        [1, *b"b", 2],
+    ]
+    plan = msgspec.msgpack.decode(ranked.requests[1].plan, type=SimilarityPlan)
+    assert (plan.is_cohere, plan.ranks, plan.document) == (True, True, None)
+
+
+def test_jina_texts_may_be_wrapped_and_truncated() -> None:
+    wrapped = embedding(input=[{"text": "a long text"}], truncate=True, embedding_type="ubinary")
+    assert wrapped.prompts[0].tolist() == [1, *b"a long "]
+    plan = msgspec.msgpack.decode(wrapped.requests[0].plan, type=EmbeddingPlan)
+    assert plan.types == ["ubinary"]
+    with pytest.raises(RequestError, match="late_chunking: each text is embedded by itself"):
+        embedding(late_chunking=True)
+
+
 def test_embedding_that_cannot_fit_is_refused_unencoded() -> None:
     planner = make_planner(max_model_len=8, embeds=True, encoder=LongTokens())
     stages = planner.embedding.embedding(HTTP, b'{"input": "' + b"a" * 33 + b'"}')

@@ -186,9 +186,11 @@ def test_handlers_are_those_of_the_route_table() -> None:
     assert {(method, path) for path, methods in handlers for method in methods} == in_table
 
 
-EMBEDDINGS = {"/v1/embeddings", "/v1/rerank", "/v1/score"}  # which this model lacks
+EMBEDDINGS = {  # which this model lacks
+    *("/v1/embeddings", "/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank", "/v1/score"),
+}
 OTHER_NAMES = {
-    *("/rerank", "/v2/rerank", "/score", "/get_model_info", "/get_server_info"),
+    *("/rerank", "/score", "/get_model_info", "/get_server_info"),
     *("/load_lora_adapter", "/unload_lora_adapter"),
 }
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from headrace.board.board import Slot
 from headrace.board.fields import FetcherField
-from headrace.ipc.messages import Fetch, Forget, ToFetcher
+from headrace.ipc.fetcher_messages import Fetch, Forget, ToFetcher
 from headrace.logs import begin_request, log_failure
 from headrace.tokenizer_proc.fetcher.download import (
     Budget,

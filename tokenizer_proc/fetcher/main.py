@@ -6,7 +6,7 @@ import asyncio
 from headrace.config.media_domains import read_domain
 from headrace.config.process_configs import FetcherConfig
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import ToFetcher
+from headrace.ipc.fetcher_messages import ToFetcher
 from headrace.ipc.sockets import Inbox, address
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.fetcher.download import Downloads

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from headrace.board.board import Board
 from headrace.board.replacements import ReplacementWatch
 from headrace.ipc.arena import Region
-from headrace.ipc.messages import Fetch, Fetched, Tensor
+from headrace.ipc.fetcher_messages import Fetch, Fetched
+from headrace.ipc.messages import Tensor
 from headrace.ipc.sockets import Outbox, address
 from headrace.tokenizer_proc.fetcher.download import DownloadedFile
 

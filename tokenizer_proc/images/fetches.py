@@ -17,8 +17,8 @@ from headrace.board.fields import FetcherField
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.arena import Arena, Stale
+from headrace.ipc.fetcher_messages import Fetch, Fetched, Forget, FromFetcher
 from headrace.ipc.inflight import MAX_BLAMED
-from headrace.ipc.messages import Fetch, Fetched, Forget, FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox
 from headrace.logs import current_request
 from headrace.tokenizer_proc.images.sources import Remote

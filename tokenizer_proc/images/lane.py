@@ -7,7 +7,7 @@ from headrace.board.replacements import ReplacementWatch
 from headrace.config.model_card import read_json
 from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import FromFetcher
+from headrace.ipc.fetcher_messages import FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.model.gguf import read_metadata
 from headrace.model.mmproj import read_mmproj

@@ -18,10 +18,12 @@ from headrace.response_bodies import (
     tokens,
 )
 from headrace.response_bodies.anthropic_messages import MessageEvent, MessagesResponse
+from headrace.response_bodies.cohere import CohereEmbedded, CohereFloats, CohereRanking
 from headrace.response_bodies.embeddings import Embedded
 from headrace.response_bodies.scores import RerankResponse, ScoreResponse
 from headrace.tokenizer_proc.requests.adapters import LoadLora, UnloadLora
 from headrace.tokenizer_proc.requests.anthropic import CountRequest, MessagesRequest
+from headrace.tokenizer_proc.requests.cohere import CohereEmbedRequest, CohereRerankRequest
 from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
     CompletionRequest,
@@ -70,6 +72,9 @@ BODIES = {
     ),
     routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
     routes.RERANK: BodyTypes(RerankRequest, RerankResponse),
+    routes.COHERE_EMBED: BodyTypes(CohereEmbedRequest, CohereEmbedded),
+    routes.COHERE_EMBED_V1: BodyTypes(CohereEmbedRequest, CohereFloats | CohereEmbedded),
+    routes.COHERE_RERANK: BodyTypes(CohereRerankRequest, CohereRanking),
     routes.SCORE: BodyTypes(ScoreRequest, ScoreResponse),
     routes.TOKENIZE: BodyTypes(TokenizeRequest, tokens.TokenizeResponse),
     routes.DETOKENIZE: BodyTypes(DetokenizeRequest, tokens.DetokenizeResponse),
@@ -98,6 +103,11 @@ CONTENT_TYPES = {  # of others JSON
 }
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+RIVER = ["The river rises.", "The water is high."]
+RANKED = {
+    "query": "Where does the river rise?",
+    "documents": ["It rises in the hills.", "Bread is baked in ovens."],
+}
 LIMIT = 64  # tokens of an answer
 WEATHER = {
     "type": "function",
@@ -169,13 +179,13 @@ EXAMPLES: dict[str, Examples] = {
             "sampling_params": {"max_new_tokens": 8, "temperature": 0},
         }
     },
-    routes.EMBEDDINGS: {"Two texts": {"input": ["The river rises.", "The water is high."]}},
-    routes.RERANK: {
-        "Two texts": {
-            "query": "Where does the river rise?",
-            "documents": ["It rises in the hills.", "Bread is baked in ovens."],
-        }
+    routes.EMBEDDINGS: {"Two texts": {"input": RIVER}},
+    routes.RERANK: {"Two texts": RANKED},
+    routes.COHERE_EMBED: {
+        "Two texts": {"texts": RIVER, "input_type": "search_document", "embedding_types": ["int8"]}
     },
+    routes.COHERE_EMBED_V1: {"Two texts": {"texts": RIVER}},
+    routes.COHERE_RERANK: {"Two texts": RANKED},
     routes.SCORE: {
         "Two texts": {"text_1": "The river rises.", "text_2": ["The water is high.", "It snows."]}
     },

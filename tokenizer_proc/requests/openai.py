@@ -187,13 +187,27 @@ class CompletionRequest(SamplingFields, kw_only=True):
         return self.logprobs
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """The body of `/v1/embeddings`. The input is text or token ids; there may be several."""
+class TextInput(msgspec.Struct):
+    """A text as Jina wraps it."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    text: str
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/embeddings`. The input is text or token ids; there may be several.
+
+    `embedding_type`, `normalized`, `truncate` and `late_chunking` are Jina's.
+    """
+
+    input: str | list[str | TextInput] | list[int] | list[list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = None
     dimensions: int | None = None
+    normalized: bool = False
+    truncate: bool = False
+    truncation_side: Literal["left", "right"] = "right"
+    late_chunking: bool = False
     user: str | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
@@ -318,11 +332,12 @@ class TextOrIds:
     msgspec takes no union of two list types, so the forms are tried in turn.
     """
 
-    def __init__(self, kind: type[msgspec.Struct], name: str) -> None:
+    def __init__(self, kind: type[msgspec.Struct], name: str, text: Any = str) -> None:
+        """Make decoders for a field `name`, whose texts are `text` in a list."""
         self._name = name
         self._forms = [
             BodyDecoder(msgspec.defstruct("Form", [(name, form)], bases=(kind,), kw_only=True))
-            for form in (str | list[str], list[int], list[list[int]])
+            for form in (str | list[text], list[int], list[list[int]])
         ]
 
     def decode(self, body: bytes | memoryview) -> Any:
@@ -343,7 +358,7 @@ class TextOrIds:
 
 CHAT = BodyDecoder(ChatRequest)
 COMPLETION = TextOrIds(CompletionRequest, "prompt")
-EMBEDDING = TextOrIds(EmbeddingRequest, "input")
+EMBEDDING = TextOrIds(EmbeddingRequest, "input", str | TextInput)
 TOKENIZE = BodyDecoder(TokenizeRequest)
 DETOKENIZE, DETOKENIZE_IDS = BodyDecoder(DetokenizeRequest), BodyDecoder(DetokenizeBody)
 
@@ -454,6 +469,12 @@ def decode_embedding(body: bytes | memoryview) -> EmbeddingRequest:
     request: EmbeddingRequest = EMBEDDING.decode(body)
     check_ranges(request)
     check_not_empty(request.input, "input")
+    if request.late_chunking:
+        raise Unsupported(
+            "late_chunking: each text is embedded by itself; leave it out", "late_chunking"
+        )
+    if request.truncate and request.truncate_prompt_tokens is None:
+        request.truncate_prompt_tokens = -1
     return request
 
 
@@ -511,9 +532,12 @@ def check_not_empty(prompt: str | list[Any], name: str) -> None:
 
 
 def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
-    """Return the prompts of a request as a list of prompts, each text or token ids."""
+    """Return the prompts of a request as a list of prompts, each text or token ids.
+
+    Texts may be wrapped.
+    """
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int):
         return [prompt]  # a list that starts with an id is all ids
-    return prompt
+    return [one.text if isinstance(one, TextInput) else one for one in prompt]

@@ -31,6 +31,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     return_documents: bool = True
     user: str | None = None
     truncate_prompt_tokens: int | None = None
+    max_tokens_per_doc: int | None = None
     priority: int | None = None
 
     @property
@@ -47,6 +48,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     user: str | None = None
     truncate_prompt_tokens: int | None = None
+    max_tokens_per_doc: int | None = None
     priority: int | None = None
 
 
@@ -57,6 +59,11 @@ SCORE = BodyDecoder(ScoreRequest)
 def decode_rerank(body: bytes | memoryview) -> RerankRequest:
     """Decode and check the body of `/v1/rerank`."""
     request: RerankRequest = RERANK.decode(body)
+    return check_rerank(request)
+
+
+def check_rerank(request: RerankRequest) -> RerankRequest:
+    """Return a request to order texts, which has been checked."""
     check_ranges(request)
     check_not_empty(request.documents, "documents")
     check_length("documents", len(request.documents), MAX_EMBEDDING_INPUTS - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.board.board import Board, Seat
 from headrace.board.fields import FetcherField
-from headrace.ipc.messages import Fetch, Forget
+from headrace.ipc.fetcher_messages import Fetch, Forget
 from headrace.tokenizer_proc.fetcher.download import Budget, DownloadedFile, DownloadRefused
 from headrace.tokenizer_proc.fetcher.fetches import MAX_FETCHES, MAX_OF_HOST, Fetches
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.ipc.arena import PAGE_BYTES, Arena
-from headrace.ipc.messages import Fetch, Fetched, FromFetcher
+from headrace.ipc.fetcher_messages import Fetch, Fetched, FromFetcher
 from headrace.ipc.sockets import Inbox, address
 from headrace.tokenizer_proc.fetcher.download import DownloadedFile
 from headrace.tokenizer_proc.fetcher.result_sender import FetchResultSender

@@ -8,7 +8,8 @@ import pytest
 
 from headrace.board.board import Board, Seat
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import Fetch, Fetched, Forget, Tensor
+from headrace.ipc.fetcher_messages import Fetch, Fetched, Forget
+from headrace.ipc.messages import Tensor
 from headrace.tokenizer_proc.images.fetches import File, ImageFetches
 from headrace.tokenizer_proc.images.sources import Remote
 from headrace.tokenizer_proc.jobs.stages import Check

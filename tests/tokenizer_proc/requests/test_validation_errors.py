@@ -27,6 +27,7 @@ from headrace.tokenizer_proc.requests.anthropic import (
     decode_count,
     decode_messages,
 )
+from headrace.tokenizer_proc.requests.cohere import decode_cohere_embed, decode_cohere_rerank
 from headrace.tokenizer_proc.requests.openai import (
     ChatRequest,
     CompletionRequest,
@@ -285,6 +286,13 @@ ENDPOINTS: dict[str, tuple[Decode, Any, str]] = {
         {"query": "q", "documents": [{"text": 1}]},
         "documents[0].text: must be a string, not an integer",
     ),
+    "/v2/embed": (
+        decode_cohere_embed,
+        {"texts": ["x"], "embedding_types": ["f16"]},
+        "embedding_types[0]: must be 'base64', 'binary', 'float', 'int8', 'ubinary' or 'uint8', "
+        "not 'f16'",
+    ),
+    "/v2/rerank": (decode_cohere_rerank, {"documents": ["x"]}, "query: is required"),
     "/v1/score": (
         decode_score,
         {"text_1": 1, "text_2": "x"},
