@@ -111,12 +111,12 @@ void shrink(StepState &state, const std::vector<AdapterRun> &runs, int rows,
 }
 
 void add_to_embedding(const StepState &state, int token, int index, float *embedding) {
-    const auto run = std::find_if(
-        state.token_runs.begin(), state.token_runs.end(),
-        [&](const AdapterRun &run) { return token >= run.first && token < run.first + run.rows; });
-    const LowRankPair *pair = run == state.token_runs.end()
-                                  ? nullptr
-                                  : pair_of(state.model.adapted_embed, run->adapter);
+    const auto run =
+        std::find_if(state.token_runs.begin(), state.token_runs.end(), [&](const AdapterRun &run) {
+            return token >= run.first && token < run.first + run.rows;
+        });
+    const LowRankPair *pair =
+        run == state.token_runs.end() ? nullptr : pair_of(state.model.adapted_embed, run->adapter);
     if (!pair) {
         return;
     }

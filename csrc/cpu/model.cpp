@@ -111,9 +111,9 @@ void Model::install(int slot, std::unique_ptr<Adapter> adapter) {
 
 Matrix &Model::matrix(int layer, int slot) {
     if (layer < 0) {
-        Matrix *const outer[] = {&embed,    &head,      &per_layer_embed, &per_layer_proj,
-                                 &altup_in, &altup_out, &positions,       &token_types,
-                                 &adapted_embed};
+        Matrix *const outer[] = {&embed,          &head,        &per_layer_embed,
+                                 &per_layer_proj, &altup_in,    &altup_out,
+                                 &positions,      &token_types, &adapted_embed};
         return *outer[slot];
     }
     return layers[layer].matrices[slot];
