@@ -19,7 +19,7 @@ from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField, FrontendField
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
-from headrace.routes import ROUTES, Need
+from headrace.routes import KV_WARM, ROUTES, Need
 from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
@@ -43,6 +43,12 @@ NO_UPDATES = Rejection(
     403,
     "adapters cannot be loaded by clients; start with --allow-runtime-lora-updating or an "
     "--admin-api-key",
+    "permission_error",
+    "no_admin_key",
+)
+NO_WARMING = Rejection(
+    403,
+    f"{KV_WARM} needs a key; start with --admin-api-key",
     "permission_error",
     "no_admin_key",
 )
@@ -98,12 +104,14 @@ class Admin:
         self._slot = slot
         self._supervisor = supervisor
 
-    def refuse_adapters(self, key: bytes | None) -> Rejection | None:
-        """Return why a client cannot load or unload adapters, or None."""
-        if self.opens_adapters:
-            return None
+    def guards(self, path: str) -> bool:
+        """Whether a path that tokenizers answer takes this key alone."""
+        return path == KV_WARM or (path in ADAPTERS and not self.opens_adapters)
+
+    def refuse(self, path: str, key: bytes | None) -> Rejection | None:
+        """Return why a client cannot send to a guarded path, or None."""
         if not self._key_auth:
-            return NO_UPDATES
+            return NO_UPDATES if path in ADAPTERS else NO_WARMING
         if self._key_auth.admits(key):
             return None
         self._slot.add(FrontendField.UNAUTHORIZED)

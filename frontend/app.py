@@ -7,7 +7,7 @@ answered here: `/health` and its kin, files for browsers, and rejected requests.
 import time
 
 from headrace.board.board import Board
-from headrace.frontend.admin import ADAPTERS, Admin, is_for_operators
+from headrace.frontend.admin import Admin, is_for_operators
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, health_of
@@ -65,10 +65,10 @@ class App:
             self._administer(request)
         elif (file := self._files.find(request)) is not None:
             self._serve_file(request, file)
-        elif request.path in ADAPTERS and request.method == POST:
-            rejection = self._admin.refuse_adapters(request.head.key)
+        elif request.method == POST and self._admin.guards(request.path):
+            rejection = self._admin.refuse(request.path, request.head.key)
             if rejection is None:
-                self._forwarder.begin(request, has_admin_key=not self._admin.opens_adapters)
+                self._forwarder.begin(request, has_admin_key=True)
                 return
             request.refuse(rejection)
         else:

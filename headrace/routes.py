@@ -21,6 +21,7 @@ GENERATE = "/generate"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
 COHERE_EMBED, COHERE_EMBED_V1, COHERE_RERANK = "/v2/embed", "/v1/embed", "/v2/rerank"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+KV_WARM = "/v1/kv/warm"
 MODELS = "/v1/models"
 LOAD_LORA, UNLOAD_LORA = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 VERSION, LOAD = "/version", "/load"
@@ -91,6 +92,7 @@ ROUTES = (
     Route(SCORE, "Compare texts", need=Need.SCORES, aliases=("/score",)),
     Route(TOKENIZE, "Turn a text into token ids"),
     Route(DETOKENIZE, "Turn token ids into a text"),
+    Route(KV_WARM, "Compute prompts ahead", need=Need.GENERATION),
     Route(LOAD_LORA, "Load an adapter", need=Need.ADAPTERS, aliases=("/load_lora_adapter",)),
     Route(UNLOAD_LORA, "Unload an adapter", need=Need.ADAPTERS, aliases=("/unload_lora_adapter",)),
     Route(MODELS, "List the model that is served", Lane.INFO),

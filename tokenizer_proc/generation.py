@@ -70,6 +70,7 @@ from headrace.tokenizer_proc.requests.openai import (
     CompletionRequest,
     decode_chat,
     decode_completion,
+    decode_warm,
     prompt_list,
 )
 from headrace.tokenizer_proc.requests.responses import CHAT_NAMES as RESPONSES_NAMES
@@ -170,6 +171,7 @@ class GenerationPlanner:
             routes.MESSAGES: self.messages,
             routes.COUNT_TOKENS: self.count_tokens,
             routes.GENERATE: self.generate,
+            routes.KV_WARM: self.warm,
         }
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
@@ -225,6 +227,17 @@ class GenerationPlanner:
         request = decode_completion(body)
         form = Form(Api.COMPLETION, "prompt", COMPLETION_MAX_TOKENS)
         return (yield from self._continue(http, request, form))
+
+    def warm(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/kv/warm` request: prompts are computed, and no token is generated."""
+        request = decode_warm(body)
+        if isinstance(request, ChatRequest):
+            planned = yield from self._chat(http, request, Form(Api.CHAT, "messages"))
+        else:
+            form = Form(Api.COMPLETION, "prompt", COMPLETION_MAX_TOKENS)
+            planned = yield from self._continue(http, request, form)
+        ahead = [msgspec.structs.replace(one, max_tokens=0) for one in planned.requests]
+        return dataclasses.replace(planned, requests=ahead)
 
     def generate(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/generate` request: each of its prompts may be continued in another way."""

@@ -34,7 +34,9 @@ from headrace.client.responses import (
     Ranking,
     ScoreList,
     Tokens,
+    Usage,
     Version,
+    Warmed,
     chat_body,
     decode,
     embedding_body,
@@ -62,6 +64,7 @@ from headrace.routes import (
     COMPLETIONS,
     DETOKENIZE,
     EMBEDDINGS,
+    KV_WARM,
     MODELS,
     RERANK,
     SCORE,
@@ -281,6 +284,13 @@ class Client:
         """
         return self._post(TOKENIZE, tokenize_body(text, options), Tokens)
 
+    def warm(self, text: Messages, **options: Any) -> Usage:
+        """Have the keys and values of a text, or of a conversation, computed ahead.
+
+        It takes the key of `/admin`. `cached_tokens` were known before.
+        """
+        return self._post(KV_WARM, tokenize_body(text, options), Warmed).usage
+
     def detokenize(self, tokens: Sequence[int], **options: Any) -> str:
         """Return the text of token ids, special tokens included.
 
@@ -439,6 +449,10 @@ class AsyncClient:
     async def tokenize(self, text: Messages, **options: Any) -> Tokens:
         """Return the token ids of a text, or of a conversation as the model sees it."""
         return await self._post(TOKENIZE, tokenize_body(text, options), Tokens)
+
+    async def warm(self, text: Messages, **options: Any) -> Usage:
+        """Have the keys and values of a text, or of a conversation, computed ahead."""
+        return (await self._post(KV_WARM, tokenize_body(text, options), Warmed)).usage
 
     async def detokenize(self, tokens: Sequence[int], **options: Any) -> str:
         """Return the text of token ids, special tokens included."""

@@ -181,6 +181,12 @@ class Completion(msgspec.Struct):
         return self.choices[0].text
 
 
+class Warmed(msgspec.Struct):
+    """Response of `/v1/kv/warm`."""
+
+    usage: Usage
+
+
 class FunctionDelta(msgspec.Struct):
     """More of a function's call: the name once, then the arguments piece by piece."""
 

@@ -47,7 +47,7 @@ def test_the_surface_holds_against_fuzzing(mock: RunningServer) -> None:
     )
     print(f"replay with ADVERSARY_SEED={SEED}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Tested: 20" in done.stdout
+    assert "Tested: 21" in done.stdout
     assert httpx.get(f"{mock.url}/health").status_code == 200
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from servers import RunningServer, survivors, wait_until
 from tiny_models import make_folder
 
 from headrace.cli.kv import main as kv
+from headrace.client.client import Client
+from headrace.errors import ApiError
 from headrace.storage.store_directory import slot_files
 
 Start = Callable[..., RunningServer]
 NUM_PROMPTS = 6
 NUM_TOKENS = 8
+PAGE_TOKENS = 32
 FLAGS = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "200000", "--max-num-batched-tokens")
 STORE = "--kv-store-disk-bytes", "2000000"
 KILLS = int(os.environ.get("STORE_KILLS", "3"))
@@ -123,6 +127,11 @@ def kill_amid(server: RunningServer, title: str, num_answers: int) -> list[Futur
     return asked
 
 
+def is_healthy(url: str) -> bool:
+    """Whether all processes serve."""
+    return httpx.get(f"{url}/health").status_code == 200
+
+
 def disk_bytes(folder: Path) -> int:
     """Return the bytes of the store's files."""
     return sum(path.stat().st_blocks * 512 for path in slot_files(folder))
@@ -141,7 +150,7 @@ def test_answers_stay_over_kills_at_random_moments(
     server = start(*store)
     assert ask_all(server) == expected
     num_bytes = disk_bytes(tmp_path)
-    for _ in range(KILLS):
+    for kill in range(1, KILLS + 1):
         title = numbers.choice(TITLES)
         print(title)
         asked = kill_amid(server, title, numbers.randrange(NUM_PROMPTS))
@@ -150,6 +159,28 @@ def test_answers_stay_over_kills_at_random_moments(
             server = start(*store)
         else:
             assert [answer.result() for answer in asked] == expected
+            wait_until(partial(is_healthy, server.url), "all processes serve")
+            for number in range(2):  # new ones: a store that has answered has not died in a row
+                ask(server, (2 * kill + number) * NUM_PROMPTS)
         assert ask_all(server) == expected
         assert disk_bytes(tmp_path) == num_bytes
     assert server.metric("kv_store_refused_total") == 0
+
+
+def test_prompts_are_computed_ahead(model: str, start: Start) -> None:
+    server = start(model, *FLAGS, "64", "--admin-api-key", "secret")
+    words = " ".join(["alpha"] * 150)
+    first, second = f"first {words}", f"second {words}"
+    with Client(server.url, "secret") as client:
+        warmed = client.warm(first, cache_salt="tenant")
+        assert warmed.completion_tokens == 0 and warmed.prompt_tokens > 2 * PAGE_TOKENS
+        assert client.warm(second).prompt_tokens_details is not None
+        again = client.warm(first, cache_salt="tenant").prompt_tokens_details
+        assert again is not None and again.cached_tokens >= warmed.prompt_tokens - PAGE_TOKENS
+        used = client.complete(first, max_tokens=1, cache_salt="tenant").usage
+        assert used is not None and used.prompt_tokens_details == again
+        others = client.complete(first, max_tokens=1).usage
+        assert others is not None and others.prompt_tokens_details is not None
+        assert others.prompt_tokens_details.cached_tokens == 0
+    with Client(server.url) as client, pytest.raises(ApiError, match="admin"):
+        client.warm(first)

@@ -3,6 +3,7 @@
 https://spec.openapis.org/oas/v3.1.0
 """
 
+import functools
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -153,6 +154,7 @@ def absent(card: ModelCard) -> dict[str, set[str]]:
     return found if has_place else found | {"ChatRequest": {"documents"}}
 
 
+@functools.cache  # several routes take a kind, which has one description
 def plain(kind: Any) -> Any:
     """Return a type that msgspec can describe."""
     name = TEXT_OR_IDS_FIELDS.get(kind)

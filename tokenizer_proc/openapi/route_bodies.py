@@ -78,6 +78,7 @@ BODIES = {
     routes.SCORE: BodyTypes(ScoreRequest, ScoreResponse),
     routes.TOKENIZE: BodyTypes(TokenizeRequest, tokens.TokenizeResponse),
     routes.DETOKENIZE: BodyTypes(DetokenizeRequest, tokens.DetokenizeResponse),
+    routes.KV_WARM: BodyTypes(CompletionRequest, None),  # or a chat's
     routes.LOAD_LORA: BodyTypes(LoadLora, None),
     routes.UNLOAD_LORA: BodyTypes(UnloadLora, None),
     routes.MODELS: BodyTypes(None, server.ModelListResponse),

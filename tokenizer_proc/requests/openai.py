@@ -240,6 +240,16 @@ def template_variables(kwargs: dict[str, Any] | None, given: dict[str, Any]) -> 
     return (kwargs or {}) | {name: value for name, value in given.items() if value is not None}
 
 
+ABSENT = msgspec.Raw(b"null")
+
+
+class WarmBody(msgspec.Struct):
+    """What tells a body of `/v1/kv/warm` apart."""
+
+    prompt: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of vLLM's `/detokenize`."""
 
@@ -359,6 +369,7 @@ class TextOrIds:
 CHAT = BodyDecoder(ChatRequest)
 COMPLETION = TextOrIds(CompletionRequest, "prompt")
 EMBEDDING = TextOrIds(EmbeddingRequest, "input", str | TextInput)
+WARM = BodyDecoder(WarmBody)
 TOKENIZE = BodyDecoder(TokenizeRequest)
 DETOKENIZE, DETOKENIZE_IDS = BodyDecoder(DetokenizeRequest), BodyDecoder(DetokenizeBody)
 
@@ -454,6 +465,15 @@ def check_completion(request: CompletionRequest) -> None:
     if request.best_of is not None:
         check_best_of(request, request.best_of)
     check_not_empty(request.prompt, "prompt")
+
+
+def decode_warm(body: bytes | memoryview) -> ChatRequest | CompletionRequest:
+    """Decode and check the body of `/v1/kv/warm`: one of chat or of completions."""
+    shape: WarmBody = WARM.decode(body)
+    has_prompt, has_messages = (bytes(f) != bytes(ABSENT) for f in (shape.prompt, shape.messages))
+    if has_prompt == has_messages:
+        raise InvalidValue("prompt: there must be either 'prompt' or 'messages'", "prompt")
+    return decode_completion(body) if has_prompt else decode_chat(body)
 
 
 def check_best_of(request: CompletionRequest, best_of: int) -> None:
