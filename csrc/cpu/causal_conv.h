@@ -107,4 +107,23 @@ private:
     }
 };
 
+struct Chunk { // a sequence's tokens in the step
+    int first_token, num_tokens, sequence;
+    int num_covered; // by the state that is written
+};
+
+inline std::vector<Chunk> chunks_of(const Step &step) {
+    std::vector<Chunk> chunks;
+    for (int i = 0; i < step.num_tokens; ++i) {
+        if (i == 0 || step.sequences[i - 1] != step.sequences[i]) {
+            chunks.push_back({i, 0, step.sequences[i], 0});
+        }
+        ++chunks.back().num_tokens;
+        if (CausalConv::ends_state(step, i)) {
+            chunks.back().num_covered = chunks.back().num_tokens;
+        }
+    }
+    return chunks;
+}
+
 } // namespace headrace

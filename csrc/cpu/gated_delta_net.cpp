@@ -57,25 +57,6 @@ DeltaRoom::DeltaRoom(Model &model, const DeltaNetConfig &config, int num_tokens)
     low_a = activations(space.low_a, space.rounded_a, space.quantized_a, config.gate_rank);
 }
 
-struct Chunk { // a sequence's tokens in the step
-    int first_token, num_tokens, sequence;
-    int num_covered; // by the state that is written
-};
-
-std::vector<Chunk> chunks_of(const Step &step) {
-    std::vector<Chunk> chunks;
-    for (int i = 0; i < step.num_tokens; ++i) {
-        if (i == 0 || step.sequences[i - 1] != step.sequences[i]) {
-            chunks.push_back({i, 0, step.sequences[i], 0});
-        }
-        ++chunks.back().num_tokens;
-        if (CausalConv::ends_state(step, i)) {
-            chunks.back().num_covered = chunks.back().num_tokens;
-        }
-    }
-    return chunks;
-}
-
 float softplus(float x) {
     return x > 20.0f ? x : std::log1p(std::exp(x)); // equal in fp32 beyond
 }

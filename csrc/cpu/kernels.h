@@ -8,6 +8,7 @@
 #include "cpu/gemm_int16.h"
 #include "cpu/latent_segment.h"
 #include "cpu/rows.h"
+#include "cpu/selective_scan.h"
 #include "cpu/ssm.h"
 
 namespace headrace {
@@ -59,7 +60,8 @@ struct Kernels {
     void (*block_maxima)(const float *logits, int n, float *maxima);
     void (*convolve_silu)(const ConvTap *taps, int num_taps, const float *bias, float multiplier,
                           int n, float *out);
-    void (*update_ssm)(const SsmUpdate &); // see ssm.h
+    void (*update_ssm)(const SsmUpdate &);       // see ssm.h
+    void (*update_channels)(const ScanUpdate &); // see selective_scan.h
 };
 
 // Null when this processor, or this build, lacks the instruction set.
@@ -174,6 +176,7 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.block_maxima = block_maxima<V>;
     kernels.convolve_silu = convolve_silu_row<V>;
     kernels.update_ssm = update_ssm<V>;
+    kernels.update_channels = update_channels<V>;
     return kernels;
 }
 

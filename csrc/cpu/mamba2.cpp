@@ -79,11 +79,6 @@ public:
     void finish();
 
 private:
-    struct Chunk {
-        int first_token, end_token, sequence;
-        int state_end; // behind the last token that the written state covers
-    };
-
     static float softplus(float x) { return x > linear_from ? x : std::log1p(std::exp(x)); }
     ConvolvedPart part(MatrixSlot, VectorSlot bias, VectorSlot conv, VectorSlot conv_bias,
                        int channels, float multiplier);
@@ -193,8 +188,9 @@ void Mamba2Step::scan_head(const Chunk &chunk, int head, float *drafts) {
     update.skip = layer.vectors[slot_skip][head];
     update.head_dim = config.head_dim;
     update.state_size = config.state_size;
-    for (int token = chunk.first_token; token < chunk.end_token; ++token) {
-        update.after = token == chunk.state_end ? drafts : update.after;
+    for (int i = 0; i < chunk.num_tokens; ++i) {
+        const int token = chunk.first_token + i;
+        update.after = i == chunk.num_covered ? drafts : update.after;
         update.x = x.row(token) + head * config.head_dim;
         update.b = b.row(token) + group * config.state_size;
         update.c = c.row(token) + group * config.state_size;
@@ -207,16 +203,7 @@ void Mamba2Step::scan_head(const Chunk &chunk, int head, float *drafts) {
 }
 
 void Mamba2Step::scan() {
-    std::vector<Chunk> chunks;
-    for (int token = 0; token < s.num_tokens; ++token) {
-        if (token == 0 || CausalConv::ends_chunk(s.step, token - 1)) {
-            chunks.push_back({token, token, s.step.sequences[token], 0});
-        }
-        chunks.back().end_token = token + 1;
-        if (CausalConv::ends_state(s.step, token)) {
-            chunks.back().state_end = token + 1;
-        }
-    }
+    const std::vector<Chunk> chunks = chunks_of(s.step);
     const size_t numbers = matrix_numbers(config);
     s.model.pool.run(int(chunks.size()) * config.num_heads, [&](int task, int thread) {
         scan_head(chunks[task / config.num_heads], task % config.num_heads,

@@ -20,6 +20,8 @@ size_t Layer::state_numbers() const {
         const size_t channels = inner + 2 * size_t(c.num_groups) * c.state_size;
         return (c.kernel_size - 1) * channels + inner * c.state_size;
     }
+    case Mixer::mamba:
+        return config.mamba.state_numbers();
     case Mixer::none:
         return 0;
     }

@@ -22,6 +22,7 @@ enum class Mixer : int32_t {
     gated_delta_net,
     mamba2,
     latent_attention,
+    mamba,
     none
 };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
@@ -108,6 +109,15 @@ struct Mamba2Config {
     float z_multiplier, x_multiplier, b_multiplier, c_multiplier, dt_multiplier;
 };
 
+// The fields of MambaSpec; of this worker's channels.
+struct MambaConfig {
+    int32_t channels, state_size, rank, kernel_size;
+
+    size_t scan_numbers() const { return size_t(state_size) * channels; }
+    // Columns of the convolution, and a vector of each channel.
+    size_t state_numbers() const { return size_t(kernel_size - 1) * channels + scan_numbers(); }
+};
+
 // The fields of LatentAttentionSpec. All layers with it have the same sizes.
 struct LatentConfig {
     int32_t query_rank; // 0: queries are not compressed
@@ -126,6 +136,7 @@ struct LayerConfig {
     ShortConvConfig short_conv;
     DeltaNetConfig delta;
     Mamba2Config mamba2;
+    MambaConfig mamba;
     int32_t attention_beside; // the layer has attention beside its mixer, and adds both
     int32_t has_mlp;
     float mixer_multiplier, attention_multiplier; // of what is added
@@ -198,6 +209,7 @@ enum MatrixSlot {
     slot_per_layer_out,
     slot_laurel_left,
     slot_laurel_right,
+    slot_dt,
     num_matrix_slots
 };
 enum VectorSlot {
@@ -245,8 +257,8 @@ enum VectorSlot {
     slot_conv_x_bias,
     slot_conv_b_bias,
     slot_conv_c_bias,
-    slot_dt_bias,  // [heads], as are these
-    slot_decay,    // below 0, per unit of a step
+    slot_dt_bias,  // [heads], as are these; of Mamba [channels]
+    slot_decay,    // below 0, per unit of a step; of Mamba [state_size, channels]
     slot_skip,     // what is added of a head's input
     slot_ssm_norm, // [heads * head_dim]
     slot_q_a_norm,
@@ -267,6 +279,9 @@ enum VectorSlot {
     slot_expert_norm,
     slot_expert_post_norm,
     slot_shared_post_norm,
+    slot_dt_norm, // of Mamba: [rank], and [state_size]
+    slot_b_norm,
+    slot_c_norm,
     slot_xielu, // alpha_p and alpha_n before their softplus, beta, eps; empty: another activation
     num_vector_slots
 };
@@ -309,6 +324,11 @@ struct Mamba2Workspace {
     Buffer z, out, steps, squares, projected, convolved, drafts;
 };
 
+// Those of layers that are Mamba; see MambaRoom.
+struct MambaWorkspace {
+    Buffer x, z, convolved, steps, out, low, drafts;
+};
+
 struct ActivationBuffers {
     Buffer rows, rounded, quantized;
 };
@@ -329,6 +349,7 @@ struct Workspace {
     MixtureWorkspace mixture;
     DeltaWorkspace delta;
     Mamba2Workspace mamba2;
+    MambaWorkspace mamba;
     GemmaWorkspace gemma;
 };
 

@@ -7,6 +7,7 @@
 #include "cpu/gated_delta_net.h"
 #include "cpu/gemma.h"
 #include "cpu/latent_attention.h"
+#include "cpu/mamba.h"
 #include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
@@ -184,6 +185,9 @@ void round_for_mixer(const StepState &s, const Layer &layer, int token) {
             {of + slot_in_z, of + slot_in_x, of + slot_in_b, of + slot_in_c, of + slot_in_dt},
             token);
         break;
+    case Mixer::mamba:
+        round_activations(s, s.normed, {of + slot_in_z, of + slot_in_x}, token);
+        break;
     case Mixer::none:
         break;
     }
@@ -282,6 +286,9 @@ void run_mixer(StepState &s, int index) {
         break;
     case Mixer::mamba2:
         run_mamba2(s, layer);
+        break;
+    case Mixer::mamba:
+        run_mamba(s, layer);
         break;
     case Mixer::latent_attention:
         run_latent_attention(s, index);

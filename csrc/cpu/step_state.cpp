@@ -1,6 +1,7 @@
 #include "cpu/step_state.h"
 #include "cpu/gated_delta_net.h"
 #include "cpu/gemma.h"
+#include "cpu/mamba.h"
 #include "cpu/mamba2.h"
 #include "cpu/mixture.h"
 #include "cpu/products.h"
@@ -81,6 +82,10 @@ StepState::StepState(Model &m, const Step &s)
             const Mamba2Config &mamba2 = layer.config.mamba2;
             mamba2_inner = std::max(mamba2_inner, mamba2.num_heads * mamba2.head_dim);
         }
+        if (layer.config.mixer == Mixer::mamba) {
+            const MambaConfig &mamba = layer.config.mamba;
+            mamba_numbers = std::max({mamba_numbers, mamba.channels, mamba.rank});
+        }
     }
     const auto sequence_of = [&](int token) { return step.sequences[token]; };
     token_runs = adapter_runs(step.adapters, num_tokens, sequence_of);
@@ -127,8 +132,8 @@ void StepState::find_room() {
     other_sublayer = adds_two ? space.other_sublayer.floats(n * hidden_stride) : nullptr;
     // No product multiplies `normed` once there is `attended`, so they share room.
     const int query_rank = model.latent ? model.latent->query_rank : 0;
-    const int mixed =
-        std::max({config.num_heads * output_dim(model, widest_heads), conv_channels, mamba2_inner});
+    const int mixed = std::max({config.num_heads * output_dim(model, widest_heads), conv_channels,
+                                mamba2_inner, mamba_numbers});
     const int outer = std::max({config.hidden_size, mixed, query_rank});
     float *rounded = space.rounded.floats(n * stride_of(outer));
     auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
@@ -155,6 +160,7 @@ void StepState::find_room() {
     find_mixture_room(model, num_tokens);
     find_delta_room(model, num_tokens);
     find_mamba2_room(model, num_tokens);
+    find_mamba_room(model, num_tokens);
     gemma = find_gemma_room(model, num_tokens);
     int widest = std::max({outer, inner, of_head, config.laurel_rank, config.per_layer_size});
     for (const Layer &layer : model.layers) {

@@ -114,6 +114,7 @@ struct StepState {
     const int hidden_stride, q_stride, kv_stride, attended_stride, inner_stride;
     int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
     int mamba2_inner = 0;                   // numbers of a token in the widest Mamba-2
+    int mamba_numbers = 0;                  // channels, or numbers that steps follow from
     std::vector<AdapterRun> token_runs, logit_runs; // of all tokens; of the logit rows
     std::vector<Tile> tiles;
     int tile_rows = 0;  // of the largest tile

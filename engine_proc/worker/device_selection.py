@@ -19,6 +19,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     GatedDeltaNetSpec,
     LatentAttentionSpec,
     Mamba2Spec,
+    MambaSpec,
     QKNorm,
     ShortConvSpec,
 )
@@ -80,6 +81,7 @@ MIXERS = {
     ShortConvSpec: "short convolutions",
     GatedDeltaNetSpec: "gated delta nets",
     Mamba2Spec: "Mamba-2",
+    MambaSpec: "Mamba",
     LatentAttentionSpec: "latent attention",
 }
 

@@ -82,6 +82,15 @@ KIMI = {
     "model_max_length": 512,
 }
 FALCON = MAMBA | {"layer_types": None, "mamba_d_ssm": 128, "mamba_norm_before_gate": False}
+JAMBA = {
+    "layer_types": None,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 5,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2 with biases and an adjusted size": {
@@ -140,6 +149,19 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "use_bias": True,
         "mlp_bias": True,
+    },
+    "jamba": JAMBA,
+    "jamba without experts, with biases": JAMBA
+    | {
+        "num_experts": 1,
+        "num_experts_per_tok": None,
+        "attn_layer_offset": 0,
+        "mamba_d_conv": 3,
+        "mamba_expand": 1,
+        "mamba_dt_rank": "auto",
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+        "tie_word_embeddings": True,
     },
     "falcon_h1": FALCON | {"mamba_rms_norm": True, "mamba_n_groups": 2},
     "falcon_h1 without norms, with multipliers": FALCON

@@ -16,6 +16,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     MixtureSpec,
     Norm,
     NormPlacement,
@@ -223,8 +224,24 @@ DELTA_NET = GatedDeltaNetSpec(
 MAMBA2 = Mamba2Spec(
     num_heads=6, head_dim=32, state_size=24, num_groups=2, kernel_size=4, norm_size=96
 )
+MAMBA = MambaSpec(channels=192, state_size=9, rank=7, kernel_size=4, norms=True)
 # Between them, these use every mixer that has a state.
 HYBRIDS = {
+    "jamba": dataclasses.replace(
+        SPEC, layers=(LayerSpec(mixer=MAMBA), LayerSpec(rope=None, mixture=EXPERTS))
+    ),
+    "mamba of odd sizes, with biases": dataclasses.replace(
+        SPEC,
+        hidden_size=50,
+        layers=(
+            LayerSpec(),
+            LayerSpec(
+                mixer=MambaSpec(
+                    channels=150, state_size=5, rank=160, kernel_size=2, conv_bias=False, bias=True
+                )
+            ),
+        ),
+    ),
     "lfm2": dataclasses.replace(
         SPEC,
         qk_norm=QKNorm.PER_HEAD,

@@ -81,6 +81,18 @@ A layer of Mamba-2 has these in place of attention, or beside it:
     layers.{i}.dt_bias, .decay, .skip   [heads]; decay is below 0
     layers.{i}.ssm_norm       [heads * head_dim], with `norm_size`
     layers.{i}.out            [hidden, heads * head_dim], a bias with `output_bias`
+
+A layer of Mamba has these in place of attention:
+
+    layers.{i}.in_x, .in_z    [channels, hidden], biases with `bias`, as `out`
+    layers.{i}.conv_x         [channels * kernel_size], those of a channel adjacent; a bias with
+                              `conv_bias`
+    layers.{i}.in_dt          [rank, channels], .in_b and .in_c [state_size, channels]
+    layers.{i}.dt_norm        [rank], .b_norm and .c_norm [state_size], with `norms`
+    layers.{i}.dt             [channels, rank]
+    layers.{i}.dt_bias, .skip [channels]
+    layers.{i}.decay          [channels * state_size], below 0, those of a channel adjacent
+    layers.{i}.out            [hidden, channels]
 """
 
 from collections.abc import Mapping

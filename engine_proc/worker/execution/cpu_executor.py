@@ -26,8 +26,8 @@ from headrace.engine_proc.worker.execution.cpu_layers import (
     LayerConfig,
     RopeConfig,
     gemma_fields,
-    kernel_size_of,
     layer_configs,
+    numbers_per_channel,
     why_no_gemma,
     why_no_mixer,
 )
@@ -106,7 +106,6 @@ FORMATS: tuple[Format | None, ...] = (
     None,  # int8, which no file has
 )  # fmt: skip
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
-CONVOLUTIONS = (".conv", ".conv_x", ".conv_b", ".conv_c")
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 
 
@@ -317,9 +316,9 @@ class CpuExecutor:
             numbers = np.ascontiguousarray(tensor.to_float32()).ravel()
             if is_one_plus(self.spec, name):
                 numbers = numbers + np.float32(1.0)
-            if name.endswith(CONVOLUTIONS):  # the core has the channels of a token side by side
-                kernel_size = kernel_size_of(self.spec, place.layer)
-                numbers = np.ascontiguousarray(numbers.reshape(-1, kernel_size).T).ravel()
+            own = numbers_per_channel(self.spec, place.layer, name)
+            if own > 1:  # the core has channels side by side
+                numbers = np.ascontiguousarray(numbers.reshape(-1, own).T).ravel()
             if place.is_expert:
                 numbers = np.pad(numbers, (0, -len(numbers) % LANES))
             self.core.headrace_cpu_set_vector(

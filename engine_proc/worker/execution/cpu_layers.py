@@ -11,13 +11,15 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     ShortConvSpec,
 )
 
 UNLIMITED = 2**31 - 1
 # `Mixer` of csrc/cpu/model.h
-ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, LATENT_ATTENTION, NO_MIXER = range(6)
+ATTENTION, SHORT_CONV, GATED_DELTA_NET, MAMBA2, LATENT_ATTENTION, MAMBA, NO_MIXER = range(7)
+CONVOLUTIONS = (".conv", ".conv_x", ".conv_b", ".conv_c")
 MAX_CONV_KERNEL = 16  # of csrc/cpu/causal_conv.h
 MAX_LATENT_DIM = 1024  # of csrc/cpu/latent_segment.h
 MAX_RESIDUALS = 8  # of csrc/cpu/gemma.cpp
@@ -52,6 +54,12 @@ class Mamba2Config(Structure):
     )
 
 
+class MambaConfig(Structure):
+    """`MambaConfig` of csrc/cpu/model.h."""
+
+    _fields_ = tuple((name, c_int32) for name in ("channels", "state_size", "rank", "kernel_size"))
+
+
 class LatentConfig(Structure):
     """`LatentConfig` of csrc/cpu/model.h."""
 
@@ -74,6 +82,7 @@ class LayerConfig(Structure):
         ("short_conv", ShortConvConfig),
         ("delta", DeltaNetConfig),
         ("mamba2", Mamba2Config),
+        ("mamba", MambaConfig),
         *((name, c_int32) for name in ("attention_beside", "has_mlp")),
         *((name, c_float) for name in ("mixer_multiplier", "attention_multiplier")),
         ("latent", LatentConfig),
@@ -113,6 +122,8 @@ def number_of(layer: LayerSpec) -> int:
             return GATED_DELTA_NET
         case Mamba2Spec():
             return MAMBA2
+        case MambaSpec():
+            return MAMBA
         case LatentAttentionSpec():
             return LATENT_ATTENTION
     return ATTENTION if layer.has_mixer else NO_MIXER
@@ -154,10 +165,20 @@ def mamba2(mixer: Mixer | None) -> Mamba2Config:
     )
 
 
-def kernel_size_of(spec: DecoderSpec, layer: int) -> int:
-    """Return the tokens that a layer's convolution sees."""
+def mamba(mixer: Mixer | None) -> MambaConfig:
+    """Return Mamba as the core has it."""
+    if not isinstance(mixer, MambaSpec):
+        return MambaConfig()
+    return MambaConfig(mixer.channels, mixer.state_size, mixer.rank, mixer.kernel_size)
+
+
+def numbers_per_channel(spec: DecoderSpec, layer: int, name: str) -> int:
+    """Return how many adjacent numbers of a vector are of one channel."""
     mixer = spec.layers[layer].mixer
-    assert mixer is not None and not isinstance(mixer, LatentAttentionSpec)
+    if isinstance(mixer, MambaSpec) and name.endswith(".decay"):
+        return mixer.state_size
+    if mixer is None or isinstance(mixer, LatentAttentionSpec) or not name.endswith(CONVOLUTIONS):
+        return 1
     return mixer.kernel_size
 
 
@@ -222,6 +243,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             short_conv(layer.mixer),
             delta_net(layer.mixer),
             mamba2(layer.mixer),
+            mamba(layer.mixer),
             layer.attention_beside,
             layer.has_mlp,
             layer.mixer_multiplier,

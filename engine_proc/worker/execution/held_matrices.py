@@ -18,6 +18,7 @@ MATRICES = (
     "in_z", "in_dt",
     "q_a", "q_b", "kv_a", "k_b", "v_b",
     "per_layer.gate", "per_layer.out", "laurel.left", "laurel.right",
+    "dt",
 )  # fmt: skip
 VECTORS = (
     "attn_norm",
@@ -61,6 +62,9 @@ VECTORS = (
     "expert_norm",
     "expert_post_norm",
     "shared_post_norm",
+    "dt_norm",
+    "b_norm",
+    "c_norm",
     "xielu",
 )
 OUTER_MATRICES = (

@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     MixtureSpec,
     NormPlacement,
@@ -125,6 +126,8 @@ def mixer_numbers(mixer: Mixer | None) -> int:
             return 4 * mixer.key_width + 5 * mixer.value_width + of_gates
         case Mamba2Spec():
             return 5 * mixer.inner_size + 4 * mixer.group_numbers + 2 * len(mixer.heads)
+        case MambaSpec():
+            return 5 * mixer.channels + mixer.rank + 2 * mixer.state_size
     return 0
 
 

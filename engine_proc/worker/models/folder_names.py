@@ -8,15 +8,18 @@ from headrace.engine_proc.worker.checkpoints.weights import Weight
 from headrace.engine_proc.worker.models.delta_net_names import hf_delta_net
 from headrace.engine_proc.worker.models.gemma_names import hf_gemma, is_newer_gemma
 from headrace.engine_proc.worker.models.mamba_names import (
+    HF_MAMBA,
     HF_MAMBA2,
     mamba2_module,
     mamba2_parts,
+    mamba_parts,
 )
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     MixtureSpec,
     NormPlacement,
@@ -193,6 +196,8 @@ def hf_mixer(
             return hf_delta_net(mixer, f"{ours}delta.", f"{theirs}linear_attn.", tensors)
         case Mamba2Spec():
             return mamba2_parts(mixer, ours, mamba2_module(theirs, tensors), HF_MAMBA2)
+        case MambaSpec():
+            return mamba_parts(mixer, ours, f"{theirs}mamba.", HF_MAMBA)
         case LatentAttentionSpec():
             names = with_biases(HF_LATENT) | HF_LATENT_HEADS
             return {ours + o: WeightSource(theirs + t) for o, t in names.items()}
@@ -254,6 +259,7 @@ HF_SHARED = (
     "mlp",  # Gemma 4
 )
 HF_DENSE = ("feed_forward", "block_sparse_moe")  # Llama 4, Bamba; Kimi, as transformers writes it
+HF_EXPERTS = ("mlp", "mixer", "feed_forward")  # the latter of Nemotron-H and Jamba
 HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
 HF_STACKS = (  # of gate and up, and of down
     ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
@@ -300,7 +306,9 @@ def hf_expert(
             linear = {o: f"{module}.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
             break
     else:
-        module = "mixer" if f"{theirs}mixer.gate.weight" in tensors else "mlp"  # Nemotron-H
+        one = f".experts.{expert}.up_proj.weight"
+        modules = (m for m in HF_EXPERTS if f"{theirs}{m}{one}" in tensors)
+        module = next(modules, HF_EXPERTS[0])
         linear = {name: f"{module}.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
     return {ours + o: WeightSource(theirs + t) for o, t in with_biases(linear).items()}
 

@@ -7,14 +7,17 @@ from headrace.engine_proc.worker.checkpoints.weights import Weight
 from headrace.engine_proc.worker.models.delta_net_names import gguf_delta_net
 from headrace.engine_proc.worker.models.gemma_names import gguf_gemma, is_newer_gemma
 from headrace.engine_proc.worker.models.mamba_names import (
+    GGUF_MAMBA,
     GGUF_MAMBA2,
     mamba2_parts,
+    mamba_parts,
 )
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     MixtureSpec,
     NormPlacement,
@@ -62,6 +65,8 @@ def gguf_mixer(
             return gguf_delta_net(mixer, f"{ours}delta.", theirs, tensors)
         case Mamba2Spec():
             return mamba2_parts(mixer, ours, theirs, GGUF_MAMBA2)
+        case MambaSpec():
+            return mamba_parts(mixer, ours, theirs, GGUF_MAMBA)
         case LatentAttentionSpec():
             return gguf_latents(ours, theirs, tensors)
     return {}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from headrace.engine_proc.worker.checkpoints.weights import Weight
-from headrace.engine_proc.worker.models.specs.decoder_spec import Mamba2Spec
+from headrace.engine_proc.worker.models.specs.decoder_spec import Mamba2Spec, MambaSpec
 from headrace.engine_proc.worker.models.weight_source import WeightSource
 
 HF_MAMBA2 = {
@@ -30,6 +30,55 @@ GGUF_MAMBA2 = {
     "out": "ssm_out.weight",
     "out.bias": "ssm_out.bias",
 }
+
+HF_MAMBA = {
+    "in": "in_proj.weight",
+    "in.bias": "in_proj.bias",
+    "conv_x": "conv1d.weight",
+    "conv_x.bias": "conv1d.bias",
+    "low": "x_proj.weight",
+    "dt": "dt_proj.weight",
+    "dt_bias": "dt_proj.bias",
+    "dt_norm": "dt_layernorm.weight",
+    "b_norm": "b_layernorm.weight",
+    "c_norm": "c_layernorm.weight",
+    "decay": "A_log",
+    "skip": "D",
+    "out": "out_proj.weight",
+    "out.bias": "out_proj.bias",
+}
+GGUF_MAMBA = {
+    "in": "ssm_in.weight",
+    "in.bias": "ssm_in.bias",
+    "conv_x": "ssm_conv1d.weight",
+    "conv_x.bias": "ssm_conv1d.bias",
+    "low": "ssm_x.weight",
+    "dt": "ssm_dt.weight",
+    "dt_bias": "ssm_dt.bias",
+    "dt_norm": "ssm_dt_norm.weight",
+    "b_norm": "ssm_b_norm.weight",
+    "c_norm": "ssm_c_norm.weight",
+    "decay": "ssm_a",
+    "skip": "ssm_d",
+    "out": "ssm_out.weight",
+    "out.bias": "ssm_out.bias",
+}
+
+
+def mamba_parts(
+    mamba: MambaSpec, ours: str, theirs: str, names: Mapping[str, str]
+) -> dict[str, WeightSource]:
+    """Name the weights of Mamba: x and z are rows of one projection; dt, B and C of another."""
+    sources = {
+        ours + o: WeightSource(theirs + t, is_logarithm=t == "A_log") for o, t in names.items()
+    }
+    for bias in ("", ".bias"):
+        for part, first in (("x", 0), ("z", mamba.channels)):
+            sources[f"{ours}in_{part}{bias}"] = WeightSource(theirs + names[f"in{bias}"], first)
+    firsts = {"dt": 0, "b": mamba.rank, "c": mamba.rank + mamba.state_size}
+    for part, first in firsts.items():
+        sources[f"{ours}in_{part}"] = WeightSource(theirs + names["low"], first)
+    return sources
 
 
 def mamba2_module(layer: str, tensors: Mapping[str, Weight]) -> str:

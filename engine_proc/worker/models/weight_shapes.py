@@ -8,6 +8,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     MixtureSpec,
     NormPlacement,
@@ -72,6 +73,8 @@ def mixer_shapes(spec: DecoderSpec, mixer: Mixer | None) -> dict[str, Shape]:
             return delta_net_shapes(spec.hidden_size, mixer)
         case Mamba2Spec():
             return mamba2_shapes(spec.hidden_size, mixer)
+        case MambaSpec():
+            return mamba_shapes(spec.hidden_size, mixer)
         case LatentAttentionSpec():
             return latent_attention_shapes(spec, mixer)
     return {}
@@ -183,6 +186,28 @@ def mamba2_shapes(hidden: int, mamba2: Mamba2Spec) -> dict[str, Shape]:
     if mamba2.norm_size:
         shapes["ssm_norm"] = (inner,)
     return shapes | linear_shapes("out", (hidden, inner), mamba2.output_bias)
+
+
+def mamba_shapes(hidden: int, mamba: MambaSpec) -> dict[str, Shape]:
+    """Return the weights of Mamba. Those of one channel are adjacent in vectors."""
+    channels, size, rank = mamba.channels, mamba.state_size, mamba.rank
+    shapes: dict[str, Shape] = {
+        "conv_x": (channels * mamba.kernel_size,),
+        "in_dt": (rank, channels),
+        "in_b": (size, channels),
+        "in_c": (size, channels),
+        "dt": (channels, rank),
+        "dt_bias": (channels,),
+        "decay": (channels * size,),
+        "skip": (channels,),
+    }
+    if mamba.conv_bias:
+        shapes["conv_x.bias"] = (channels,)
+    if mamba.norms:
+        shapes |= {"dt_norm": (rank,), "b_norm": (size,), "c_norm": (size,)}
+    for name in ("in_x", "in_z"):
+        shapes |= linear_shapes(name, (channels, hidden), mamba.bias)
+    return shapes | linear_shapes("out", (hidden, channels), mamba.bias)
 
 
 def latent_attention_shapes(spec: DecoderSpec, latent: LatentAttentionSpec) -> dict[str, Shape]:

@@ -10,6 +10,7 @@ experts that it has. A shared MLP is cut as any other; where it has too few bloc
 have nothing of it.
 
 Channels of a short convolution are cut as heads are: its inputs by rows, `out` by columns. So are
+those of Mamba, whose dt, B and C are sums over all workers. So are
 key heads of a gated delta net, each with its value heads, and heads of Mamba-2. Where a group's
 heads are on several workers, each has the group's B and C. Norms over numbers of several workers
 sum their squares.
@@ -40,6 +41,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     MixtureSpec,
     PerLayerSpec,
     QKNorm,
@@ -69,7 +71,7 @@ class Shard:
     # Of the layers that are mixtures, by layer: experts, and numbers of the shared MLP.
     experts: Mapping[int, range] = field(default_factory=dict)
     shared: Mapping[int, range] = field(default_factory=dict)
-    channels: Mapping[int, range] = field(default_factory=dict)  # of short convolutions, by layer
+    channels: Mapping[int, range] = field(default_factory=dict)  # of convolutions, by layer
     delta_heads: Mapping[int, range] = field(default_factory=dict)  # of keys, by layer
     mamba2_heads: Mapping[int, range] = field(default_factory=dict)  # of Mamba-2, by layer
     # Of the layers whose numbers are not the decoder's, by layer.
@@ -138,7 +140,7 @@ def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
             f"or in {spec.vocab_size} tokens"
         )
     if any(not channels for channels in all_shards[-1].channels.values()):
-        return "there are no channels of the short convolutions for some"
+        return "there are no channels of the convolutions for some"
     if why := why_no_delta_heads(spec, weights, all_shards):
         return why
     if any(not heads for heads in all_shards[-1].mamba2_heads.values()):
@@ -231,10 +233,10 @@ def mixtures(spec: DecoderSpec) -> list[tuple[int, MixtureSpec]]:
     return [(i, layer.mixture) for i, layer in enumerate(spec.layers) if layer.mixture is not None]
 
 
-def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec]]:
-    """Return the layers that are short convolutions."""
+def convolutions(spec: DecoderSpec) -> list[tuple[int, ShortConvSpec | MambaSpec]]:
+    """Return the layers that are short convolutions, or Mamba."""
     mixers = ((i, layer.mixer) for i, layer in enumerate(spec.layers))
-    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, ShortConvSpec)]
+    return [(i, mixer) for i, mixer in mixers if isinstance(mixer, ShortConvSpec | MambaSpec)]
 
 
 def delta_nets(spec: DecoderSpec) -> list[tuple[int, GatedDeltaNetSpec]]:
@@ -416,7 +418,7 @@ def column_share(name: str, tensor: Weight, share: range, rank: int) -> Weight:
 
 CONVOLUTION = ("conv", "in_b", "in_c", "in_x", "out")
 MAMBA2 = (
-    "in_z", "in_dt", "conv_x", "conv_b", "conv_c", "dt_bias", "decay", "skip", "ssm_norm",
+    "in_z", "in_dt", "conv_x", "conv_b", "conv_c", "dt_bias", "decay", "skip", "ssm_norm", "dt",
 )  # fmt: skip
 
 
@@ -425,8 +427,10 @@ def share_of_mixer(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -
     _, layer, local = name.split(".", 2)
     index = int(layer)
     mixer = spec.layers[index].mixer
-    assert isinstance(mixer, ShortConvSpec | Mamba2Spec)
-    if isinstance(mixer, ShortConvSpec):
+    assert isinstance(mixer, ShortConvSpec | MambaSpec | Mamba2Spec)
+    if isinstance(mixer, MambaSpec) and local in ("in_dt", "in_b", "in_c"):
+        return tensor.columns(shard.channels[index].start, shard.channels[index].stop)
+    if isinstance(mixer, ShortConvSpec | MambaSpec):
         outputs = inputs = shard.channels[index]
     else:
         outputs = numbers(shard.mamba2_heads[index], mixer.head_dim)
@@ -435,6 +439,8 @@ def share_of_mixer(spec: DecoderSpec, name: str, tensor: Weight, shard: Shard) -
         return column_share(local, tensor, outputs, shard.rank)
     is_convolution = local.startswith("conv") and not local.endswith(".bias")
     unit = mixer.kernel_size if is_convolution else 1
+    if isinstance(mixer, MambaSpec) and local == "decay":
+        unit = mixer.state_size
     return tensor.rows(inputs.start * unit, inputs.stop * unit)
 
 

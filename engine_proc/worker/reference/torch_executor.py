@@ -20,6 +20,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     MixtureSpec,
     NormPlacement,
     QKNorm,
@@ -40,6 +41,7 @@ from headrace.engine_proc.worker.reference.torch_delta_net import (
     run_sequence,
 )
 from headrace.engine_proc.worker.reference.torch_gemma import TorchGemma
+from headrace.engine_proc.worker.reference.torch_mamba import run_mamba
 from headrace.engine_proc.worker.reference.torch_mamba2 import PARTS, run_mamba2
 from headrace.engine_proc.worker.reference.torch_mixture import choose_experts
 
@@ -173,6 +175,8 @@ class TorchExecutor:
                 return self.delta_net(index, delta, x, batch, places)
             case LatentAttentionSpec() as latent:
                 return self.latent_attention(index, layer, latent, x, places, rotations)
+            case MambaSpec() as mamba:
+                return self.mamba(index, mamba, x, batch, places)
             case Mamba2Spec() as mamba2:
                 mixed = self.mamba2(index, mamba2, x, batch, places)
         if not layer.attention_beside:
@@ -327,12 +331,7 @@ class TorchExecutor:
         self, index: int, mamba2: Mamba2Spec, x: Tensor, batch: Batch, places: Places
     ) -> Tensor:
         """Run Mamba-2 over each sequence's tokens, [tokens, hidden] -> the same."""
-        prefix = f"layers.{index}."
-        weights = {
-            name.removeprefix(prefix): weight
-            for name, weight in self.weights.items()
-            if name.startswith(prefix)
-        }
+        prefix, weights = f"layers.{index}.", self.weights_of(index)
         parts = {name: self.linear(f"{prefix}in_{name}", x) for name in PARTS}
         mixed = torch.empty_like(parts["z"])
 
@@ -344,6 +343,32 @@ class TorchExecutor:
 
         self.run_states(index, batch, places, run)
         return self.linear(f"{prefix}out", mixed)
+
+    def mamba(
+        self, index: int, mamba: MambaSpec, x: Tensor, batch: Batch, places: Places
+    ) -> Tensor:
+        """Run Mamba over each sequence's tokens, [tokens, hidden] -> the same."""
+        prefix, weights = f"layers.{index}.", self.weights_of(index)
+        inputs = self.linear(f"{prefix}in_x", x)
+        gate = F.silu(self.linear(f"{prefix}in_z", x).float())
+        mixed = torch.empty_like(gate)
+
+        def run(rows: slice, before: Tensor) -> Tensor:
+            out, behind = run_mamba(mamba, weights, inputs[rows], before, self.spec.norm_eps)
+            mixed[rows] = out * gate[rows]
+            return behind
+
+        self.run_states(index, batch, places, run)
+        return self.linear(f"{prefix}out", mixed.to(self.dtype))
+
+    def weights_of(self, index: int) -> dict[str, Tensor]:
+        """Return the weights of a layer, under their names within it."""
+        prefix = f"layers.{index}."
+        return {
+            name.removeprefix(prefix): weight
+            for name, weight in self.weights.items()
+            if name.startswith(prefix)
+        }
 
     def latent_attention(
         self,

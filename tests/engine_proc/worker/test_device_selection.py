@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_configs import execution_config
-from random_decoders import LATENTS, MAMBA2, SPEC
+from random_decoders import LATENTS, MAMBA, MAMBA2, SPEC
 
 from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
@@ -148,6 +148,7 @@ def test_mixtures_of_experts_run_on_the_cpu() -> None:
         ({"layers": (LayerSpec(mixer=DELTA_NET),)}, "gated delta nets"),
         ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
         ({"layers": (LayerSpec(mixer=MAMBA2),)}, "Mamba-2"),
+        ({"layers": (LayerSpec(mixer=MAMBA),)}, "Mamba"),
         ({"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent),)}, "latent attention"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The families of decoders with layers of Mamba-2."""
+"""The families of decoders with layers of Mamba and Mamba-2."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,12 @@ from headrace.engine_proc.worker.models.families.mixtures import (
     with_mixture,
 )
 from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, Mamba2Spec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    LayerSpec,
+    Mamba2Spec,
+    MambaSpec,
+)
 
 MAMBA, ATTENTION = "mamba", "attention"  # older configs call layers so
 KINDS = {"linear_attention": MAMBA, MAMBA: MAMBA, FULL: ATTENTION, ATTENTION: ATTENTION}
@@ -295,9 +300,67 @@ def factors(fields: ConfigFields, name: str, count: int) -> tuple[float, ...]:
     return tuple(one.number(str(i)) for i in range(count))
 
 
+# Published fields of Jamba: of kernels, and of layers by name where their periods say the same.
+JAMBA_FIELDS = (
+    "layer_types",
+    "layers_block_type",
+    "layers_num_experts",
+    "mamba_inner_layernorms",
+    "use_associative_scan",
+    "use_mamba_kernels",
+    "use_mambapy",
+)
+
+
+def jamba(fields: ConfigFields) -> DecoderSpec:
+    """Some layers attend, without RoPE, the others are Mamba; some have experts."""
+    for name in (*JAMBA_FIELDS, *INERT_FIELDS):
+        fields.get(name, None)
+    num_layers = fields.integer("num_hidden_layers")
+    attends = in_period(fields, "attn", 8, 4)
+    if not any(attends(i) for i in range(num_layers)):
+        raise fields.wrong(
+            "attn_layer_offset", "one that is a layer's: a model has one that attends"
+        )
+    rank = fields.get("mamba_dt_rank", "auto")
+    bias = fields.flag("mamba_proj_bias", False)
+    mamba = MambaSpec(
+        channels=expanded(fields),
+        state_size=fields.integer("mamba_d_state", 16),
+        rank=-(-fields.integer("hidden_size") // 16)
+        if rank == "auto"
+        else fields.integer("mamba_dt_rank"),
+        kernel_size=fields.integer("mamba_d_conv", 4),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=bias,
+        norms=True,
+    )
+    attention, mixer = LayerSpec(rope=None), LayerSpec(mixer=mamba)
+    spec = decoder(
+        fields,
+        layers=tuple(attention if attends(i) else mixer for i in range(num_layers)),
+    )
+    has_experts = in_period(fields, "expert", 2, 1)
+    if whole(fields, "num_experts", 16) == 1:
+        fields.get("num_experts_per_tok", None)
+        return spec
+    own = mixture(fields, size="intermediate_size", normalized=False)
+    return with_mixture(spec, own, has_experts)
+
+
+def in_period(fields: ConfigFields, kind: str, period: int, offset: int) -> Callable[[int], bool]:
+    """Return which layers are of a kind: one in so many."""
+    period = fields.integer(f"{kind}_layer_period", period)
+    offset = whole(fields, f"{kind}_layer_offset", offset)
+    if offset >= period:
+        raise fields.wrong(f"{kind}_layer_offset", f"less than {period}")
+    return lambda i: i % period == offset
+
+
 MAMBAS: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "bamba": bamba,
     "falcon_h1": falcon_h1,
     "granitemoehybrid": granitemoehybrid,
+    "jamba": jamba,
     "nemotron_h": nemotron_h,
 }

@@ -251,6 +251,30 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MambaSpec:
+    """Mamba, a mixer whose state is a vector of `state_size` numbers per channel.
+
+    x and z are projections of the layer's input. x passes a causal depthwise convolution and a
+    silu. dt, B and C are projections of that, normalized with `norms`, and dt is projected to the
+    channels. A channel's vector is `v = exp(dt * decay) * v + dt * x * B`, where dt is
+    `softplus(dt + dt_bias)`. Its output is `v . C + skip * x`, gated by `silu(z)` and projected.
+    """
+
+    channels: int
+    state_size: int
+    rank: int  # numbers that dt is projected from
+    kernel_size: int  # tokens of the convolution, the newest included
+    conv_bias: bool = True
+    bias: bool = False  # of the projections to x and z, and of the last one
+    norms: bool = False
+
+    @property
+    def state_numbers(self) -> int:
+        """The fp32 numbers of a sequence's state: what is convolved of tokens, and vectors."""
+        return (self.kernel_size - 1 + self.state_size) * self.channels
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentAttentionSpec:
     """Multi-head latent attention: keys and values of all heads are products of one latent.
 
@@ -279,7 +303,7 @@ class LatentAttentionSpec:
         return self.nope_dim + self.rope_dim
 
 
-Mixer = ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec | LatentAttentionSpec
+Mixer = ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec | MambaSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
