@@ -10,8 +10,10 @@ Method: the demo model's weights in each format, the same file for both; a real 
         Decoding is greedy, with the choice of the token on the clock. B sequences begin at
         different tokens of a text, so that experts are chosen as in a batch of real ones. Prefill
         is one prompt of 512 tokens. In every round memory is also read as fast as can be, before
-        and after the engines. The limit of one sequence is this rate over what a token reads.
-        That is all weights as stored, of experts those that it chooses, and keys and values.
+        and after the engines. On processors with AMX, llama.cpp goes without its extra buffers,
+        so without its own AMX code, which dies there, and without repacked weights. The limit of
+        one sequence is this rate over what a token reads. That is all weights as stored, of experts
+        those that it chooses, and keys and values.
 Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/python
         python bench/decode.py qwen2.5-coder-1.5b random-Q4_K --sequences 1
 """

@@ -12,6 +12,7 @@ import ctypes
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -77,6 +78,8 @@ class Worker:
         llama_cpp.llama_log_set(NO_LOG, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
+        # With quantized weights its own AMX code dies of SIGSEGV, at the first `ldtilecfg`.
+        params.use_extra_bufts = "amx_tile" not in Path("/proc/cpuinfo").read_text()
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), params)
         assert self.model, f"llama.cpp cannot load {path}"
         self.threads = threads

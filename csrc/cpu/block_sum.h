@@ -60,33 +60,25 @@ inline __attribute__((always_inline)) void each_fours(const Body &body) {
     }
 }
 
-// A row times one block. Where the scales of groups are integers, so is the dot of a group, and the
-// unit's scale comes last. `V::to_floats` rounds it.
+// A row times one block. Where the scales of groups are integers, so is the dot of a unit. The
+// scales of the unit and of its activations come last. `V::to_floats` rounds it.
 template <class V, class W> struct BlockSum {
     using Floats = typename V::Floats;
     Floats total;
-    Floats steps, floors;   // of this unit
-    typename V::Ints whole; // of this group, of the parts so far
+    typename V::Ints steps; // of this unit
+    Floats floors;          // likewise
 
     void begin_unit() {
         if constexpr (W::has_steps) {
-            steps = floors = V::set(0.0f);
+            steps = V::steps(0);
+            floors = V::set(0.0f);
         }
     }
     // The numbers of a part of a group, times those of `x`; floors are added apart.
-    template <int part>
     __attribute__((always_inline)) void
     add_part(const typename V::Dots &dots, const typename W::Scales &scales, const Int16Group &x) {
         if constexpr (W::has_steps) {
-            const auto own = V::times(V::to_steps(dots), scales.steps);
-            if constexpr (part == 0) {
-                whole = own;
-            } else {
-                whole = V::plus(whole, own);
-            }
-            if constexpr (part == parts_of<W> - 1) {
-                add_steps(V::to_floats(whole), x);
-            }
+            steps = V::plus(steps, V::times(V::to_steps(dots), scales.steps));
         } else {
             add_group(V::to_floats(dots), scales.scale, x);
             if constexpr (W::sign != 0) {
@@ -94,25 +86,22 @@ template <class V, class W> struct BlockSum {
             }
         }
     }
-    template <class Scales> void end_unit(const Scales &scales) {
+    template <class Scales> void end_unit(const Scales &scales, const GroupSums &x) {
         if constexpr (W::has_steps) {
-            total = V::fma(steps, scales.unit_scale, total);
+            add_group(V::to_floats(steps), scales.unit_scale, x);
             if constexpr (W::sign != 0) {
                 total = V::fma(floors, scales.unit_floor, total);
             }
         }
     }
 
-    void add_steps(Floats dots, const GroupSums &x) {
-        steps = V::fma(dots, V::set(x.scale), steps);
-    }
     template <int part> void add_floor(Floats floor, const GroupSums &x) {
         floors = V::fma(floor, V::set(x.sum_of(part, parts_of<W>)), floors);
     }
-    // Where a unit is a group.
     void add_group(Floats dots, Floats scale, const GroupSums &x) {
         total = V::fma(dots, V::mul(scale, V::set(x.scale)), total);
     }
+    // Where a unit is a group.
     void add_minimum(Floats minimum, const GroupSums &x) {
         total = V::fma(minimum, V::set(W::sign * x.sum), total);
     }

@@ -1,47 +1,60 @@
-// out[rows, 16 * blocks] = x[rows, cols] . packed quantized blocks, where `x` is 16 bits in groups
-// of 32 with a scale. Logits are then those of fp32 (KL below 0.000001, where 8 bits cost 0.004).
-// Beside int8 weights it may be 8 bits, as W8A8 has it: numbers whose high byte is zero.
+// out[rows, 16 * blocks] = x[rows, cols] . packed quantized blocks, where `x` is up to 16 bits in
+// groups of 32 or 256 columns with a scale (`Rounding`). Logits are then those of fp32 (KL below
+// 0.00001, where 8 bits cost 0.004). Beside int8 weights it may be 8 bits, as W8A8 has it: numbers
+// whose high byte is zero.
 //
 // One token takes about what memory takes: in 8 bits it took 8 % less at most. The dot product of
-// two groups is an integer, so its order is free. What follows is added along k in order
-// (block_sum.h). A row thus has the same bits in every tile. Many rows take arithmetic, and go by
-// panels (gemm_panels.h).
+// columns under one scale is an integer, so its order is free. What follows is added along k in
+// order (block_sum.h). A row thus has the same bits in every tile. Many rows take arithmetic, and
+// go by panels (gemm_panels.h).
 #pragma once
 #include "cpu/gemm_panels.h"
+#include "cpu/rows.h"
 
 namespace headrace {
 
-// The dot of a group fits 32 bits: the largest weights are those of Q6_K, times a group's scale.
-constexpr int most_int16_steps = 127 * 128, most_weight_steps = 32 * 128;
-static_assert(int64_t(quantized_group) * most_weight_steps * most_int16_steps <= INT32_MAX);
+// Where groups have scales of their own, the dot of a group fits 32 bits: bytes times 15 bits.
+static_assert(quantized_group * 255LL * rounding_of(Format::q8_0, 16).most_steps <= INT32_MAX);
 
-// Round a row to 8 or 16 bits: the largest number of a group becomes `most_steps` or -`most_steps`.
-template <class V> void quantize_row(const float *x, int cols, int bits, Int16Group *groups) {
-    const float most_steps = bits == 8 ? 127 : most_int16_steps;
-    for (int k = 0; k < cols; k += quantized_group, ++groups) {
-        float padded_group[quantized_group] = {};
-        const float *numbers = x + k;
-        if (k + quantized_group > cols) { // what lies behind the row is not part of it
-            for (int j = 0; k + j < cols; ++j) {
-                padded_group[j] = numbers[j];
-            }
-            numbers = padded_group;
+// The largest size of `n` numbers.
+template <class V> float largest_of(const float *x, int n) {
+    const auto zero = V::set(0.0f);
+    auto sizes = zero;
+    for (int i = 0; i < n; i += lanes) {
+        const auto numbers = load_of<V>(x, i, n);
+        sizes = V::max(sizes, V::max(numbers, V::sub(zero, numbers)));
+    }
+    return V::highest(sizes);
+}
+
+// Round up to 32 numbers of a row. What lies behind its end is not part of it.
+template <class V>
+void quantize_group(const float *x, int n, float scale, float inverse, Int16Group &group) {
+    const auto steps = [&](int first) {
+        const auto numbers = first < n ? load_of<V>(x, first, n) : V::set(0.0f);
+        return V::round(V::mul(numbers, V::set(inverse)));
+    };
+    const auto low = steps(0), high = steps(lanes);
+    const float first = V::sum(low), all = first + V::sum(high);
+    group.scale = scale;
+    group.sum = scale * all;
+    group.first_sum = scale * first;
+    group.offset = -128 * int32_t(all);
+    group.first_offset = -128 * int32_t(first);
+    V::store_steps(group, 0, low);
+    V::store_steps(group, lanes, high);
+}
+
+template <class V> void quantize_row(const float *x, int cols, Rounding to, Int16Group *groups) {
+    for (int k = 0; k < cols; k += to.columns) {
+        const int end = cols - k < to.columns ? cols : k + to.columns;
+        const float largest = largest_of<V>(x + k, end - k);
+        const float scale = largest / float(to.most_steps);
+        const float inverse = largest > 0.0f ? float(to.most_steps) / largest : 0.0f;
+        for (int i = k; i < end; i += quantized_group, ++groups) {
+            const int n = end - i < quantized_group ? end - i : quantized_group;
+            quantize_group<V>(x + i, n, scale, inverse, *groups);
         }
-        const auto low = V::load(numbers), high = V::load(numbers + lanes);
-        const auto zero = V::set(0.0f);
-        const auto sizes = V::max(V::max(low, V::sub(zero, low)), V::max(high, V::sub(zero, high)));
-        const float largest = V::highest(sizes);
-        const auto inverse = V::set(largest > 0.0f ? most_steps / largest : 0.0f);
-        const auto low_steps = V::round(V::mul(low, inverse));
-        const auto high_steps = V::round(V::mul(high, inverse));
-        const float first = V::sum(low_steps), all = first + V::sum(high_steps);
-        groups->scale = largest / most_steps;
-        groups->sum = groups->scale * all;
-        groups->first_sum = groups->scale * first;
-        groups->offset = -128 * int32_t(all);
-        groups->first_offset = -128 * int32_t(first);
-        V::store_steps(*groups, 0, low_steps);
-        V::store_steps(*groups, lanes, high_steps);
     }
 }
 
@@ -85,7 +98,7 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
                 const typename W::Scales own(unit + n * o.block_bytes, g * parts_of<W> + part);
-                sums[n].template add_part<part>(dots[n], own, x);
+                sums[n].add_part(dots[n], own, x);
                 if constexpr (has_floors<W>) {
                     sums[n].template add_floor<part>(own.floor, x);
                 }
@@ -100,7 +113,7 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
             add_group(unit, g, x[g]);
         }
         for (int n = 0; n < num_blocks; ++n) {
-            sums[n].end_unit(typename W::Scales(unit + n * o.block_bytes, 0));
+            sums[n].end_unit(typename W::Scales(unit + n * o.block_bytes, 0), *x);
         }
     });
     for (int n = 0; n < num_blocks; ++n) {
@@ -140,7 +153,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
 #pragma GCC unroll 2
             for (int n = 0; n < num_blocks; ++n) {
                 const auto &own = part == 0 ? scales[n].first : scales[n].last;
-                sums[m][n].template add_part<part>(dots[m][n], own, x[m * x_stride]);
+                sums[m][n].add_part(dots[m][n], own, x[m * x_stride]);
             }
         }
     });
@@ -180,10 +193,11 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
     const auto each_sum = [&](const auto &body) {
         for (int m = 0; m < rows; ++m) {
             for (int n = 0; n < num_blocks; ++n) {
-                body(sums[m][n], o.out + size_t(m) * o.out_stride + n * lanes, n);
+                body(sums[m][n], m, n);
             }
         }
     };
+    const auto out = [&](int m, int n) { return o.out + size_t(m) * o.out_stride + n * lanes; };
     const auto add_group = [&](const uint8_t *unit, int g, const Int16Group *x) {
         const uint8_t *last = unit + (num_blocks - 1) * o.block_bytes;
         const GroupScales<W> scales[2] = {{unit, g}, {last, g}};
@@ -205,11 +219,11 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
             add_rows<V, W, 1>(fours, scales, x + m * o.x_stride, o.x_stride, sums + m);
         }
     };
-    each_sum([&](auto &sum, const float *out, int) {
-        sum.total = o.accumulate ? V::load(out) : V::set(0.0f);
+    each_sum([&](auto &sum, int m, int n) {
+        sum.total = o.accumulate ? V::load(out(m, n)) : V::set(0.0f);
     });
     each_unit<W>(o, [&](const uint8_t *unit, const Int16Group *x) {
-        each_sum([](auto &sum, float *, int) { sum.begin_unit(); });
+        each_sum([](auto &sum, int, int) { sum.begin_unit(); });
         for (int g = 0; g < W::unit / quantized_group; ++g) {
             add_group(unit, g, x + g);
         }
@@ -218,11 +232,11 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
                 add_floors<V, W>(unit + n * o.block_bytes, n, x, o.x_stride, rows, sums);
             }
         }
-        each_sum([&](auto &sum, float *, int n) {
-            sum.end_unit(typename W::Scales(unit + n * o.block_bytes, 0));
+        each_sum([&](auto &sum, int m, int n) {
+            sum.end_unit(typename W::Scales(unit + n * o.block_bytes, 0), x[m * o.x_stride]);
         });
     });
-    each_sum([](const auto &sum, float *out, int) { V::store(out, sum.total); });
+    each_sum([&](const auto &sum, int m, int n) { V::store(out(m, n), sum.total); });
 }
 
 // Call multiply(operands, rows) for parts of all rows and columns, in order along the columns.

@@ -2,10 +2,10 @@
 // scales of their groups where these are integers, become a panel of 16-bit integers. It stays in
 // the nearest cache while all rows pass over it.
 //
-// The dot of a group is the same integer as in gemm_int16.h, and what follows is in the same order.
-// So a row has the same bits, however many rows there are. Two blocks of weights take 16 KiB, so
-// the panel and the rows beside it fit 32 KiB. A core of a Xeon (VNNI, no tiles) makes 125 to
-// 150 * 10^9 of these products a second. Their own instructions alone would allow 177.
+// The dot of columns under one scale is the same integer as in gemm_int16.h, and what follows is in
+// the same order. So a row has the same bits, however many rows there are. Two blocks of weights
+// take 16 KiB, so the panel and the rows beside it fit 32 KiB. A core of a Xeon (VNNI, no tiles)
+// makes 125 to 150 * 10^9 of these products a second. Their own instructions alone would allow 177.
 #pragma once
 #include "cpu/block_sum.h"
 
@@ -77,19 +77,21 @@ public:
             sum.total = o.accumulate ? V::load(out) : V::set(0.0f);
             sum.begin_unit();
         });
-        for (int g = 0; g < o.num_groups; ++g) {
-            add_group(panel, pairs, o, g, sums);
+        for (int g = 0; g < o.num_groups; g += num_groups) {
+            add_groups(panel, pairs, o, g, sums);
         }
         if constexpr (has_floors<W>) {
             add_floors(panel, o, sums);
         }
         each(sums, [&](auto &sum, int m, int n) {
-            sum.end_unit(panel.scales_of_unit(n));
+            sum.end_unit(panel.scales_of_unit(n), o.x[m * o.x_stride]);
             V::store(o.out + size_t(m) * o.out_stride + n * lanes, sum.total);
         });
     }
 
 private:
+    static constexpr int num_groups = W::unit / quantized_group; // whose dots are added as integers
+
     template <class Body>
     static __attribute__((always_inline)) void each(BlockSum<V, W> (&sums)[num_rows][num_blocks],
                                                     const Body &body) {
@@ -118,8 +120,8 @@ private:
     }
     // Apart from the sums, which leave no registers to the dots where the compiler sees both.
     static __attribute__((noinline)) void
-    multiply_group(const typename V::Pairs (&weights)[num_pairs][num_blocks], const RowPairs *pairs,
-                   typename V::Ints (&out)[num_rows][num_blocks]) {
+    multiply_groups(const typename V::Pairs (*weights)[num_blocks], const int32_t *pairs,
+                    typename V::Ints (&out)[num_rows][num_blocks]) {
         typename V::Ints dots[num_rows][num_blocks];
 #pragma GCC unroll 8
         for (int m = 0; m < num_rows; ++m) {
@@ -129,10 +131,10 @@ private:
             }
         }
 #pragma GCC unroll 2
-        for (int k = 0; k < num_pairs; ++k) {
+        for (int k = 0; k < num_groups * num_pairs; ++k) {
 #pragma GCC unroll 8
             for (int m = 0; m < num_rows; ++m) {
-                const auto same = V::same_pair(pairs[m * slab_groups][k]);
+                const auto same = V::same_pair(pairs[m * slab_groups * num_pairs + k]);
 #pragma GCC unroll 8
                 for (int n = 0; n < num_blocks; ++n) {
                     V::add_pairs(dots[m][n], same, weights[k][n]);
@@ -147,20 +149,20 @@ private:
             }
         }
     }
-    static void add_group(const Panel<V, W, num_blocks> &panel, const RowPairs *pairs,
-                          const Int16Operands &o, int g,
-                          BlockSum<V, W> (&sums)[num_rows][num_blocks]) {
+    static void add_groups(const Panel<V, W, num_blocks> &panel, const RowPairs *pairs,
+                           const Int16Operands &o, int g,
+                           BlockSum<V, W> (&sums)[num_rows][num_blocks]) {
         typename V::Ints dots[num_rows][num_blocks];
-        multiply_group(panel.weights[g], pairs + g, dots);
+        multiply_groups(panel.weights[g], pairs[g], dots);
         each(sums, [&](auto &sum, int m, int n) {
-            const Int16Group &x = o.x[m * o.x_stride + g];
             if constexpr (W::has_steps) {
-                sum.add_steps(V::to_floats(dots[m][n]), x);
+                sum.steps = dots[m][n];
             } else {
+                const Int16Group &x = o.x[m * o.x_stride + g];
                 sum.add_group(V::to_floats(dots[m][n]), panel.scales[g][n], x);
-            }
-            if constexpr (!W::has_steps && W::sign != 0) {
-                sum.add_minimum(panel.floors[g][0][n], x);
+                if constexpr (W::sign != 0) {
+                    sum.add_minimum(panel.floors[g][0][n], x);
+                }
             }
         });
     }

@@ -22,7 +22,7 @@ struct Kernels {
     // `room` is what panels take (gemm_panels.h).
     void (*gemm_int16)(Format, const Int16Operands &, int rows, int num_blocks, void *room);
     void (*gemm_int8)(const Int16Operands &, int rows, int num_blocks, void *room);
-    void (*quantize_row)(const float *x, int cols, int bits, Int16Group *groups);
+    void (*quantize_row)(const float *x, int cols, Rounding, Int16Group *groups);
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
     void (*round_row)(const float *x, int cols, float *out);

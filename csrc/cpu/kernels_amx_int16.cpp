@@ -1,13 +1,13 @@
 // The products of gemm_int16.h for many rows by Intel's tiles (AMX): sixteen rows by sixteen
-// columns, 32 steps of k at a time.
+// columns.
 //
 // Bytes are multiplied by bytes, and a number of 16 bits is two of them. Sums of high and of low
 // bytes are added as integers. So the dot of a group is the same number as there, and what follows
-// is in the same order. A row has the same bits. Weights with a scale for 16 columns are multiplied
-// by it, and are two bytes then.
+// is in the same order. A row has the same bits. Where groups have integer scales, weights are
+// multiplied by them, and sums stay in the tiles through all 256 columns of a unit.
 //
-// A product of tiles takes 16 cycles, whatever its steps of k. Storing a tile takes as many, in
-// which a core does little but multiply other tiles (Xeon, family 6 model 207).
+// A product of tiles takes 16 cycles, whatever its steps of k: 64 at most. Storing a tile takes as
+// many, in which a core does little but multiply other tiles (Xeon, family 6 model 207).
 #if defined(__x86_64__)
 #include "cpu/operands.h"
 
@@ -41,10 +41,10 @@ struct alignas(64) Shape {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    explicit Shape(int num_rows) {
+    Shape(int num_rows, int columns) {
         for (int tile = 0; tile < 8; ++tile) {
-            row_bytes[tile] = tile == 4 || tile == 5 ? quantized_group : 64;
-            rows[tile] = uint8_t(tile < 6 ? num_rows : num_fours);
+            row_bytes[tile] = uint16_t(tile == 4 || tile == 5 ? columns : 64);
+            rows[tile] = uint8_t(tile < 6 ? num_rows : columns / 4);
         }
     }
 };
@@ -64,31 +64,11 @@ template <int sum, int x, int weights> void add_bytes() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(x), "i"(weights));
 }
 
-// Sums of a group in tiles, and as stored.
-template <Kind kind> struct Dots {
-    static constexpr int num_sums = kind == Kind::wide ? 3 : kind == Kind::two_bytes ? 2 : 1;
-    static constexpr int other_set = num_sums > 2 ? 0 : 2; // of tiles
+// Sums in tiles, as stored: of low bytes, of those a byte higher, and so on.
+template <int num_sums> struct Dots {
     alignas(64) int32_t sums[num_sums][tile_rows][lanes];
 
-    // Into tiles from `first` on.
-    template <int first>
-    static __attribute__((always_inline)) void multiply(const uint8_t *x, const uint8_t *weights) {
-        load<6>(weights, 64);
-        load<5>(x + quantized_group, 2 * quantized_group);
-        clear<first>();
-        add_bytes<first, 5, 6>();
-        if constexpr (num_sums > 1) {
-            load<4>(x, 2 * quantized_group);
-            clear<first + 1>();
-            add_bytes<first + 1, 4, 6>();
-        }
-        if constexpr (num_sums > 2) {
-            load<7>(weights + num_fours * 64, 64);
-            clear<first + 2>();
-            add_bytes<first + 2, 4, 7>();
-            add_bytes<first + 1, 5, 7>();
-        }
-    }
+    // Of tiles from `first` on.
     template <int first> __attribute__((always_inline)) void take() {
         store<first>(sums[0]);
         if constexpr (num_sums > 1) {
@@ -107,39 +87,46 @@ template <Kind kind> struct Dots {
     }
 };
 
-// Some rows of a slab and a panel, one block after the other. The tiles are ahead of the vectors: a
-// group is multiplied, the one before it stored, and the one before that added.
-template <class W, Kind kind, int num_rows> class TileProduct {
+// Some rows of a slab and a panel, where each group has a scale: one block after the other. Rows
+// have two bytes, or one where activations have 8 bits. The tiles are ahead of the vectors: a group
+// is multiplied, the one before it stored, and the one before that added.
+template <class W, int num_bytes> struct GroupTiles {
+    static constexpr int columns = quantized_group;
+    using Panel = GroupPanel<W>;
+    template <int num_rows> class Product;
+};
+
+template <class W, int num_bytes> template <int num_rows> class GroupTiles<W, num_bytes>::Product {
 public:
-    TileProduct(const TilePanel<W, kind> &panel, const RowTile &x, int num_groups)
+    Product(const Panel &panel, const RowTile &x, int num_groups)
         : panel_(panel), x_(x), num_groups_(num_groups) {}
 
-    void multiply(const Int16Operands &o, int rows, int n) {
-        Sums sums;
-        each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
-            const bool adds = o.accumulate && m < rows;
-            sum.total = adds ? V::load(o.out + size_t(m) * o.out_stride) : V::set(0.0f);
-            sum.begin_unit();
-        });
-        multiply_group<0>(n, 0);
-        for (int g = 0; g <= num_groups_; g += 2) {
-            pass_group<0, Dots<kind>::other_set>(n, g, sums);
-            pass_group<Dots<kind>::other_set, 0>(n, g + 1, sums);
+    void multiply(const Int16Operands &o, int rows, int num_blocks) {
+        for (int n = 0; n < num_blocks; ++n) {
+            multiply_block(o.at_block(n), rows, n);
         }
-        if constexpr (has_floors<W>) {
-            add_floors(n, sums);
-        }
-        each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
-            sum.end_unit(panel_.of_unit[n]);
-            if (m < rows) {
-                V::store(o.out + size_t(m) * o.out_stride, sum.total);
-            }
-        });
     }
 
 private:
     using Sums = BlockSum<V, W>[num_rows];
 
+    void multiply_block(const Int16Operands &o, int rows, int n) {
+        Sums sums;
+        each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
+            const bool adds = o.accumulate && m < rows;
+            sum.total = adds ? V::load(o.out + size_t(m) * o.out_stride) : V::set(0.0f);
+        });
+        multiply_group<0>(n, 0);
+        for (int g = 0; g <= num_groups_; g += 2) {
+            pass_group<0, 2>(n, g, sums);
+            pass_group<2, 0>(n, g + 1, sums);
+        }
+        each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
+            if (m < rows) {
+                V::store(o.out + size_t(m) * o.out_stride, sum.total);
+            }
+        });
+    }
     template <class Body>
     static __attribute__((always_inline)) void each(Sums &sums, const Body &body) {
 #pragma GCC unroll 16
@@ -147,60 +134,131 @@ private:
             body(sums[m], m);
         }
     }
-    template <int set> __attribute__((always_inline)) void multiply_group(int n, int g) {
-        if (g < num_groups_) {
-            Dots<kind>::template multiply<set>(x_.numbers[g][0][0], panel_.weights[n][g][0]);
+    // Into tiles from `first` on.
+    template <int first> __attribute__((always_inline)) void multiply_group(int n, int g) {
+        if (g >= num_groups_) {
+            return;
+        }
+        load<6>(panel_.weights[n][g], 64);
+        load<5>(x_.low_of(g), quarter_columns);
+        clear<first>();
+        add_bytes<first, 5, 6>();
+        if constexpr (num_bytes > 1) {
+            load<4>(x_.high_of(g), quarter_columns);
+            clear<first + 1>();
+            add_bytes<first + 1, 4, 6>();
         }
     }
-    // A group that is in tiles from `own` on; the next goes to others, if there are enough.
+    // A group that is in tiles from `own` on; the next goes to others.
     template <int own, int next>
     __attribute__((always_inline)) void pass_group(int n, int g, Sums &sums) {
-        if (own != next) {
-            multiply_group<next>(n, g + 1);
-        }
+        multiply_group<next>(n, g + 1);
         if (g < num_groups_) {
             dots_[g % 2].template take<own>();
-        }
-        if (own == next) {
-            multiply_group<next>(n, g + 1);
         }
         if (g > 0 && g <= num_groups_) {
             add_dots(dots_[(g - 1) % 2], n, g - 1, sums);
         }
     }
-    __attribute__((always_inline)) void add_dots(const Dots<kind> &dots, int n, int g, Sums &sums) {
+    __attribute__((always_inline)) void add_dots(const Dots<num_bytes> &dots, int n, int g,
+                                                 Sums &sums) {
         const auto &scales = panel_.scales[n][g];
         each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
             const GroupSums &x = x_.sums[g][m];
-            const V::Ints whole = dots.whole(m);
-            if constexpr (kind == Kind::wide) {
-                sum.add_steps(V::to_floats(whole), x);
-            } else if constexpr (W::has_steps) {
-                sum.add_steps(V::to_floats(V::times(whole, scales.steps)), x);
-            } else {
-                sum.add_group(V::to_floats(whole), scales.scale, x);
-                if constexpr (W::sign != 0) {
-                    sum.add_minimum(scales.floors[0], x);
-                }
+            sum.add_group(V::to_floats(dots.whole(m)), scales.scale, x);
+            if constexpr (W::sign != 0) {
+                sum.add_minimum(scales.minimum, x);
             }
         });
     }
-    __attribute__((always_inline)) void add_floors(int n, Sums &sums) {
-        for (int g = 0; g < num_groups_; ++g) {
-            const auto &floors = panel_.scales[n][g].floors;
-            each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
-                sum.template add_floor<0>(floors[0], x_.sums[g][m]);
-                if constexpr (parts_of<W> == 2) {
-                    sum.template add_floor<1>(floors[1], x_.sums[g][m]);
+
+    const Panel &panel_;
+    const RowTile &x_;
+    const int num_groups_;
+    Dots<num_bytes> dots_[2];
+};
+
+// The same where groups have integer scales. While a block is multiplied, vectors add the one
+// before.
+template <class W> struct UnitTiles {
+    static constexpr int columns = quarter_columns;
+    using Panel = UnitPanel<W>;
+    template <int num_rows> class Product;
+};
+
+template <class W> template <int num_rows> class UnitTiles<W>::Product {
+public:
+    Product(const Panel &panel, const RowTile &x, int) : panel_(panel), x_(x) {}
+
+    void multiply(const Int16Operands &o, int rows, int num_blocks) {
+        for (int n = 0; n <= num_blocks; ++n) {
+            for (int quarter = 0; quarter < num_quarters; ++quarter) {
+                if (n < num_blocks) {
+                    multiply_quarter(n, quarter);
                 }
-            });
+                if (n > 0) {
+                    add_rows(o.at_block(n - 1), rows, n - 1, quarter * some_rows);
+                }
+            }
+            if (n < num_blocks) {
+                dots_[n % 2].template take<0>();
+            }
         }
     }
 
-    const TilePanel<W, kind> &panel_;
+private:
+    static constexpr int some_rows = num_rows / num_quarters;
+
+    __attribute__((always_inline)) void multiply_quarter(int n, int quarter) {
+        const auto &weights = panel_.weights[n][quarter];
+        load<6>(weights[0], 64);
+        load<5>(x_.numbers[quarter][1], quarter_columns);
+        load<4>(x_.numbers[quarter][0], quarter_columns);
+        if (quarter == 0) {
+            clear<0>();
+            clear<1>();
+            clear<2>();
+        }
+        add_bytes<0, 5, 6>();
+        add_bytes<1, 4, 6>();
+        if constexpr (Panel::num_bytes == 2) {
+            load<7>(weights[1], 64);
+            add_bytes<2, 4, 7>();
+            add_bytes<1, 5, 7>();
+        }
+    }
+    __attribute__((always_inline)) void add_rows(const Int16Operands &o, int rows, int n,
+                                                 int first) {
+        BlockSum<V, W> sums[some_rows];
+        for (auto &sum : sums) {
+            sum.begin_unit();
+        }
+        if constexpr (has_floors<W>) {
+#pragma GCC unroll 8
+            for (int g = 0; g < slab_groups; ++g) {
+#pragma GCC unroll 4
+                for (int i = 0; i < some_rows; ++i) {
+                    const GroupSums &x = x_.sums[g][first + i];
+                    sums[i].template add_floor<0>(panel_.floors[n][g][0], x);
+                    if constexpr (parts_of<W> == 2) {
+                        sums[i].template add_floor<1>(panel_.floors[n][g][1], x);
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < some_rows && first + i < rows; ++i) {
+            const int m = first + i;
+            float *out = o.out + size_t(m) * o.out_stride;
+            sums[i].total = o.accumulate ? V::load(out) : V::set(0.0f);
+            sums[i].steps = dots_[n % 2].whole(m);
+            sums[i].end_unit(panel_.scales[n], x_.sums[0][m]);
+            V::store(out, sums[i].total);
+        }
+    }
+
+    const Panel &panel_;
     const RowTile &x_;
-    const int num_groups_;
-    Dots<kind> dots_[2];
+    Dots<Panel::num_bytes + 1> dots_[2];
 };
 
 // Weights that come next, to be fetched little by little.
@@ -220,20 +278,18 @@ struct Fetch {
 };
 
 // All rows, sixteen or eight at a time. The next panel is fetched meanwhile.
-template <class W, Kind kind>
-void multiply_panel(const TilePanel<W, kind> &panel, const Int16Operands &o, int rows,
+template <class Tiles>
+void multiply_panel(const typename Tiles::Panel &panel, const Int16Operands &o, int rows,
                     int num_blocks, const RowTile *x, const Fetch &next) {
     const int num_tiles = (rows + tile_rows - 1) / tile_rows;
     const auto multiply = [&](auto count, int m) {
         constexpr int num_rows = decltype(count)::value;
-        TileProduct<W, kind, num_rows> product(panel, x[m / tile_rows], o.num_groups);
+        typename Tiles::template Product<num_rows> product(panel, x[m / tile_rows], o.num_groups);
         next.part(m / tile_rows, num_tiles);
-        for (int n = 0; n < num_blocks; ++n) {
-            product.multiply(o.at_row(m).at_block(n), std::min(num_rows, rows - m), n);
-        }
+        product.multiply(o.at_row(m), std::min(num_rows, rows - m), num_blocks);
     };
     const auto configure = [](int num_rows) {
-        const Shape shape(num_rows);
+        const Shape shape(num_rows, Tiles::columns);
         fence();
         _tile_loadconfig(&shape);
     };
@@ -250,9 +306,9 @@ void multiply_panel(const TilePanel<W, kind> &panel, const Int16Operands &o, int
     }
 }
 
-template <class W, int bits>
+template <class W, class Tiles>
 void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
-    using Panel = TilePanel<W, kind_of<W, bits>>;
+    using Panel = typename Tiles::Panel;
     static_assert(sizeof(Panel) <= most_panel_bytes);
     static_assert(sizeof(RowTile) <= tile_rows * panel_row_bytes);
     auto &panel = *static_cast<Panel *>(room);
@@ -263,14 +319,14 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
             x[m / tile_rows].take(slab.at_row(m), std::min(tile_rows, rows - m));
         }
         const size_t bytes = size_t(slab.num_groups) * quantized_group / W::unit * unit_bytes<W>;
-        for (int n = 0; n < num_blocks; n += Panel::num_blocks) {
+        for (int n = 0; n < num_blocks; n += panel_blocks) {
             const Int16Operands some = slab.at_block(n);
-            const int count = std::min(Panel::num_blocks, num_blocks - n);
+            const int count = std::min(panel_blocks, num_blocks - n);
             const bool is_last = n + count == num_blocks;
             const uint8_t *next = is_last ? slab.next : some.blocks + count * slab.block_bytes;
             panel.decode(some, count);
             fence();
-            multiply_panel(panel, some, rows, count, x, {next, o.block_bytes, bytes, count});
+            multiply_panel<Tiles>(panel, some, rows, count, x, {next, o.block_bytes, bytes, count});
         }
     }
     _tile_release();
@@ -284,10 +340,13 @@ void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int nu
         return avx512_kernels.gemm_int16(format, o, rows, num_blocks, room);
     }
     if (format == Format::int8) {
-        return multiply_by_tiles<Int8Bytes<V>, 16>(o, rows, num_blocks, room);
+        using W = Int8Bytes<V>;
+        return multiply_by_tiles<W, GroupTiles<W, 2>>(o, rows, num_blocks, room);
     }
     with_block<V>(format, [&](auto block) {
-        multiply_by_tiles<decltype(block), 16>(o, rows, num_blocks, room);
+        using W = decltype(block);
+        using Tiles = std::conditional_t<W::has_steps, UnitTiles<W>, GroupTiles<W, 2>>;
+        multiply_by_tiles<W, Tiles>(o, rows, num_blocks, room);
     });
 }
 
@@ -295,7 +354,8 @@ void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *
     if (rows < fewest_tile_rows) {
         return avx512_kernels.gemm_int8(o, rows, num_blocks, room);
     }
-    multiply_by_tiles<Int8Bytes<V>, 8>(o, rows, num_blocks, room);
+    using W = Int8Bytes<V>;
+    multiply_by_tiles<W, GroupTiles<W, 1>>(o, rows, num_blocks, room);
 }
 
 } // namespace headrace

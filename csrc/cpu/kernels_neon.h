@@ -11,7 +11,7 @@ namespace headrace {
 // of their own.
 void gemm_int16_by_dots(Format, const Int16Operands &, int rows, int num_blocks, void *room);
 void gemm_int8_by_dots(const Int16Operands &, int rows, int num_blocks, void *room);
-void quantize_row_for_dots(const float *x, int cols, int bits, Int16Group *groups);
+void quantize_row_for_dots(const float *x, int cols, Rounding, Int16Group *groups);
 
 // The same products, of several rows by those of small matrices (FEAT_I8MM). Equal bits: sums of
 // integers have no order.

@@ -19,8 +19,8 @@ void gemm_int8_by_dots(const Int16Operands &o, int rows, int num_blocks, void *r
     gemm_int8<NeonByteDot>(o, rows, num_blocks, room);
 }
 
-void quantize_row_for_dots(const float *x, int cols, int bits, Int16Group *groups) {
-    quantize_row<NeonDot>(x, cols, bits, groups);
+void quantize_row_for_dots(const float *x, int cols, Rounding to, Int16Group *groups) {
+    quantize_row<NeonDot>(x, cols, to, groups);
 }
 
 } // namespace headrace

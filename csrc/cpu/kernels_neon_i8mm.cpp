@@ -82,8 +82,8 @@ void add_row_pair(const Octet (&weights)[num_octets], const GroupScales<W> &scal
         V::Dots x_dots = W::start(x, part), y_dots = W::start(y, part);
         add_octets<is_int8, count>(weights + first / 2, x, y, first / 2, x_dots, y_dots);
         const auto &own = part == 0 ? scales.first : scales.last;
-        sums[0].template add_part<part>(x_dots, own, x);
-        sums[1].template add_part<part>(y_dots, own, y);
+        sums[0].add_part(x_dots, own, x);
+        sums[1].add_part(y_dots, own, y);
         if constexpr (has_floors<W>) {
             sums[0].template add_floor<part>(own.floor, x);
             sums[1].template add_floor<part>(own.floor, y);
@@ -121,8 +121,8 @@ template <class W, bool is_int8> void multiply_block(const Int16Operands &o, int
             add_group(unit, g, x + g);
         }
         const typename W::Scales scales(unit, 0);
-        for (int m = 0; m < even_rows; ++m) {
-            sums[m].end_unit(scales);
+        for (int m = 0; m < rows; ++m) {
+            sums[m].end_unit(scales, x[size_t(m) * o.x_stride]);
         }
     });
     for (int m = 0; m < rows; ++m) {

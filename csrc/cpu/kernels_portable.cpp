@@ -101,6 +101,9 @@ struct Portable {
     static Ints to_steps(const Floats &x) {
         return each_int([&](int i) { return int32_t(x.lane[i]); });
     }
+    static Ints steps(int32_t x) {
+        return each_int([&](int) { return x; });
+    }
     static Ints int8_steps(const uint8_t *p) {
         return each_int([&](int i) { return int8_t(p[i]); });
     }
@@ -122,9 +125,7 @@ struct Portable {
             std::memcpy(group.numbers + 2 * (first + i), &number, 2);
         }
     }
-    static Dots dots(int32_t x) {
-        return each_int([&](int) { return x; });
-    }
+    static Dots dots(int32_t x) { return steps(x); }
     template <class Body> static Fours each_byte(const Body &body) {
         Fours result;
         for (int i = 0; i < 4 * lanes; ++i) {

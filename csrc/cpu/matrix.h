@@ -73,12 +73,20 @@ enum class Format : int32_t {
 
 // Of a block with codes: `unit` columns lie behind one header, `group` of them share a scale. A
 // number is scale * (code - zero), and in some formats a minimum more. Where there is a table, code
-// is 128 more than what it has in that place.
+// is 128 more than what it has in that place. Scales that are integers, under one fp16 scale of the
+// unit, are `most_steps` at most.
 struct Packing {
     int unit = 0, group = 0, header_bytes = 0, low_bits = 0, high_bits = 0, zero = 0;
+    int most_steps = 0;
     const int8_t *table = nullptr;
 
     constexpr bool has_table() const { return table != nullptr; }
+    constexpr bool has_steps() const { return most_steps != 0; }
+    // A number under the scale of the unit is an integer of at most this size.
+    constexpr int most_weight() const {
+        const int past_zero = (1 << (low_bits + high_bits)) - 1 - zero;
+        return most_steps * (has_table() ? 127 : past_zero > zero ? past_zero : zero);
+    }
 };
 
 inline constexpr int8_t iq4_table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -97,21 +105,21 @@ constexpr Packing packing_of(Format format) {
     case Format::q5_1:
         return {32, 32, 4 * lanes, 4, 1, 0};
     case Format::q2_k:
-        return {super_block, 16, (4 + 16) * lanes, 2, 0, 0};
+        return {super_block, 16, (4 + 16) * lanes, 2, 0, 0, 15};
     case Format::q3_k:
-        return {super_block, 16, (2 + 16) * lanes, 2, 1, 4};
+        return {super_block, 16, (2 + 16) * lanes, 2, 1, 4, 32};
     case Format::q4_k:
-        return {super_block, 32, (4 + 8 * 2) * lanes, 4, 0, 0};
+        return {super_block, 32, (4 + 8 * 2) * lanes, 4, 0, 0, 63};
     case Format::q5_k:
-        return {super_block, 32, (4 + 8 * 2) * lanes, 4, 1, 0};
+        return {super_block, 32, (4 + 8 * 2) * lanes, 4, 1, 0, 63};
     case Format::q6_k:
-        return {super_block, 16, (2 + 16) * lanes, 4, 2, 32};
+        return {super_block, 16, (2 + 16) * lanes, 4, 2, 32, 128};
     case Format::iq4_nl:
-        return {32, 32, 2 * lanes, 4, 0, 128, iq4_table};
+        return {32, 32, 2 * lanes, 4, 0, 128, 0, iq4_table};
     case Format::iq4_xs:
-        return {super_block, 32, (2 + 8) * lanes, 4, 0, 128, iq4_table};
+        return {super_block, 32, (2 + 8) * lanes, 4, 0, 128, 32, iq4_table};
     case Format::mxfp4:
-        return {32, 32, lanes, 4, 0, 128, mxfp4_table};
+        return {32, 32, lanes, 4, 0, 128, 0, mxfp4_table};
     default:
         return {};
     }

@@ -234,7 +234,8 @@ void Mixture::multiply_gates() {
                                                  x_weights,
                                                  has_gate()};
                       multiply_gated_part(s_, product, part);
-                  });
+                  },
+                  {&matrix(slot_down), &shared.next});
 }
 
 void Mixture::multiply_downs() {

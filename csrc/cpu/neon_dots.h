@@ -20,10 +20,6 @@ struct NeonDot : Neon {
     struct Fours {
         int8x16_t part[4];
     };
-    INLINED Ints steps(int32_t x) {
-        const int32x4_t same = vdupq_n_s32(x);
-        return {{same, same, same, same}};
-    }
     INLINED Dots dots(int32_t start) { return {steps(0), steps(start)}; }
     using Neon::to_floats;
     using Neon::to_steps;

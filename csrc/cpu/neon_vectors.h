@@ -110,6 +110,10 @@ struct Neon {
     INLINED Ints to_steps(Floats x) {
         return each_int([&](int i) { return vcvtq_s32_f32(x.part[i]); });
     }
+    INLINED Ints steps(int32_t x) {
+        const int32x4_t same = vdupq_n_s32(x);
+        return {{same, same, same, same}};
+    }
     INLINED Ints times(Ints a, Ints b) {
         return each_int([&](int i) { return vmulq_s32(a.part[i], b.part[i]); });
     }

@@ -32,6 +32,34 @@ struct Operands {
     }
 };
 
+// How activations become integers: the largest of so many columns becomes `most_steps` of a scale,
+// or minus as many.
+struct Rounding {
+    int columns, most_steps;
+
+    // What suits both.
+    constexpr Rounding with(const Rounding &other) const {
+        return {columns > other.columns ? columns : other.columns,
+                most_steps < other.most_steps ? most_steps : other.most_steps};
+    }
+};
+
+// To 8 or 16 bits, beside weights of a format. Where scales of groups are integers, so is the dot
+// of a unit. Its columns share a scale, of so many steps that 32 bits hold every sum.
+constexpr Rounding rounding_of(Format format, int bits) {
+    constexpr int most_steps = 127 * 128; // of 16 bits; 15 are used
+    const Packing packing = packing_of(format);
+    if (bits == 8) {
+        return {quantized_group, 127};
+    }
+    if (!packing.has_steps()) {
+        return {quantized_group, most_steps};
+    }
+    const Rounding fitting{super_block, INT32_MAX / (super_block * packing.most_weight())};
+    return fitting.with({quantized_group, most_steps});
+}
+static_assert(rounding_of(Format::q6_k, 16).most_steps == 2047);
+
 // Of 32 activations of a row, as rounded.
 struct GroupSums {
     float scale;

@@ -143,7 +143,7 @@ struct PackedBlock {
     static constexpr int header_bytes = packing.header_bytes, chunk_bytes = Code::chunk_bytes;
     static constexpr int sign = packing.zero == 0 ? Scales::sign : 0; // beside integers
     static constexpr int zero = packing.zero;
-    static constexpr bool has_steps = unit == super_block; // scales of groups are integers
+    static constexpr bool has_steps = packing.has_steps(); // scales of groups are integers
     static constexpr int num_scales = Scales::sign == 0 ? 1 : 2, max_rows = most_rows;
 
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {

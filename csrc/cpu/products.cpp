@@ -18,6 +18,7 @@ constexpr int tile_unit = 6;  // a full tile of one row
 constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
 static_assert(head_unit * lanes % block_tokens == 0);
 static_assert(tile_unit * lanes % quantized_group == 0); // see round_columns
+constexpr int super_unit = super_block / lanes;          // likewise, where they share a scale
 
 // The rows of a part, where there are more than `most_rows`. The tiles take 32 of them.
 int rows_of_part(int rows, int most_rows) {
@@ -46,7 +47,7 @@ std::vector<Piece> cut(const std::vector<Extent> &extents, int num_threads, int 
     }
     // Six parts per thread let a fast thread take over from a slow one.
     const int wanted = num_blocks / (6 * num_threads);
-    const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks);
+    const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks / unit * unit);
     // A part of each thread is cut finely.
     const int fine = num_threads * step;
     const int middle =
@@ -113,23 +114,36 @@ int most_rows(const StepState &state, const Matrix &weight) {
     return is_rounded ? rounded_rows_per_part : rows_per_part;
 }
 
-// Of `numbers`, which are [first, first + n) of the row; `first` is a multiple of 32.
+// What suits all weights that read integers; no columns: none does.
+Rounding integers_of(const StepState &state, Factors weights) {
+    Rounding common{0, INT32_MAX};
+    for (const Matrix *weight : weights) {
+        if (rounds_to_integers(state, *weight)) {
+            common = common.with(rounding_of(weight->format, state.config.activation_bits));
+        }
+    }
+    return common;
+}
+
+// Of `numbers`, which are [first, first + n) of the row; `first` is a multiple of columns that
+// share a scale.
 void round_columns(const StepState &state, const float *numbers, const Activations &x,
                    Factors weights, int row, int first, int n) {
     const Kernels &kernels = *state.model.kernels;
-    const auto any = [&](const auto &rounds) {
-        return std::any_of(weights.begin(), weights.end(),
-                           [&](const Matrix *weight) { return rounds(state, *weight); });
-    };
-    if (any(rounds_to_integers)) {
+    if (const Rounding to = integers_of(state, weights); to.columns > 0) {
         Int16Group *groups = x.quantized + size_t(row) * groups_of((*weights.begin())->cols);
-        kernels.quantize_row(numbers, n, state.config.activation_bits,
-                             groups + first / quantized_group);
+        kernels.quantize_row(numbers, n, to, groups + first / quantized_group);
     }
-    if (any(rounds_to_bf16)) {
+    if (std::any_of(weights.begin(), weights.end(),
+                    [&](const Matrix *weight) { return rounds_to_bf16(state, *weight); })) {
         float *rounded = x.rounded + size_t(row) * x.stride;
         kernels.round_row(numbers, n, rounded + (kernels.gemm_bf16 ? first / 2 : first));
     }
+}
+
+// Blocks of a part whose columns are rounded for `next`, where they are computed.
+int unit_before(const StepState &state, Factors next) {
+    return integers_of(state, next).columns > quantized_group ? super_unit : tile_unit;
 }
 
 // Of weights that lie as the kernels read them.
@@ -318,8 +332,9 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> given) 
 }
 
 void multiply_each(StepState &state, const std::vector<Extent> &extents, const Matrix &weight,
-                   const MultiplyPart &multiply) {
-    each_part(state.model.pool, extents, most_rows(state, weight), tile_unit, multiply);
+                   const MultiplyPart &multiply, Factors next) {
+    each_part(state.model.pool, extents, most_rows(state, weight), unit_before(state, next),
+              multiply);
 }
 
 size_t room_for_panels() {
@@ -370,9 +385,9 @@ void multiply_gated(StepState &state, const GatedProduct &given) {
         linear.push_back(&product.gate);
     }
     shrink(state, state.token_runs, state.num_tokens, linear);
-    each_part(state.model.pool, {{state.num_tokens, blocks_of(up.rows)}}, most_rows(state, up),
-              tile_unit,
-              [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); });
+    multiply_each(state, {{state.num_tokens, blocks_of(up.rows)}}, up,
+                  [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); },
+                  {&product.next});
 }
 
 void multiply_head(StepState &state, const Product &given, float *maxima) {

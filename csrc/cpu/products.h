@@ -63,10 +63,11 @@ void copy_activations(const StepState &state, const Activations &x, int row, Fac
 // them, as to the gates and the head below.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);
 
-// One phase of products of their own, of weights in the same format.
+// One phase of products of their own, of weights in the same format. Parts are rounded for `next`,
+// if they are gates.
 using MultiplyPart = std::function<void(int index, const ProductPart &part)>;
 void multiply_each(StepState &state, const std::vector<Extent> &extents, const Matrix &weight,
-                   const MultiplyPart &multiply);
+                   const MultiplyPart &multiply, Factors next = {});
 // `next`: the weights that the thread likely reads next.
 void multiply_part(StepState &state, const Linear &product, const ProductPart &part,
                    const uint8_t *next, float *out, int out_stride);

@@ -129,7 +129,7 @@ public:
                 kernels.round_row(x, cols, rounded.data());
                 std::copy(rounded.begin(), rounded.end(), x);
             } else if (path != Path::floats) {
-                kernels.quantize_row(x, cols, path == Path::int8 ? 8 : 16,
+                kernels.quantize_row(x, cols, rounding_of(format, path == Path::int8 ? 8 : 16),
                                      groups_.data() + row * groups_of(cols));
             }
         }
@@ -217,18 +217,19 @@ void try_products(const Kernels &kernels) {
 // What a group is but the order of its numbers.
 void try_quantizing(const Kernels &kernels) {
     Random random(2);
-    for (const int bits : {8, 16}) {
+    for (const Rounding to : {rounding_of(Format::int8, 8), rounding_of(Format::int8, 16),
+                              rounding_of(Format::q6_k, 16)}) {
         std::vector<float> found;
-        for (const int cols : {1, 31, 32, 90}) {
+        for (const int cols : {1, 31, 32, 90, 600}) {
             std::vector<float> x = random.numbers(cols);
             std::vector<Int16Group> groups(groups_of(cols));
-            kernels.quantize_row(x.data(), cols, bits, groups.data());
+            kernels.quantize_row(x.data(), cols, to, groups.data());
             for (const Int16Group &group : groups) {
                 found.insert(found.end(), {group.scale, group.sum, group.first_sum});
                 found.insert(found.end(), {float(group.offset), float(group.first_offset)});
             }
         }
-        write("groups of " + std::to_string(bits), found);
+        write("groups of " + std::to_string(to.most_steps), found);
     }
 }
 

@@ -45,7 +45,6 @@ BF16: dict[str, Any] = {
 WIDE_HEADS = dataclasses.replace(
     SPEC, num_heads=3, num_kv_heads=1, head_dim=80, layers=(LayerSpec(window=50), LayerSpec())
 )
-STEPS = np.float32(127 * 128)  # of the largest activation of a group, in 16 bits
 BYTE_STEPS = np.float32(127)  # in 8 bits, beside int8
 CPU_SPECS = SPECS | {"wide heads": WIDE_HEADS}
 
@@ -456,30 +455,6 @@ def test_int8_is_a_product_of_integers_and_scales() -> None:
     np.testing.assert_allclose(executor.forward(step), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
-@pytest.mark.parametrize("format", BLOCKS)
-def test_blocks_multiply_integers_and_scales(format: Format, isa: Isa) -> None:
-    """The very numbers, from a model whose logits are a product with nothing before it."""
-    hidden_size = 512 if BLOCKS[format][0] == 256 else 96
-    spec = dataclasses.replace(SPEC, layers=(), tied_head=False, hidden_size=hidden_size)
-    weights = random_weights(spec, format)
-    step = batch([(0, 0, 30)])
-    try:
-        executor = cpu(spec, weights, rounds_activations=True, isa=isa)
-    except UnsupportedSpec:
-        pytest.skip(f"no {isa} here")
-    x = executor.embed(step).reshape(30, -1, 32)
-    largest = np.abs(x).max(-1, keepdims=True)
-    inverse = np.divide(STEPS, largest, out=np.zeros_like(largest), where=largest > 0)
-    rounded = np.rint(x * inverse) * (largest / STEPS).astype("f8")
-    expected = rounded.reshape(30, -1) @ weights["head"].to_float32().T.astype("f8")
-    logits = executor.forward(step)
-    np.testing.assert_allclose(logits, expected, atol=2e-6 * np.abs(expected).max())
-    cuts = [0, 1, 3, 6, 10, 15, 30]  # every tile's height
-    parts = [executor.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
-    np.testing.assert_array_equal(np.concatenate(parts), logits)
-
-
 @pytest.mark.parametrize("format", BLOCKS)
 def test_blocks_give_the_same_bits_on_each_instruction_set(format: Format) -> None:
     """But the portable one, which rounds a product before it adds it."""
@@ -508,7 +483,8 @@ def test_blocks_round_little_and_no_cut_changes_a_bit(format: Format, isa: Isa) 
     whole = executor.forward(batch([(0, 0, 150)]))
     exact = cpu(spec, weights).forward(batch([(0, 0, 150)]))
     error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
-    assert 0 < error < 0.001, error  # of logits; with activations in 8 bits 0.003 to 0.07
+    limit = 0.003 if format in (Format.Q6_K, Format.IQ4_XS) else 0.001  # those have 12 bits
+    assert 0 < error < limit, error  # of logits; with activations in 8 bits 0.003 to 0.07
     cuts = [0, 1, 3, 6, 10, 15, 25, 150]
     parts = [executor.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
