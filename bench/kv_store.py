@@ -4,8 +4,8 @@ Method: an agent's trace of 10 turns on Qwen2.5-Coder-1.5B in Q4_K_M: 10,000 tok
         with each turn, answers included. Then comes the next turn: undisturbed, after SIGKILL of
         worker, engine and the whole server, and after a restart. A time to first token
         counts from the moment of the kill, but for restarts from `/health`. "Cold" is the same
-        prompt under another salt. A stream beside the fetch tells what other requests notice: its
-        tokens between the first and the last bytes that the store's process reads, so none waits
+        prompt under another salt. A stream beside the fetch tells what other requests notice. Its
+        tokens count from the first to the last bytes that the store's process reads. So none waits
         for the prompt's own tail to be computed. Last the trace is run with and without a store,
         each after a start with an empty one.
 Run:    python bench/kv_store.py --parts deaths overhead

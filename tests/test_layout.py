@@ -225,7 +225,7 @@ def test_only_some_executors_import_torch() -> None:
         (f"{worker}.reference", "torch_gemma"),
         (f"{worker}.reference", "torch_executor"),
         (f"{worker}.reference", "torch_mamba"),
-            (f"{worker}.reference", "torch_mamba2"),
+        (f"{worker}.reference", "torch_mamba2"),
         (f"{worker}.reference", "torch_mixture"),
         ("engine_proc.vision", "tower"),
     }

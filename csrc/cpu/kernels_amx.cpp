@@ -248,8 +248,8 @@ private:
     int rows_ = 0;
 };
 
-// Call body(operands, unit) for some columns at a time, of which the first has that unit; the
-// blocks of the operands are those of all columns. Sums go on from columns to columns, in order.
+// Call body(operands, unit) for some columns at a time. The first of them has that unit; the blocks
+// of the operands are those of all columns. Sums go on from columns to columns, in order.
 template <class Body> void each_chunk(const Operands &o, int rows, const Body &body) {
     const int most = std::max(1, chunk_numbers / (32 * rows)), units = (o.cols + 31) / 32;
     const int chunks = (units + most - 1) / most, step = (units + chunks - 1) / chunks;

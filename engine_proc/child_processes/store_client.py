@@ -30,6 +30,7 @@ MIN_PAGE_TOKENS = 16  # of any pool
 MESSAGE_BYTES = 4096  # beside the digests
 WAIT_S = 0.2  # between looks at whether a silent store is alive
 STABLE_S = 10.0  # one that has served so long dies for the first time
+RETRY_S = 60.0  # until the next start after too many deaths in a row: a server works without one
 DRAIN_S = 3.0  # the supervisor kills the engine after 5
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class StoreClient:
             may_ask: whether pages may be held for sequences that wait.
 
         Raises:
-            WorkerDied: a store could not start, or too many died in a row.
+            WorkerDied: a store could not start.
         """
         if self._child is None:
             if self._clock() >= self._start_at and self._layout is not None:
@@ -146,10 +147,15 @@ class StoreClient:
             if death.is_chaos or (self._is_ready and self._clock() - self._ready_at > STABLE_S):
                 self._restarts.worked()
             self.stop()
-            delay_s = None if death.has_reason else self._restarts.delay_s()
-            if delay_s is None:
+            if death.has_reason:
                 self._crash_reports.close()
                 raise
+            delay_s = self._restarts.delay_s()
+            if delay_s is None and not self._ready_at:
+                self._crash_reports.close()
+                raise
+            if delay_s is None:
+                delay_s = RETRY_S
             log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
             self._start_at = self._clock() + delay_s
 

@@ -19,6 +19,7 @@ from headrace.cli.kv import main as kv
 from headrace.client.client import Client
 from headrace.errors import ApiError
 from headrace.storage.store_directory import slot_files
+from headrace.supervision.restart_backoff import DELAYS_S
 
 Start = Callable[..., RunningServer]
 NUM_PROMPTS = 6
@@ -109,6 +110,19 @@ def test_answers_stay_over_restarts_kills_and_damage(
     assert kinds["pages"]["records"] > 0 and not kinds["pages"]["in_use"]
     kv(["prune", str(tmp_path), "--all"])
     assert not list(slot_files(tmp_path))
+
+
+def test_server_serves_on_after_its_store_died_in_a_row(
+    model: str, start: Start, tmp_path: Path
+) -> None:
+    server = start(model, *FLAGS, "64", "--kv-store", str(tmp_path), *STORE)
+    expected = ask_all(server)
+    for _ in range(len(DELAYS_S) + 1):
+        wait_until(lambda: "headrace: kv_store 0" in server.ring, "a store runs")
+        store = server.ring["headrace: kv_store 0"]
+        store.kill()
+        assert not survivors([store])
+    assert ask_all(server) == expected
 
 
 def kill_amid(server: RunningServer, title: str, num_answers: int) -> list[Future[str]]:
