@@ -1,8 +1,7 @@
 """Prints docs/messages.md: every message between processes, by receiver.
 
-Method: unions in `messages.py` and `worker_messages.py` (`ToEngine`, `FromWorker`, ...) name the
-    receivers. The docstring of a message names its sender (`frontend -> engine`) and its bulk
-    frame.
+Method: unions in `headrace/ipc/*messages.py` (`ToEngine`, `FromWorker`, ...) name the receivers.
+    The docstring of a message names its sender (`frontend -> engine`) and its bulk frame.
 Run:    make messages
 """
 
@@ -13,12 +12,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace.ipc import messages, worker_messages
+from headrace.ipc import fetcher_messages, messages, worker_messages
 
+MODULES = (messages, worker_messages, fetcher_messages)
 HEAD = """\
 # Messages
 
-Made by `make messages` from `headrace/ipc/messages.py` and `worker_messages.py`; a test compares.
+Made by `make messages` from `headrace/ipc/*messages.py`; a test compares.
 
 A message is a msgspec Struct, encoded by position in MessagePack. Its tag comes first, then its
 fields in this order. Its frame is bulk beside the message, never copied into it. Types, units and
@@ -100,7 +100,7 @@ def page() -> str:
     lines = [HEAD]
     held: dict[Struct, None] = {}  # in the order of their first holder
     for name, title in RECEIVERS.items():
-        union = getattr(messages, name, None) or getattr(worker_messages, name)
+        union = next(getattr(module, name) for module in MODULES if hasattr(module, name))
         lines += [f"## {title}\n", "| tag | message | sender | fields | frame |"]
         lines += ["| --- | --- | --- | --- | --- |"]
         for message in members(union):

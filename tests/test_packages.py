@@ -102,7 +102,7 @@ def test_wheel_holds_every_module_and_its_data(built: Path) -> None:
         name if name.startswith("headrace/") else f"headrace/{name}"
         for name in listed
         if name.split("/")[0] in ("headrace", *folders) and (ROOT / name).is_file()
-        if name.endswith((".py", ".json", ".cuh", "py.typed")) or name.startswith(DIST)
+        if name.endswith((".py", ".json", ".cuh", ".jinja", "py.typed")) or name.startswith(DIST)
         if name.startswith(DIST) or not name.startswith(UI)
     }
     files = {str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()}

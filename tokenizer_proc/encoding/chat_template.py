@@ -362,17 +362,15 @@ class ChatTemplate:
             try:
                 return template.code.render(variables)
             except TEMPLATE_FAILURES as error:
-                functions = functions_of(variables["messages"])
-                as_written = [one["arguments"] for one in functions]
+                messages = variables["messages"]
+                as_written = [one["arguments"] for one in functions_of(messages)]
                 forms = other_forms(as_written, error)
-                if with_empty_content(variables["messages"]):
-                    forms.insert(0, as_written)
-                for form in forms:
-                    for function, arguments in zip(functions, form, strict=True):
-                        function["arguments"] = arguments
-                    with contextlib.suppress(*TEMPLATE_FAILURES):
-                        return template.code.render(variables)
-                raise
+                text = first_rendered(template, variables, forms)
+                if text is None and with_empty_content(messages):
+                    text = first_rendered(template, variables, [as_written, *forms])
+                if text is None:
+                    raise
+                return text
 
 
 def why_not_compiled(error: BaseException) -> str:
@@ -421,6 +419,20 @@ def as_template_message(
 def functions_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the functions that are called in a conversation."""
     return [call["function"] for message in messages for call in message.get("tool_calls", ())]
+
+
+def first_rendered(
+    template: "Compiled", variables: dict[str, Any], forms: list[list[Any]]
+) -> str | None:
+    """Render with the first form of calls' arguments that a template takes, if it takes any."""
+    functions = functions_of(variables["messages"])
+    for form in forms:
+        for function, arguments in zip(functions, form, strict=True):
+            function["arguments"] = arguments
+        with contextlib.suppress(*TEMPLATE_FAILURES):
+            text: str = template.code.render(variables)
+            return text
+    return None
 
 
 def with_empty_content(messages: list[dict[str, Any]]) -> bool:

@@ -39,6 +39,7 @@ SECURITY = {
     "key": {"type": "http", "scheme": "bearer"},
     "anthropic_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+NAMES_OF_MODELS = ("model", "lora_path")
 TOKEN_ID = {"type": "integer", "minimum": 0}
 # One text or several, each of them characters or token ids. msgspec has no such union.
 TEXT_OR_IDS = {
@@ -130,7 +131,7 @@ def schemas(
         fields = schema.get("properties", {})
         for name, field in fields.items():
             limit(field, *ranges.get(name, (None, None)))
-            if name == "model" and kind_name in kinds_of_bodies:
+            if name in NAMES_OF_MODELS and kind_name in kinds_of_bodies:
                 fields[name] = {"enum": [card.name, None], "default": None}
     if not trusts_templates:
         for schema in components.values():

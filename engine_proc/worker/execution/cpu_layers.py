@@ -173,8 +173,12 @@ def mamba(mixer: Mixer | None) -> MambaConfig:
 
 
 def numbers_per_channel(spec: DecoderSpec, layer: int, name: str) -> int:
-    """Return how many adjacent numbers of a vector are of one channel."""
-    mixer = spec.layers[layer].mixer
+    """Return how many adjacent numbers of a vector are of one channel.
+
+    Args:
+        layer: -1 where the vector is of none.
+    """
+    mixer = spec.layers[layer].mixer if layer >= 0 else None
     if isinstance(mixer, MambaSpec) and name.endswith(".decay"):
         return mixer.state_size
     if mixer is None or isinstance(mixer, LatentAttentionSpec) or not name.endswith(CONVOLUTIONS):

@@ -334,6 +334,7 @@ BODIES: dict[type[msgspec.Struct], Decode] = {
     MessagesRequest: lambda body: chat_of_messages(decode_messages(body)),
     CountRequest: lambda body: chat_of_messages(decode_count(body)),
 }
+PARTIAL = ("DETOKENIZE_IDS", "WARM")  # their bodies are decoded whole by the others
 NESTED = ("type", "role", "content", "name", "function", "text", "format", "schema", "x", "1")
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none()
@@ -376,6 +377,6 @@ def test_every_body_is_decoded_by_a_tested_decoder() -> None:
     kinds = {
         value._kind
         for name, value in vars(openai_requests).items()
-        if isinstance(value, openai_requests.BodyDecoder) and name != "DETOKENIZE_IDS"
+        if isinstance(value, openai_requests.BodyDecoder) and name not in PARTIAL
     }
     assert kinds <= BODIES.keys()
