@@ -6,8 +6,8 @@ Method: an agent's trace of 10 turns on Qwen2.5-Coder-1.5B in Q4_K_M: 10,000 tok
         counts from the moment of the kill, but for restarts from `/health`. "Cold" is the same
         prompt under another salt. A stream beside the fetch tells what other requests notice. Its
         tokens count from the first to the last bytes that the store's process reads. So none waits
-        for the prompt's own tail to be computed. Last the trace is run with and without a store,
-        each after a start with an empty one.
+        for the prompt's own tail to be computed. Tokenizers have loaded all before. Last the trace
+        is run with and without a store, each after a start with an empty one.
 Run:    python bench/kv_store.py --parts deaths overhead
         A trace of a few seconds: --model MODEL.gguf --first-tokens 1000
 """
@@ -33,6 +33,8 @@ LENGTH = "16384"
 MAX_TOKEN = 100_000  # above that are special ones
 TIMEOUT_S = 300
 STREAM_TOKENS = 350
+LONG_WORDS = 20_000  # a body for the tokenizer of long ones
+SETTLE_S = 15  # until a new server's tokenizers have loaded what they load beside answers
 QUIET_TOKENS = 50  # of the stream, before the fetch
 PIECE_BYTES = 100_000  # less than a page: other reads are smaller
 LOOK_S = 0.01  # between looks at what the store reads
@@ -158,6 +160,9 @@ def measure_deaths(model: Path, num_tokens: int, folder: str, report: Report) ->
 
 def measure_beside(server: Server, agent: Agent) -> tuple[dict[str, list[float]], float]:
     """Return the mean gaps of a stream, before and during a fetch, and the turn's first token."""
+    long_body = {"prompt": "word " * LONG_WORDS}
+    httpx.post(f"{server.url}/tokenize", json=long_body, timeout=TIMEOUT_S).raise_for_status()
+    time.sleep(SETTLE_S)
     heard: list[float] = []
     is_quiet = threading.Event()
 
