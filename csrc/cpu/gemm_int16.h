@@ -27,6 +27,17 @@ template <class V> float largest_of(const float *x, int n) {
     return V::highest(sizes);
 }
 
+// The sizes of `n` numbers in steps, summed up. It is exact, in any order: below 2^24.
+template <class V> int sum_of_steps(const float *x, int n, float inverse) {
+    const auto zero = V::set(0.0f);
+    float sum = 0.0f;
+    for (int i = 0; i < n; i += lanes) {
+        const auto steps = V::round(V::mul(load_of<V>(x, i, n), V::set(inverse)));
+        sum += V::sum(V::max(steps, V::sub(zero, steps)));
+    }
+    return int(sum);
+}
+
 // Round up to 32 numbers of a row. What lies behind its end is not part of it.
 template <class V>
 void quantize_group(const float *x, int n, float scale, float inverse, Int16Group &group) {
@@ -49,8 +60,14 @@ template <class V> void quantize_row(const float *x, int cols, Rounding to, Int1
     for (int k = 0; k < cols; k += to.columns) {
         const int end = cols - k < to.columns ? cols : k + to.columns;
         const float largest = largest_of<V>(x + k, end - k);
-        const float scale = largest / float(to.most_steps);
-        const float inverse = largest > 0.0f ? float(to.most_steps) / largest : 0.0f;
+        const auto inverse_of = [&](int steps) {
+            return largest > 0.0f ? float(steps) / largest : 0.0f;
+        };
+        int steps = to.most_steps;
+        if (to.may_exceed()) {
+            steps = to.fitting_steps(sum_of_steps<V>(x + k, end - k, inverse_of(steps)));
+        }
+        const float scale = largest / float(steps), inverse = inverse_of(steps);
         for (int i = k; i < end; i += quantized_group, ++groups) {
             const int n = end - i < quantized_group ? end - i : quantized_group;
             quantize_group<V>(x + i, n, scale, inverse, *groups);

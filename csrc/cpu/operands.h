@@ -33,19 +33,29 @@ struct Operands {
 };
 
 // How activations become integers: the largest of so many columns becomes `most_steps` of a scale,
-// or minus as many.
+// or minus as many. It becomes fewer where the sizes of all would sum up to more than `most_sum`.
 struct Rounding {
     int columns, most_steps;
+    int most_sum = INT32_MAX;
+
+    constexpr bool may_exceed() const { return int64_t(columns) * most_steps > most_sum; }
+    // How many steps fit, where `most_steps` give a sum of `sum`. Either rounding adds half a step
+    // to each column at most.
+    constexpr int fitting_steps(int sum) const {
+        return sum <= most_sum ? most_steps
+                               : int(int64_t(most_steps) * (most_sum - columns) / (sum + columns));
+    }
 
     // What suits both.
     constexpr Rounding with(const Rounding &other) const {
         return {columns > other.columns ? columns : other.columns,
-                most_steps < other.most_steps ? most_steps : other.most_steps};
+                most_steps < other.most_steps ? most_steps : other.most_steps,
+                most_sum < other.most_sum ? most_sum : other.most_sum};
     }
 };
 
 // To 8 or 16 bits, beside weights of a format. Where scales of groups are integers, so is the dot
-// of a unit. Its columns share a scale, of so many steps that 32 bits hold every sum.
+// of a unit. Its columns share a scale, of so few steps that 32 bits hold the sum.
 constexpr Rounding rounding_of(Format format, int bits) {
     constexpr int most_steps = 127 * 128; // of 16 bits; 15 are used
     const Packing packing = packing_of(format);
@@ -55,10 +65,9 @@ constexpr Rounding rounding_of(Format format, int bits) {
     if (!packing.has_steps()) {
         return {quantized_group, most_steps};
     }
-    const Rounding fitting{super_block, INT32_MAX / (super_block * packing.most_weight())};
-    return fitting.with({quantized_group, most_steps});
+    return {super_block, most_steps, INT32_MAX / packing.most_weight()};
 }
-static_assert(rounding_of(Format::q6_k, 16).most_steps == 2047);
+static_assert(rounding_of(Format::q6_k, 16).fitting_steps(super_block * 127 * 128) == 2046);
 
 // Of 32 activations of a row, as rounded.
 struct GroupSums {
