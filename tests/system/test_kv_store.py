@@ -76,14 +76,23 @@ def start() -> Iterator[Start]:
         server.close()
 
 
+def store_flags(model: str, folder: Path) -> tuple[str, ...]:
+    """Return the arguments of a server with a store."""
+    return (model, *FLAGS, "64", "--kv-store", str(folder), *STORE)
+
+
+def answers_without_store(model: str, start: Start) -> list[str]:
+    """Return what a server without a store answers."""
+    plain = start(model, *FLAGS, "64")
+    answers = ask_all(plain)
+    plain.stop()
+    return answers
+
+
 def test_answers_stay_over_restarts_kills_and_damage(
     model: str, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = (model, *FLAGS, "64")
-    plain = start(*flags)
-    expected = ask_all(plain)
-    plain.stop()
-    store = (*flags, "--kv-store", str(tmp_path), *STORE)
+    store, expected = store_flags(model, tmp_path), answers_without_store(model, start)
     server = start(*store)
     assert ask_all(server) == expected
     wait_until(lambda: server.metric("kv_store_stored_total") >= 5 * NUM_PROMPTS, "all is stored")
@@ -115,7 +124,7 @@ def test_answers_stay_over_restarts_kills_and_damage(
 def test_server_serves_on_after_its_store_died_in_a_row(
     model: str, start: Start, tmp_path: Path
 ) -> None:
-    server = start(model, *FLAGS, "64", "--kv-store", str(tmp_path), *STORE)
+    server = start(*store_flags(model, tmp_path))
     expected = ask_all(server)
     for _ in range(len(DELAYS_S) + 1):
         wait_until(lambda: "headrace: kv_store 0" in server.ring, "a store runs")
@@ -156,11 +165,7 @@ def test_answers_stay_over_kills_at_random_moments(
 ) -> None:
     """With `STORE_KILLS=50`, as many, others with another `STORE_SEED`."""
     numbers = random.Random(SEED)
-    flags = (model, *FLAGS, "64")
-    plain = start(*flags)
-    expected = ask_all(plain)
-    plain.stop()
-    store = (*flags, "--kv-store", str(tmp_path), *STORE)
+    store, expected = store_flags(model, tmp_path), answers_without_store(model, start)
     server = start(*store)
     assert ask_all(server) == expected
     num_bytes = disk_bytes(tmp_path)
