@@ -34,7 +34,7 @@ MAX_TOKEN = 100_000  # above that are special ones
 TIMEOUT_S = 300
 STREAM_TOKENS = 350
 LONG_WORDS = 20_000  # a body for the tokenizer of long ones
-SETTLE_S = 15  # until a new server's tokenizers have loaded what they load beside answers
+IDLE_LOOK_S, IDLE_SHARE = 2.0, 0.1  # of a core, when tokenizers have loaded
 QUIET_TOKENS = 50  # of the stream, before the fetch
 PIECE_BYTES = 100_000  # less than a page: other reads are smaller
 LOOK_S = 0.01  # between looks at what the store reads
@@ -158,11 +158,19 @@ def measure_deaths(model: Path, num_tokens: int, folder: str, report: Report) ->
         report.add(Quantity(f"time between tokens, {name}", "ms", {"headrace": sample}))
 
 
+def wait_until_idle(server: Server) -> None:
+    """Wait until a new server has loaded what it loads beside its first answers."""
+    used, before = server.cpu_s(), 0.0
+    while used - before > IDLE_SHARE * IDLE_LOOK_S:
+        time.sleep(IDLE_LOOK_S)
+        used, before = server.cpu_s(), used
+
+
 def measure_beside(server: Server, agent: Agent) -> tuple[dict[str, list[float]], float]:
     """Return the mean gaps of a stream, before and during a fetch, and the turn's first token."""
     long_body = {"prompt": "word " * LONG_WORDS}
     httpx.post(f"{server.url}/tokenize", json=long_body, timeout=TIMEOUT_S).raise_for_status()
-    time.sleep(SETTLE_S)
+    wait_until_idle(server)
     heard: list[float] = []
     is_quiet = threading.Event()
 
