@@ -214,11 +214,11 @@ def main() -> None:
     """Run and print the report."""
     options = parser(__doc__, rounds=1)
     options.add_argument("--parts", nargs="+", default=["deaths", "overhead"])
-    options.add_argument("--model", type=Path, help="by default Qwen2.5-Coder-1.5B")
+    options.add_argument("--model", help="by default Qwen2.5-Coder-1.5B")
     options.add_argument("--first-tokens", type=int, default=FIRST_TOKENS)
     args = options.parse_args()
     report = Report("kv_store", args)
-    model = args.model or fetch("qwen2.5-coder-1.5b")
+    model = Path(args.model) if args.model else fetch("qwen2.5-coder-1.5b")
     if "deaths" in args.parts:
         with tempfile.TemporaryDirectory() as folder:
             measure_deaths(model, args.first_tokens, folder, report)
