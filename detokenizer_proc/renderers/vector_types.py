@@ -20,9 +20,9 @@ def typed(vector: "array[float]", kind: EmbeddingType) -> Typed:
         case "base64":
             return base64.b64encode(vector.tobytes()).decode()
         case "int8":
-            return [eighth(number) for number in vector]
+            return [in_8_bits(number) for number in vector]
         case "uint8":
-            return [eighth(number) + 128 for number in vector]
+            return [in_8_bits(number) + 128 for number in vector]
         case "ubinary":
             return list(bits_of(vector))
         case "binary":
@@ -31,7 +31,7 @@ def typed(vector: "array[float]", kind: EmbeddingType) -> Typed:
             assert_never(kind)
 
 
-def eighth(number: float) -> int:
+def in_8_bits(number: float) -> int:
     """Return a number in 8 bits: 127 is 1."""
     return max(-128, min(127, round(127 * number)))
 
