@@ -131,7 +131,7 @@ class EngineCore:
         received = inbox.receive(wait_ms)
         if self._grammars.is_busy:
             for sequence in self._grammars.ready():
-                self._enter(sequence)
+                self._scheduler.add(sequence)
         if received is None:
             if wait_ms and self._prompts is not None:
                 self._prompts.settle_idle()
@@ -152,12 +152,6 @@ class EngineCore:
     @property
     def _is_fetching(self) -> bool:
         return self._store is not None and self._store.is_busy
-
-    def _enter(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        self._scheduler.add(sequence)
-        if self._store is not None:
-            self._store.enter(sequence)
 
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
@@ -247,7 +241,7 @@ class EngineCore:
                 if sequence.request.resumes:
                     self._resume(sequence)
                 if not sequence.request.grammar or self._grammars.prepare(sequence):
-                    self._enter(sequence)
+                    self._scheduler.add(sequence)
             case IntakeDecision.REFUSED:
                 self._slot.add(EngineField.QUEUE_REFUSALS)
                 self._dismiss(sequence)

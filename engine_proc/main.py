@@ -88,7 +88,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         pool = make_pool(ready, config, pool_table)
         publisher = publish_events(config, pool)
         adapter_pool = make_adapters(config)
-        scheduler = make_scheduler(pool, ready, config, images, slot_table, adapter_pool)
+        scheduler = make_scheduler(pool, ready, config, images, slot_table, adapter_pool, store)
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
@@ -234,6 +234,7 @@ def make_scheduler(
     images: EncoderQueue | None = None,
     slot_table: CacheTable | None = None,
     adapters: AdapterPool | None = None,
+    store: StoreClient | None = None,
 ) -> Scheduler:
     """Return the scheduler for the flags."""
     execution = config.execution
@@ -262,6 +263,7 @@ def make_scheduler(
         images,
         slots,
         adapters,
+        None if store is None else store.enter,
     )
 
 

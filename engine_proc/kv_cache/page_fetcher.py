@@ -194,6 +194,7 @@ class PageFetcher:
         """Whether there is room for the whole sequence, and pages come sooner than computed."""
         num_more = self._pool.pages_for(len(wait.sequence.tokens) + 1) - num_held
         if not self._pool.can_allocate(num_more):
+            wait.sequence.seeks_pages = True
             return False
         num_bytes = num_pages * self._page_bytes + self._state_bytes
         s_per_byte = self._s_per_byte

@@ -17,7 +17,7 @@ running set and keeps its pages until another sequence needs them.
 
 from array import array
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
@@ -73,6 +73,9 @@ class Scheduler:
     """All sequences of the engine, running and waiting.
 
     `schedule` chooses a step; `update` takes its result. Steps end in the order of their start.
+
+    Args:
+        fetch: has a queued sequence wait for pages, if the KV store may have some.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Scheduler:
         images: EncoderQueue | None = None,
         slots: StateSlots | None = None,
         adapters: AdapterPool | None = None,
+        fetch: Callable[[Sequence], None] | None = None,
     ) -> None:
         self._pool = pool
         self._images = images
@@ -93,7 +97,7 @@ class Scheduler:
         caches = reuses_prefixes and not limits.whole_prompts
         self.slots = slots or StateSlots(0)
         self._states = SequenceStates(self.slots, pool, caches)
-        self._pages = SequencePages(pool, self._states, caches, self._give_back)
+        self._pages = SequencePages(pool, self._states, caches, self._give_back, fetch)
         self._limits = replace(limits, max_num_seqs=self._states.limit(limits.max_num_seqs))
         self.running: list[Sequence] = []  # the most important first
         self._shares = FairShare()
@@ -175,6 +179,7 @@ class Scheduler:
         self.counts.prefix_queries += len(sequence.tokens)
         self._by_id[sequence.id] = sequence
         siblings.append(sequence.id)
+        self._pages.fetch(sequence)
 
     def _queue(self, sequence: Sequence) -> None:
         sequence.queued_at = self.counts.steps
@@ -185,8 +190,8 @@ class Scheduler:
     def schedule(self, budget: int | None = None) -> list[Chunk]:
         """Choose the chunks of the next step and give them pages.
 
-        The result is empty in three cases. There is no work. All work needs images that are not
-        encoded yet. The choice depends on the result of the step in flight.
+        The result is empty in three cases. There is no work. All of it waits for images that are
+        not encoded yet, or for pages. The choice depends on the result of the step in flight.
 
         Args:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
@@ -331,6 +336,8 @@ class Scheduler:
                 return
             if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return
+            if self._pages.are_fetched(sequence):
+                continue
             num_reused = self._pages.reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image
                 self._count_hits(sequence, num_reused)
@@ -428,6 +435,7 @@ class Scheduler:
 
     def _reset(self, sequence: Sequence) -> None:
         """Free a sequence's pages and state, so that all of its tokens are recomputed."""
+        sequence.seeks_pages |= bool(sequence.pages)
         self._release(sequence)
         if not sequence.has_started:
             sequence.prompt_logprobs.clear()

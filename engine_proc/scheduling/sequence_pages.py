@@ -21,6 +21,7 @@ class SequencePages:
     Args:
         caches: whether full pages are found again.
         give_back: frees pages and state slots once no open step may write to them.
+        fetch: has a sequence wait for what the KV store has of it.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class SequencePages:
         states: SequenceStates,
         caches: bool,
         give_back: "Callable[[array[int], array[int]], None]",
+        fetch: Callable[[Sequence], None] | None,
     ) -> None:
         self._pool = pool
         self._states = states
         self._caches = caches
         self._give_back = give_back
+        self.fetch = fetch or (lambda _: None)
 
     def digest(self, sequence: Sequence, num_tokens: int) -> None:
         """Bring the digests of a sequence's full pages up to `num_tokens`."""
@@ -64,6 +67,15 @@ class SequencePages:
         num_before = sequence.num_computed
         sequence.num_computed = (first + len(found)) * page_tokens
         return sequence.num_computed - num_before
+
+    def are_fetched(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for its pages. They are fetched once the pool has room again."""
+        if sequence.seeks_pages:
+            missing = self.num_missing(sequence, sequence.num_pending + 1)
+            if self._pool.can_allocate(missing):
+                sequence.seeks_pages = False
+                self.fetch(sequence)
+        return sequence.is_fetching
 
     def remember(self, chunk: Chunk, end: int) -> None:
         """Put the pages that a chunk, and its drafts up to `end`, have filled into the cache."""

@@ -72,6 +72,7 @@ class Sequence:
     images: list[ImagePlaceholder] = field(default_factory=list)  # see `EncoderQueue`
     rope: MRopePositions | None = None  # where an image makes them others than positions
     is_fetching: bool = False  # it waits for pages, see `PageFetcher`
+    seeks_pages: bool = False  # they were lost, or there was no room for them
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow
     adapter: PooledAdapter | None = None  # kept by the scheduler

@@ -287,7 +287,7 @@ class Rig:
     def start(self) -> bool:
         """Send a step, if one can be chosen now, and check what must hold of it."""
         chunks = self.scheduler.schedule(self.limit.within(None))
-        assert chunks or self.open, "a step without work"
+        assert chunks or self.open or not self.scheduler.has_work, "a step without work"
         if not chunks:
             return False
         assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
@@ -303,7 +303,7 @@ class Rig:
     def step(self) -> list[SequenceOutput]:
         """Send a step, then take the result of the oldest unless another can be sent before."""
         started = not (self.open and not self.scheduler.has_work) and self.start()
-        if started and len(self.open) < self.depth:
+        if not self.open or (started and len(self.open) < self.depth):
             return []
         chunks, step = self.open.pop(0)
         self.limit.worked()
