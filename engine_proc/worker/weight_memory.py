@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.config.process_configs import ExecutionConfig
+from headrace.engine_proc.worker.backend_selection import chosen
 from headrace.engine_proc.worker.device_selection import place
+from headrace.engine_proc.worker.draft_opener import BY_MODELS, open_draft
 from headrace.engine_proc.worker.execution.cpu_executor import (
     activation_bits,
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS
+from headrace.engine_proc.worker.execution.memory_check import core_bytes
+from headrace.engine_proc.worker.loader import NAMES, QUANTIZED, WEIGHTS, refuse_draft
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.model.gguf import BLOCK_TYPES
+from headrace.system.machine import memory_limit
 
 ROW_TYPES = {block.name: block for block in BLOCK_TYPES.values()}
 INT8 = "int8"
@@ -59,6 +63,26 @@ def foresee_memory(config: ExecutionConfig) -> list[HeldWeights]:
         so_far = held.get(key, HeldWeights(*key, 0, 0, 0))
         held[key] = HeldWeights(*key, *(a + b for a, b in zip(so_far[2:], one[2:], strict=True)))
     return sorted(held.values(), key=lambda weights: -weights.held_bytes)
+
+
+def foresee_draft(config: ExecutionConfig) -> int:
+    """Return the bytes that the weights of a draft model take beside the model's; 0 without one.
+
+    Raises:
+        ModelError: it cannot draft for this model.
+        ConfigError: both do not fit into the memory, or the model does not run in the core.
+    """
+    if config.speculative not in BY_MODELS:
+        return 0
+    choice, model = chosen(Path(config.model_path), config.required_impl, config.load_format)
+    where = choice.executor if model is None else NAMES[place(config, model).name]
+    if model is None or where != NAMES["cpu"]:
+        refuse_draft(config, where)
+    assert model is not None
+    dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    draft = open_draft(config, model, dtype, memory_limit())
+    assert draft is not None
+    return core_bytes(draft.model.spec, draft.model.weights, draft.dtype, config.dtype != "float32")
 
 
 def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:

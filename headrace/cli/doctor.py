@@ -39,6 +39,7 @@ WEIGHTS = ("*.safetensors", "*.gguf")
 # Imported only when they are called, since they load the worker.
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
+FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
 
 
 @dataclass(frozen=True)
@@ -237,14 +238,37 @@ def weights(held: list[Any]) -> Iterator[tuple[str, str]]:
     yield "all", f"{mib(sum(one.held_bytes for one in held))} of memory, beside the KV cache"
 
 
+def drafts(config: ServerConfig, card: ModelCard, num_bytes: int) -> Iterator[tuple[str, str]]:
+    """Yield what drafts tokens beside a model, and what its weights take; nothing without one."""
+    if num_bytes:
+        drafter = card.draft_model or f"{card.path}, in 4 bits"
+        yield "draft model", f"{drafter}: {mib(num_bytes)} of memory"
+
+
 def weight_memory(config: ServerConfig, card: ModelCard) -> int:
-    """Return what a model's weights take: as they are executed where that is known, else stored."""
+    """Return what a model's weights take: as they are executed where that is known, else stored.
+
+    Those of a projector file and of a draft model count, too.
+    """
     try:
-        held = held_weights(config, card)
+        held, drafting = held_weights(config, card), draft_bytes(config, card)
     except HeadraceError:  # which another finding tells
-        held = []
+        held, drafting = [], 0
     images = 0 if card.mmproj is None else tower_bytes(read_metadata(card.mmproj))
-    return images + (sum(one.held_bytes for one in held) or weight_bytes(Path(card.path)))
+    own = sum(one.held_bytes for one in held) or weight_bytes(Path(card.path))
+    return own + images + drafting
+
+
+def draft_bytes(config: ServerConfig, card: ModelCard) -> int:
+    """Return what the weights of a draft model take in memory; 0 without one.
+
+    Raises:
+        HeadraceError: it cannot draft for the model.
+    """
+    if config.engine == "mock":
+        return 0
+    found: int = pkgutil.resolve_name(FORESEE_DRAFT)(ExecutionConfig.of(config, card))
+    return found
 
 
 def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
@@ -312,13 +336,15 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
 
 def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
-    findings, executor, held = [], "nothing", list[Any]()
+    findings, executor, held, drafting = [], "nothing", list[Any](), 0
     try:
         executor = executor_of(config, card)
         held = held_weights(config, card)
+        drafting = draft_bytes(config, card)
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
-    report("model", plan(config, card, executor, on_gpus))
+    rows = plan(config, card, executor, on_gpus)
+    report("model", chain(rows, drafts(config, card, drafting)))
     if held:
         report("weights", weights(held))
     return findings

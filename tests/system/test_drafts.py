@@ -1,0 +1,150 @@
+"""Drafts on a server: no text changes, with several workers, through deaths; and bad starts."""
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from servers import RunningServer, StartFailed, wait_until
+from tiny_models import make_byte_folder, make_folder
+
+from headrace.cli import doctor
+from headrace.config.config import ServerConfig
+from headrace.config.model_card import read_card
+from headrace.exit_status import ExitStatus
+
+TIMEOUT_S = 300
+NUM_TOKENS = 48
+EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.8, "seed": 3, "logprobs": 2},
+    {"temperature": 1, "seed": 4, "frequency_penalty": 0.5, "logit_bias": {"9": 2}},
+    {"temperature": 0.6, "seed": 5, "regex": "([a-f]{4}-){8}"},
+)
+BODIES: list[dict[str, Any]] = [
+    {"prompt": list(range(9, 9 + length)), "max_tokens": NUM_TOKENS, "ignore_eos": True, **sampling}
+    for length in (3, 40)
+    for sampling in SAMPLINGS
+]
+GIANT = {"hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_hidden_layers": 100}
+
+
+class Folders(NamedTuple):
+    """A model, drafts that it cannot have, and its texts without any."""
+
+    model: Path
+    of_bytes: Path
+    giant: Path
+    texts: list[str]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    root = tmp_path_factory.mktemp("drafts")
+    model, of_bytes, giant = root / "model", root / "bytes", root / "giant"
+    make_folder(model, "llama", initializer_range=0.2)
+    make_byte_folder(of_bytes)
+    giant.mkdir()
+    (giant / "tokenizer.json").symlink_to(model / "tokenizer.json")
+    config = json.loads((model / "config.json").read_text())
+    (giant / "config.json").write_text(json.dumps(config | GIANT))
+    server = RunningServer(str(model), *EXACT)
+    texts = complete_all(server)
+    assert server.stop() == 0
+    assert len(set(texts)) == len(BODIES)
+    return Folders(model, of_bytes, giant, texts)
+
+
+def complete(server: RunningServer, body: dict[str, Any]) -> str:
+    """Return an answer."""
+    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+def complete_all(server: RunningServer) -> list[str]:
+    """Return all answers, asked at once."""
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        return list(pool.map(lambda body: complete(server, body), BODIES))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("method", ["draft_model", "self"])
+def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: str, tp: int) -> None:
+    model = str(folders.model)
+    drafts = ("--draft-model", model) if method == "draft_model" else ("--speculative", method)
+    server = RunningServer(model, *EXACT, *drafts, "--tp", str(tp), "--max-num-seqs", "5")
+    try:
+        assert complete_all(server) == folders.texts
+        before, num_accepted = (
+            server.metric("generation_tokens_total"),
+            server.metric("spec_decode_num_accepted_tokens_total"),
+        )
+        assert num_accepted > 0
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(complete_all, server)
+            wait_until(
+                lambda: server.metric("generation_tokens_total") > before + 40, "texts have begun"
+            )
+            os.kill(server.ring[f"headrace: worker {tp - 1}"].pid, signal.SIGKILL)
+            assert asked.result() == folders.texts
+        assert server.metric("spec_decode_num_accepted_tokens_total") > num_accepted
+        assert server.stop() == 0
+    finally:
+        server.close()
+
+
+def flags_of(folders: Folders, draft: str) -> tuple[str, ...]:
+    """Return the arguments of a server whose draft model is one of the folders."""
+    return str(folders.model), "--draft-model", str(getattr(folders, draft))
+
+
+def test_draft_of_another_vocabulary_is_one_clear_line(folders: Folders) -> None:
+    says = "a draft model needs the model's vocabulary"
+    assert says in refusal(*flags_of(folders, "of_bytes"))
+
+
+def test_draft_larger_than_the_memory_is_one_clear_line(folders: Folders) -> None:
+    says = refusal(*flags_of(folders, "giant"), "--load-format", "dummy")
+    assert f"{folders.giant}: the draft model's weights take" in says
+    assert "of memory; use a smaller one" in says
+
+
+def refusal(*flags: str) -> str:
+    """Return the line that a server which cannot start says."""
+    with pytest.raises(StartFailed) as failure:
+        RunningServer(*flags)
+    said = str(failure.value)
+    assert failure.value.exit_status in (ExitStatus.BAD_FLAGS, ExitStatus.BAD_MODEL)
+    assert "Traceback" not in said
+    (line,) = (line for line in said.splitlines() if "error" in line.lower())
+    return line
+
+
+def test_doctor_counts_the_memory_of_a_draft_model(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def examined(**flags: Any) -> tuple[int, list[str]]:
+        config = ServerConfig(model=str(folders.model), device="cpu", **flags)
+        card = read_card(config)
+        findings = doctor.examine_model(config, card)
+        return doctor.weight_memory(config, card), [one.text for one in findings]
+
+    alone, _ = examined()
+    memory, findings = examined(speculative="draft_model", draft_model=str(folders.model))
+    assert not findings
+    assert 1.5 * alone < memory < 2 * alone + 4096
+    assert f"draft model    {folders.model}: {doctor.mib(memory - alone)} of memory" in (
+        capsys.readouterr().out
+    )
+    memory, findings = examined(speculative="self")
+    assert not findings
+    assert 1.2 * alone < memory < 1.5 * alone
+    _, (finding,) = examined(speculative="draft_model", draft_model=str(folders.of_bytes))
+    assert "a draft model needs the model's vocabulary" in finding
