@@ -2,23 +2,27 @@
 # The first hour on a machine with GPUs: tests, equal bits, then every benchmark of GPUs, in one
 # report. Parts go on when one before them has failed; each has a limit. See docs/cuda_worker.md.
 #
-#   bench/first_gpu_hour.sh [FOLDER]       the report is FOLDER/report.md; the default is build/gpu
+#   bench/first_gpu_hour.sh [FOLDER [PART...]]
 #
-# It needs a virtual environment in .venv with torch for GPUs (`pip install "headrace[gpu]"`) and what
-# requirements-dev.txt has. FlashInfer is measured if it is installed, sums if there are two GPUs.
+# The report is FOLDER/report.md; the default is build/gpu. Named parts alone run, where some are
+# named. PYTHON needs torch for GPUs (`pip install "headrace[gpu]"`) and what requirements-dev.txt has.
+# FlashInfer is measured if it is installed, sums if there are two GPUs.
 set -u
 cd "$(dirname "$0")/.."
 out=${1:-build/gpu}
+parts=" ${*:2} "
+python=${PYTHON:-.venv/bin/python}
 mkdir -p "$out"
 report=$out/report.md
 failed=0
-export PYTHONPATH=bench TEST_S=0
+export PYTHONPATH=bench${PYTHONPATH:+:$PYTHONPATH} TEST_S=${TEST_S:-0}
 
 # part NAME SECONDS CMD...: run a part; its output is in a file of its own, the end of it in the report.
 part() {
     local name=$1 limit=$2 began=$SECONDS status
     shift 2
-    timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1
+    [[ $parts =~ ^\ *$ || $parts == *" $name "* ]] || return 0
+    timeout --signal=INT --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1
     status=$?
     [ $status -eq 0 ] || failed=1
     {
@@ -33,8 +37,8 @@ part() {
 bench() { # bench NAME SECONDS ARGS...: run a benchmark, whose line of JSON is kept
     local name=$1 limit=$2
     shift 2
-    part "$name" "$limit" .venv/bin/python "bench/$name.py" "$@"
-    grep '^{' "$out/$name.log" | tail -n 1 >"$out/$name.json"
+    part "$name" "$limit" "$python" "bench/$name.py" "$@"
+    [ ! -f "$out/$name.log" ] || grep '^{' "$out/$name.log" | tail -n 1 >"$out/$name.json"
 }
 
 {
@@ -42,16 +46,22 @@ bench() { # bench NAME SECONDS ARGS...: run a benchmark, whose line of JSON is k
         "$(date -u +%FT%TZ)" "$(git rev-parse --short HEAD)"
     nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv
     nvidia-smi topo -m
-    .venv/bin/pip list 2>/dev/null | grep -iE '^(torch|triton|cuda|nvidia-|flashinfer|numpy)'
+    "$python" -m pip list 2>/dev/null | grep -iE '^(torch|triton|cuda|nvidia-|flashinfer|numpy)'
     printf '```\n'
 } >"$report" 2>&1
 
-tests=tests/engine_proc/worker
-# What is wrong here makes all figures worthless: the protocol, then bits, then graphs.
-part all_reduce_tests 600 .venv/bin/pytest -q -n 0 $tests/parallel
-part kernel_tests 900 .venv/bin/pytest -q -n 0 $tests/cuda/kernels $tests/cuda/matrices
-part executor_tests 900 .venv/bin/pytest -q -n 0 $tests/cuda --ignore=$tests/cuda/kernels \
-    --ignore=$tests/cuda/matrices
+tests() { # tests NAME SECONDS AT_ONCE PATHS...: run tests; SIGINT at the limit has failures printed
+    part "$1" "$2" "$python" -m pytest -n "$3" --tb=short "${@:4}"
+}
+
+worker=tests/engine_proc/worker
+many=$(($(nproc) < 16 ? $(nproc) : 16))
+# What is wrong here makes all figures worthless: the protocol, then bits, then graphs. Ranks of the
+# all-reduce wait for each other on the GPU: few of its tests run beside each other.
+tests all_reduce_tests 600 2 $worker/parallel
+tests kernel_tests 900 "$many" $worker/cuda/kernels $worker/cuda/matrices
+tests executor_tests 900 "$many" $worker/cuda \
+    --ignore=$worker/cuda/kernels --ignore=$worker/cuda/matrices
 bench cuda_kernels 420 --rounds 10
 bench cuda_decode 240 --rounds 10
 bench cuda_prefill 180 --rounds 5
