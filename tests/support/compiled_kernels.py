@@ -12,6 +12,7 @@ import triton
 from kernel_compiler import CompiledLaunches, Variant, compile_variant
 from random_decoders import NUM_PAGES, SPEC, batch, random_weights
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
@@ -46,6 +47,7 @@ DECODER = dataclasses.replace(  # of sizes that make few variants
 def compile_new(variant: Variant) -> None:
     """Compile a variant, and look at what has come of it."""
     kernel, x = variant.name.split()[0], variant.values.get("x")
+    x = x.base if isinstance(x, TensorDescriptor) else x
     asm = compile_variant(variant, ARCH).asm
     assert asm["cubin"][:4] == b"\x7fELF"
     if "linear" in kernel and x is not None and x.dtype != torch.float32:

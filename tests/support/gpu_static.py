@@ -20,6 +20,8 @@ from triton.runtime.jit import JITFunction
 
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.kernels import linear
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import TMA_CAPABILITY
 from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
 from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
@@ -98,12 +100,13 @@ def variants(models: str) -> list[Variant]:
 def of_triton(architectures: list[int], models: str, pattern: str) -> Table:
     """Return what Triton's kernels take, of which the pattern is a part of their names."""
     table: Table = {}
-    chosen = [variant for variant in variants(models) if re.search(pattern, variant.name)]
-    for done, variant in enumerate(chosen):
-        print(f"{done} of {len(chosen)}: {variant.name}", file=sys.stderr)
-        table[variant.name] = {
-            str(arch): list(usage_of(compile_variant(variant, arch))) for arch in architectures
-        }
+    for arch in architectures:
+        linear.has_tma = lambda device, arch=arch: arch >= 10 * TMA_CAPABILITY[0]
+        chosen = [variant for variant in variants(models) if re.search(pattern, variant.name)]
+        for done, variant in enumerate(chosen):
+            print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
+            usage = list(usage_of(compile_variant(variant, arch)))
+            table.setdefault(variant.name, {})[str(arch)] = usage
     return table
 
 

@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -72,6 +73,8 @@ class CompiledLaunches:
                 marks.append(f"{name}={value}")
                 continue
             signature[name] = mangle_type(value)
+            if isinstance(value, TensorDescriptor):
+                continue
             if isinstance(value, torch.Tensor):
                 marks += [] if signature[name] in marks else [signature[name]]
                 if value.device.type == "cpu" and not value.is_floating_point():

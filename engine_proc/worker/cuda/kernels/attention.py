@@ -31,6 +31,8 @@ class Tiling:
     split_keys: int = 256
     enough_programs: int = 264  # to fill a GPU; with fewer tiles, splits run side by side,
     max_partial_bytes: int = 256 << 20  # if what they leave to be merged is no more than this
+    num_warps: int | None = None  # default: by the size of a head
+    num_stages: int = 2  # a third is for page numbers, and costs more than it hides
 
     def num_rows(self, group: int) -> int:
         """Return the rows of a tile, where so many query heads share a KV head."""
@@ -145,8 +147,8 @@ def attend(
         BLOCK_KEYS=tiling.keys,
         SOFTCAP=softcap or 0.0,
         IS_SPLIT=is_split,
-        num_warps=8 if head_dim > 128 and q.element_size() == 2 else 4,  # registers would not do
-        num_stages=3,
+        num_warps=tiling.num_warps or (8 if head_dim > 128 and q.element_size() == 2 else 4),
+        num_stages=tiling.num_stages,
         enable_fp_fusion=False,
     )
     return out
@@ -195,6 +197,10 @@ def attention_kernel(
     queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
     begin = tl.maximum(first_position + first_query - WINDOW + 1, 0) if WINDOW > 0 else 0
     end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
+    first_split, last_split = begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS
+    num_sharing = tl.maximum(tl.minimum(tl.num_programs(2), last_split - first_split + 1), 1)
+    if tl.program_id(2) >= num_sharing:
+        return
     partial += place * num_splits * (HEAD_DIM + TAIL)
     maxima, sums, mixed = attend_splits(
         queries,
@@ -202,10 +208,11 @@ def attention_kernel(
         values + tl.program_id(1) * HEAD_DIM,
         page_table + sequence.to(tl.int64) * table_stride,
         first_position + query,
-        begin // SPLIT_KEYS + tl.program_id(2),
-        (end - 1) // SPLIT_KEYS,
+        first_split + tl.program_id(2),
+        last_split,
         begin,
         end,
+        first_position + first_query + 1,
         scale,
         partial,
         is_row,
@@ -222,9 +229,9 @@ def attention_kernel(
     )
     if IS_SPLIT:
         tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        if not comes_last(turns, tile, tl.num_programs(2)):
+        if not comes_last(turns, tile, num_sharing):
             return
-        for split in tl.range(begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS + 1, num_stages=3):
+        for split in tl.range(first_split, last_split + 1, num_stages=3):
             more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, HEAD_DIM)
             maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     if HAS_SINKS:
@@ -269,6 +276,7 @@ def attend_splits(
     last_split: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
+    seen_by_all: tl.tensor,
     scale: tl.tensor,
     partial: tl.tensor,
     is_row: tl.tensor,
@@ -300,6 +308,7 @@ def attend_splits(
             positions,
             tl.maximum(split * SPLIT_KEYS, begin // BLOCK_KEYS * BLOCK_KEYS),
             tl.minimum((split + 1) * SPLIT_KEYS, end),
+            seen_by_all,
             scale,
             TOKEN_STRIDE,
             HEAD_DIM,
@@ -326,6 +335,7 @@ def attend_split(
     positions: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
+    seen_by_all: tl.tensor,
     scale: tl.tensor,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -338,41 +348,114 @@ def attend_split(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to keys `begin` to `end`: return highest scores, sums of weights, weighted values.
 
+    Every row sees the keys below `seen_by_all`, if there is no window.
+
     Keys of which a row sees none leave its numbers as they are, bit by bit.
     """
-    dim = tl.arange(0, BLOCK_DIM)
-    is_dim = dim < HEAD_DIM
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    for first in range(begin, end, BLOCK_KEYS):
-        key = first + tl.arange(0, BLOCK_KEYS)
-        is_key = key < end
-        page = tl.load(table + key // PAGE_TOKENS, mask=is_key, other=0).to(tl.int64)
-        at = (page * PAGE_TOKENS + key % PAGE_TOKENS) * TOKEN_STRIDE
-        of_keys = tl.load(
-            keys + at[None, :] + dim[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0
-        ).to(queries.dtype)
-        nothing = tl.zeros([BLOCK_ROWS, BLOCK_KEYS], tl.float32)
-        scores = dot(queries, of_keys, nothing) * scale
-        if SOFTCAP > 0:
-            scores = tanh(scores / SOFTCAP) * SOFTCAP
+    whole = begin  # blocks below it lie in front of all rows
+    if WINDOW == 0:
+        whole += tl.maximum(tl.minimum(seen_by_all, end) - begin, 0) // BLOCK_KEYS * BLOCK_KEYS
+    for first in range(begin, whole, BLOCK_KEYS):
+        maxima, sums, mixed = attend_block(
+            queries,
+            keys,
+            values,
+            table,
+            positions,
+            first,
+            end,
+            scale,
+            maxima,
+            sums,
+            mixed,
+            TOKEN_STRIDE,
+            HEAD_DIM,
+            PAGE_TOKENS,
+            BLOCK_KEYS,
+            BLOCK_DIM,
+            WINDOW,
+            SOFTCAP,
+            True,
+        )
+    for first in range(whole, end, BLOCK_KEYS):
+        maxima, sums, mixed = attend_block(
+            queries,
+            keys,
+            values,
+            table,
+            positions,
+            first,
+            end,
+            scale,
+            maxima,
+            sums,
+            mixed,
+            TOKEN_STRIDE,
+            HEAD_DIM,
+            PAGE_TOKENS,
+            BLOCK_KEYS,
+            BLOCK_DIM,
+            WINDOW,
+            SOFTCAP,
+            False,
+        )
+    return maxima, sums, mixed
+
+
+@triton.jit
+def attend_block(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    positions: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    mixed: tl.tensor,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    IS_SEEN: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to a block of keys from `first` on; if IS_SEEN, every row sees all of them."""
+    dim, key = tl.arange(0, BLOCK_DIM), first + tl.arange(0, BLOCK_KEYS)
+    is_dim = dim < HEAD_DIM
+    is_key = (key < end) | IS_SEEN
+    page = tl.load(table + key // PAGE_TOKENS, mask=is_key, other=0).to(tl.int64)
+    at = (page * PAGE_TOKENS + key % PAGE_TOKENS) * TOKEN_STRIDE
+    of_keys = tl.load(
+        keys + at[None, :] + dim[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0
+    ).to(queries.dtype)
+    nothing = tl.zeros([queries.shape[0], BLOCK_KEYS], tl.float32)
+    scores = dot(queries, of_keys, nothing) * scale
+    if SOFTCAP > 0:
+        scores = tanh(scores / SOFTCAP) * SOFTCAP
+    if not IS_SEEN:
         behind = positions[:, None] - key[None, :]
         is_seen = (behind >= 0) & is_key[None, :]
         if WINDOW > 0:
             is_seen = is_seen & (behind < WINDOW)
         scores = tl.where(is_seen, scores, MINUS_INFINITY)
-        highest = tl.maximum(maxima, tl.max(scores, 1))
-        base = finite(highest)
-        weights = tl.exp(scores - base[:, None])
-        decay = tl.exp(maxima - base)
-        sums = sums * decay + tl.sum(weights, 1)
-        of_values = tl.load(
-            values + at[:, None] + dim[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0
-        ).to(queries.dtype)
-        mixed = dot(rounded(weights, queries.dtype), of_values, mixed * decay[:, None])
-        maxima = highest
-    return maxima, sums, mixed
+    highest = tl.maximum(maxima, tl.max(scores, 1))
+    base = finite(highest)
+    weights = tl.exp(scores - base[:, None])
+    decay = tl.exp(maxima - base)
+    sums = sums * decay + tl.sum(weights, 1)
+    of_values = tl.load(
+        values + at[:, None] + dim[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0
+    ).to(queries.dtype)
+    mixed = dot(rounded(weights, queries.dtype), of_values, mixed * decay[:, None])
+    return highest, sums, mixed
 
 
 @triton.jit

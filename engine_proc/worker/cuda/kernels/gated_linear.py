@@ -10,7 +10,10 @@ from headrace.engine_proc.worker.cuda.kernels.gated_activation import reference 
 from headrace.engine_proc.worker.cuda.kernels.linear import (
     BLOCK,
     GROUP_ROWS,
+    can_use_tma,
+    descriptor,
     find_tile,
+    load_block,
     part_terms,
     tile_of,
 )
@@ -45,10 +48,11 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
         return out
     tile = tile_of(num_rows, 1, x.dtype)
     num_columns = tile.columns // 2  # of the gate, and as many of the other
+    has_tma = tile.has_tma and can_use_tma(x, weight)
     gated_linear_kernel[(triton.cdiv(num, num_columns) * triton.cdiv(num_rows, tile.rows),)](
         out,
-        x,
-        weight,
+        descriptor(x, tile.rows) if has_tma else x,
+        descriptor(weight, num_columns) if has_tma else weight,
         weight if bias is None else bias,
         num_rows,
         x.stride(0),
@@ -56,6 +60,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
         NUM_TERMS=num_terms,
         HAS_BIAS=bias is not None,
         KIND=KINDS.index(activation),
+        HAS_TMA=has_tma,
         BLOCK_ROWS=tile.rows,
         BLOCK_COLUMNS=num_columns,
         BLOCK=BLOCK,
@@ -79,29 +84,31 @@ def gated_linear_kernel(
     NUM_TERMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KIND: tl.constexpr,
+    HAS_TMA: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    rows, columns = find_tile(num_rows, NUM, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    row, column = find_tile(num_rows, NUM, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    rows = (row + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    columns = column + tl.arange(0, BLOCK_COLUMNS)
     is_row, is_column = rows < num_rows, columns < NUM
-    of_gate = weight + columns.to(tl.int64)[None, :] * NUM_TERMS
     gate = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     up = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     for first in range(0, NUM_TERMS, BLOCK):
-        terms = first + tl.arange(0, BLOCK)
-        is_term = terms < NUM_TERMS
-        a = tl.load(
-            x + rows[:, None] * x_stride + terms[None, :],
-            mask=is_row[:, None] & is_term[None, :],
-            other=0.0,
-        )
-        is_weight = is_column[None, :] & is_term[:, None]
-        b = tl.load(of_gate + terms[:, None], mask=is_weight, other=0.0)
-        gate = dot(a, b, gate)
-        b = tl.load(of_gate + NUM * NUM_TERMS + terms[:, None], mask=is_weight, other=0.0)
-        up = dot(a, b, up)
+        if HAS_TMA:
+            a = x.load([row, first])
+            of_gate, of_up = weight.load([column, first]), weight.load([NUM + column, first])
+        else:
+            a = load_block(x, row, first, num_rows, x_stride, NUM_TERMS, BLOCK_ROWS, BLOCK)
+            of_gate = load_block(
+                weight, column, first, NUM, NUM_TERMS, NUM_TERMS, BLOCK_COLUMNS, BLOCK
+            )
+            of_up = load_block(
+                weight, NUM + column, first, 2 * NUM, NUM_TERMS, NUM_TERMS, BLOCK_COLUMNS, BLOCK
+            )
+        gate, up = dot(a, of_gate.T, gate), dot(a, of_up.T, up)
     if HAS_BIAS:
         gate += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + NUM + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]

@@ -4,6 +4,7 @@ import torch
 
 MIN_CAPABILITY = (8, 0)  # of Triton's bf16 products
 FP8_CAPABILITY = (8, 9)  # of Ada
+TMA_CAPABILITY = (9, 0)  # of Hopper
 
 
 def find(num: int) -> str:
@@ -24,3 +25,8 @@ def find(num: int) -> str:
 def has_fp8(device: torch.device) -> bool:
     """Whether a GPU has 8-bit floats; the interpreter of kernels has."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+def has_tma(device: torch.device) -> bool:
+    """Whether a GPU has a tensor memory accelerator; the interpreter of kernels has."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= TMA_CAPABILITY

@@ -13,13 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, dot, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 
 BLOCK = 64  # terms that are multiplied at once: the same for all tiles, or bits would differ
 ENOUGH_PROGRAMS = 132  # to keep a GPU's memory busy: one for each processor of an H100
 PART_BLOCKS = 4  # of a part, at least
+TMA_BYTES = 16  # at which the accelerator's rows begin
 GROUP_ROWS = 8  # tiles of rows whose programs run together, and read the same columns
 
 
@@ -31,13 +34,15 @@ class Tile:
     columns: int
     num_warps: int = 4
     num_stages: int = 4
+    has_tma: bool = False  # the tensor memory accelerator loads it, if the matrices allow that
 
 
 FEW = Tile(64, 64)
 SHARED = Tile(64, 64, num_stages=6)  # few programs: each has more on its way
-SOME = Tile(128, 64, num_warps=8)
-MANY = Tile(128, 128, num_warps=8)
-WIDE = Tile(128, 256, num_warps=8, num_stages=3)  # too large where parts have sums of their own
+SOME = Tile(128, 128, 8, 3, True)
+SOME_SHARED = Tile(64, 64, 4, 4, True)
+MANY = Tile(128, 128, 8, 4, True)
+WIDE = Tile(128, 256, 8, 3, True)  # too large where parts have sums of their own
 TILE_ROWS = (64, 256)  # the most that are few, and some
 FP32 = Tile(64, 64, num_stages=3)  # twice as large in memory, and not for tensor cores
 
@@ -57,7 +62,7 @@ def tile_of(num_rows: int, num_parts: int, dtype: torch.dtype) -> Tile:
     if num_rows <= TILE_ROWS[0]:
         return FEW if num_parts == 1 else SHARED
     if num_rows <= TILE_ROWS[1]:
-        return SOME
+        return SOME if num_parts == 1 else SOME_SHARED
     return MANY if num_parts > 1 or INTERPRETED else WIDE
 
 
@@ -87,12 +92,13 @@ def linear(
     num_tiles = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_rows, tile.rows)
     num_sharing = num_parts if turns is not None and num_tiles < ENOUGH_PROGRAMS else 1
     num_sums = num_parts * num_rows if num_sharing > 1 else 0
+    has_tma = tile.has_tma and can_use_tma(x, weight)
     linear_kernel[(num_tiles, num_sharing)](
         out,
         out.new_empty(num_sums, num_columns, dtype=torch.float32),
         out if turns is None else turns,
-        x,
-        weight,
+        descriptor(x, tile.rows) if has_tma else x,
+        descriptor(weight, tile.columns) if has_tma else weight,
         weight if bias is None else bias,
         num_rows,
         x.stride(0),
@@ -100,6 +106,7 @@ def linear(
         NUM_TERMS=num_terms,
         PART_TERMS=num_part,
         HAS_BIAS=bias is not None,
+        HAS_TMA=has_tma,
         BLOCK_ROWS=tile.rows,
         BLOCK_COLUMNS=tile.columns,
         BLOCK=BLOCK,
@@ -109,6 +116,21 @@ def linear(
         enable_fp_fusion=False,
     )
     return out
+
+
+def can_use_tma(x: Tensor, weight: Tensor) -> bool:
+    """Whether the GPU has a tensor memory accelerator that can load both matrices' tiles."""
+    is_aligned = all(
+        tensor.data_ptr() % TMA_BYTES == 0
+        and tensor.stride(0) * tensor.element_size() % TMA_BYTES == 0
+        for tensor in (x, weight)
+    )
+    return is_aligned and has_tma(x.device)
+
+
+def descriptor(matrix: Tensor, num_rows: int) -> TensorDescriptor:
+    """Return what tells the accelerator of a matrix, which it loads in blocks of so many rows."""
+    return TensorDescriptor.from_tensor(matrix, [num_rows, BLOCK])
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -125,25 +147,31 @@ def linear_kernel(
     NUM_TERMS: tl.constexpr,
     PART_TERMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_TMA: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     NUM_PARTS: tl.constexpr = (NUM_TERMS + PART_TERMS - 1) // PART_TERMS
-    rows, columns = find_tile(num_rows, NUM_COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    row, column = find_tile(num_rows, NUM_COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    rows = (row + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    columns = column + tl.arange(0, BLOCK_COLUMNS)
     if NUM_PARTS == 1:
         sums = multiply(
             x,
             weight,
-            rows,
-            columns,
+            row,
+            column,
             0,
             NUM_TERMS,
             num_rows,
             x_stride,
             NUM_COLUMNS,
             NUM_TERMS,
+            HAS_TMA,
+            BLOCK_ROWS,
+            BLOCK_COLUMNS,
             BLOCK,
         )
     else:
@@ -154,14 +182,17 @@ def linear_kernel(
             sums += multiply(
                 x,
                 weight,
-                rows,
-                columns,
+                row,
+                column,
                 begin,
                 end,
                 num_rows,
                 x_stride,
                 NUM_COLUMNS,
                 NUM_TERMS,
+                HAS_TMA,
+                BLOCK_ROWS,
+                BLOCK_COLUMNS,
                 BLOCK,
             )
         if tl.num_programs(1) > 1:
@@ -180,50 +211,70 @@ def find_tile(
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the rows and columns of a program's tile. Neighbors have as much in common as can be:
-    GROUP tiles of rows and the same columns, then the next columns."""
+    """Return the first row and column of a program's tile. Neighbors have as much in common as can
+    be: GROUP tiles of rows and the same columns, then the next columns."""
     NUM_TILES: tl.constexpr = (NUM_COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     tile = tl.program_id(0)
     group = tile // (GROUP * NUM_TILES)
     in_group = tile % (GROUP * NUM_TILES)
     num_together = tl.minimum(tl.cdiv(num_rows, BLOCK_ROWS) - group * GROUP, GROUP)
     row_tile = group * GROUP + in_group % num_together
-    columns = (in_group // num_together) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    return (row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64), columns
+    return row_tile * BLOCK_ROWS, (in_group // num_together) * BLOCK_COLUMNS
 
 
 @triton.jit
 def multiply(
     x: tl.tensor,
     weight: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
     num_rows: tl.tensor,
     x_stride: tl.tensor,
     NUM_COLUMNS: tl.constexpr,
     NUM_TERMS: tl.constexpr,
+    HAS_TMA: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Multiply a tile's terms from `begin`, in a block's beginning, to `end`."""
-    is_row, is_column = rows < num_rows, columns < NUM_COLUMNS
-    sums = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    """Multiply a tile's terms from `begin`, in a block's beginning, to `end`.
+
+    If HAS_TMA, factors are descriptors, which give zeros beyond the ends.
+    """
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     for first in range(begin, end, BLOCK):
-        terms = first + tl.arange(0, BLOCK)
-        is_term = terms < NUM_TERMS
-        a = tl.load(
-            x + rows[:, None] * x_stride + terms[None, :],
-            mask=is_row[:, None] & is_term[None, :],
-            other=0.0,
-        )
-        b = tl.load(
-            weight + columns.to(tl.int64)[None, :] * NUM_TERMS + terms[:, None],
-            mask=is_column[None, :] & is_term[:, None],
-            other=0.0,
-        )
+        if HAS_TMA:
+            a, b = x.load([row, first]), weight.load([column, first]).T
+        else:
+            a = load_block(x, row, first, num_rows, x_stride, NUM_TERMS, BLOCK_ROWS, BLOCK)
+            b = load_block(
+                weight, column, first, NUM_COLUMNS, NUM_TERMS, NUM_TERMS, BLOCK_COLUMNS, BLOCK
+            ).T
         sums = dot(a, b, sums)
     return sums
+
+
+@triton.jit
+def load_block(
+    matrix: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
+    num_rows: tl.tensor,
+    stride: tl.tensor,
+    NUM_TERMS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Return terms from `first` on of rows from `row` on, with zeros beyond the ends."""
+    rows, terms = row + tl.arange(0, BLOCK_ROWS), first + tl.arange(0, BLOCK)
+    is_term = (terms < NUM_TERMS) | (NUM_TERMS % BLOCK == 0)
+    return tl.load(
+        matrix + rows.to(tl.int64)[:, None] * stride + terms[None, :],
+        mask=(rows < num_rows)[:, None] & is_term[None, :],
+        other=0.0,
+    )
 
 
 @triton.jit

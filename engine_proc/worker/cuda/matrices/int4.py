@@ -175,7 +175,9 @@ def int4_kernel(
     GROUP_ROWS: tl.constexpr,
 ) -> None:
     NUM_PARTS: tl.constexpr = (NUM_TERMS + PART_TERMS - 1) // PART_TERMS
-    rows, columns = find_tile(num_rows, NUM_COLUMNS, BLOCK, BLOCK, GROUP_ROWS)
+    row, column = find_tile(num_rows, NUM_COLUMNS, BLOCK, BLOCK, GROUP_ROWS)
+    rows = (row + tl.arange(0, BLOCK)).to(tl.int64)
+    columns = column + tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
     for begin in range(tl.program_id(1) * PART_TERMS, NUM_TERMS, tl.num_programs(1) * PART_TERMS):
         part = tl.zeros([BLOCK, BLOCK], tl.float32)

@@ -71,6 +71,26 @@ def test_parts_follow_from_the_matrix(columns: int, terms: int, num_parts: int) 
 
 def test_many_rows_have_larger_tiles(device: torch.device) -> None:
     widest = 4 if device.type == "cpu" else 8
-    for num_parts, areas in ((1, [1, 2, widest]), (6, [1, 2, 4])):
+    for num_parts, areas in ((1, [1, 4, widest]), (6, [1, 1, 4])):
         tiles = [tile_of(rows, num_parts, torch.bfloat16) for rows in (1, 65, 257)]
         assert [tile.rows * tile.columns // 4096 for tile in tiles] == areas
+
+
+@pytest.mark.parametrize("terms", [72, 600])  # in one part, and in three
+@pytest.mark.parametrize("rows", [66, 280])
+def test_both_ways_to_load_a_tile_give_the_same_bits(
+    rows: int, terms: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, terms).to(device, torch.bfloat16)
+    weight = torch.randn(72, terms).to(device, torch.bfloat16)
+    turns = new_turns(ENOUGH_PROGRAMS, device)
+    is_asked = []
+    monkeypatch.setattr("headrace.engine_proc.worker.cuda.kernels.linear.has_tma", is_asked.append)
+    loaded = [linear(x, weight, None, turns)]
+    assert is_asked
+    monkeypatch.undo()
+    loaded.append(linear(x, weight, None, turns))
+    torch.testing.assert_close(*loaded, atol=0, rtol=0)
+    ragged = torch.zeros(rows, terms + 1).to(x)[:, 1:].copy_(x)  # rows begin anywhere
+    torch.testing.assert_close(linear(ragged, weight, None, turns), loaded[0], atol=0, rtol=0)
