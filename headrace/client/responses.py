@@ -399,7 +399,8 @@ def chat_body(messages: Messages, options: dict[str, Any]) -> dict[str, Any]:
 
 def tokenize_body(text: Messages, options: dict[str, Any]) -> dict[str, Any]:
     """Return the body that asks for the tokens of a text, or of a conversation."""
-    return ({"prompt": text} if isinstance(text, str) else {"messages": list(text)}) | options
+    own = {"prompt": text} if isinstance(text, str) else chat_body(text, {})
+    return own | options
 
 
 def embedding_body(texts: Prompt, options: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from servers import RunningServer, wait_until
 from tiny_models import make_folder
 from transformers import AutoModelForCausalLM
 
-from headrace import ApiError, Engine, LoRARequest, SamplingParams
+from headrace import ApiError, Client, Engine, LoRARequest, SamplingParams
 
 TIMEOUT_S = 300
 NUM_TOKENS = 32
@@ -83,6 +83,7 @@ def server(folders: Folders) -> Iterator[RunningServer]:
         str(folders.model),
         *(*FLAGS, "--lora-dir", str(folders.adapters), "--served-model-name", "base"),
         *("--max-loras", "3", "--max-cpu-loras", "5", "--allow-runtime-lora-updating"),
+        *("--admin-api-key", "admin"),
     )
     yield running
     assert running.stop() == 0
@@ -125,6 +126,17 @@ def test_adapters_alone_mixed_and_cached_are_merged_weights(
     check_all(server, folders.cases)
     check_all(server, folders.cases)  # now with cached prefixes, and adapters that had left
     assert server.metric("prefix_cache_hits_total") > 0
+
+
+def test_prompt_of_an_adapter_is_computed_ahead(server: RunningServer, folders: Folders) -> None:
+    prompt = " ".join(["alpha"] * 100)
+    with Client(server.url, "admin") as client:
+        warmed = client.warm(prompt, model=NAMES[0])
+        assert warmed.completion_tokens == 0 and warmed.prompt_tokens >= 100
+        for model, is_known in ((NAMES[1], False), ("base", False), (NAMES[0], True)):
+            used = client.complete(prompt, model=model, max_tokens=1).usage
+            assert used is not None and used.prompt_tokens_details is not None
+            assert (used.prompt_tokens_details.cached_tokens > 0) is is_known, model
 
 
 @pytest.mark.parametrize("victim", ["worker", "engine"])

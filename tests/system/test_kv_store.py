@@ -17,6 +17,7 @@ from tiny_models import make_folder
 
 from headrace.cli.kv import main as kv
 from headrace.client.client import Client
+from headrace.client.responses import ChatMessage, Usage
 from headrace.errors import ApiError
 from headrace.storage.store_directory import slot_files
 from headrace.supervision.restart_backoff import DELAYS_S
@@ -121,6 +122,31 @@ def test_answers_stay_over_restarts_kills_and_damage(
     assert not list(slot_files(tmp_path))
 
 
+def test_servers_that_share_a_directory_find_pages_of_each_other(
+    model: str, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, expected = store_flags(model, tmp_path), answers_without_store(model, start)
+    first = start(*store)
+    assert ask_all(first) == expected
+    wait_until(lambda: first.metric("kv_store_stored_total") >= 5 * NUM_PROMPTS, "all is stored")
+    second = start(*store)
+    text, num_cached = ask(second, 0)
+    assert text == expected[0] and num_cached > 0, "the first one's"
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask_all, (first, second))) == [expected, expected]
+    before = second.metric("kv_store_stored_total")
+    other, _ = ask(second, NUM_PROMPTS)
+    wait_until(lambda: second.metric("kv_store_stored_total") >= before + 5, "it is stored")
+    kv(["list", "--json", str(tmp_path)])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["in_use"] for row in rows] == [True] * 4, "pages and states of both"
+    first.process.kill()
+    first.wait()
+    assert ask_all(second) == expected
+    text, num_cached = ask(start(*store), NUM_PROMPTS)
+    assert text == other and num_cached > 0, "the second one's"
+
+
 def test_server_serves_on_after_its_store_died_in_a_row(
     model: str, start: Start, tmp_path: Path
 ) -> None:
@@ -186,6 +212,12 @@ def test_answers_stay_over_kills_at_random_moments(
     assert server.metric("kv_store_refused_total") == 0
 
 
+def cached_tokens(usage: Usage | None) -> int:
+    """Return how many tokens of a prompt were known."""
+    assert usage is not None and usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens
+
+
 def test_prompts_are_computed_ahead(model: str, start: Start) -> None:
     server = start(model, *FLAGS, "64", "--admin-api-key", "secret")
     words = " ".join(["alpha"] * 150)
@@ -193,13 +225,16 @@ def test_prompts_are_computed_ahead(model: str, start: Start) -> None:
     with Client(server.url, "secret") as client:
         warmed = client.warm(first, cache_salt="tenant")
         assert warmed.completion_tokens == 0 and warmed.prompt_tokens > 2 * PAGE_TOKENS
-        assert client.warm(second).prompt_tokens_details is not None
-        again = client.warm(first, cache_salt="tenant").prompt_tokens_details
-        assert again is not None and again.cached_tokens >= warmed.prompt_tokens - PAGE_TOKENS
+        assert cached_tokens(client.warm(second)) == 0
+        known = cached_tokens(client.warm(first, cache_salt="tenant"))
+        assert known >= warmed.prompt_tokens - PAGE_TOKENS
         used = client.complete(first, max_tokens=1, cache_salt="tenant").usage
-        assert used is not None and used.prompt_tokens_details == again
-        others = client.complete(first, max_tokens=1).usage
-        assert others is not None and others.prompt_tokens_details is not None
-        assert others.prompt_tokens_details.cached_tokens == 0
+        assert cached_tokens(used) == known
+        assert cached_tokens(client.complete(first, max_tokens=1).usage) == 0
+        talk = [ChatMessage("user", f"a talk {words}")]
+        warmed = client.warm(talk, max_tokens=5)
+        assert warmed.completion_tokens == 0 and cached_tokens(warmed) == 0
+        answered = client.chat(talk, max_tokens=1).usage
+        assert cached_tokens(answered) >= warmed.prompt_tokens - PAGE_TOKENS
     with Client(server.url) as client, pytest.raises(ApiError, match="admin"):
         client.warm(first)

@@ -31,6 +31,7 @@ CHAOS_S = float(os.environ.get("CHAOS_S", "30"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # by then caches have their size: an older process may not grow
 MAX_GROWTH = 1.05
+STORE_BYTES = 64 << 20
 POLL_INTERVAL_S = 0.2  # between looks at `/health`
 
 
@@ -310,7 +311,7 @@ def test_half_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any], tmp_pa
     server = RunningServer(
         *("--tokenizer-procs", "2", "--detokenizer-procs", "2", "--kv-cache-dtype", "float32"),
         *("--max-num-seqs", "8", "--async-scheduling", "--chaos", ",".join(rules)),
-        *("--kv-store", str(tmp_path), "--kv-store-disk-bytes", "64M"),
+        *("--kv-store", str(tmp_path), "--kv-store-disk-bytes", str(STORE_BYTES)),
     )
     memory = Memory()
     end = time.monotonic() + CHAOS_S
@@ -318,6 +319,7 @@ def test_half_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any], tmp_pa
         while time.monotonic() < end:
             assert not difference(asyncio.run(read_all(server.url)), undisturbed)
             memory.look(server)
+            assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= STORE_BYTES
         assert server.metric("process_restarts_total") > 0
     finally:
         server.close()
