@@ -58,9 +58,9 @@ Adapter::Adapter(Format format, const GivenFactors *given, int count) {
     }
     memory_.allocate(size);
     auto *next = memory_.as<uint8_t>();
-    const auto pack = [&](Matrix &matrix, int rows, int cols, const float *source) {
+    const auto pack = [&](Matrix &matrix, int rows, int cols, const NumberRows &source) {
         matrix.borrow(format, rows, cols, next);
-        pack_float(matrix, 0, rows, source);
+        pack_numbers(matrix, 0, rows, source);
         next += packed_bytes(format, rows, cols);
     };
     for (int i = 0; i < count; ++i) {

@@ -40,7 +40,8 @@ struct Shrunk {
 struct GivenFactors {
     int32_t layer, slot, a_rows, a_cols, b_rows, b_cols;
     float scale;
-    const float *a, *b, *gain;
+    NumberRows a, b;
+    const float *gain;
 };
 
 // An adapter: its factors, by the layers and slots of their weights. See Model::install. All lie in

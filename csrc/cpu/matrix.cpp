@@ -79,11 +79,54 @@ void pack_int8_row(int cols, const float *source, uint8_t *group, int lane) {
     }
 }
 
-void pack_bf16_row(int cols, const float *source, uint8_t *block, int lane) {
-    auto *pairs = reinterpret_cast<uint32_t *>(block) + lane;
-    for (int k = 0; k < cols; k += 2, pairs += lanes) {
-        const uint32_t second = k + 1 < cols ? to_bf16(source[k + 1]) : 0;
-        *pairs = to_bf16(source[k]) | second << 16;
+constexpr int tile_cols = 64; // that are packed at a time
+
+template <class Stored, class Number, Number (*convert)(Stored)>
+void convert_all(const uint8_t *source, int n, Number *out) {
+    for (int i = 0; i < n; ++i) {
+        Stored stored;
+        std::memcpy(&stored, source + i * sizeof(Stored), sizeof(Stored));
+        out[i] = convert(stored);
+    }
+}
+
+template <class Number> Number same(Number number) {
+    return number;
+}
+
+uint16_t half_to_bf16(uint16_t half) {
+    return to_bf16(from_fp16(half));
+}
+
+// Convert numbers of a type to those of a block, by the type: f32, bf16, fp16.
+template <class Number> using Convert = void (*)(const uint8_t *source, int n, Number *out);
+constexpr Convert<float> to_f32[] = {convert_all<float, float, same>,
+                                     convert_all<uint16_t, float, from_bf16>,
+                                     convert_all<uint16_t, float, from_fp16>};
+constexpr Convert<uint16_t> to_halves[] = {convert_all<float, uint16_t, to_bf16>,
+                                           convert_all<uint16_t, uint16_t, same>,
+                                           convert_all<uint16_t, uint16_t, half_to_bf16>};
+
+// Pack up to 16 rows as a block, whose words have a number or two of each lane.
+template <class Number>
+void pack_block(const NumberRows &source, Convert<Number> convert, int first_row, int num_rows,
+                int cols, uint8_t *block) {
+    constexpr int per_word = sizeof(uint32_t) / sizeof(Number);
+    const int number_bytes = source.type == NumberType::f32 ? 4 : 2;
+    const auto *rows = static_cast<const uint8_t *>(source.first) + first_row * source.stride;
+    auto *words = reinterpret_cast<uint32_t *>(block);
+    Number tile[lanes][tile_cols];
+    for (int k = 0; k < cols; k += tile_cols) {
+        const int n = std::min(tile_cols, cols - k);
+        for (int lane = 0; lane < num_rows; ++lane) {
+            convert(rows + lane * source.stride + k * number_bytes, n, tile[lane]);
+            std::fill(tile[lane] + n, tile[lane] + n + n % per_word, Number(0));
+        }
+        for (int i = 0; i < n; i += per_word, words += lanes) {
+            for (int lane = 0; lane < num_rows; ++lane) {
+                std::memcpy(words + lane, tile[lane] + i, sizeof(uint32_t));
+            }
+        }
     }
 }
 
@@ -153,26 +196,38 @@ bool suits_bf12(const uint16_t *source, int num_rows, int cols) {
     return num_stored * max_share <= num_units;
 }
 
+void pack_numbers(Matrix &matrix, int first_row, int num_rows, const NumberRows &source) {
+    const int type = int(source.type);
+    for (int row = 0; row < num_rows; row += lanes) {
+        const int count = std::min(lanes, num_rows - row);
+        auto *block = const_cast<uint8_t *>(matrix.block((first_row + row) / lanes));
+        if (matrix.format == Format::bf16) {
+            pack_block(source, to_halves[type], row, count, matrix.cols, block);
+        } else {
+            pack_block(source, to_f32[type], row, count, matrix.cols, block);
+        }
+    }
+}
+
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source) {
+    if (matrix.format != Format::int8) {
+        const int64_t stride = int64_t(matrix.cols) * int64_t(sizeof(float));
+        pack_numbers(matrix, first_row, num_rows, {NumberType::f32, stride, source});
+        return;
+    }
     for (int row = first_row; row < first_row + num_rows; ++row, source += matrix.cols) {
         uint8_t *block = const_cast<uint8_t *>(matrix.block(row / lanes));
-        const int lane = row % lanes;
-        if (matrix.format == Format::int8) {
-            pack_int8_row(matrix.cols, source, block, lane);
-            continue;
-        }
-        if (matrix.format == Format::bf16) {
-            pack_bf16_row(matrix.cols, source, block, lane);
-            continue;
-        }
-        for (int k = 0; k < matrix.cols; ++k) {
-            reinterpret_cast<float *>(block)[k * lanes + lane] = source[k];
-        }
+        pack_int8_row(matrix.cols, source, block, row % lanes);
     }
 }
 
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source) {
     const auto *bytes = static_cast<const uint8_t *>(source);
+    if (matrix.format == Format::bf16) {
+        const int64_t stride = 2 * int64_t(matrix.cols);
+        pack_numbers(matrix, first_row, num_rows, {NumberType::bf16, stride, source});
+        return;
+    }
     if (matrix.format == Format::bf12) {
         for (int row = 0; row < num_rows; row += lanes) {
             pack_bf12_block(matrix, std::min(lanes, num_rows - row),
@@ -183,16 +238,7 @@ void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source
     }
     for (int row = first_row; row < first_row + num_rows; ++row) {
         uint8_t *block = const_cast<uint8_t *>(matrix.block(row / lanes));
-        const int lane = row % lanes;
-        if (matrix.format == Format::bf16) {
-            auto *numbers = reinterpret_cast<uint16_t *>(block);
-            for (int k = 0; k < matrix.cols; ++k) {
-                std::memcpy(numbers + (k / 2 * lanes + lane) * 2 + k % 2, bytes + 2 * k, 2);
-            }
-            bytes += 2 * size_t(matrix.cols);
-        } else {
-            bytes = pack_gguf_row(matrix.format, matrix.cols, bytes, block, lane);
-        }
+        bytes = pack_gguf_row(matrix.format, matrix.cols, bytes, block, row % lanes);
     }
 }
 

@@ -196,7 +196,20 @@ struct Matrix {
     }
 };
 
-// Pack rows [first_row, first_row + num_rows) from row-major `source`, first_row a multiple of 16.
+// Numbers as they are stored: rows, `stride` bytes apart, of one type.
+enum class NumberType : int32_t { f32, bf16, fp16 };
+
+struct NumberRows {
+    NumberType type;
+    int64_t stride;
+    const void *first;
+};
+
+// Pack rows [first_row, first_row + num_rows) of a matrix of f32 or bf16, first_row a multiple of
+// 16.
+void pack_numbers(Matrix &matrix, int first_row, int num_rows, const NumberRows &source);
+
+// The same from row-major `source`, for matrices of any format.
 // The source of f32, bf16 and int8 is fp32; that of bf16 may be bf16, that of int8 Q8_0. The source
 // of bf12 is bf16 alone; others are GGUF blocks.
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);

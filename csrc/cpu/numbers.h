@@ -21,23 +21,20 @@ inline float from_bf16(uint16_t bits) {
     return from_bits(uint32_t(bits) << 16);
 }
 
-// Rounds to nearest, ties to even. A NaN stays one.
+// Rounds to nearest, ties to even. A NaN stays one. Loops of it, and of the next, become vectors.
 inline uint16_t to_bf16(float number) {
     const uint32_t bits = to_bits(number);
-    if ((bits & 0x7fffffff) > 0x7f800000) {
-        return uint16_t(bits >> 16 | 0x40);
-    }
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    const bool is_nan = int32_t(bits & 0x7fffffff) > 0x7f800000;
+    return uint16_t((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 inline float from_fp16(uint16_t half) {
     const uint32_t sign = uint32_t(half & 0x8000) << 16;
     const uint32_t magnitude = uint32_t(half & 0x7fff) << 13;
-    if ((half & 0x7c00) == 0x7c00) {
-        return from_bits(sign | 0x7f800000 | magnitude);
-    }
     // Moved into place the exponent is 112 too small; the product fixes it, subnormals included.
-    return from_bits(sign | to_bits(from_bits(magnitude) * 0x1p112f));
+    const uint32_t finite = to_bits(from_bits(magnitude) * 0x1p112f);
+    const uint32_t infinity = (half & 0x7c00) == 0x7c00 ? 0x7f800000 : 0; // or a NaN
+    return from_bits(sign | finite | infinity);
 }
 
 // 2^(byte - 128).

@@ -26,8 +26,8 @@ def random_low_rank(shape: tuple[int, ...], seed: int, rank: int, gain: bool = F
     """Return factors for a weight that change it about as much as it is large."""
     rng = np.random.default_rng([seed, rank])
     return LowRank(
-        a=rng.standard_normal((rank, shape[1]), np.float32) * np.float32(0.2),
-        b=rng.standard_normal((shape[0], rank), np.float32) * np.float32(0.2),
+        a=stored(rng.standard_normal((rank, shape[1]), np.float32) * np.float32(0.2)),
+        b=stored(rng.standard_normal((shape[0], rank), np.float32) * np.float32(0.2)),
         scale=0.7,
         gain=rng.uniform(0.5, 1.5, shape[0]).astype(np.float32) if gain else None,
     )

@@ -11,12 +11,7 @@ from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.adapters.gguf_adapter import read_gguf
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, Numbers
 from headrace.engine_proc.worker.adapters.peft_folder import read_peft
-from headrace.engine_proc.worker.checkpoints.weights import (
-    Format,
-    StoredTensor,
-    Weight,
-    Weights,
-)
+from headrace.engine_proc.worker.checkpoints.weights import StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.models.folder_names import hugging_face
 from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES
 from headrace.engine_proc.worker.models.gguf_names import gguf
@@ -175,7 +170,7 @@ def fitted(
             own_magnitude = source.weight_of(column, shapes[name][0]).to_float32()[:, 0]
         if model.permutes and not is_gguf and name.rpartition(".")[2] in ("q", "k"):
             order = gguf_order(shapes[name][0], model.spec.head_dim)
-            own_b = as_weight(own_b.to_float32()[order])
+            own_b = StoredTensor.of(own_b.to_float32()[order])
             own_magnitude = None if own_magnitude is None else own_magnitude[order]
         low_ranks[name] = share(name, a, own_b, factors.scale, own_magnitude, model)
     return low_ranks
@@ -196,7 +191,7 @@ def share(
     gain = None
     base = model.weights["embed" if name not in model.weights else name]
     if a is None:
-        b = as_weight(b.to_float32() - base.to_float32())
+        b = StoredTensor.of(b.to_float32() - base.to_float32())
     elif magnitude is not None:
         gain = magnitude / row_norms(base, a.to_float32(), scale * b.to_float32())
     if model.shard is not None:
@@ -207,9 +202,9 @@ def share(
         elif own[0] != whole[0]:
             b = share_of(model.spec, name, b, model.shard)
             if gain is not None:
-                column = as_weight(gain[:, None])
+                column = StoredTensor.of(gain[:, None])
                 gain = share_of(model.spec, name, column, model.shard).to_float32()[:, 0]
-    return LowRank(None if a is None else a.to_float32(), b.to_float32(), scale, gain)
+    return LowRank(a, b, scale, gain)
 
 
 def row_norms(base: Weight, a: Numbers, b: Numbers) -> Numbers:
@@ -227,9 +222,3 @@ def row_norms(base: Weight, a: Numbers, b: Numbers) -> Numbers:
 def gguf_order(num_rows: int, head_dim: int) -> "np.typing.NDArray[np.intp]":
     """Return, for each row of a Llama's queries or keys in a GGUF file, its row in a folder."""
     return np.arange(num_rows).reshape(-1, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
-
-
-def as_weight(numbers: Numbers) -> StoredTensor:
-    """Return numbers as a weight."""
-    data = np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.uint8)
-    return StoredTensor(Format.F32, numbers.shape, data)

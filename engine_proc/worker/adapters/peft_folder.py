@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.checkpoints.safetensors import EXECUTABLE, read_file
@@ -185,8 +184,7 @@ def is_saved(config: PeftConfig, module: str) -> bool:
 
 def transposed(tensor: StoredTensor) -> StoredTensor:
     """Return a matrix of an embedding as a linear layer has it."""
-    numbers = np.ascontiguousarray(tensor.to_float32().T)
-    return StoredTensor(Format.F32, numbers.shape, numbers.reshape(-1).view(np.uint8))
+    return StoredTensor.of(tensor.to_float32().T)
 
 
 def factors_of(

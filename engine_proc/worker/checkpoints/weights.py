@@ -161,6 +161,12 @@ class StoredTensor:
     shape: tuple[int, ...]  # in numbers, rows first; a quantized row is whole blocks
     data: npt.NDArray[np.uint8]  # [bytes] or [rows, bytes], a read-only view into the file
 
+    @classmethod
+    def of(cls, numbers: npt.NDArray[np.float32]) -> Self:
+        """Return numbers of fp32, copied where they are not one after the other."""
+        data = np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.uint8)
+        return cls(Format.F32, numbers.shape, data)
+
     @property
     def block_numbers(self) -> int:
         """Number of values of a row in a block."""

@@ -1,18 +1,25 @@
 """Adapters in the C++ core: packed while steps run, installed between them."""
 
-from ctypes import CDLL, Structure, c_float, c_int32, c_void_p
+from ctypes import CDLL, Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
-from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, CpuExecutor
 from headrace.engine_proc.worker.execution.held_matrices import Place, place_of
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.native_core import load_core
 
 EMBED, ADAPTED_EMBED = 0, 8  # slots outside of layers: of a tied head, of embeddings
+NUMBER_TYPES = (Format.F32, Format.BF16, Format.F16)  # in the order of csrc/cpu
+
+
+class NumberRows(Structure):
+    """`NumberRows` of csrc/cpu/matrix.h."""
+
+    _fields_ = (("type", c_int32), ("stride", c_int64), ("first", c_void_p))
 
 
 class GivenFactors(Structure):
@@ -21,7 +28,9 @@ class GivenFactors(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("layer", "slot", "a_rows", "a_cols", "b_rows", "b_cols")),
         ("scale", c_float),
-        *((name, c_void_p) for name in ("a", "b", "gain")),
+        ("a", NumberRows),
+        ("b", NumberRows),
+        ("gain", c_void_p),
     )
 
 
@@ -60,21 +69,33 @@ def place_in(spec: DecoderSpec, name: str) -> Place:
 
 
 def laid_out(name: str, low_rank: LowRank) -> LowRank:
-    """Return factors whose numbers lie as the core takes them, row after row in fp32."""
-    a = low_rank.a.T if name == "embed" and low_rank.a is not None else low_rank.a
-    a, b, gain = (
-        None if numbers is None else np.ascontiguousarray(numbers, np.float32)
-        for numbers in (a, low_rank.b, low_rank.gain)
-    )
-    assert b is not None
-    return LowRank(a, b, low_rank.scale, gain)
+    """Return factors as the core reads them."""
+    a, gain = low_rank.a, low_rank.gain
+    if a is not None:
+        a = StoredTensor.of(a.to_float32().T) if name == "embed" else readable(a)
+    gain = None if gain is None else np.ascontiguousarray(gain, np.float32)
+    return LowRank(a, readable(low_rank.b), low_rank.scale, gain)
+
+
+def readable(factors: Weight) -> StoredTensor:
+    """Return factors in a type of numbers that the core reads."""
+    stored = factors.stored()
+    return stored if stored.format in NUMBER_TYPES else StoredTensor.of(stored.to_float32())
 
 
 def given_factors(place: Place, own: LowRank) -> GivenFactors:
     """Return what `laid_out` returns as the core takes it. The factors must outlive it."""
     a_shape = (0, 0) if own.a is None else own.a.shape
-    pointers = (None if x is None else x.ctypes.data for x in (own.a, own.b, own.gain))
-    return GivenFactors(place.layer, place.slot, *a_shape, *own.b.shape, own.scale, *pointers)
+    a = NumberRows() if own.a is None else number_rows(own.a.stored())
+    gain = None if own.gain is None else own.gain.ctypes.data
+    b = number_rows(own.b.stored())
+    return GivenFactors(place.layer, place.slot, *a_shape, *own.b.shape, own.scale, a, b, gain)
+
+
+def number_rows(factors: StoredTensor) -> NumberRows:
+    """Return where factors lie."""
+    lines = factors.lines
+    return NumberRows(NUMBER_TYPES.index(factors.format), lines.strides[0], lines.ctypes.data)
 
 
 def declared_core() -> Any:

@@ -18,6 +18,7 @@ from random_decoders import (
     batch,
     cpu,
     random_weights,
+    stored,
     with_states,
 )
 
@@ -84,7 +85,7 @@ def test_adapter_of_one_end_leaves_the_tied_other(name: str, is_whole: bool) -> 
     weights = random_weights(SPEC)
     low_rank = random_adapter(SPEC, 1, rank=4, names=[name])[name]
     if is_whole:
-        low_rank = LowRank(None, low_rank.delta, 1.0)
+        low_rank = LowRank(None, stored(low_rank.delta), 1.0)
     untied = dataclasses.replace(SPEC, tied_head=False)
     both = merged({**weights, "head": weights["embed"]}, {name: low_rank})
     expected = run(cpu(untied, both), {1: -1})
@@ -118,6 +119,26 @@ def test_batch_mates_and_cuts_change_no_bit(options: dict[str, object]) -> None:
         for a, b in itertools.pairwise(CUTS)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("stored_as", [Format.F16, Format.BF16])
+@pytest.mark.parametrize("held_as", [Format.F32, Format.BF16])
+def test_factors_of_16_bits_are_as_the_same_numbers_in_32(
+    stored_as: Format, held_as: Format
+) -> None:
+    short = {name: stored_in(stored_as, own) for name, own in random_adapter(SPEC, 1, 5).items()}
+    long = {name: stored_in(Format.F32, own) for name, own in short.items()}
+    got, expected = (run(adapted(SPEC, own, format=held_as), {0: 0}) for own in (short, long))
+    np.testing.assert_array_equal(got, expected)
+
+
+def stored_in(format: Format, own: LowRank) -> LowRank:
+    """Return factors as another format has them."""
+    assert own.a is not None
+    a, b = (whole.to_float32() for whole in (own.a, own.b))
+    if format is Format.F16:
+        a, b = a.astype(np.float16), b.astype(np.float16)
+    return LowRank(stored(a, format), stored(b, format), own.scale, own.gain)
 
 
 def test_slot_takes_another_adapter_and_none() -> None:
