@@ -68,6 +68,23 @@ def test_adapter_closes_for_one_that_waits() -> None:
     assert first.slot == NO_SLOT
 
 
+def test_flood_of_one_adapter_ends_for_another() -> None:
+    pool = AdapterPool(max_running=1, max_loaded=1)
+    for _ in range(100):
+        flooding = pool.enter(source("a"))
+    load_all(pool)
+    other = pool.enter(source("b"))
+    pool.arrange([flooding])  # some of the flood run; none begins after them
+    assert not flooding.is_open
+    pool.leave(flooding)
+    load_all(pool, running=[])
+    assert other.is_open
+    pool.arrange([other])
+    pool.leave(other)
+    load_all(pool)
+    assert flooding.is_open, "what is left of the flood runs after it"
+
+
 def test_every_adapter_runs_in_its_turn() -> None:
     rng = random.Random(0)
     pool = AdapterPool(max_running=2, max_loaded=3)
