@@ -94,12 +94,15 @@ WITHIN = {
         "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "
         "worker.reference",
         "worker.cuda": "collectives step worker.checkpoints worker.cuda.kernels "
-        "worker.cuda.matrices worker.execution worker.models worker.models.specs worker.parallel",
+        "worker.cuda.matrices worker.cuda.mixtures worker.execution worker.models "
+        "worker.models.specs worker.parallel",
         "worker.cuda.kernels": "worker.models worker.models.specs worker.reference",
-        "worker.cuda.matrices": "worker.checkpoints worker.cuda.kernels worker.models "
-        "worker.models.specs",
+        "worker.cuda.mixtures": "worker.cuda.kernels worker.models.specs worker.reference",
+        "worker.cuda.matrices": "worker.checkpoints worker.cuda.kernels worker.cuda.mixtures "
+        "worker.models worker.models.specs",
     },
 }
+GPU_PACKAGES = ("cuda", "cuda.kernels", "cuda.matrices", "cuda.mixtures")  # of a worker
 MAX_MODULES = 20
 MAX_TEST_NAME = 60
 MAX_COLUMNS = 100
@@ -214,7 +217,7 @@ def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
 
 def test_only_some_executors_import_torch() -> None:
     worker = "engine_proc.worker"
-    whole = {f"{worker}.{name}" for name in ("cuda", "cuda.kernels", "cuda.matrices", "hf")}
+    whole = {f"{worker}.{name}" for name in (*GPU_PACKAGES, "hf")}
     users = {(package_of(path), path.stem) for path in sources() if uses(path, "torch")}
     assert {user for user in users if user[0] not in whole} == {
         (worker, "torch_profile"),
@@ -233,8 +236,9 @@ def test_only_some_executors_import_torch() -> None:
 
 def test_only_kernels_import_triton() -> None:
     users = [path for path in tracked("*.py") if uses(path, "triton") and not is_test(path)]
-    cuda = "engine_proc.worker.cuda"
-    assert {package_of(path) for path in users} == {cuda, f"{cuda}.kernels", f"{cuda}.matrices"}
+    assert {package_of(path) for path in users} == {
+        f"engine_proc.worker.{name}" for name in GPU_PACKAGES
+    }
 
 
 def test_a_worker_that_needs_no_torch_loads_none() -> None:

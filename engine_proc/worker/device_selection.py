@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Mamba2Spec,
     MambaSpec,
     QKNorm,
+    RouterScore,
     ShortConvSpec,
 )
 from headrace.errors import ConfigError, ModelError
@@ -91,7 +92,7 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     mixers = {type(layer.mixer) for layer in spec.layers} & MIXERS.keys()
     after_rope = (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE)
     lacks = {
-        "experts": any(layer.mixture is not None for layer in spec.layers),
+        **mixture_lacks(spec),
         **{MIXERS[mixer]: True for mixer in mixers},
         "tokens that see their whole text": spec.encoder is not None,
         "gates of attention": spec.attention_gate,
@@ -105,6 +106,20 @@ def lacking_kernel(spec: DecoderSpec) -> str:
         "limits of queries, keys and values": spec.qkv_clip is not None,
     }
     return next((what for what, is_there in lacks.items() if is_there), "")
+
+
+def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
+    """Return what mixtures may have that no kernel of GPUs computes, and whether they do."""
+    mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
+    sparse = RouterScore.SPARSEMIXER
+    return {
+        "a softmax for each choice of an expert": any(own.score == sparse for own in mixtures),
+        "weighted inputs of experts": any(own.weighs_inputs for own in mixtures),
+        "norms of experts": any(own.own_norms or own.expert_scales for own in mixtures),
+        "biases of a router beside a gate of its shared MLP": any(
+            own.router_bias and own.shared_gate for own in mixtures
+        ),
+    }
 
 
 def sees_whole_images(config: ExecutionConfig) -> bool:

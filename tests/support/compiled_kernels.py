@@ -28,7 +28,12 @@ from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penali
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3, Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
-from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, LayerSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
+    LayerSpec,
+    MixtureSpec,
+    QKNorm,
+)
 
 DECODER = dataclasses.replace(  # of sizes that make few variants
     SPEC,
@@ -42,6 +47,14 @@ DECODER = dataclasses.replace(  # of sizes that make few variants
     attention_softcap=2.0,
     attention_sinks=True,
 )
+MIXTURE = MixtureSpec(
+    num_experts=4,
+    experts_per_token=4,
+    intermediate_size=32,
+    shared_intermediate_size=32,
+    shared_gate=True,
+)
+WITH_MIXTURE = dataclasses.replace(DECODER, layers=(LayerSpec(window=20, mixture=MIXTURE),))
 
 
 def compile_new(variant: Variant) -> None:
@@ -50,7 +63,11 @@ def compile_new(variant: Variant) -> None:
     x = x.base if isinstance(x, TensorDescriptor) else x
     asm = compile_variant(variant, ARCH).asm
     assert asm["cubin"][:4] == b"\x7fELF"
-    if "linear" in kernel and x is not None and x.dtype != torch.float32:
+    if (
+        ("linear" in kernel or kernel == "expert_kernel")
+        and x is not None
+        and x.dtype != torch.float32
+    ):
         ptx = asm["ptx"]  # other instructions may have other bits
         assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx, variant.name
     print(kernel)
@@ -76,6 +93,16 @@ if __name__ == "__main__":
         )
         for length in (80, 20):  # in larger tiles, and in the smallest
             executor.forward(batch([(0, 0, length), (1, 0, 2)]))
+    mixture = cuda_executor.CudaExecutor(
+        WITH_MIXTURE,
+        random_weights(WITH_MIXTURE),
+        num_pages=NUM_PAGES,
+        page_tokens=16,
+        device="cpu",
+        tiling=Tiling(split_keys=64, enough_programs=0),
+    )
+    for length in (80, 20):
+        mixture.forward(batch([(0, 0, length), (1, 0, 2)]))
     num_variants = len(launches.names)
     for length in (1, 7, 16):
         executor.forward(batch([(0, 0, length)]))

@@ -19,14 +19,13 @@ from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
 from headrace.engine_proc.worker.cuda.kernels.attention import TILING, Stretches, Tiling, attend
-from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
-from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
+from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
@@ -110,7 +109,7 @@ class CudaExecutor:
         self.turns = new_turns(tiling.enough_programs, self.device)
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
-        loaded = load_weights(
+        self.loaded = load_weights(
             spec,
             weights,
             device=self.device,
@@ -118,7 +117,7 @@ class CudaExecutor:
             quantization=quantization,
             progress=progress,
         )
-        self.matrices, self.weights = loaded.matrices, loaded.tensors
+        self.matrices, self.weights = self.loaded.matrices, self.loaded.tensors
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
         self.axes = [
             torch.tensor(rope.axes, device=self.device) if rope.axes else None
@@ -297,7 +296,9 @@ class CudaExecutor:
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.attention(index, layer, normed, step)
         if placement == NormPlacement.PARALLEL:
-            return x + attended * multiplier + self.mlp(name, normed) * multiplier, None
+            return x + attended * multiplier + self.mlp(
+                name, layer, normed, step
+            ) * multiplier, None
         after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
@@ -305,7 +306,7 @@ class CudaExecutor:
             normed = self.norm_sum(f"{name}.mlp_norm", x, attended)
         else:
             x = normed = x + attended * multiplier
-        out = self.mlp(name, normed)
+        out = self.mlp(name, layer, normed, step)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return (x, out) if before else (x + out * multiplier, None)
@@ -359,14 +360,13 @@ class CudaExecutor:
         self.norm(f"{name}.q_norm", q, out=q)
         self.norm(f"{name}.k_norm", k, out=k)
 
-    def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate_up, activation = self.matrices[f"{name}.gate_up"], self.spec.activation
-        if isinstance(gate_up, DenseMatrix):
-            inner = gate_up.apply_gated(x, activation)
+    def mlp(self, name: str, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
+        mixture, activation = layer.mixture, self.spec.activation
+        if mixture is None:
+            own = run_mlp(self.loaded, name, activation, x)
         else:
-            inner = act_mul(gate_up.apply(x), activation)
-        down = self.matrices[f"{name}.down"].apply(inner)
-        return self.shard_group.sum(down)
+            own = run_mixture(self.loaded, name, mixture, activation, x, step.kv_rows)
+        return self.shard_group.sum(own)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self.weights[name]

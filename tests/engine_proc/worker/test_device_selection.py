@@ -16,6 +16,7 @@ from headrace.engine_proc.worker.device_selection import (
     check_on_cpu,
     choose,
     find_gpus,
+    lacking_kernel,
     place,
     why_not_on_gpus,
 )
@@ -28,6 +29,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     MixtureSpec,
     NormPlacement,
     QKNorm,
+    RouterScore,
     ShortConvSpec,
 )
 from headrace.errors import ConfigError, ModelError
@@ -124,11 +126,20 @@ DELTA_NET = GatedDeltaNetSpec(
 )
 
 
-def test_mixtures_of_experts_run_on_the_cpu() -> None:
-    own = MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=32)
-    spec = dataclasses.replace(SPEC, layers=(LayerSpec(), LayerSpec(mixture=own)))
+MIXTURE = MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=32)
+
+
+def mixture(**fields: Any) -> dict[str, Any]:
+    """Return layers of which one is a mixture."""
+    own = dataclasses.replace(MIXTURE, **fields)
+    return {"layers": (LayerSpec(), LayerSpec(mixture=own))}
+
+
+def test_mixtures_run_on_gpus_but_for_a_few() -> None:
+    assert lacking_kernel(dataclasses.replace(SPEC, **mixture())) == ""
+    spec = dataclasses.replace(SPEC, **mixture(weighs_inputs=True))
     model = DecoderModel(spec, {}, ())
-    why = "a LlamaForCausalLM model has experts, which GPU workers cannot run"
+    why = "a LlamaForCausalLM model has weighted inputs of experts, which GPU workers cannot run"
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
     with pytest.raises(ModelError, match=f"^--device cuda: {why}; use --device cpu$"):
         place(execution_config("model.gguf", device="cuda"), model)
@@ -137,6 +148,12 @@ def test_mixtures_of_experts_run_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("differences", "lack"),
     [
+        (mixture(score=RouterScore.SPARSEMIXER), "a softmax for each choice of an expert"),
+        (mixture(own_norms=True), "norms of experts"),
+        (
+            mixture(router_bias=True, shared_gate=True),
+            "biases of a router beside a gate of its shared MLP",
+        ),
         ({"gated_mlp": False}, "an MLP without a gate"),
         ({"activation": Activation.RELU2}, "a squared ReLU"),
         ({"norm_bias": True}, "biases of norms or of its head"),

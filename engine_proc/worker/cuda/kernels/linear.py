@@ -67,7 +67,11 @@ def tile_of(num_rows: int, num_parts: int, dtype: torch.dtype) -> Tile:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, turns: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    turns: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias`, summed in fp32 and rounded once.
 
@@ -77,13 +81,14 @@ def linear(
         bias: [columns]
         turns: ENOUGH_PROGRAMS of `new_turns`; no other kernel may use them meanwhile. Without,
             no tile is shared.
+        dtype: of the result; default: that of x.
     """
     num_rows, num_terms = x.shape
     num_columns = len(weight)
     assert weight.shape[1] == num_terms
     assert x.stride(1) == 1
     assert weight.is_contiguous()
-    out = x.new_empty(num_rows, num_columns)
+    out = x.new_empty(num_rows, num_columns, dtype=dtype)
     if num_rows == 0:
         return out
     num_part = part_terms(num_columns, num_terms)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
@@ -25,6 +26,10 @@ class DenseMatrix:
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, columns]."""
         return linear(x, self.weight, self.bias, self.turns)
+
+    def apply_wide(self, x: Tensor) -> Tensor:
+        """Do as `apply`, in fp32."""
+        return linear(x, self.weight, self.bias, self.turns, torch.float32)
 
     def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
         """Return `act(gate) * up`, [rows, columns / 2], where gates are the first columns."""

@@ -1,11 +1,14 @@
 """Weights on the device: matrices in every format, and vectors.
 
-Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. A format is
-kept if there is a product for it and all parts of a matrix have it; else they are decoded.
+Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. So are those
+of all experts of a layer, `experts.gate_up` and `experts.down`. The gate of a shared MLP is a row
+of `router`. A format is kept if there is a product for it and all parts of a matrix have it; else
+they are decoded.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,13 +16,19 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.experts import DenseExperts, Experts
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.upload import to_device
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, QKNorm
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes
+FUSED = {  # matrices that one product takes
+    **dict.fromkeys(("q", "k", "v"), "qkv"),
+    **dict.fromkeys(("gate", "up"), "gate_up"),
+}
+OF_EXPERT = re.compile(r"\.experts\.\d+$")
+ROUTER, EXPERTS = ".router", ".experts."  # in names
 FP8 = "fp8"  # what `--quantization` can say here, beside "none"
 
 
@@ -37,6 +46,8 @@ class DeviceWeights:
 
     matrices: Mapping[str, Matrix]  # with their biases; `head` is there if it is tied, too
     tensors: Mapping[str, Tensor]  # norms and sinks, fp32; `embed`; `qk_norm`, [2, head_dim]
+    routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
+    experts: Mapping[str, Experts] = field(default_factory=dict)
 
 
 def load_weights(
@@ -57,6 +68,8 @@ def load_weights(
     """
     matrices: dict[str, Matrix] = {}
     tensors: dict[str, Tensor] = {}
+    routers: dict[str, DenseMatrix] = {}
+    experts: dict[str, Experts] = {}
     sources = fused(spec)
     for done, (name, parts) in enumerate(sources.items()):
         progress(done, len(sources))
@@ -69,12 +82,17 @@ def load_weights(
         else:
             biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
             bias = to_device(biases, device, dtype) if biases else None
-            own = "none" if name == "head" else quantization
-            matrices[name] = load_matrix(stored, bias, device, dtype, own)
+            if name.endswith(ROUTER):
+                routers[name] = DenseMatrix(to_device(stored, device, dtype), bias)
+            elif EXPERTS in name:
+                experts[name] = load_experts(name, stored, bias, device, dtype)
+            else:
+                own = "none" if name == "head" else quantization
+                matrices[name] = load_matrix(stored, bias, device, dtype, own)
     if spec.tied_head:
         matrices["head"] = DenseMatrix(tensors["embed"])
     progress(len(sources), len(sources))
-    return DeviceWeights(matrices, tensors)
+    return DeviceWeights(matrices, tensors, routers, experts)
 
 
 def load_matrix(
@@ -93,16 +111,34 @@ def load_matrix(
     return DenseMatrix(to_device(parts, device, dtype), bias)
 
 
-def fused(spec: DecoderSpec) -> dict[str, Sequence[str]]:
+def load_experts(
+    name: str,
+    parts: Sequence[Weight],
+    bias: Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Experts:
+    """Load a matrix of every expert, given their parts, expert by expert."""
+    num_experts = len(parts) // (2 if name.endswith("gate_up") else 1)
+    weight = to_device(parts, device, dtype)
+    biases = None if bias is None else bias.view(num_experts, -1)
+    return DenseExperts(weight.view(num_experts, -1, weight.shape[1]), biases)
+
+
+def fused(spec: DecoderSpec) -> dict[str, list[str]]:
     """Return which weights are loaded as one, by its name; biases come with their matrices."""
-    sources: dict[str, Sequence[str]] = {}
-    wholes = {part: (whole, parts) for whole, parts in FUSED.items() for part in parts}
-    if spec.qk_norm == QKNorm.PER_HEAD:
-        wholes |= {part: ("qk_norm", ("q_norm", "k_norm")) for part in ("q_norm", "k_norm")}
+    sources: dict[str, list[str]] = {}
     for name in weight_shapes(spec):
-        prefix, dot, local = name.rpartition(".")
-        if local == "bias":
-            continue
-        whole, parts = wholes.get(local, (local, (local,)))
-        sources[prefix + dot + whole] = [prefix + dot + part for part in parts]
+        if not name.endswith(".bias"):
+            sources.setdefault(whole_of(name, spec), []).append(name)
     return sources
+
+
+def whole_of(name: str, spec: DecoderSpec) -> str:
+    """Return the name of what a weight is loaded as a part of."""
+    prefix, dot, local = name.rpartition(".")
+    if local in ("q_norm", "k_norm") and spec.qk_norm == QKNorm.PER_HEAD:
+        return prefix + dot + "qk_norm"
+    if local == "router":
+        prefix = prefix.removesuffix(".shared")
+    return OF_EXPERT.sub(".experts", prefix) + dot + FUSED.get(local, local)

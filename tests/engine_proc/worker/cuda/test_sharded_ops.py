@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from random_decoders import NUM_PAGES, SPEC, SPECS, batch, random_weights
+from random_decoders import NUM_PAGES, SPEC, SPECS, batch, random_weights, with_mixture
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
@@ -41,6 +41,16 @@ DECODERS = {
         output_bias=True,
         mlp_bias=True,
         attention_sinks=True,
+    ),
+    "mixture": dataclasses.replace(
+        with_mixture(
+            num_experts=3,
+            experts_per_token=2,
+            intermediate_size=16,
+            shared_intermediate_size=48,
+            shared_gate=True,
+        ),
+        **{**SIZES, "num_kv_heads": 1},
     ),
 }
 

@@ -1,0 +1,1 @@
+"""Kernels of mixtures of experts: routing, products by expert, and their sum."""

@@ -1,0 +1,47 @@
+"""MLPs and mixtures of experts of a layer, as far as a worker has them."""
+
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
+from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights
+from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_sum import add_experts
+from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
+from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
+from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, MixtureSpec
+
+
+def run_mlp(weights: DeviceWeights, name: str, activation: Activation, x: Tensor) -> Tensor:
+    """Run the MLP of this name, [tokens, hidden] -> [tokens, hidden]."""
+    gate_up = weights.matrices[f"{name}.gate_up"]
+    if isinstance(gate_up, DenseMatrix):
+        inner = gate_up.apply_gated(x, activation)
+    else:
+        inner = act_mul(gate_up.apply(x), activation)
+    return weights.matrices[f"{name}.down"].apply(inner)
+
+
+def run_mixture(
+    weights: DeviceWeights,
+    name: str,
+    mixture: MixtureSpec,
+    activation: Activation,
+    x: Tensor,
+    kv_rows: Tensor,
+) -> Tensor:
+    """Run the mixture of a layer, [tokens, hidden] -> [tokens, hidden].
+
+    Args:
+        kv_rows: [tokens], below 0 for padding, which goes to no expert.
+    """
+    logits = weights.routers[f"{name}.router"].apply_wide(x)
+    bias = weights.tensors.get(f"{name}.router.selection_bias")
+    choice = choose_experts(mixture, logits, bias, kv_rows)
+    tiles = sort_by_expert(mixture, choice, x.dtype)
+    gate = ExpertGate(activation, mixture.clamp or 0.0, mixture.swish_beta)
+    inner = weights.experts[f"{name}.experts.gate_up"].apply_gated(x, tiles, gate)
+    outputs = weights.experts[f"{name}.experts.down"].apply(inner, tiles)
+    has_shared = mixture.shared_intermediate_size > 0
+    shared = run_mlp(weights, f"{name}.shared", activation, x) if has_shared else None
+    return add_experts(mixture, outputs, choice, shared, logits)
