@@ -198,9 +198,11 @@ bool suits_bf12(const uint16_t *source, int num_rows, int cols) {
 
 void pack_numbers(Matrix &matrix, int first_row, int num_rows, const NumberRows &source) {
     const int type = int(source.type);
-    for (int row = 0; row < num_rows; row += lanes) {
-        const int count = std::min(lanes, num_rows - row);
+    for (int row = 0, count = 0; row < num_rows; row += count) {
+        const int lane = (first_row + row) % lanes; // a part may begin within a block
+        count = std::min(lanes - lane, num_rows - row);
         auto *block = const_cast<uint8_t *>(matrix.block((first_row + row) / lanes));
+        block += lane * sizeof(uint32_t);
         if (matrix.format == Format::bf16) {
             pack_block(source, to_halves[type], row, count, matrix.cols, block);
         } else {
