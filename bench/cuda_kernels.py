@@ -1,4 +1,4 @@
-"""Measure products and attention on a GPU, beside cuBLASLt and FlashInfer.
+"""Measure products, experts and attention on a GPU, beside cuBLASLt and FlashInfer.
 
 Method: matrices of a model's layer, random, bf16, with 1 to 4,096 rows: our product, and torch's,
         which is cuBLASLt's. Then attention of 64 tokens with 4,096 keys each, and of a prompt of
@@ -21,8 +21,16 @@ from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, attend
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.experts import DenseExperts
+from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
+from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
 from headrace.engine_proc.worker.models.model import open_model
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    MixtureSpec,
+)
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from support.report import Quantity, Report
 from support.serving import lacks_gpu, serving_parser
@@ -32,6 +40,7 @@ PAGE_TOKENS = 32
 ROWS = (1, 16, 64, 256, 4096)
 MATRICES = ("q", "o", "gate", "down")
 WARM_UPS = 3
+MIXTURE = MixtureSpec(num_experts=16, experts_per_token=4, intermediate_size=768)
 OURS, CUBLASLT, FLASHINFER, FLASH = "headrace", "cuBLASLt", "FlashInfer", "FlashAttention"
 Call = Callable[[], object]
 
@@ -73,6 +82,27 @@ def products(
             CUBLASLT: lambda x=x, weight=weight: F.linear(x, weight),  # type: ignore[misc]
         }
         yield f"{name}, {num_columns} x {num_terms}, {num_rows} rows", calls
+
+
+def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, Call]:
+    """Return the calls that multiply rows with the gates of their experts."""
+    bf16 = {"device": device, "dtype": torch.bfloat16}
+    width = 2 * MIXTURE.intermediate_size
+    weight = torch.randn(MIXTURE.num_experts, width, spec.hidden_size, **bf16)
+    x = torch.randn(num_rows, spec.hidden_size, **bf16)
+    logits = torch.randn(num_rows, MIXTURE.num_experts, device=device)
+    choice = choose_experts(MIXTURE, logits, None, torch.zeros(num_rows, device=device))
+    tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertGate(Activation.SILU)
+    matrices = DenseExperts(weight)
+    own = [(choice.experts == expert).any(1).nonzero()[:, 0] for expert in range(len(weight))]
+    chosen = [(expert, rows) for expert, rows in enumerate(own) if len(rows)]
+
+    def one_by_one() -> None:
+        for expert, rows in chosen:
+            gates, ups = F.linear(x[rows], weight[expert]).chunk(2, 1)
+            torch.mul(F.silu(gates), ups)
+
+    return {OURS: lambda: matrices.apply_gated(x, tiles, gate), CUBLASLT: one_by_one}
 
 
 def attention(
@@ -160,6 +190,8 @@ def main() -> None:
     for num_rows in (rows for rows in ROWS if rows <= args.most):
         for name, calls in products(spec, num_rows, args.device):
             report.add(Quantity(name, "us", measure(calls, args, wait)))
+        name = f"gates of 4 of 16 experts, {num_rows} rows"
+        report.add(Quantity(name, "us", measure(experts(spec, num_rows, args.device), args, wait)))
     for num_sequences, num_queries in ((min(64, args.most), 1), (1, args.most)):
         calls = attention(spec, num_sequences, num_queries, args.most, args.device)
         name = f"attention, {num_sequences} sequences of {num_queries} tokens, {args.most} keys"
