@@ -1,4 +1,4 @@
-"""What the converter of llama.cpp writes of decoders with Mamba-2. Names are the gguf package's."""
+"""What the converter of llama.cpp writes of decoders with Mamba. Names are the gguf package's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +11,7 @@ from demo_in_transformers import permuted
 Floats = npt.NDArray[np.float32]
 ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
+    "jamba": "jamba",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
 }
@@ -32,6 +33,9 @@ def architecture_of(config: Any) -> str:
 
 def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     """Return the keys of an architecture."""
+    if config.model_type == "jamba":
+        yield from jamba(config)
+        return
     is_nemotron = config.model_type == "nemotron_h"
     prefix = "" if is_nemotron else "mamba_"
     num_heads = config.mamba_num_heads if is_nemotron else config.mamba_n_heads
@@ -57,6 +61,26 @@ def metadata(config: Any, architecture: str) -> Iterator[tuple[str, Any]]:
     yield "attention.head_count_kv", [config.num_key_value_heads if a else 0 for a in attends]
     yield "rope.scaling.finetuned", False
     yield from nemotron(config) if is_nemotron else granite(config)
+
+
+def jamba(config: Any) -> Iterator[tuple[str, Any]]:
+    """Return the keys of Jamba."""
+    offset, period = config.attn_layer_offset, config.attn_layer_period
+    attends = [i % period == offset for i in range(config.num_hidden_layers)]
+    yield "block_count", config.num_hidden_layers
+    yield "context_length", config.max_position_embeddings
+    yield "embedding_length", config.hidden_size
+    yield "feed_forward_length", config.intermediate_size
+    yield "attention.head_count", config.num_attention_heads
+    yield "attention.head_count_kv", [config.num_key_value_heads if a else 0 for a in attends]
+    yield "attention.layer_norm_rms_epsilon", float(config.rms_norm_eps)
+    yield "ssm.conv_kernel", config.mamba_d_conv
+    yield "ssm.inner_size", config.mamba_expand * config.hidden_size
+    yield "ssm.state_size", config.mamba_d_state
+    yield "ssm.time_step_rank", config.mamba_dt_rank
+    yield "expert_count", config.num_experts
+    yield "expert_used_count", config.num_experts_per_tok
+    yield "vocab_size", config.vocab_size
 
 
 def granite(config: Any) -> Iterator[tuple[str, Any]]:
@@ -109,18 +133,19 @@ def tensors(model: Any, architecture: str) -> Iterator[tuple[str, Floats]]:
 
 def parts(name: str, numbers: Floats, config: Any) -> Iterator[tuple[str, Floats]]:
     """Return what a tensor is before it is renamed."""
-    is_nemotron = config.model_type == "nemotron_h"
+    is_nemotron, is_jamba = (config.model_type == kind for kind in ("nemotron_h", "jamba"))
     if is_nemotron:
         name = name.replace("model.", "backbone.")
     if config.model_type == "falcon_h1":
         numbers = multiplied(name, numbers, config)
-    if "_moe." in name or ".shared_mlp." in name or "mixer.experts." in name:
+    modules = ("_moe.", ".shared_mlp.", "mixer.experts.", ".feed_forward.experts.")
+    if any(module in name for module in modules):
         yield from mlp_parts(name, numbers, config)
     elif name.endswith("dt_bias"):
         yield name.replace("dt_bias", "dt_proj.bias"), numbers
     elif name.endswith("A_log"):
-        yield name, -np.exp(numbers)[:, None]
-    elif name.endswith(".D"):
+        yield name, -np.exp(numbers) if is_jamba else -np.exp(numbers)[:, None]
+    elif name.endswith(".D") and not is_jamba:
         yield name, numbers[:, None]
     elif name.endswith("conv1d.weight"):
         yield name, numbers[:, 0]

@@ -75,6 +75,11 @@ NEMOTRON_H = {
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
 }
 GRANITE_HYBRID = {**SCALES, "expert_shared_feed_forward_length": "shared_intermediate_size"}
+MAMBA = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_dt_rank",
+}
 NO_MSCALE = {"attention_factor": 1.0}  # DeepSeek's two factors of cos and sin cancel out
 TEMPERATURE = "attention.temperature_scale"  # of Ministral 3, not of Mistral Small
 LAYER_NORM = "attention.layer_norm_epsilon"
@@ -95,6 +100,7 @@ class Architecture:
     has_convs: bool = False  # layers without KV heads are short convolutions
     is_tiled: bool = False  # the value heads of its delta nets are in llama.cpp's order
     has_mamba2: bool = False  # so are they Mamba-2, or beside it
+    has_mamba: bool = False  # or Mamba
     has_latents: bool = False  # keys and values are products of one latent
     is_partial: bool = False  # the family reads `partial_rotary_factor`
     constants: Mapping[str, Any] = field(default_factory=lambda: SILU)
@@ -264,6 +270,11 @@ MIXTURES = {
             "leading_dense_block_count": "num_dense_layers",
         },
         gating=SIGMOID,
+    ),
+    "jamba": Architecture(  # with one expert, where it has none
+        family="jamba",
+        has_mamba=True,
+        keys=MAMBA | {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
     ),
     "minimax-m2": Architecture(
         family="minimax_m2",

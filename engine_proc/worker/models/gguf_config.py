@@ -190,13 +190,12 @@ def family_config(
         config |= attention_config(fields, num_layers, CONV)
     if architecture.has_mamba2:
         config |= mamba2_config(fields, architecture.family, tensors, num_layers)
+    if architecture.has_mamba:
+        config |= mamba_config(fields, tensors, num_layers)
     if architecture.family in NEWER_GEMMAS:
         config |= newer_gemma_config(fields, tensors)
-    if "ssm.time_step_rank" in architecture.keys:
-        size, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
-        if size % heads:
-            raise fields.wrong("ssm.inner_size", f"a multiple of {heads}")
-        config["linear_value_head_dim"] = size // heads
+    if architecture.keys.get("ssm.time_step_rank") == "linear_num_value_heads":
+        config["linear_value_head_dim"] = multiple(fields, "ssm.inner_size", "ssm.time_step_rank")
     if architecture.family == "kimi_linear":
         config |= attention_config(fields, num_layers, LINEAR)
         config["linear_num_heads"] = fields.integer("attention.head_count")
@@ -332,19 +331,50 @@ def mamba2_config(
     return config | nemotron_config(fields, num_layers)
 
 
+def mamba_config(fields: ConfigFields, tensors: Weights, num_layers: int) -> dict[str, Any]:
+    """Return what a file says of Jamba by its tensors, and how often a layer is of which kind."""
+    attention = attention_config(fields, num_layers, MAMBA)
+    attends = [i for i, kind in enumerate(attention["layer_types"]) if kind == FULL]
+    experts = [i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" in tensors]
+    return {
+        **attention,
+        "mamba_expand": multiple(fields, "ssm.inner_size", "embedding_length"),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+        **periods(fields, "attention.head_count_kv", "attn", attends, num_layers),
+        **periods(fields, "expert_count", "expert", experts, num_layers),
+    }
+
+
+def periods(
+    fields: ConfigFields, key: str, kind: str, layers: list[int], num_layers: int
+) -> dict[str, Any]:
+    """Return the period of layers of a kind and the first of them, as Jamba's configs do."""
+    first, second = [*layers, *[num_layers] * 2][:2]
+    period = max(second - first, first + 1)
+    if layers != list(range(first, num_layers, period)):
+        raise fields.wrong(key, f"of layers as far from each other, not those of {layers}")
+    return {f"{kind}_layer_offset": first, f"{kind}_layer_period": period}
+
+
 def granite_config(fields: ConfigFields) -> dict[str, Any]:
     """Return the rest of what Granite 4 has in a form of its own. Bamba's files are like it."""
     if fields.get("rope.scaling.finetuned", None) is not False:
         raise fields.wrong("rope.scaling.finetuned", "false: layers without RoPE, unlike Bamba's")
-    hidden_size = fields.integer("embedding_length")
-    if fields.integer("ssm.inner_size") % hidden_size:
-        raise fields.wrong("ssm.inner_size", f"a multiple of {hidden_size}")
     size = fields.integer("expert_shared_feed_forward_length", fields.get("feed_forward_length"))
     return {
-        "mamba_expand": fields.integer("ssm.inner_size") // hidden_size,
+        "mamba_expand": multiple(fields, "ssm.inner_size", "embedding_length"),
         "position_embedding_type": "nope",
         "shared_intermediate_size": size,
     }
+
+
+def multiple(fields: ConfigFields, key: str, of: str) -> int:
+    """Return how often a number is another one."""
+    number, unit = fields.integer(key), fields.integer(of)
+    if number % unit:
+        raise fields.wrong(key, f"a multiple of {unit}")
+    return number // unit
 
 
 def nemotron_config(fields: ConfigFields, num_layers: int) -> dict[str, Any]:

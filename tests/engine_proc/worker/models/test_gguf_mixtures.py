@@ -50,7 +50,7 @@ def test_every_architecture_with_experts_has_a_case() -> None:
     hybrids = {"lfm2moe", "qwen3next", "qwen35moe"}  # of test_hybrid_families.py
     hybrids |= {"granitehybrid", "kimi-linear", "nemotron_h_moe"}
     hybrids |= {"gemma4"}  # of test_gemma_families.py
-    assert tested | hybrids | {"deepseek2"} == set(MIXTURES)  # of test_latent_families.py
+    assert tested | hybrids | {"deepseek2", "jamba"} == set(MIXTURES)  # of test_latent_families.py
 
 
 def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ IN_GGUF: dict[str, dict[str, Any]] = {  # and what llama.cpp has built in
         "topk_group": 1,
         "hybrid_override_pattern": "*EM*E",
     },
+    "jamba": {},
+    "jamba without experts, with biases": {"num_experts_per_tok": 1, "mamba_dt_rank": 4},
     "falcon_h1": {},
     "falcon_h1 without norms, with multipliers": {"mlp_bias": False, "projectors_bias": False},
     "kimi_linear": {
