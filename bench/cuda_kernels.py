@@ -3,16 +3,18 @@
 Method: matrices of a model's layer, random, bf16, with 1 to 4,096 rows: our product, and torch's,
         which is cuBLASLt's. Then attention of 64 tokens with 4,096 keys each, and of a prompt of
         4,096: ours, and FlashInfer's if it is installed. The prompt is attended to by torch, too,
-        which has FlashAttention. A round is some calls one after the other without waiting, in
-        turns; its figure is for one call.
+        which has FlashAttention. A round is a CUDA graph of some calls, in turns; its figure is
+        for one call. Calls go through copies of a matrix that no cache holds together.
 Run:    python bench/cuda_kernels.py --rounds 20
 """
 
 import argparse
 import importlib
 import importlib.util
+import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,50 +43,70 @@ ROWS = (1, 16, 64, 256, 4096)
 MATRICES = ("q", "o", "gate", "down")
 WARM_UPS = 3
 MIXTURE = MixtureSpec(num_experts=16, experts_per_token=4, intermediate_size=768)
+MANY_BYTES = 1 << 28  # several times a cache of 50 MB
 OURS, CUBLASLT, FLASHINFER, FLASH = "headrace", "cuBLASLt", "FlashInfer", "FlashAttention"
 Call = Callable[[], object]
 
 
 def measure(
-    calls: dict[str, Call], args: argparse.Namespace, wait: Callable[[], None]
+    calls: dict[str, list[Call]], args: argparse.Namespace, wait: Callable[[], None]
 ) -> dict[str, list[float]]:
     """Return the microseconds of each system's call, round by round.
 
     Args:
+        calls: by system, equal ones that read other memory.
         args: has the rounds, and the calls of each.
         wait: returns when the device is done.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
+    together = {name: run_of(some, args) for name, some in calls.items()}
     for index in range(WARM_UPS + args.rounds):
-        for name, call in calls.items():
+        for name, run in together.items():
             wait()
             began = time.perf_counter()
-            for _ in range(args.calls):
-                call()
+            run()
             wait()
             if index >= WARM_UPS:
                 times[name].append(1e6 * (time.perf_counter() - began) / args.calls)
     return times
 
 
+def run_of(calls: list[Call], args: argparse.Namespace) -> Call:
+    """Return what makes a round's calls, in turns: on a GPU, a graph of them."""
+
+    def make_all() -> None:
+        for _, call in zip(range(args.calls), itertools.cycle(calls), strict=False):
+            call()
+
+    if args.device != "cuda":
+        return make_all
+    calls[0]()  # compiles; a graph must not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        make_all()
+    return graph.replay
+
+
 def products(
     spec: DecoderSpec, num_rows: int, device: str
-) -> Iterator[tuple[str, dict[str, Call]]]:
+) -> Iterator[tuple[str, dict[str, list[Call]]]]:
     """Yield a layer's products with some rows."""
     shapes = weight_shapes(spec)
+    bf16: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     for name in MATRICES:
         num_columns, num_terms = shapes[f"layers.0.{name}"]
-        weight = torch.randn(num_columns, num_terms, device=device, dtype=torch.bfloat16)
-        x = torch.randn(num_rows, num_terms, device=device, dtype=torch.bfloat16)
-        matrix = DenseMatrix(weight)
-        calls: dict[str, Call] = {
-            OURS: lambda x=x, matrix=matrix: matrix.apply(x),  # type: ignore[misc]
-            CUBLASLT: lambda x=x, weight=weight: F.linear(x, weight),  # type: ignore[misc]
+        num_copies = -(-MANY_BYTES // (2 * num_columns * num_terms)) if device == "cuda" else 1
+        weights = [torch.randn(num_columns, num_terms, **bf16) for _ in range(num_copies)]
+        x = torch.randn(num_rows, num_terms, **bf16)
+        calls: dict[str, list[Call]] = {
+            OURS: [partial(DenseMatrix(weight).apply, x) for weight in weights],
+            CUBLASLT: [partial(F.linear, x, weight) for weight in weights],
         }
         yield f"{name}, {num_columns} x {num_terms}, {num_rows} rows", calls
 
 
-def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, Call]:
+def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Call]]:
     """Return the calls that multiply rows with the gates of their experts."""
     bf16 = {"device": device, "dtype": torch.bfloat16}
     width = 2 * MIXTURE.intermediate_size
@@ -102,7 +124,7 @@ def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, Call]:
             gates, ups = F.linear(x[rows], weight[expert]).chunk(2, 1)
             torch.mul(F.silu(gates), ups)
 
-    return {OURS: lambda: matrices.apply_gated(x, tiles, gate), CUBLASLT: one_by_one}
+    return {OURS: [lambda: matrices.apply_gated(x, tiles, gate)], CUBLASLT: [one_by_one]}
 
 
 def attention(
@@ -193,9 +215,10 @@ def main() -> None:
         name = f"gates of 4 of 16 experts, {num_rows} rows"
         report.add(Quantity(name, "us", measure(experts(spec, num_rows, args.device), args, wait)))
     for num_sequences, num_queries in ((min(64, args.most), 1), (1, args.most)):
-        calls = attention(spec, num_sequences, num_queries, args.most, args.device)
+        attending = attention(spec, num_sequences, num_queries, args.most, args.device)
         name = f"attention, {num_sequences} sequences of {num_queries} tokens, {args.most} keys"
-        report.add(Quantity(name, "us", measure(calls, args, wait)))
+        alone = {system: [call] for system, call in attending.items()}
+        report.add(Quantity(name, "us", measure(alone, args, wait)))
     if args.device == "cuda" and importlib.util.find_spec("flashinfer") is None:
         report.miss("FlashInfer: pip install flashinfer-python")
     report.finish()

@@ -197,8 +197,7 @@ def attention_kernel(
     queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
     begin = tl.maximum(first_position + first_query - WINDOW + 1, 0) if WINDOW > 0 else 0
     end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
-    first_split, last_split = begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS
-    num_sharing = tl.maximum(tl.minimum(tl.num_programs(2), last_split - first_split + 1), 1)
+    first_split, last_split, num_sharing = splits_of(begin, end, SPLIT_KEYS)
     if tl.program_id(2) >= num_sharing:
         return
     partial += place * num_splits * (HEAD_DIM + TAIL)
@@ -220,9 +219,7 @@ def attention_kernel(
         HEAD_DIM,
         PAGE_TOKENS,
         SPLIT_KEYS,
-        BLOCK_ROWS,
         BLOCK_KEYS,
-        BLOCK_DIM,
         WINDOW,
         SOFTCAP,
         IS_SPLIT,
@@ -235,8 +232,7 @@ def attention_kernel(
             more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, HEAD_DIM)
             maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
-        maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
+        maxima, sums, mixed = add_sink(maxima, sums, mixed, sinks + head, is_row)
     attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
     to = out + place[:, None] * HEAD_DIM + dim[None, :]
     tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)
@@ -266,6 +262,15 @@ def find_tile(
 
 
 @triton.jit
+def splits_of(
+    begin: tl.tensor, end: tl.tensor, SPLIT_KEYS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the first and the last split of a tile's keys, and how many programs share it."""
+    first, last = begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS
+    return first, last, tl.maximum(tl.minimum(tl.num_programs(2), last - first + 1), 1)
+
+
+@triton.jit
 def attend_splits(
     queries: tl.tensor,
     keys: tl.tensor,
@@ -284,9 +289,7 @@ def attend_splits(
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -295,6 +298,8 @@ def attend_splits(
 
     If IS_SPLIT, others have their share of them, and each split's numbers are stored by themselves.
     """
+    BLOCK_ROWS: tl.constexpr = queries.shape[0]
+    BLOCK_DIM: tl.constexpr = queries.shape[1]
     dim = tl.arange(0, BLOCK_DIM)
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -514,9 +519,10 @@ def merge(
 
 @triton.jit
 def add_sink(
-    maxima: tl.tensor, sums: tl.tensor, mixed: tl.tensor, sink: tl.tensor
+    maxima: tl.tensor, sums: tl.tensor, mixed: tl.tensor, sinks: tl.tensor, is_row: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Attend to a key that has a score and no value."""
+    """Attend to a key that has a score for each row, and no value."""
+    sink = tl.load(sinks, mask=is_row, other=0.0).to(tl.float32)
     highest = tl.maximum(maxima, sink)
     base = finite(highest)
     decay = tl.exp(maxima - base)
