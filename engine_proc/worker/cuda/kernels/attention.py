@@ -211,7 +211,6 @@ def attention_kernel(
         last_split,
         begin,
         end,
-        first_position + first_query + 1,
         scale,
         partial,
         is_row,
@@ -281,7 +280,6 @@ def attend_splits(
     last_split: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
-    seen_by_all: tl.tensor,
     scale: tl.tensor,
     partial: tl.tensor,
     is_row: tl.tensor,
@@ -300,7 +298,7 @@ def attend_splits(
     """
     BLOCK_ROWS: tl.constexpr = queries.shape[0]
     BLOCK_DIM: tl.constexpr = queries.shape[1]
-    dim = tl.arange(0, BLOCK_DIM)
+    dim, seen_by_all = tl.arange(0, BLOCK_DIM), tl.min(positions, 0) + 1
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
