@@ -76,8 +76,9 @@ def measure(
     systems: dict[str, Server], name: str, rounds: list[list[str]], temperature: float
 ) -> list[Quantity]:
     """Let all systems continue the prompts of a round at once; the first round does not count."""
-    rate = Quantity(name, "tok/s", {system: [] for system in systems}, True)
     drafting = [system for system in systems if system != WITHOUT]
+    name = f"{name}, {' and '.join(drafting)}"  # rows of other modes are added to one file
+    rate = Quantity(name, "tok/s", {system: [] for system in [*drafting, WITHOUT]}, True)
     right = Quantity(f"{name}: accepted", "share", {system: [] for system in drafting}, True)
     alike = Quantity(f"{name}: same text", "share", {system: [] for system in drafting}, True)
     for number, prompts in enumerate(rounds):
