@@ -18,7 +18,7 @@ from headrace.config.model_card import read_card
 from headrace.exit_status import ExitStatus
 
 TIMEOUT_S = 300
-NUM_TOKENS = 48
+NUM_TOKENS = 64  # more than steps without a draft, after which one is tried whatever it costs
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -82,11 +82,9 @@ def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: st
     server = RunningServer(model, *EXACT, *drafts, "--tp", str(tp), "--max-num-seqs", "5")
     try:
         assert complete_all(server) == folders.texts
-        before, num_accepted = (
-            server.metric("generation_tokens_total"),
-            server.metric("spec_decode_num_accepted_tokens_total"),
-        )
-        assert num_accepted > 0 or method == "self"  # whose drafts pay only by the times of steps
+        before = server.metric("generation_tokens_total")
+        num_drafts = server.metric("spec_decode_num_draft_tokens_total")
+        assert num_drafts > 0
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(complete_all, server)
             wait_until(
@@ -94,8 +92,7 @@ def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: st
             )
             os.kill(server.ring[f"headrace: worker {tp - 1}"].pid, signal.SIGKILL)
             assert asked.result() == folders.texts
-        told = server.metric("spec_decode_num_accepted_tokens_total")
-        assert told > num_accepted or method == "self"
+        assert server.metric("spec_decode_num_draft_tokens_total") > num_drafts
         assert server.stop() == 0
     finally:
         server.close()
