@@ -37,13 +37,13 @@ class Tile:
     has_tma: bool = False  # the tensor memory accelerator loads it, if the matrices allow that
 
 
-# Measured on an H200, by `bench/results/cuda_tiles.json`: the least time over a layer's matrices.
+# The least time over a layer's matrices on an H200, and no more memory than an Ada has.
 FEW = Tile(64, 64)
 SHARED = Tile(64, 64, num_stages=6)  # few programs: each has more on its way
 SOME = Tile(128, 128, num_stages=3, has_tma=True)
 SOME_SHARED = Tile(64, 64, has_tma=True)
 MANY = Tile(128, 128, num_warps=8, has_tma=True)
-WIDE = Tile(128, 256, num_warps=8, has_tma=True)  # too large where parts have sums of their own
+WIDE = Tile(128, 256, 8, 3, has_tma=True)  # too large where parts have sums of their own
 TILE_ROWS = (64, 256)  # the most that are few, and some
 FP32 = Tile(64, 64, num_stages=3)  # twice as large in memory, and not for tensor cores
 

@@ -19,7 +19,7 @@ PINNED = "Triton 3.7.1"  # of torch 2.13 for GPUs
 KIB = 1 << 10
 SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * KIB}
 # Bytes of a thread's stack: what a kernel may lack in registers, at most.
-STACK_BYTES = {"attention_kernel": 64, "linear_kernel": 56, "draw_kernel": 560}
+STACK_BYTES = {"attention_kernel": 144, "draw_kernel": 560}
 DEADLINE_S = 300
 SOME = "attention_kernel.*IS_SPLIT=True|rope_store|norm_kernel.*NUM=4096|inputs"
 
@@ -32,7 +32,7 @@ def table() -> dict[str, Any]:
 @pytest.mark.parametrize("arch", SHARED_BYTES)
 def test_a_processor_has_the_memory_that_kernels_share(arch: str) -> None:
     rows = table()[PINNED]
-    assert len(rows) > 390
+    assert len(rows) > 470
     most = SHARED_BYTES[arch]
     too_large = {name for name, row in rows.items() if row.get(arch, [0])[0] > most}
     heads_of_256 = {name for name in rows if re.match("attention_kernel .* HEAD_DIM=256", name)}
@@ -42,7 +42,7 @@ def test_a_processor_has_the_memory_that_kernels_share(arch: str) -> None:
 def test_registers_of_a_hopper_do_for_all_but_some_kernels() -> None:
     for name, row in table()[PINNED].items():
         most = STACK_BYTES.get(name.split()[0], 0)
-        assert row["90"][2] <= most, name
+        assert row.get("90", [0, 0, 0])[2] <= most, name
 
 
 def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
