@@ -308,7 +308,7 @@ GGUF_MIXTURES = (
 )  # fmt: skip
 GGUF_HYBRIDS = (
     "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
-    "granitemoehybrid", "nemotron_h", "falcon_h1",
+    "granitemoehybrid", "nemotron_h", "falcon_h1", "jamba",
 )  # fmt: skip
 
 
