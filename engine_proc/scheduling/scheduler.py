@@ -336,7 +336,7 @@ class Scheduler:
                 return
             if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return
-            if self._pages.are_fetched(sequence):
+            if self._pages.waits_for_fetch(sequence):
                 continue
             num_reused = self._pages.reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image

@@ -68,8 +68,8 @@ class SequencePages:
         sequence.num_computed = (first + len(found)) * page_tokens
         return sequence.num_computed - num_before
 
-    def are_fetched(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits for its pages. They are fetched once the pool has room again."""
+    def waits_for_fetch(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for pages of the KV store; asks for them once there is room."""
         if sequence.seeks_pages:
             missing = self.num_missing(sequence, sequence.num_pending + 1)
             if self._pool.can_allocate(missing):
