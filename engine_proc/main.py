@@ -291,7 +291,12 @@ def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None
         return None
     model = None
     if execution.speculative != "ngram":
-        model = DraftModel(pool, execution.vocab_size, execution.speculative == "draft_model")
+        model = DraftModel(
+            pool,
+            execution.vocab_size,
+            has_pages=execution.speculative != "self",
+            from_hidden=execution.speculative == "mtp",
+        )
     return Speculation(model, config.num_speculative_tokens)
 
 

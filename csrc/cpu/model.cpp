@@ -83,7 +83,8 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
                          rope.interleaved != 0, rope.scale});
     }
     peers.first_tokens = {0, c.vocab_size};
-    kv.allocate(c.kv_format, kv_layers, c.num_pages, c.page_tokens, latent != nullptr, memory);
+    kv.allocate(c.kv_format, kv_layers, c.num_pages, c.page_tokens, latent != nullptr, memory,
+                c.num_mtp_layers > 0 ? c.hidden_size : 0);
     // `cache_bytes` of cpu_executor.py: states begin at a page of the system's.
     const size_t pages_end = (c.num_pages * kv.page_bytes() + 4095) / 4096 * 4096;
     states.allocate(c.num_states, state_numbers,
@@ -113,9 +114,9 @@ void Model::install(int slot, std::unique_ptr<Adapter> adapter) {
 
 Matrix &Model::matrix(int layer, int slot) {
     if (layer < 0) {
-        Matrix *const outer[] = {&embed,          &head,        &per_layer_embed,
-                                 &per_layer_proj, &altup_in,    &altup_out,
-                                 &positions,      &token_types, &adapted_embed};
+        Matrix *const outer[] = {&embed,    &head,         &per_layer_embed, &per_layer_proj,
+                                 &altup_in, &altup_out,    &positions,       &token_types,
+                                 &mtp_proj, &adapted_embed};
         return *outer[slot];
     }
     return layers[layer].matrices[slot];
@@ -123,8 +124,9 @@ Matrix &Model::matrix(int layer, int slot) {
 
 std::vector<float> &Model::vector(int layer, int slot) {
     if (layer < 0) {
-        std::vector<float> *const outer[] = {&norm,           &norm_bias,  &head_bias,
-                                             &per_layer_norm, &embed_norm, &embed_norm_bias};
+        std::vector<float> *const outer[] = {&norm,           &norm_bias,       &head_bias,
+                                             &per_layer_norm, &embed_norm,      &embed_norm_bias,
+                                             &mtp_embed_norm, &mtp_hidden_norm, &mtp_norm};
         return *outer[slot];
     }
     return layers[layer].vectors[slot];

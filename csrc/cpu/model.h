@@ -34,7 +34,8 @@ struct Config {
     int32_t vocab_size, hidden_size;
     int32_t num_heads;
     int32_t num_layers, num_ropes;
-    int32_t layer_norm; // 1: subtract the mean. `1 + w` is already added to the weights.
+    int32_t num_mtp_layers; // the last of the layers, which predict a token beyond the next; 0 or 1
+    int32_t layer_norm;     // 1: subtract the mean. `1 + w` is already added to the weights.
     Placement placement;
     QKNorm qk_norm;
     Gate activation;
@@ -344,7 +345,7 @@ struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
         gathered, conv_b, conv_c, conv_x, attn_gate, query_latents, of_heads, rounded_of_heads,
-        quantized_of_heads, shrunk;
+        quantized_of_heads, shrunk, joined, rounded_joined, quantized_joined;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
     DeltaWorkspace delta;
@@ -369,9 +370,11 @@ struct Model {
     Matrix per_layer_embed, per_layer_proj; // of Gemma: of all layers, side by side
     Matrix altup_in, altup_out;             // of each further residual, one after the other
     Matrix adapted_embed; // stays empty; adapters that change embeddings, not a tied head, have it
+    Matrix mtp_proj;      // of a token's embedding and the hidden state before it
     Matrix positions, token_types; // of encoders: added to a token's embedding, before a norm
     std::vector<float> per_layer_norm;
     std::vector<float> norm, norm_bias, head_bias, embed_norm, embed_norm_bias; // empty: none
+    std::vector<float> mtp_embed_norm, mtp_hidden_norm, mtp_norm;
     KvPages kv;
     StateSlots states;
     Peers peers;
@@ -411,6 +414,7 @@ struct Step {
     const int32_t
         *adapters; // [num_sequences], the slot of each one's adapter, -1: none. Null: none
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
+    int32_t is_draft; // of the layers that predict further tokens; see mtp.h
 };
 
 } // namespace headrace

@@ -10,6 +10,7 @@
 #include "cpu/mamba.h"
 #include "cpu/mamba2.h"
 #include "cpu/mixture.h"
+#include "cpu/mtp.h"
 #include "cpu/products.h"
 #include "cpu/short_conv.h"
 
@@ -195,7 +196,7 @@ void round_for_mixer(const StepState &s, const Layer &layer, int token) {
 
 // What a layer begins with, if there is one more.
 void enter_layer(const StepState &s, int index, int token) {
-    if (index == s.config.num_layers) {
+    if (index == s.end_layer) {
         return;
     }
     predict_residuals(s, index, token);
@@ -416,16 +417,6 @@ void run_layer(StepState &s, int index) {
     }
 }
 
-// What the head sees of row `i` of the logits.
-void write_hidden(const StepState &s, int i, float *out) {
-    const float *x = s.residual + size_t(s.step.logit_rows[i]) * s.hidden_stride;
-    if (s.model.norm.empty()) {
-        std::copy_n(x, s.config.hidden_size, out);
-    } else {
-        norm(s.model, s.model.norm, s.model.norm_bias, x, out);
-    }
-}
-
 // Whether encoders have what they add for a token's position and type.
 bool is_valid_embedding(const Model &model, const Step &step, int i) {
     const int num_positions = model.positions.rows, num_types = model.token_types.rows;
@@ -438,7 +429,7 @@ bool is_valid_embedding(const Model &model, const Step &step, int i) {
 void own_logits(StepState &s, float *logits, int stride, float *maxima) {
     const Matrix &head = s.model.head.rows ? s.model.head : s.model.embed;
     s.each_row(s.step.num_logit_rows, [&](int row) {
-        write_hidden(s, row, s.normed.row(row));
+        head_input(s, s.step.logit_rows[row], s.normed.row(row));
         round_activations(s, s.normed, {&head}, row);
     });
     multiply_head(s, {{head, s.normed, &s.model.head_bias}, logits, stride}, maxima);
@@ -488,7 +479,7 @@ bool is_valid_image(const Step &step, int i) {
 // Whether a token's sequence reads and writes slots that there are, not the same. It begins at
 // position 0 without a state, and at others with one. A written state covers some of its tokens.
 bool is_valid_state(const Model &model, const Step &step, int i, bool follows) {
-    if (!model.states.used()) {
+    if (!model.states.used() || step.is_draft) {
         return true;
     }
     if (!step.state_in || !step.state_out) {
@@ -504,6 +495,14 @@ bool is_valid_state(const Model &model, const Step &step, int i, bool follows) {
     }
     return in >= -1 && in < num_slots && out >= 0 && out < num_slots && in != out &&
            (begins ? (in < 0) == (step.positions[i] == 0) : follows);
+}
+
+// Whether the page is there that gets a drafted token's hidden state.
+bool is_valid_draft(const Config &config, const Step &step, int token) {
+    const int place = (step.positions[token] + 1) / config.page_tokens;
+    const int32_t *pages = step.page_table + int64_t(step.sequences[token]) * step.max_pages;
+    return !step.is_draft ||
+           (place < step.max_pages && pages[place] >= 0 && pages[place] < config.num_pages);
 }
 
 } // namespace
@@ -543,11 +542,12 @@ bool is_valid(const Model &model, const Step &step) {
         }
     }
     for (int i = 0; i < step.num_logit_rows; ++i) {
-        if (step.logit_rows[i] < 0 || step.logit_rows[i] >= step.num_tokens) {
+        const int token = step.logit_rows[i];
+        if (token < 0 || token >= step.num_tokens || !is_valid_draft(config, step, token)) {
             return false;
         }
     }
-    return step.num_logit_rows <= step.num_tokens;
+    return step.num_logit_rows <= step.num_tokens && (!step.is_draft || config.num_mtp_layers > 0);
 }
 
 void run_step(Model &model, const Step &step) {
@@ -556,15 +556,22 @@ void run_step(Model &model, const Step &step) {
     const ThreadPool::Awake awake(model.pool);
     embed(state);
     begin_residuals(state);
-    state.each_row([&](int token) { enter_layer(state, 0, token); });
-    for (int i = 0; i < model.config.num_layers; ++i) {
+    if (step.is_draft) {
+        join_hidden(state);
+    }
+    state.each_row([&](int token) { enter_layer(state, state.first_layer, token); });
+    for (int i = state.first_layer; i < state.end_layer; ++i) {
         run_layer(state, i);
     }
     join_residuals(state);
+    if (model.config.num_mtp_layers > 0) {
+        store_hidden(state);
+    }
     model.pool.clock.enter(StepPart::head);
     if (step.hidden) {
         state.each_row(step.num_logit_rows, [&](int row) {
-            write_hidden(state, row, step.hidden + size_t(row) * model.config.hidden_size);
+            head_input(state, step.logit_rows[row],
+                       step.hidden + size_t(row) * model.config.hidden_size);
         });
     } else if (step.num_logit_rows > 0) {
         write_logits(state);

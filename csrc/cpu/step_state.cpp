@@ -62,6 +62,8 @@ int output_dim(const Model &model, const HeadGroups &widest) {
 
 StepState::StepState(Model &m, const Step &s)
     : model(m), config(m.config), step(s), num_tokens(s.num_tokens),
+      first_layer(s.is_draft ? config.num_layers - config.num_mtp_layers : 0),
+      end_layer(config.num_layers - (s.is_draft ? 0 : config.num_mtp_layers)),
       rounds_attention(config.rounds_activations && model.kv.format() == Format::bf16 &&
                        model.kernels->rounds_attention && !model.latent),
       widest_heads(widest_heads_of(model)), inner(widest_mlp_of(model)),
@@ -146,6 +148,10 @@ void StepState::find_room() {
     of_heads = {space.of_heads.floats(head_rows * stride_of(of_head)), stride_of(of_head),
                 space.rounded_of_heads.floats(head_rows * stride_of(of_head)),
                 space.quantized_of_heads.room<Int16Group>(head_rows * groups_of(of_head))};
+    const int both = step.is_draft ? 2 * config.hidden_size : 0;
+    joined = {space.joined.floats(n * stride_of(both)), stride_of(both),
+              space.rounded_joined.floats(n * stride_of(both)),
+              space.quantized_joined.room<Int16Group>(n * groups_of(both))};
     conv_b = space.conv_b.floats(n * conv_stride);
     conv_x = space.conv_x.floats(n * conv_stride);
     convolved = {space.conv_c.floats(n * conv_stride), conv_stride, rounded, quantized};
@@ -162,7 +168,7 @@ void StepState::find_room() {
     find_mamba2_room(model, num_tokens);
     find_mamba_room(model, num_tokens);
     gemma = find_gemma_room(model, num_tokens);
-    int widest = std::max({outer, inner, of_head, config.laurel_rank, config.per_layer_size});
+    int widest = std::max({outer, both, inner, of_head, config.laurel_rank, config.per_layer_size});
     for (const Layer &layer : model.layers) {
         const MixtureConfig &mixture = layer.config.mixture;
         widest = std::max({widest, mixture.intermediate_size, mixture.shared_intermediate_size,

@@ -108,9 +108,10 @@ struct StepState {
     const Config &config;
     const Step &step;
     const int num_tokens;
-    const bool rounds_attention;   // where keys, values and products are bf16
-    const HeadGroups widest_heads; // the most of each number, over all layers
-    const int inner;               // numbers of the widest MLP
+    const int first_layer, end_layer; // of those that the step runs
+    const bool rounds_attention;      // where keys, values and products are bf16
+    const HeadGroups widest_heads;    // the most of each number, over all layers
+    const int inner;                  // numbers of the widest MLP
     const int hidden_stride, q_stride, kv_stride, attended_stride, inner_stride;
     int conv_channels = 0, conv_stride = 0; // of the widest short convolution; 0: there is none
     int mamba2_inner = 0;                   // numbers of a token in the widest Mamba-2
@@ -129,6 +130,7 @@ struct StepState {
     float *attn_gate;                    // [tokens, q_stride], where attention has an output gate
     Activations query_latents;           // of latent attention: of all heads' queries
     Activations of_heads;                // likewise, [heads, tokens], before and after attention
+    Activations joined;                  // of twice the hidden size, in a draft's step; see mtp.h
     float *queries;                      // [groups, tokens, group, head_dim]
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares

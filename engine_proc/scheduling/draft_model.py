@@ -21,19 +21,30 @@ class DraftModel:
         vocab_size: of the model; a token beyond is no draft.
         has_pages: the draft model has its own; else it computes with the model's, which overwrites
             what the draft model has written.
+        from_hidden: it is a layer that reads the hidden state before each token, which the model
+            leaves in its pages. A first token has none. Those before drafts are guesses, so
+            accepted drafts are computed again.
     """
 
-    def __init__(self, pool: PagePool, vocab_size: int, has_pages: bool = True) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        vocab_size: int,
+        has_pages: bool = True,
+        from_hidden: bool = False,
+    ) -> None:
         self._pool = pool
         self._vocab_size = vocab_size
         self.has_pages = has_pages
+        self._from_hidden = from_hidden
         self._full: dict[int, bytes] = {}  # pages computed whole: the digests of their tokens
 
     def settle(self, sequence: Sequence) -> None:
         """Keep of what was computed for drafts that which the sequence's tokens have become."""
         tokens, first = sequence.tokens, sequence.first_draft
         if sequence.drafts and len(tokens) > first:
-            computed = sequence.drafts[:-1]  # the last one was drawn alone
+            # The last one was drawn alone.
+            computed = NO_TOKENS if self._from_hidden else sequence.drafts[:-1]
             told = tokens[first : first + len(computed)]
             num_same = next((i for i, t in enumerate(told) if t != computed[i]), len(told))
             num_drafted = first + num_same
@@ -50,7 +61,7 @@ class DraftModel:
 
     def num_behind(self, sequence: Sequence) -> int:
         """Return how many tokens the draft model has not computed, the newest one included."""
-        return max(0, len(sequence.tokens) - sequence.num_drafted)
+        return max(0, len(sequence.tokens) - self._start(sequence))
 
     def next_chunk(self, sequence: Sequence, budget: int) -> Chunk | None:
         """Return what is to be computed for a sequence's next draft, or before it.
@@ -62,7 +73,7 @@ class DraftModel:
         """
         num_behind = self.num_behind(sequence)
         if num_behind:
-            start, count = sequence.num_drafted, min(num_behind, CATCH_UP_TOKENS, budget)
+            start, count = self._start(sequence), min(num_behind, CATCH_UP_TOKENS, budget)
         else:
             start, count = sequence.first_draft + len(sequence.drafts) - 1, 1
         num_missing = self._pool.pages_for(start + count) - len(sequence.pages)
@@ -88,6 +99,10 @@ class DraftModel:
         if token < self._vocab_size:
             sequence.drafts.append(token)
             sequence.draft_chances.append(chance)
+
+    def _start(self, sequence: Sequence) -> int:
+        """Return the first token of a sequence that is to be computed."""
+        return max(sequence.num_drafted, int(self._from_hidden))
 
     def _advance(self, sequence: Sequence, end: int) -> None:
         """Note that all tokens before `end` are computed."""

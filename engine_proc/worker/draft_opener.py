@@ -7,10 +7,11 @@ from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import GIB, core_bytes
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
+from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vocabulary import first_difference, read_vocabulary
 
-BY_MODELS = ("draft_model", "self")  # of --speculative
+BY_MODELS = ("draft_model", "self", MTP)  # of --speculative
 
 
 class HeldDecoder(NamedTuple):
@@ -24,7 +25,7 @@ class HeldDecoder(NamedTuple):
 def open_draft(
     config: ExecutionConfig, model: DecoderModel, dtype: WeightDtype, memory_bytes: int
 ) -> HeldDecoder | None:
-    """Return the draft model, if the flags ask for one.
+    """Return the draft model, if the flags ask for one beside the model itself.
 
     Args:
         model: that it drafts for, which is held in `dtype`.
@@ -33,7 +34,7 @@ def open_draft(
         ModelError: it cannot be opened, or cannot draft for this model.
         ConfigError: both do not fit into the memory.
     """
-    if config.speculative not in BY_MODELS:
+    if config.speculative not in BY_MODELS or config.speculative == MTP:
         return None
     path = Path(config.draft_model or config.model_path)
     if config.speculative == "self":

@@ -35,6 +35,7 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     threads_of_rank,
 )
 from headrace.engine_proc.worker.execution.memory_check import check_kv_cache, check_weights
+from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.dense_layers import DenseLayer, dense_modules
@@ -180,6 +181,9 @@ def in_core(
         )
         for place, decoder in enumerate(decoders)
     ]
+    drafters: list[Executor] = [*executors[1:]]
+    if model.spec.num_mtp_layers:
+        drafters.append(MtpExecutor(executors[0]))
     runner = decoder_runner(
         executors[0],
         model.pooling,
@@ -187,7 +191,7 @@ def in_core(
         model.spec.vocab_size,
         num_threads,
         embeds,
-        *executors[1:],
+        *drafters,
     )
     cache_id = b"" if memory is None else memory.cache_id
     adapters = None

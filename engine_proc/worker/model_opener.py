@@ -19,6 +19,7 @@ from headrace.engine_proc.worker.models.model import (
     open_model,
     read_json,
 )
+from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.errors import ModelError, in_a_line
 from headrace.model.pooling import PoolingKind, read_pooling
 
@@ -47,7 +48,7 @@ def open_for(
     if impl == "transformers":
         return open_in_modules(config, group)
     try:
-        model = open_model(path, config.load_format)
+        model = open_model(path, config.load_format, drafts=config.speculative == MTP)
     except NotLowered as lowering:
         if impl == "headrace":
             raise

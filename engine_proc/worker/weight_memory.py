@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.execution.memory_check import core_bytes
 from headrace.engine_proc.worker.loader import NAMES, QUANTIZED, WEIGHTS, refuse_draft
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
+from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.model.gguf import BLOCK_TYPES
 from headrace.system.machine import memory_limit
@@ -80,9 +81,14 @@ def foresee_draft(config: ExecutionConfig) -> int:
         refuse_draft(config, where)
     assert model is not None
     dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    rounds = config.dtype != "float32"
+    if config.speculative == MTP:
+        whole = open_model(Path(config.model_path), config.load_format, drafts=True)
+        taken = (core_bytes(one.spec, one.weights, dtype, rounds) for one in (whole, model))
+        return next(taken) - next(taken)
     draft = open_draft(config, model, dtype, memory_limit())
     assert draft is not None
-    return core_bytes(draft.model.spec, draft.model.weights, draft.dtype, config.dtype != "float32")
+    return core_bytes(draft.model.spec, draft.model.weights, draft.dtype, rounds)
 
 
 def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:

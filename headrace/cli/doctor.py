@@ -238,10 +238,11 @@ def weights(held: list[Any]) -> Iterator[tuple[str, str]]:
     yield "all", f"{mib(sum(one.held_bytes for one in held))} of memory, beside the KV cache"
 
 
-def drafts(card: ModelCard, num_bytes: int) -> Iterator[tuple[str, str]]:
+def drafts(config: ServerConfig, card: ModelCard, num_bytes: int) -> Iterator[tuple[str, str]]:
     """Yield what drafts tokens beside a model, and what its weights take; nothing without one."""
     if num_bytes:
-        drafter = card.draft_model or f"{card.path}, in 4 bits"
+        own = "its own layer" if config.speculative == "mtp" else "in 4 bits"
+        drafter = card.draft_model or f"{card.path}, {own}"
         yield "draft model", f"{drafter}: {mib(num_bytes)} of memory"
 
 
@@ -344,7 +345,7 @@ def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) 
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
     rows = plan(config, card, executor, on_gpus)
-    report("model", chain(rows, drafts(card, drafting)))
+    report("model", chain(rows, drafts(config, card, drafting)))
     if held:
         report("weights", weights(held))
     return findings

@@ -30,7 +30,7 @@ LOAD_FORMATS = ("auto", "dummy")
 KV_DTYPES = (*DTYPES, "fp8")
 LORA_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
-SPECULATIONS = ("off", "ngram", "draft_model", "self")
+SPECULATIONS = ("off", "ngram", "draft_model", "self", "mtp")
 MAX_DRAFTS = 15  # of a sequence in a step
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/collectives/shm_group.h
@@ -146,7 +146,8 @@ class ServerConfig:
     speculative: str = flag(
         "off",
         "draft tokens, which change no output: ngram takes them from the text, draft_model from a "
-        "second model as well, self from the model's own weights in 4 bits",
+        "second model as well, self from the model's own weights in 4 bits, mtp from its layer "
+        "that predicts further tokens",
         SPECULATIONS,
     )
     draft_model: str | None = flag(

@@ -90,6 +90,7 @@ def speculation(config: str) -> dict[str, str]:
     except msgspec.DecodeError as error:
         raise ConfigError(f"--speculative-config is not a JSON object: {error}") from None
     method = values.get("method", "draft_model" if "model" in values else None)
+    method = "mtp" if str(method).endswith("_mtp") else method  # vLLM's older names, by family
     if method not in SPECULATIONS[1:]:
         raise ConfigError(
             f"--speculative-config with method {method} is not supported; "
@@ -372,7 +373,10 @@ ROWS = [
         "speculation",
         (),
         ("--speculative-algorithm",),
-        Same("speculative", spelled({"NGRAM": "ngram", "STANDALONE": "draft_model"})),
+        Same(
+            "speculative",
+            spelled({"NGRAM": "ngram", "STANDALONE": "draft_model", "NEXTN": "mtp"}),
+        ),
     ),
     Row(
         "speculation",

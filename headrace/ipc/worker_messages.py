@@ -47,7 +47,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     # and tokens that a later step computes again. Empty: it covers all tokens.
     state_ends: bytes = b""
     adapters: bytes = b""  # i32, by sequence: the slot of its adapter, -1 for none; empty: none
-    is_draft: bool = False  # the draft model computes it, in its own pages of the same numbers
+    is_draft: bool = False  # what drafts computes it, in its own part of pages with these numbers
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from servers import RunningServer, StartFailed, wait_until
 from tiny_models import make_byte_folder, make_folder
 
@@ -48,6 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     root = tmp_path_factory.mktemp("drafts")
     model, of_bytes, giant = root / "model", root / "bytes", root / "giant"
     make_folder(model, "llama", initializer_range=0.2)
+    add_mtp_layer(model)
     make_byte_folder(of_bytes)
     giant.mkdir()
     (giant / "tokenizer.json").symlink_to(model / "tokenizer.json")
@@ -58,6 +61,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     assert server.stop() == 0
     assert len(set(texts)) == len(BODIES)
     return Folders(model, of_bytes, giant, texts)
+
+
+def add_mtp_layer(folder: Path) -> None:
+    """Add a layer that predicts a token beyond the next, from that token alone."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    size = tensors["model.norm.weight"].shape[0]
+    further = {name.replace("layers.1.", "layers.2."): tensors[name] for name in tensors}
+    last = "model.layers.2."
+    further = {name: 0.1 * tensor for name, tensor in further.items() if name.startswith(last)}
+    ones = torch.ones(size, dtype=torch.bfloat16)
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    further |= {f"{last}{name}.weight": ones.clone() for name in norms}
+    further[f"{last}eh_proj.weight"] = torch.eye(size, 2 * size, dtype=torch.bfloat16)
+    save_file(tensors | further, path, {"format": "pt"})
 
 
 def complete(server: RunningServer, body: dict[str, Any]) -> str:
@@ -75,7 +93,7 @@ def complete_all(server: RunningServer) -> list[str]:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("method", ["draft_model", "self"])
+@pytest.mark.parametrize("method", ["draft_model", "self", "mtp"])
 def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: str, tp: int) -> None:
     model = str(folders.model)
     drafts = ("--draft-model", model) if method == "draft_model" else ("--speculative", method)
@@ -114,6 +132,11 @@ def test_draft_larger_than_the_memory_is_one_clear_line(folders: Folders) -> Non
     assert "of memory; use a smaller one" in says
 
 
+def test_model_without_a_layer_that_drafts_is_one_clear_line(folders: Folders) -> None:
+    says = refusal(str(folders.of_bytes), "--speculative", "mtp")
+    assert "it has no layer that predicts further tokens" in says
+
+
 def refusal(*flags: str) -> str:
     """Return the line that a server which cannot start says."""
     with pytest.raises(StartFailed) as failure:
@@ -144,5 +167,8 @@ def test_doctor_counts_the_memory_of_a_draft_model(
     memory, findings = examined(speculative="self")
     assert not findings
     assert 1.2 * alone < memory < 1.5 * alone
+    memory, findings = examined(speculative="mtp")
+    assert not findings
+    assert alone < memory < 1.1 * alone
     _, (finding,) = examined(speculative="draft_model", draft_model=str(folders.of_bytes))
     assert "a draft model needs the model's vocabulary" in finding

@@ -9,7 +9,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
     """Return the bytes of a KV page over all layers. Values are padded to 16 a head.
 
-    A latent is stored once.
+    A latent is stored once. Where layers draft from hidden states, these lie there, too.
     """
     itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
     layers = [layer for layer in spec.layers if layer.has_pages]
@@ -20,6 +20,8 @@ def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
         num_kv_heads, head_dim = spec.kv_heads_of(layer)
         key_dim = head_dim if spec.latent is None else 0
         numbers += num_kv_heads * (key_dim + -(-head_dim // LANES) * LANES)
+    if spec.num_mtp_layers:
+        numbers += spec.hidden_size
     return page_tokens * numbers * itemsize
 
 

@@ -8,11 +8,14 @@ import numpy as np
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, CpuExecutor
-from headrace.engine_proc.worker.execution.held_matrices import Place, place_of
+from headrace.engine_proc.worker.execution.held_matrices import OUTER_MATRICES, Place, place_of
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.native_core import load_core
 
-EMBED, ADAPTED_EMBED = 0, 8  # slots outside of layers: of a tied head, of embeddings
+EMBED, ADAPTED_EMBED = (
+    0,
+    len(OUTER_MATRICES),
+)  # slots outside of layers: of a tied head, of embeddings
 NUMBER_TYPES = (Format.F32, Format.BF16, Format.F16)  # in the order of csrc/cpu
 
 

@@ -114,7 +114,7 @@ class Config(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("vocab_size", "hidden_size", "num_heads")),
-        *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
+        *((name, c_int32) for name in ("num_layers", "num_ropes", "num_mtp_layers", "layer_norm")),
         *((name, c_int32) for name in ("placement", "qk_norm", "activation", "gated_mlp")),
         *((name, c_int32) for name in ("num_pages", "page_tokens", "num_states", "shares_pages")),
         ("kv_format", c_int32),
@@ -139,7 +139,7 @@ class NativeStep(Structure):
         *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
         *((name, c_void_p) for name in ("state_in", "state_out", "state_ends", "adapters")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
-        *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
+        *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds", "is_draft")),
     )
 
 
@@ -206,6 +206,7 @@ class CpuExecutor:
             num_heads=spec.num_heads,
             num_layers=len(spec.layers),
             num_ropes=len(spec.ropes),
+            num_mtp_layers=spec.num_mtp_layers,
             layer_norm=spec.norm.subtracts_mean,
             placement=PLACEMENTS.index(spec.placement),
             qk_norm=QK_NORMS.index(spec.qk_norm),
@@ -445,6 +446,7 @@ class CpuExecutor:
             *arrays[3].shape,
             len(arrays[4]),
             0 if batch.embeds is None else len(batch.embeds),
+            batch.is_draft,
         )
         status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
         if status == 1:

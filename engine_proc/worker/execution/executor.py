@@ -43,6 +43,7 @@ class Batch:
     # [sequences], the token before which the written state ends: from there on are drafts
     state_ends: Int32s | None = None
     adapters: Int32s | None = None  # [sequences], the slots of their adapters; -1 is none
+    is_draft: bool = False  # for the layer that drafts; see `MtpExecutor`
 
 
 def sequence_rows(batch: Batch) -> list[slice]:

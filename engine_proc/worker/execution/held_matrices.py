@@ -76,6 +76,7 @@ OUTER_MATRICES = (
     "altup.out",
     "positions",
     "token_types",
+    "mtp.proj",
 )
 OUTER_VECTORS = (
     "norm",
@@ -84,6 +85,9 @@ OUTER_VECTORS = (
     "per_layer.proj_norm",
     "embed_norm",
     "embed_norm.bias",
+    "mtp.embed_norm",
+    "mtp.hidden_norm",
+    "mtp.norm",
 )
 
 

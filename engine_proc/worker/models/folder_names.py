@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.models.mamba_names import (
     mamba2_parts,
     mamba_parts,
 )
+from headrace.engine_proc.worker.models.mtp import NAMES, mtp_sources
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -159,6 +160,7 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
         sources |= hf_fused(spec, f"layers.{i}.", layer, tensors)
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= hf_mixture(mixture, f"layers.{i}.", layer, tensors)
+    sources |= mtp_sources(spec, f"{prefix}layers.", NAMES, tensors)
     return sources | (hf_gemma(spec, prefix) if is_newer_gemma(spec) else {})
 
 

@@ -12,6 +12,7 @@ from headrace.engine_proc.worker.models.mamba_names import (
     mamba2_parts,
     mamba_parts,
 )
+from headrace.engine_proc.worker.models.mtp import GGUF_NAMES, mtp_sources
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -100,6 +101,7 @@ def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSo
             sources |= fused_gate_up(spec, ours, f"{theirs}ffn_up")
         if (mixture := spec.layers[i].mixture) is not None:
             sources |= gguf_mixture(mixture, ours, theirs, tensors)
+    sources |= mtp_sources(spec, "blk.", GGUF_NAMES, tensors)
     return sources | (gguf_gemma(spec) if is_newer_gemma(spec) else {})
 
 

@@ -32,6 +32,7 @@ from headrace.engine_proc.worker.models.folder_names import hugging_face
 from headrace.engine_proc.worker.models.gguf_config import lower_gguf
 from headrace.engine_proc.worker.models.gguf_names import gguf
 from headrace.engine_proc.worker.models.lowering import lower_config
+from headrace.engine_proc.worker.models.mtp import as_deepseek, with_mtp_layer
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.vision_config import lower_vision
 from headrace.errors import BAD_JSON, ModelError
@@ -67,26 +68,30 @@ class DecoderModel:
         return self.weights["embed"].format == Format.F32
 
 
-def open_model(path: Path | str, load_format: str = "auto") -> DecoderModel:
+def open_model(
+    path: Path | str, load_format: str = "auto", *, drafts: bool = False
+) -> DecoderModel:
     """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
 
     Args:
         load_format: "dummy" makes weights up, for a folder that may have none.
+        drafts: with its layer that predicts further tokens; see `mtp.py`.
+
     Raises:
         NotLowered: the model cannot be executed exactly, by what its config says.
         ModelError: a file is missing, broken, or does not fit the others.
     """
     path = Path(path)
     if path.is_dir():
-        return open_folder(path, load_format == "dummy")
+        return open_folder(path, load_format == "dummy", drafts)
     if load_format == "dummy":
         raise ModelError(f"{path}: --load-format dummy takes a folder with config.json")
     if path.suffix == ".gguf":
-        return open_gguf(path)
+        return open_gguf(path, drafts)
     raise ModelError(f"{path}: neither a folder nor a .gguf file")
 
 
-def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
+def open_folder(folder: Path, is_dummy: bool, drafts: bool) -> DecoderModel:
     """Open a folder with `config.json` and safetensors, or with the config alone."""
     config = read_json(folder / "config.json")
     takes_images = vision_family(config) is not None
@@ -97,9 +102,12 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
         quantization = None if takes_images else quantization_of(config)
         plain = {name: value for name, value in config.items() if name not in CONFIG_FIELDS}
         spec = lower_vision(config) if has_towers else lower_config(plain)
+        spec = with_mtp_layer(spec) if drafts else spec
     except ModelError as error:
         raise NotLowered(f"{folder}: {error}") from error
     pooling = read_pooling(folder, config)
+    if drafts and pooling is not None:
+        raise ModelError(f"{folder}: drafts tokens; embedding models have none to draft")
     if spec.encoder is not None and pooling is None:
         raise ModelError(f"{folder}: its tokens see those to come, so it cannot generate")
     eos = eos_ids(generation) or eos_ids(config)
@@ -113,6 +121,8 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
         tensors = stored if quantization is None else weights_of(quantization, stored)
         if has_towers:
             tensors = weight_names.of_decoder(tensors)
+        if drafts:
+            tensors = as_deepseek(spec, tensors)
         if pooling is not None and "lm_head.weight" not in tensors:
             spec = replace(spec, tied_head=True)  # it has none, and needs none
         has_head = pooling is not None and pooling.scores and not pooling.score_tokens
@@ -142,12 +152,13 @@ def adopt_folder(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> Weights:
     return weight_names.adopt(spec, tensors, hugging_face)
 
 
-def open_gguf(path: Path) -> DecoderModel:
+def open_gguf(path: Path, drafts: bool) -> DecoderModel:
     """Open a single-file model."""
     file = read_metadata(path)
     tensors = gguf_tensors.open_tensors(file)
     try:
         spec = lower_gguf(file.metadata, tensors)
+        spec = with_mtp_layer(spec) if drafts else spec
         weights = weight_names.adopt(spec, tensors, gguf)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error

@@ -29,6 +29,7 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         shapes["head.bias"] = (spec.vocab_size,)
     shapes |= outer_norm_shapes(spec)
     shapes |= outer_gemma_shapes(spec)
+    shapes |= mtp_shapes(spec.hidden_size) if spec.num_mtp_layers else {}
     for i, layer in enumerate(spec.layers):
         of_layer = norm_shapes(spec, layer)
         if i == 0 and spec.encoder is not None and not spec.encoder.first_norm:
@@ -62,6 +63,12 @@ def outer_norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     if encoder.num_token_types:
         shapes["token_types"] = (encoder.num_token_types, hidden)
     return shapes
+
+
+def mtp_shapes(hidden: int) -> dict[str, Shape]:
+    """Return what stands around the layer that drafts."""
+    norms = ("mtp.embed_norm", "mtp.hidden_norm", "mtp.norm")
+    return {"mtp.proj": (hidden, 2 * hidden), **dict.fromkeys(norms, (hidden,))}
 
 
 def mixer_shapes(spec: DecoderSpec, mixer: Mixer | None) -> dict[str, Shape]:

@@ -124,3 +124,16 @@ def test_draft_model_in_the_model_s_pages_is_never_behind() -> None:
     assert model.num_behind(sequence) == 1
     draft(model, sequence, 50, 51)
     assert list(sequence.drafts) == [50, 51]
+
+
+def test_layer_of_the_model_computes_accepted_drafts_again() -> None:
+    pool = PagePool(16, PAGE_TOKENS)
+    model, sequence = DraftModel(pool, VOCAB_SIZE, from_hidden=True), make(10, pool)
+    chunk = next_chunk(model, sequence)
+    assert (chunk.start, chunk.count, chunk.is_last) == (1, 9, True)
+    draft(model, sequence, 50, 51, 52)
+    assert next_chunk(model, sequence).start == 12
+    sequence.tokens.extend([50, 51, 60])
+    model.settle(sequence)
+    chunk = next_chunk(model, sequence)
+    assert (chunk.start, chunk.count, chunk.is_last) == (10, 3, True)

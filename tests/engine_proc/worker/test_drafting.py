@@ -2,13 +2,14 @@
 
 import itertools
 import os
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_decoders import SPEC, random_weights
+from random_decoders import SPEC, random_weights, stored
 from scheduler_rig import make_sequence
 
 from headrace.engine_proc.kv_cache.page_pool import PagePool
@@ -20,10 +21,13 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES, CacheMemory
 from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
+from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.engine_proc.worker.models.mtp import with_mtp_layer
 from headrace.ipc.messages import Sampling, request_id
 
 PAGE_TOKENS, NUM_PAGES = 16, 12
@@ -36,21 +40,45 @@ SAMPLINGS = [
     Sampling(temperature=0.9, seed=5, logit_bias={7: 3.0}, min_tokens=8),
     Sampling(temperature=0.8, seed=6, bad_words=[[7], [5, 6]], prompt_logprobs=1),
 ]
-OWN_PAGES, SHARED_PAGES = "own pages", "shared pages"
+OWN_PAGES, SHARED_PAGES = "own pages", "shared pages"  # of a draft model
+MTP, RANDOM_MTP = "mtp", "random mtp"  # a layer of the model drafts
+RIGHT = (OWN_PAGES, SHARED_PAGES, MTP)  # drafts are often right
 
 
+@cache
 def make_runner(pages: str) -> GenerationRunner:
-    """Make a model, and its own weights in 4 bits as the draft model."""
-    weights = random_weights(SPEC)
+    """Make a model, and what drafts for it: its own weights in 4 bits, or a layer of it."""
     options: dict[str, Any] = {"num_pages": NUM_PAGES, "page_tokens": PAGE_TOKENS, "threads": 1}
+    sampler = Sampler(SPEC.vocab_size, threads=1)
+    if pages in (MTP, RANDOM_MTP):
+        spec = with_mtp_layer(SPEC)
+        weights = random_weights(spec)
+        model = CpuExecutor(spec, foreseeing(weights) if pages == MTP else weights, **options)
+        return GenerationRunner(model, sampler, draft_model=MtpExecutor(model))
+    weights = random_weights(SPEC)
     if pages == SHARED_PAGES:
         size = cache_bytes(SPEC, NUM_PAGES, 0, PAGE_TOKENS, KVDtype.FLOAT32)
         fd = os.memfd_create("pages")
         options["memory"] = CacheMemory(fd, size, bytes(FINGERPRINT_BYTES))
     model = CpuExecutor(SPEC, weights, **options)
     draft_model = CpuExecutor(SPEC, weights, weight_dtype=WeightDtype.INT4, **options)
-    sampler = Sampler(SPEC.vocab_size, threads=1)
     return GenerationRunner(model, sampler, draft_model=draft_model)
+
+
+def foreseeing(weights: Weights) -> Weights:
+    """Return weights of a model that looks at its last token alone, as its last layer does, too.
+
+    So the layer drafts what the model draws.
+    """
+    foreseen = dict(weights)
+    for name, weight in weights.items():
+        if name.endswith((".o", ".down")):
+            foreseen[name] = stored(np.zeros(weight.shape, np.float32))
+    size = SPEC.hidden_size
+    foreseen["mtp.proj"] = stored(np.eye(size, 2 * size, dtype=np.float32))
+    foreseen["mtp.embed_norm"] = stored(np.ones(size, np.float32))
+    foreseen["mtp.norm"] = weights["norm"]
+    return foreseen
 
 
 class Generation:
@@ -61,7 +89,8 @@ class Generation:
         pool = PagePool(num_pages, PAGE_TOKENS)
         speculation = None
         if drafts:
-            model = DraftModel(pool, SPEC.vocab_size, drafts == OWN_PAGES)
+            from_hidden = drafts in (MTP, RANDOM_MTP)
+            model = DraftModel(pool, SPEC.vocab_size, drafts != SHARED_PAGES, from_hidden)
             speculation = Speculation(model, max_length=5)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget)
         self.scheduler = Scheduler(pool, limits, speculation=speculation)
@@ -90,11 +119,6 @@ class Generation:
         return [(list(s.generated), reported[s.id], bytes(s.prompt_logprobs)) for s in sequences]
 
 
-@pytest.fixture(scope="module", params=[OWN_PAGES, SHARED_PAGES])
-def drafting(request: pytest.FixtureRequest) -> Iterator[tuple[GenerationRunner, str]]:
-    yield make_runner(request.param), request.param
-
-
 def make_sequences(samplings: list[Sampling]) -> list[Sequence]:
     pairs = zip(PROMPTS, samplings, strict=True)
     return [
@@ -103,6 +127,7 @@ def make_sequences(samplings: list[Sampling]) -> list[Sequence]:
     ]
 
 
+@pytest.mark.parametrize("drafts", [*RIGHT, RANDOM_MTP])
 @settings(max_examples=12, deadline=None)
 @given(
     samplings=st.lists(st.sampled_from(SAMPLINGS), min_size=3, max_size=3),
@@ -111,27 +136,25 @@ def make_sequences(samplings: list[Sampling]) -> list[Sequence]:
     losses=st.sets(st.integers(0, 30), max_size=3),
 )
 def test_drafts_of_a_model_change_no_text(
-    drafting: tuple[GenerationRunner, str],
+    drafts: str,
     samplings: list[Sampling],
     num_pages: int,
     budget: int,
     losses: set[int],
 ) -> None:
-    runner, pages = drafting
+    runner = make_runner(drafts)
     expected = [
         Generation(runner, "", NUM_PAGES, 64).answers([sequence], set())[0]
         for sequence in make_sequences(samplings)
     ]
-    generation = Generation(runner, pages, num_pages, budget)
+    generation = Generation(runner, drafts, num_pages, budget)
     assert generation.answers(make_sequences(samplings), losses) == expected
 
 
+@pytest.mark.parametrize("drafts", RIGHT)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_model_in_4_bits_drafts_what_it_draws(
-    drafting: tuple[GenerationRunner, str], temperature: float
-) -> None:
-    runner, pages = drafting
-    generation = Generation(runner, pages, NUM_PAGES, 64)
+def test_model_s_own_weights_draft_what_it_draws(drafts: str, temperature: float) -> None:
+    generation = Generation(make_runner(drafts), drafts, NUM_PAGES, 64)
     sampling = Sampling(temperature=temperature, seed=1)
     generation.answers(make_sequences([sampling] * 3), set())
     counts = generation.scheduler.counts

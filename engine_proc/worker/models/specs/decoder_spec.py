@@ -408,6 +408,7 @@ class DecoderSpec:
     max_position: int
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeTable, ...]
+    num_mtp_layers: int = 0  # the last of `layers`, which draft: 0 or 1; see `mtp.py`
     norm: Norm = Norm.RMS
     norm_bias: bool = False  # of all norms but those of queries and keys
     norm_eps: float = 1e-5
