@@ -19,9 +19,7 @@ Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/p
 """
 
 import argparse
-import json
 import os
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +32,7 @@ from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.model import open_model
 from support import models
 from support.bandwidth import Bandwidth, active_bytes
+from support.llama_process import LlamaProcess
 from support.random_gguf import MIXTURES, TYPES, random_file, types_of
 from support.real_models import REAL_MODELS, fetch
 from support.report import Quantity, Report, parser, peer_version
@@ -145,44 +144,20 @@ class Headrace:
 
 
 class LlamaCpp:
-    """llama.cpp in a process of its own; see `support/llama_worker.py`."""
+    """llama.cpp, in another process."""
 
     def __init__(self, python: str, format: str, threads: int) -> None:
         path = file_of("Q8_0" if format == ROUNDED else format)
-        worker = Path(__file__).parent / "support" / "llama_worker.py"
-        self._process = subprocess.Popen(
-            [python, str(worker), str(path), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("the llama.cpp worker ended; what it said is above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _ask(self, command: dict[str, Any]) -> tuple[float, list[int]]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        return answer["seconds"], answer["tokens"]
+        self._process = LlamaProcess(python, path, threads)
+        self.close = self._process.close
 
     def prefill(self, tokens: list[int]) -> tuple[float, list[int]]:
         """See `Engine`."""
-        return self._ask({"prefill": tokens})
+        return self._process.ask({"prefill": tokens})
 
     def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
         """See `Engine`."""
-        return self._ask({"decode": steps, "prompt": prompt, "sequences": sequences})
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+        return self._process.ask({"decode": steps, "prompt": prompt, "sequences": sequences})
 
 
 def measure(

@@ -6,13 +6,16 @@ Method: an agent's trace of 10 turns on Qwen2.5-Coder-1.5B in Q4_K_M: 10,000 tok
         counts from the moment of the kill, but for restarts from `/health`. "Cold" is the same
         prompt under another salt. A stream beside the fetch tells what other requests notice. Its
         tokens count from the first to the last bytes that the store's process reads. So none waits
-        for the prompt's own tail to be computed. Tokenizers have loaded all before. Last the trace
-        is run with and without a store, each after a start with an empty one.
-Run:    python bench/kv_store.py --parts deaths overhead
+        for the prompt's own tail to be computed. Tokenizers have loaded all before. Then the trace
+        is run with and without a store, each after a start with an empty one. Last the next turn
+        after a restart stands beside llama.cpp's. That reads the saved state of the same tokens,
+        in a process without a server, once its model is loaded.
+Run:    python bench/kv_store.py --parts deaths overhead llama --llama-python PYTHON
         A trace of a few seconds: --model MODEL.gguf --first-tokens 1000
 """
 
 import json
+import os
 import random
 import tempfile
 import threading
@@ -23,8 +26,9 @@ from typing import Any
 import httpx
 import numpy as np
 
+from support.llama_process import LlamaProcess
 from support.real_models import fetch
-from support.report import Quantity, Report, parser
+from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, headrace
 
 FIRST_TOKENS = 10_000  # by default
@@ -210,20 +214,48 @@ def measure_overhead(model: Path, num_tokens: int, report: Report) -> None:
     report.add(Quantity("the trace, a store never hit", "s", seconds))
 
 
+def measure_llama(model: Path, num_tokens: int, python: str, report: Report) -> None:
+    """Measure the next turn after a restart, beside llama.cpp's with a saved state."""
+    agent, threads = Agent(num_tokens + TURN_TOKENS * NUM_TURNS, 2), len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        store = ("--kv-store", folder, "--kv-store-disk-bytes", "2G")
+        with start(model, *store) as server:
+            agent.turn(server)
+        known, state = agent.tokens, f"{folder}/state"
+        with start(model, *store) as server:
+            ours = [agent.turn(server)]
+        theirs = LlamaProcess(python, model, threads)
+        theirs.ask({"save": state, "prompt": known})
+        theirs.close()
+        theirs = LlamaProcess(python, model, threads)
+        theirs.ask({"prefill": known[:1]})  # loads the model
+        seconds, _ = theirs.ask({"restore": state, "prompt": agent.tokens[:-ANSWER_TOKENS]})
+        theirs.close()
+    samples = {"headrace": ours, "llama.cpp": [seconds]}
+    report.add(Quantity("next turn after a restart, pages or state saved", "s", samples))
+
+
 def main() -> None:
     """Run and print the report."""
     options = parser(__doc__, rounds=1)
-    options.add_argument("--parts", nargs="+", default=["deaths", "overhead"])
+    options.add_argument("--parts", nargs="+", default=["deaths", "overhead", "llama"])
+    options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     options.add_argument("--model", help="by default Qwen2.5-Coder-1.5B")
     options.add_argument("--first-tokens", type=int, default=FIRST_TOKENS)
     args = options.parse_args()
     report = Report("kv_store", args)
+    version = peer_version(args.llama_python, "llama-cpp-python")
     model = Path(args.model) if args.model else fetch("qwen2.5-coder-1.5b")
     if "deaths" in args.parts:
         with tempfile.TemporaryDirectory() as folder:
             measure_deaths(model, args.first_tokens, folder, report)
     if "overhead" in args.parts:
         measure_overhead(model, args.first_tokens, report)
+    if "llama" in args.parts and version is None:
+        report.miss("llama.cpp: --llama-python or LLAMA_PYTHON names no Python that has it")
+    elif "llama" in args.parts:
+        report.versions["llama-cpp-python"] = version
+        measure_llama(model, args.first_tokens, args.llama_python, report)
     report.finish()
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     pass
 
 IDLE_MS = 500
+QUIET_S = 2.0  # without work, before what is seldom needed is loaded
 LOADING_MS = 20  # between looks at whether new workers are ready
 STUCK = (  # the text of an error
     "the grammar could not be followed after {} tokens: it is too ambiguous or too large; a "
@@ -114,6 +115,7 @@ class EngineCore:
         self._has_replicas = config.num_replicas > 1
         self._can_step = True
         self._has_new_workers = False
+        self._quiet_since = clock()
         self._slot.add(EngineField.RECOVERED_PAGES, pool.num_cached)  # of the engine before
         self._update_board()
 
@@ -135,9 +137,12 @@ class EngineCore:
         if received is None:
             if wait_ms and self._prompts is not None:
                 self._prompts.settle_idle()
-            if wait_ms == IDLE_MS and self._generates:
+            if wait_ms < IDLE_MS:
+                self._quiet_since = self._clock()
+            elif self._generates and self._clock() - self._quiet_since >= QUIET_S:
                 self._grammars.begin()
             return
+        self._quiet_since = self._clock()
         for message, bulk in messages_of_turn(inbox, received):
             self._take(message, bulk)
         self._update_board()

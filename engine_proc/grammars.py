@@ -1,10 +1,10 @@
 """Compiles the grammars of new sequences in a thread, beside the steps.
 
 llguidance and its table of the vocabulary take half a second of processor time. They are loaded
-when the engine is first idle, so no start and no stream waits for them. A grammar that comes before
-loads them at once, and running streams pause twice. With 49,000 tokens, calm on a Xeon, the
-tokenizer of the library `tokenizers` holds the GIL for 112 ms, `LLTokenizer` for 145 to 220 ms. Its
-trie alone takes 100 ms.
+once the engine has been idle for 2 s, so no start and no stream waits for them. A grammar that
+comes before loads them at once, and running streams pause twice. With 49,000 tokens, calm on a
+Xeon, the tokenizer of the library `tokenizers` holds the GIL for 112 ms, `LLTokenizer` for 145 to
+220 ms. Its trie alone takes 100 ms.
 Compilation does not hold the GIL. A sequence is scheduled once its grammar is compiled, so it
 delays no other. Sequences with equal grammars share the compiled one.
 """

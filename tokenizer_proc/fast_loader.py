@@ -1,4 +1,4 @@
-"""When a tokenizer process loads what makes encoding fast: while no step shares its cores."""
+"""When a tokenizer process loads what makes encoding fast: while no request shares its cores."""
 
 import threading
 import time
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from headrace.board.board import Board
 from headrace.board.fields import EngineField
 
+QUIET_S = 2.0  # without a request: the first one often comes the moment that `/health` is 200
 LATEST_S = 10.0  # after the server is up, steps or none
 
 
@@ -24,6 +25,7 @@ class FastLoader:
         self._board = board
         self._clock = clock
         self._latest: float | None = None  # known once the server is up
+        self._quiet_since = 0.0
         self.thread: threading.Thread | None = None
 
     def poll(self, is_busy: bool) -> None:
@@ -34,9 +36,12 @@ class FastLoader:
         """
         if self.thread is not None or self._board.unhealthy():
             return
+        now = self._clock()
         if self._latest is None:
-            self._latest = self._clock() + LATEST_S
-        if not (is_busy or self._has_sequences()) or self._clock() >= self._latest:
+            self._latest, self._quiet_since = now + LATEST_S, now
+        if is_busy or self._has_sequences():
+            self._quiet_since = now
+        if now - self._quiet_since >= QUIET_S or now >= self._latest:
             self.thread = threading.Thread(target=self._load, name="loader")
             self.thread.start()
 

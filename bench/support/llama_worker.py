@@ -3,7 +3,9 @@
 Lines of JSON on standard input, each answered by one on standard output. `{"prefill": ids}`
 computes a prompt. `{"decode": steps, "prompt": ids, "sequences": n}` continues n prompts greedily,
 each of which is the one before it without its first token, which comes last. They are computed
-untimed at first use and kept. Each kind has its own context, so a short
+untimed at first use and kept. `{"save": path, "prompt": ids}` computes a prompt and writes its
+state to a file. `{"restore": path, "prompt": ids}` reads such a file and computes the rest of a
+longer prompt. Each kind has its own context, so a short
 sequence does not pay for a long one. Between commands the process waits on its input and uses no
 core.
 """
@@ -57,12 +59,33 @@ class Sequences:
         tokens: list[int] = logits.argmax(axis=1).tolist()
         return tokens
 
-    def fill(self, tokens: list[int], sequence: int) -> None:
-        """Compute a prompt into a sequence, in batches; logits of its last token only."""
-        rows = [(token, position, sequence) for position, token in enumerate(tokens)]
+    def fill(self, tokens: list[int], sequence: int, known: int = 0) -> None:
+        """Compute a prompt into a sequence, in batches; logits of its last token only.
+
+        Args:
+            known: tokens of it that are there.
+        """
+        rows = [(token, position, sequence) for position, token in enumerate(tokens)][known:]
         for start in range(0, len(rows), BATCH_TOKENS):
             end = start + BATCH_TOKENS
             self.compute(rows[start:end], num_wanted=end >= len(rows))
+
+    def save(self, path: str, tokens: list[int]) -> None:
+        """Write the state of the only sequence, whose tokens these are, to a file."""
+        ids = (llama_cpp.llama_token * len(tokens))(*tokens)
+        context, name = self.context, path.encode()
+        num_bytes = llama_cpp.llama_state_seq_save_file(context, name, 0, ids, len(tokens))
+        assert num_bytes, f"llama.cpp cannot write {path}"
+
+    def restore(self, path: str, max_tokens: int) -> int:
+        """Read the state of the only sequence from a file; return how many tokens it has."""
+        ids, count = (llama_cpp.llama_token * max_tokens)(), ctypes.c_size_t()
+        context, name = self.context, path.encode()
+        num_bytes = llama_cpp.llama_state_seq_load_file(
+            context, name, 0, ids, max_tokens, ctypes.byref(count)
+        )
+        assert num_bytes, f"llama.cpp cannot read {path}"
+        return count.value
 
     def forget(self, from_position: int) -> None:
         """Drop the tokens of every sequence from a position on."""
@@ -121,6 +144,20 @@ class Worker:
             generated.append(tokens[0])
         return {"seconds": time.perf_counter() - start, "tokens": generated}
 
+    def save(self, path: str, tokens: list[int]) -> dict[str, Any]:
+        """Compute a prompt from nothing, and write its state to a file."""
+        answer = self.prefill(tokens)
+        self.sequences(1, len(tokens)).save(path, tokens)
+        return answer
+
+    def restore(self, path: str, tokens: list[int]) -> dict[str, Any]:
+        """Read the state of a prompt's beginning from a file, and compute the rest."""
+        one = self.sequences(1, len(tokens))
+        start = time.perf_counter()
+        one.fill(tokens, 0, one.restore(path, len(tokens)))
+        token = one.greedy(1)
+        return {"seconds": time.perf_counter() - start, "tokens": token}
+
 
 def main() -> None:
     """Serve until the input ends. Arguments: the model file, the number of threads."""
@@ -129,6 +166,10 @@ def main() -> None:
         command = json.loads(line)
         if "prefill" in command:
             answer = worker.prefill(command["prefill"])
+        elif "save" in command:
+            answer = worker.save(command["save"], command["prompt"])
+        elif "restore" in command:
+            answer = worker.restore(command["restore"], command["prompt"])
         else:
             answer = worker.decode(command["decode"], command["prompt"], command["sequences"])
         print(json.dumps(answer), flush=True)

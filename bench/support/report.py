@@ -68,7 +68,9 @@ class Quantity:
     @classmethod
     def from_json(cls, row: dict[str, Any], commit: str | None) -> "Quantity":
         """Return the row that `as_json` gave, measured with the code of `commit`."""
-        return cls(row["quantity"], row["unit"], row["samples"], row["higher_is_better"], commit)
+        is_rate = row["unit"].endswith("/s")  # older files do not say which way is better
+        is_higher = row.get("higher_is_better", is_rate)
+        return cls(row["quantity"], row["unit"], row["samples"], is_higher, commit)
 
 
 class Report:

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine_rig import FIRST, WAIT_MS, Rig, generate
 
+from headrace.engine_proc.engine_core import QUIET_S
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.errors import ModelError
 from headrace.model.grammar_compiler import GrammarCompiler
@@ -24,6 +25,9 @@ def test_the_compiler_is_loaded_when_the_engine_is_idle(tmp_path: Path) -> None:
     while rig.scheduler.has_work:
         assert loaded.empty(), "a sequence is running"
         rig.step()
+    rig.engine.receive(rig.inbox)
+    assert loaded.empty(), "the next request may come at once"
+    rig.now += QUIET_S
     rig.engine.receive(rig.inbox)
     loaded.get(timeout=WAIT_MS / 1000)
     rig.engine.receive(rig.inbox)

@@ -2,7 +2,7 @@
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField
-from headrace.tokenizer_proc.fast_loader import LATEST_S, FastLoader
+from headrace.tokenizer_proc.fast_loader import LATEST_S, QUIET_S, FastLoader
 
 
 class Rig:
@@ -34,10 +34,12 @@ class Rig:
         return self.num_loads
 
 
-def test_a_tokenizer_loads_once_when_the_server_is_up() -> None:
+def test_a_tokenizer_loads_once_when_the_server_has_rested() -> None:
     rig = Rig()
     assert rig.loads() == 0
     rig.serve()
+    assert rig.loads() == 0
+    rig.now += QUIET_S
     assert rig.loads() == 1
     assert rig.loads() == 1
 
@@ -47,8 +49,12 @@ def test_a_tokenizer_loads_when_no_sequence_needs_the_cores() -> None:
     rig.serve()
     assert rig.loads(is_busy=True) == 0
     rig.engine[EngineField.RUNNING] = 1
+    rig.now += QUIET_S
     assert rig.loads() == 0
     rig.engine[EngineField.RUNNING] = 0
+    rig.now += QUIET_S / 2
+    assert rig.loads() == 0
+    rig.now += QUIET_S / 2
     assert rig.loads() == 1
 
 
