@@ -218,7 +218,8 @@ class EngineCore:
         for sequence, why in losses.failed:
             if sequence.images:  # else it has failed, for another image or with another sequence
                 self._fail(sequence, why)
-        self._vision.ask(self._images)
+        fingerprint = "" if self._store is None else self._store.fingerprint
+        self._vision.ask(self._images, fingerprint)
 
     def poll_store(self) -> None:
         """Take what the KV store has fetched, and ask for more. A suspect gets all pages.

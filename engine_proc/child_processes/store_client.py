@@ -37,7 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class StoreClient:
-    """The KV store's process; there is none between a death and the replacement."""
+    """The KV store's process; there is none between a death and the replacement.
+
+    Attributes:
+        fingerprint: of its files; "" before it has opened them.
+    """
 
     def __init__(
         self, config: EngineConfig, context: Context, clock: Callable[[], float] = time.monotonic
@@ -51,6 +55,7 @@ class StoreClient:
         self._start_at = 0.0  # while there is none
         self._layout: CacheLayout | None = None
         self._fetcher: PageFetcher | None = None
+        self.fingerprint = ""
         self._is_ready = False
         self._ready_at = 0.0
         self._is_asked = False  # and has not answered
@@ -122,6 +127,7 @@ class StoreClient:
             self._look_after(self._child)
         elif isinstance(answer, StoreReady):
             self._is_ready, self._ready_at = True, self._clock()
+            self.fingerprint = answer.fingerprint
         else:
             self._is_asked = False
             self._restarts.worked()

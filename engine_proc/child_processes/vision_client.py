@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from headrace.config.process_configs import EngineConfig, VisionConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
@@ -76,6 +78,7 @@ class VisionClient:
             arena_fd=self._arena.fd,
             num_arena_regions=self._config.num_arena_regions,
             embedding_fd=self._area.fd,
+            store_tiers=self._config.store_tiers,
         )
         slot = self._context.board.slot("vision")
         fds = (self._arena.fd, self._area.fd)
@@ -137,12 +140,16 @@ class VisionClient:
             self._restarts.worked()
         return losses
 
-    def ask(self, images: EncoderQueue) -> None:
-        """Have the next images encoded, unless some are being encoded."""
+    def ask(self, images: EncoderQueue, fingerprint: str = "") -> None:
+        """Have the next images encoded, unless some are being encoded.
+
+        Args:
+            fingerprint: of the KV store's files, once that is ready.
+        """
         if self._child is not None and self._ready is not None:
             batch = images.next_batch(self._ready.max_numbers)
             if batch is not None:
-                self._child.send(batch)
+                self._child.send(msgspec.structs.replace(batch, fingerprint=fingerprint))
 
     def stop(self) -> None:
         """End it, if there is one."""

@@ -163,7 +163,7 @@ class EncoderQueue:
         if not images:
             return None
         rows = [self.pool.rows(image.key).tobytes() for image in images]
-        return Encode([image.tensors for image in images], rows)
+        return Encode([image.tensors for image in images], rows, [image.key for image in images])
 
     def _urgency(self, job: EncoderJob) -> tuple[int, int]:
         """Return the importance of the most important sequence that needs an image."""

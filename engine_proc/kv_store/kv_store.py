@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from headrace.engine_proc.kv_cache.cache_table import IN_USE, CacheTable
 from headrace.engine_proc.kv_cache.page_fetcher import COPY_SHARE
-from headrace.engine_proc.kv_store.store_tier import StoreTier
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.ipc.page_digests import DIGEST_BYTES
 from headrace.ipc.worker_messages import (
@@ -21,6 +20,7 @@ from headrace.ipc.worker_messages import (
     LookupResult,
     RecordKind,
 )
+from headrace.storage.store_tier import StoreTier
 
 SCAN_S = 0.2  # between looks at the tables
 

@@ -11,7 +11,6 @@ from headrace.board.fields import KvStoreField
 from headrace.config.process_configs import KvStoreConfig
 from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.kv_store.kv_store import KvStore
-from headrace.engine_proc.kv_store.store_tier import StoreTier, TierName
 from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -32,6 +31,7 @@ from headrace.ipc.worker_messages import (
 from headrace.runtime.process import Context
 from headrace.storage.slot_file import SlotFile, SlotFileHeader, slots_within
 from headrace.storage.store_directory import StoreDirectory
+from headrace.storage.store_tier import StoreTier, TierName
 
 IDLE_S = 0.2  # between looks at what is to be stored
 
@@ -53,7 +53,7 @@ def main(config: KvStoreConfig, context: Context) -> None:
     store = open_store(config, ask.layout, fingerprint)
     heartbeat.end()
     context.ready()
-    answers.send(StoreReady())
+    answers.send(StoreReady(fingerprint))
     before = {word: context.slot[word] for word in counts_of(store)}
     is_busy = False
     while True:
@@ -104,14 +104,14 @@ def open_tiers(config: KvStoreConfig, layout: CacheLayout, fingerprint: str) -> 
     if tiers.memory_fds:
         headers = make_headers(config, layout, fingerprint, "--kv-store-bytes", tiers.memory_bytes)
         fds = dict(zip(RecordKind, tiers.memory_fds, strict=True))
-        own = {kind: SlotFile(fds[kind], header, False) for kind, header in headers.items()}
+        own = {k.value: SlotFile(fds[k], header, False) for k, header in headers.items()}
         found.append(StoreTier(TierName.MEMORY, own))
     if tiers.directory is not None:
         flag = "--kv-store-disk-bytes"
-        headers = make_headers(config, layout, fingerprint, flag, tiers.disk_bytes)
+        headers = make_headers(config, layout, fingerprint, flag, tiers.disk_bytes_of_pages)
         try:
             directory = StoreDirectory(Path(tiers.directory), fingerprint)
-            own = {kind: directory.own(header) for kind, header in headers.items()}
+            own = {kind.value: directory.own(header) for kind, header in headers.items()}
         except OSError as error:
             raise ConfigError(
                 f"--kv-store {tiers.directory} cannot hold {flag} {tiers.disk_bytes}: {error}; "

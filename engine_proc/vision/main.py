@@ -1,12 +1,14 @@
 """Vision process: pixels of images in, rows that decoders take out; keeps nothing of either.
 In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.board.fields import VisionField
 from headrace.config.process_configs import ExecutionConfig, VisionConfig
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.vision.embedding_store import EmbeddingStore
 from headrace.engine_proc.vision.encoder import encode
 from headrace.engine_proc.vision.placement import placement_of
 from headrace.ipc.arena import Arena
@@ -34,6 +36,8 @@ def main(config: VisionConfig, context: Context) -> None:
     answers.send(ready)
     keep_freed()
     was_busy = False
+    store: EmbeddingStore | None = None
+    fingerprint = ""
     while True:
         message = asks.receive(IDLE_S)
         if was_busy and message is None:
@@ -41,12 +45,27 @@ def main(config: VisionConfig, context: Context) -> None:
         was_busy = message is not None
         if message is not None:
             heartbeat.begin()
-            answer = encode(message, tower, arena, area.rows)
+            if message.fingerprint != fingerprint:  # the KV store is ready
+                fingerprint = message.fingerprint
+                store = open_store(config, fingerprint)
+            answer = encode(message, tower, arena, area.rows, store)
             heartbeat.end()
-            num_lost = len(answer.gone) + len(answer.failed)
-            context.slot.add(VisionField.ENCODER_BATCHES)
-            context.slot.add(VisionField.ENCODED_IMAGES, len(message.images) - num_lost)
+            num_others = len(answer.gone) + len(answer.failed) + answer.num_stored
+            num_encoded = len(message.images) - num_others
+            context.slot.add(VisionField.ENCODER_BATCHES, answer.num_stored < len(message.images))
+            context.slot.add(VisionField.ENCODED_IMAGES, num_encoded)
+            context.slot.add(VisionField.STORE_HITS, answer.num_stored)
             answers.send(answer)
+
+
+def open_store(config: VisionConfig, fingerprint: str) -> EmbeddingStore | None:
+    """Open the files of embeddings; None where there is no directory, or no room."""
+    tiers = config.store_tiers
+    if tiers is None or tiers.directory is None:
+        return None
+    model, row_size = Path(config.execution.model_path).name, config.execution.image_row_size
+    num_bytes = tiers.disk_bytes_of_images
+    return EmbeddingStore.open(tiers.directory, num_bytes, fingerprint, model, row_size)
 
 
 def open_tower(config: ExecutionConfig) -> tuple["Tower", TowerReady]:

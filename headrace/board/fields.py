@@ -191,6 +191,7 @@ class VisionField(BoardField):
 
     ENCODED_IMAGES = COUNTER
     ENCODER_BATCHES = COUNTER  # calls of the tower for them
+    STORE_HITS = COUNTER  # images whose embeddings the KV store had
 
 
 class KvStoreField(BoardField):

@@ -12,7 +12,13 @@ from typing import NamedTuple
 from headrace.config.flags import Parser, whole
 from headrace.errors import ConfigError, end_command
 from headrace.storage.slot_file import SlotFileReader
-from headrace.storage.store_directory import is_locked, open_reader, slot_files
+from headrace.storage.store_directory import (
+    PAGES,
+    STATES,
+    is_locked,
+    open_reader,
+    slot_files,
+)
 
 DAY_NS = 86_400 * 10**9
 
@@ -48,7 +54,7 @@ def stored_files(root: Path) -> Iterator[StoredFile]:
         if reader is None:
             print(f"{path}: no file of a KV store; remove it", file=sys.stderr)
             continue
-        number = path.with_name(path.name.replace("states", "pages"))  # whose lock is for both
+        number = path.with_name(path.name.replace(STATES, PAGES))  # whose lock is for both
         fd = os.open(number if number.exists() else path, os.O_RDWR | os.O_CLOEXEC)
         yield StoredFile(path, reader, is_locked(fd))
         os.close(fd)

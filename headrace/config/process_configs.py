@@ -10,6 +10,8 @@ from headrace.model.output_formats import ThoughtFormat, ToolFormat
 from headrace.model.pooling import Pooling
 from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
 
+IMAGE_DISK_PART = 8  # of --kv-store-disk-bytes one in so many is for embeddings of images
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
@@ -218,6 +220,27 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreTiers:
+    """What is beneath the pool: memory, a directory on disk, or both."""
+
+    memory_fds: tuple[int, ...] = ()  # of pages and of states
+    memory_bytes: int = 0
+    directory: str | None = None
+    disk_bytes: int = 0
+    takes_images: bool = False
+
+    @property
+    def disk_bytes_of_images(self) -> int:
+        """The share of embeddings of images."""
+        return self.disk_bytes // IMAGE_DISK_PART if self.takes_images else 0
+
+    @property
+    def disk_bytes_of_pages(self) -> int:
+        """The share of pages and states."""
+        return self.disk_bytes - self.disk_bytes_of_images
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionConfig:
     """For a vision worker. Everything it works on is inherited by descriptor."""
 
@@ -227,16 +250,7 @@ class VisionConfig:
     arena_fd: int
     num_arena_regions: int
     embedding_fd: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreTiers:
-    """What is beneath the pool: memory, a directory on disk, or both."""
-
-    memory_fds: tuple[int, ...] = ()  # of pages and of states
-    memory_bytes: int = 0
-    directory: str | None = None
-    disk_bytes: int = 0
+    store_tiers: StoreTiers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,16 +175,19 @@ class Encode(Message, tag="encode", frozen=True):
 
     images: list[dict[str, Tensor]]
     rows: list[bytes]  # i32, of the embedding area: where the rows of each are to be
+    keys: list[bytes] = field(default_factory=list)  # of the images
+    fingerprint: str = ""  # of the KV store's files; without one no embedding is kept there
 
 
 class Encoded(Message, tag="encoded", frozen=True):
     """The embeddings of an `Encode` are in the area: vision worker -> engine.
 
-    Both fields tell of those that are not, by their places in `Encode.images`.
+    `gone` and `failed` tell of those that are not, by their places in `Encode.images`.
     """
 
     gone: list[int] = field(default_factory=list)  # the tensors are not in the arena any more
     failed: dict[int, str] = field(default_factory=dict)  # the tower could not take them, and why
+    num_stored: int = 0  # embeddings that the KV store had
 
 
 class TowerReady(Message, tag="tower", frozen=True):
@@ -258,6 +261,8 @@ class Drain(Message, tag="drain", frozen=True):
 
 class StoreReady(Message, tag="store_ready", frozen=True):
     """The store can be asked: KV store -> engine, once."""
+
+    fingerprint: str  # of its files
 
 
 class LookupResult(Message, tag="found", frozen=True):

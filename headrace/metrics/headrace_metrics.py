@@ -85,6 +85,7 @@ COUNTERS: list[tuple[str, str, BoardField]] = [
     ("encoder_cache_hits", "Those encoded before", EngineField.EMBEDDING_HITS),
     ("encoded_images", "Images encoded", VisionField.ENCODED_IMAGES),
     ("encoder_batches", "Calls of the tower for them", VisionField.ENCODER_BATCHES),
+    ("encoder_store_hits", "Images that the KV store had", VisionField.STORE_HITS),
     ("fetched_images", "Images fetched by their URLs", FetcherField.FETCHED_IMAGES),
     ("fetch_refusals", "Requests whose images were not", FetcherField.FETCH_REFUSALS),
     ("spec_decode_num_draft_tokens", "Tokens guessed", EngineField.DRAFTS),

@@ -2,8 +2,9 @@
 
     DIR / fingerprint / KIND-N.kv
 
-A server takes the first N whose file for pages no other has locked. The kernel releases the lock
-with the last process that holds the descriptor, however that ends.
+A server takes the first N whose file for pages no other has locked, which stands for its states,
+too. Embeddings of images have a number of their own. The kernel releases the lock with the last
+process that holds the descriptor, however that ends.
 """
 
 import contextlib
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from headrace.storage.slot_file import SlotFile, SlotFileHeader, SlotFileReader, read_header
 
-NAME = re.compile(r"(?P<kind>pages|states)-(?P<number>\d+)\.kv")
+PAGES, STATES, EMBEDDINGS = "pages", "states", "embeddings"
+NAME = re.compile(r"(?P<kind>pages|states|embeddings)-(?P<number>\d+)\.kv")
 MAX_SERVERS = 1024  # that share a directory
 
 
@@ -44,11 +46,15 @@ def is_locked(fd: int) -> bool:
 class StoreDirectory:
     """The files of one fingerprint, and this server's place among them.
 
+    Args:
+        locked: the kind whose file is locked.
+
     Raises:
         OSError: the directory cannot be made or written to.
     """
 
-    def __init__(self, root: Path, fingerprint: str) -> None:
+    def __init__(self, root: Path, fingerprint: str, locked: str = PAGES) -> None:
+        self._locked = locked
         self._folder = root / fingerprint
         self._folder.mkdir(parents=True, exist_ok=True)
         self._fds: dict[str, int] = {}  # of own files, by name
@@ -57,7 +63,7 @@ class StoreDirectory:
 
     def _claim(self) -> int:
         for number in range(MAX_SERVERS):
-            name = file_name("pages", number)
+            name = file_name(self._locked, number)
             fd = self._open(name)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

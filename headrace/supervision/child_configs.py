@@ -28,7 +28,7 @@ KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
 
-def make_store_tiers(config: ServerConfig) -> StoreTiers:
+def make_store_tiers(config: ServerConfig, takes_images: bool) -> StoreTiers:
     """Return the tiers of the KV store; those in memory outlive all other processes."""
     names = ("headrace-store-pages", "headrace-store-states") if config.kv_store_bytes else ()
     return StoreTiers(
@@ -36,6 +36,7 @@ def make_store_tiers(config: ServerConfig) -> StoreTiers:
         memory_bytes=config.kv_store_bytes,
         directory=None if config.kv_store is None else os.path.abspath(config.kv_store),
         disk_bytes=config.kv_store_disk_bytes,
+        takes_images=takes_images,
     )
 
 

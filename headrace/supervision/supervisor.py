@@ -156,7 +156,8 @@ class Supervisor:
         prefix_fds: tuple[int, ...] = ()
         if config.data_parallel_size > 1:
             prefix_fds = tuple(create_prefix_index() for _ in cache_fds)
-        store_tiers = [make_store_tiers(config) for seat in seats if seat.role == "kv_store"]
+        num_stores = sum(seat.role == "kv_store" for seat in seats)
+        store_tiers = [make_store_tiers(config, card.takes_images) for _ in range(num_stores)]
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         registry = AdapterRegistry(self.run_dir, config.lora_dir)

@@ -236,6 +236,21 @@ def test_images_that_wait_are_encoded_together_but_in_exact_mode(
     assert server.stop() == 0
 
 
+def test_images_are_encoded_once_over_restarts(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path / "model", "llava")
+    flags = (*EXACT, *SMALL, "--kv-store", str(tmp_path / "store"), "--kv-store-disk-bytes", "64M")
+    texts = []
+    for num_stored in (0, 1):
+        server = RunningServer(str(tmp_path / "model"), *flags)
+        url = f"{server.url}/v1/chat/completions"
+        texts.append(httpx.post(url, json=body_of(LOOK), timeout=TIMEOUT_S).json()["choices"])
+        assert server.metric("encoder_store_hits_total") == num_stored
+        assert server.metric("encoded_images_total") == 1 - num_stored
+        check_nothing_is_left(server)
+        assert server.stop() == 0
+    assert texts[0] == texts[1]
+
+
 def test_nothing_is_left_of_images(served: Served) -> None:
     check_nothing_is_left(served.server)
 

@@ -14,7 +14,6 @@ from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.kv_store.kv_store import KvStore
-from headrace.engine_proc.kv_store.store_tier import StoreTier, TierName
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import CacheMemory, join_cache_ids
 from headrace.engine_proc.shm.page_memory import PageMemory
@@ -22,6 +21,7 @@ from headrace.ipc.messages import GenerateRequest, Sampling
 from headrace.ipc.worker_messages import CacheLayout, FetchRecords, Lookup, RecordKind
 from headrace.storage.slot_file import SlotFile, SlotFileHeader
 from headrace.storage.store_directory import StoreDirectory
+from headrace.storage.store_tier import StoreTier, TierName
 
 NUM_PAGES, NUM_STATES = 6, 3
 LAYOUT = CacheLayout(NUM_PAGES, NUM_STATES, [48, 80], [4096, 16])  # of two workers

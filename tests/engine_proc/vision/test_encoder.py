@@ -1,12 +1,14 @@
 """Embeddings are written to their rows; images without one are reported."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.vision.embedding_store import EmbeddingStore
 from headrace.engine_proc.vision.encoder import Floats, Tensors, encode
 from headrace.ipc.arena import Arena, Region
 from headrace.ipc.messages import Tensor
@@ -58,9 +60,15 @@ class Rig:
         self.region.send(place)
         return {"pixels": Tensor(place, self.region.generation(place), "f4", [1, len(pixels)])}
 
-    def encode(self, images: list[dict[str, Tensor]], rows: list[list[int]]) -> Encoded:
-        message = Encode(images, [np.array(own, np.int32).tobytes() for own in rows])
-        return encode(message, self.encoder, self.arena, self.area.rows)
+    def encode(
+        self,
+        images: list[dict[str, Tensor]],
+        rows: list[list[int]],
+        store: EmbeddingStore | None = None,
+    ) -> Encoded:
+        keys = [str(place).encode() for place in range(len(images))]
+        message = Encode(images, [np.array(own, np.int32).tobytes() for own in rows], keys)
+        return encode(message, self.encoder, self.arena, self.area.rows, store)
 
 
 @pytest.fixture
@@ -73,6 +81,15 @@ def test_rows_lie_where_they_were_wanted(rig: Rig) -> None:
     assert rig.encode(images, [[6, 1], [0, 3]]) == Encoded()
     assert rig.area.rows[:, 0].tolist() == [5, 3, 0, 5, 0, 0, 3, 0]
     assert rig.encoder.calls == [2]
+
+
+def test_rows_of_a_store_need_no_encoder(rig: Rig, tmp_path: Path) -> None:
+    store = EmbeddingStore.open(str(tmp_path), 1 << 20, "f" * 32, "model", ROW_SIZE)
+    assert rig.encode([rig.put(1, 2)], [[0, 1]], store) == Encoded()
+    images = [rig.put(1, 2), rig.put(5)]
+    assert rig.encode(images, [[6, 4], [2, 3]], store) == Encoded(num_stored=1)
+    assert rig.area.rows[:, 0].tolist() == [3, 3, 5, 5, 3, 0, 3, 0]
+    assert rig.encoder.calls == [1, 1]
 
 
 def test_both_ends_of_the_area_are_the_same_memory(rig: Rig) -> None:

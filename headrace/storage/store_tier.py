@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from headrace.ipc.worker_messages import RecordKind
 from headrace.storage.slot_file import SlotFile, SlotFileReader
 from headrace.storage.store_directory import StoreDirectory
 
@@ -36,7 +35,7 @@ class StoreTier:
     def __init__(
         self,
         name: TierName,
-        own: Mapping[RecordKind, SlotFile],
+        own: Mapping[str, SlotFile],
         directory: StoreDirectory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,7 +43,7 @@ class StoreTier:
         self.num_found = self.num_failed = 0
         self._own = own
         self._directory = directory
-        self._others: dict[RecordKind, list[SlotFileReader]] = {}
+        self._others: dict[str, list[SlotFileReader]] = {}
         self._clock = clock
         self._rests_until = 0.0
         self.refresh()
@@ -57,21 +56,21 @@ class StoreTier:
             for other in self._others[kind]:
                 other.refresh()
 
-    def _files(self, kind: RecordKind) -> Iterator[SlotFileReader]:
+    def _files(self, kind: str) -> Iterator[SlotFileReader]:
         yield self._own[kind]
         yield from self._others.get(kind, ())
 
-    def has(self, kind: RecordKind, digest: bytes) -> bool:
+    def has(self, kind: str, digest: bytes) -> bool:
         """Whether a record is here, as far as is known."""
         return any(digest in file for file in self._files(kind))
 
-    def read(self, kind: RecordKind, digest: bytes, into: memoryview) -> bool:
+    def read(self, kind: str, digest: bytes, into: memoryview) -> bool:
         """Read a record, if one is here and right."""
         is_found = any(file.read(digest, into) for file in self._files(kind))
         self.num_found += is_found
         return is_found
 
-    def write(self, kind: RecordKind, digest: bytes, record: memoryview) -> bool:
+    def write(self, kind: str, digest: bytes, record: memoryview) -> bool:
         """Keep a record, unless the disk does not take it; return whether it did."""
         if self._clock() < self._rests_until:
             return False
