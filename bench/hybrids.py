@@ -1,11 +1,12 @@
 """Measure decoders with states or latents: decode, prompts, and how decode grows with context.
 
 Method: layers of a model's shape with random weights in bf16, keys and values in bf16, states in
-        fp32. The limit of one sequence is the bandwidth measured in the same round over what a
-        token reads. That is weights as held, keys and values, and states, which are also written. A
-        prompt is 512 tokens; transformers computes it in bf16, with as many threads. Both take
-        turns, and the first round is thrown away. "but attention" is a step's time less that of
-        attention over keys and values, which grows with the context in any decoder.
+        fp32. The limit of one sequence is the bandwidth over what a token reads. It is measured
+        before and after in each round, and the better one counts. A token reads weights as held,
+        keys and values, and states, which are also written. A prompt
+        is 512 tokens; transformers computes it in bf16, with as many threads. Both take turns, and
+        the first round is thrown away. "but attention" is a step's time less that of attention over
+        keys and values, which grows with the context in any decoder.
 Run:    python bench/hybrids.py --shape lfm2-1.2b
 """
 
@@ -115,17 +116,16 @@ def measure(shape: str, args: Any, memory: Bandwidth) -> list[Quantity]:
         plain = memory.bytes_per_s()
         prompt_s, _ = decoder.seconds(prefill_batch(PREFILL_TOKENS), True, 1)
         their_s = reference.prompt_s()
-        rests = {}
-        for context in CONTEXTS:
-            taken, rests[context] = decoder.seconds(decode_batch(1, context), False, STEPS)
-            if number:
+        steps = {c: decoder.seconds(decode_batch(1, c), False, STEPS) for c in CONTEXTS}
+        plain = max(plain, memory.bytes_per_s())
+        if number:
+            for context, (taken, _) in steps.items():
                 add(f"decode behind {context}", "tok/s", 1 / taken)
                 share = decoder.token_bytes(context) / plain / taken
                 add(f"decode behind {context}, of the bandwidth", "share", share)
-        if number:
             add("prefill", "tok/s", PREFILL_TOKENS / prompt_s)
             add("prefill", "tok/s", PREFILL_TOKENS / their_s, THEIRS)
-            short, long = (rests[context] for context in CONTEXTS)
+            short, long = (steps[context][1] for context in CONTEXTS)
             add(f"a step behind {CONTEXTS[1]} but attention", "of the short one", long / short)
     return [
         Quantity(f"{shape} {what}", unit, systems, higher_is_better=not unit.startswith("of"))

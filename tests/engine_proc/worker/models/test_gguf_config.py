@@ -13,7 +13,9 @@ from mixture_models import PROMPT, all_ways, batch, reference
 from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors, xielu_tensors
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES
+from headrace.engine_proc.worker.models.gguf_config import periods
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
@@ -290,3 +292,23 @@ def test_factors_of_longrope_that_do_not_fit_are_named(
     path = write_gguf(tmp_path / "tiny.gguf", tiny_model("phi3", head_dim=None), extra=factors)
     with pytest.raises(ModelError, match=complaint):
         open_model(path)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [([1, 3, 5], (1, 2)), ([0, 4], (0, 4)), ([4], (4, 5)), ([1], (1, 5)), ([], (6, 7))],
+)
+def test_periods_give_back_the_layers_of_a_kind(
+    layers: list[int], expected: tuple[int, int]
+) -> None:
+    found = periods(ConfigFields({}, "a file"), "expert_count", "expert", layers, 6)
+    assert tuple(found.values()) == expected
+    offset, period = expected
+    assert [i for i in range(6) if i % period == offset] == layers
+
+
+@pytest.mark.parametrize("layers", [[1, 2, 5], [3, 4], [0, 2], [0, 1, 2]])
+def test_layers_that_do_not_recur_evenly_are_named(layers: list[int]) -> None:
+    fields = ConfigFields({"expert_count": 4}, "tiny.gguf")
+    with pytest.raises(ModelError, match=r"'expert_count': 4, not of layers as far .* those of"):
+        periods(fields, "expert_count", "expert", layers, 6)
