@@ -12,13 +12,18 @@ from headrace.engine_proc.sequence.chunk import NO_TOKENS
 
 MAX_ANSWERS = 16  # of other requests, that are looked at
 MATCH_TOKENS = (8, 4, 3, 2)  # looked for in this order; see also `NGRAM_RATES`
+COPY = 4  # tokens that are copied, and not there by chance
 
 
 class Match(NamedTuple):
-    """An earlier occurrence of a text's last `size` tokens, and what followed it."""
+    """An earlier occurrence of a text's last `size` tokens, and what followed it.
+
+    In the text itself that is from `end` on.
+    """
 
     size: int
     tokens: "array[int]"
+    end: int = 0
 
 
 NO_MATCH = Match(0, NO_TOKENS)
@@ -64,7 +69,7 @@ def look_up(tokens: "array[int]", length: int) -> Match:
             follow = tokens[place + size : place + size + length]
             while len(follow) < length:
                 follow += follow[-period:][: length - len(follow)]
-            return Match(size, follow)
+            return Match(size, follow, place + size)
     return NO_MATCH
 
 

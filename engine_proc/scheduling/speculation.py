@@ -20,7 +20,9 @@ from headrace.engine_proc.drafts.draft_policy import (
     DraftPolicy,
     StepPlan,
 )
+from headrace.engine_proc.drafts.edited_copy import EditedCopy
 from headrace.engine_proc.drafts.ngram_proposer import (
+    COPY,
     MATCH_TOKENS,
     NO_MATCH,
     Match,
@@ -33,9 +35,11 @@ from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 
 USUAL_LENGTH = 4
+# In place of how many tokens match: a copy goes on, and its last token was copied or not.
+COPIED, EDITED = -1, -2
 MAX_PENDING = 1 + MAX_DRAFTS  # tokens of a sequence that decodes
 # The share of n-grams' drafts that are accepted, by the tokens of the match, before any was.
-NGRAM_RATES = {8: 0.8, 4: 0.6, 3: 0.5, 2: 0.3}
+NGRAM_RATES = {COPIED: 0.8, EDITED: 0.5, 8: 0.8, 4: 0.6, 3: 0.5, 2: 0.3}
 DRAFTS_PER_STEP = 64  # of all sequences
 CLOSE_RATE = 0.85  # of unlikely drafts that are accepted, by the model in 4 bits
 PROBE_STEPS = 48  # of a sequence without drafts, after which the draft model makes one
@@ -60,6 +64,7 @@ class DraftState:
             None if shared is None else shared.model_rate
         )
         self.match: Match = NO_MATCH
+        self.copy: EditedCopy = EditedCopy()
         self.at = 0
         self.suggested = NO_TOKENS
         self.num_bare = 0
@@ -138,12 +143,24 @@ class Speculation:
             num_right = next((i for i, (a, b) in pairs if a != b), len(told))
             state.ngram_rates[state.match.size].learn(len(told), num_right)
         if state.at != len(sequence.tokens):
+            state.copy.follow(sequence.tokens, state.at)
             state.at = len(sequence.tokens)
-            state.match = look_up(sequence.tokens, self._max_length)
-            if state.match.size < MATCH_TOKENS[0]:
-                salt = sequence.request.salt
-                found = self._answers.look_up(salt, sequence.tokens, self._max_length)
-                state.match = found if found.size else state.match
+            state.match = self._find(sequence, state.copy)
+
+    def _find(self, sequence: Sequence, copy: EditedCopy) -> Match:
+        """Return what a text suggests: the copy that it makes, or else what its last tokens do."""
+        tokens, most = sequence.tokens, self._max_length
+        match = NO_MATCH
+        if copy.is_edited or not copy.goes_on:
+            match = look_up(tokens, most)
+            if match.size < MATCH_TOKENS[0] and not copy.goes_on:
+                found = self._answers.look_up(sequence.request.salt, tokens, most)
+                match = found if found.size else match
+        if copy.goes_on and match.size < MATCH_TOKENS[0]:
+            return Match(EDITED if copy.is_edited else COPIED, copy.suggest(tokens, most))
+        if match.end and match.size >= COPY:
+            copy.begin(match.end, match.size)
+        return match
 
     def _add(self, gains: list[float]) -> None:
         """Add drafts to the plan."""
