@@ -45,7 +45,7 @@ class Detokenizer:
     def __init__(self, config: DetokenizerConfig, context: Context) -> None:
         self._slot = context.slot
         self._config = config
-        self._vocabulary = load_vocabulary(config.card.path)
+        self._vocabulary = load_vocabulary(config.card.tokenizer_path)
         give_back()  # what the table was made of
         self._limit = CpuLimit(PARSER_CPU_S)
         engines = list(context.board.of("engine"))

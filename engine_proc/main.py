@@ -304,6 +304,5 @@ def load_compiler(config: EngineConfig) -> "GrammarCompiler":
     """Load what compiles grammars."""
     from headrace.model.grammar_compiler import GrammarCompiler
 
-    return GrammarCompiler(
-        config.execution.model_path, config.execution.vocab_size, config.eos_token_ids
-    )
+    path = config.mistral_tokenizer or config.execution.model_path
+    return GrammarCompiler(path, config.execution.vocab_size, config.eos_token_ids)

@@ -7,11 +7,13 @@ from headrace.errors import ConfigError
 PACKAGES = {
     "gpu": ("torch", "triton"),
     "images": ("PIL", "torch", "transformers"),
+    "mistral": ("mistral_common", "sentencepiece"),
     "modules": ("torch", "transformers"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 DISTRIBUTIONS = {  # where the name of the package is another
     "PIL": "pillow",
+    "mistral_common": "mistral-common",
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
 }

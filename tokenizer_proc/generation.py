@@ -218,8 +218,7 @@ class GenerationPlanner:
         """Return how many tokens a conversation is."""
         self._prompts.check_model(chat.model)
         images = self._images_of(http.id, chat.messages)
-        text = yield from images.written(self._template.render(chat))
-        (ids,) = yield [self._template.to_encode(text)]
+        (ids,) = yield [(yield from images.written(self._template.prompt(chat)))]
         return len(ids)
 
     def completion(self, http: HttpRequest, body: Body) -> Stages:
@@ -268,22 +267,21 @@ class GenerationPlanner:
         """Plan the answers to a conversation."""
         self._prompts.check_model(request.model)
         images = self._images_of(http.id, request.messages, salt_of(request.cache_salt))
-        text = self._template.render(request)
-        parsing = parsing_of(self._card, request, text)
+        prompt = self._template.prompt(request)
+        parsing = parsing_of(self._card, request, prompt.text)
         wanted = request.max_completion_tokens or request.max_tokens
         limit = self._prompts.kept(request.truncate_prompt_tokens, wanted)
         if limit is None:
-            self._prompts.check_bytes(text, wanted, form.param)
+            self._prompts.check_bytes(prompt.text, wanted, form.param)
         elif images:
             raise Unsupported(
                 "truncate_prompt_tokens: images are not cut; leave it out, or the images",
                 "truncate_prompt_tokens",
             )
-        text = yield from images.written(text)
-        (ids,) = yield [self._template.to_encode(text, request.add_special_tokens)]
+        (ids,) = yield [(yield from images.written(prompt))]
         images.find(ids)
-        prompt = Prompt(last_tokens(ids, limit))
-        planned = yield from self._plan(http, request, [prompt], wanted, form, parsing)
+        cut = Prompt(last_tokens(ids, limit))
+        planned = yield from self._plan(http, request, [cut], wanted, form, parsing)
         return images.sent(planned)
 
     def _continue(

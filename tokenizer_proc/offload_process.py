@@ -83,7 +83,7 @@ class RequestHandler:
     def __init__(self, config: TokenizerConfig) -> None:
         card, scripted = config.card, load_scripted(config)
         os.environ.update(FASTOKENS_BPE_THREADS=str(num_threads()))
-        self._encoder = Encoder(card.path)
+        self._encoder = Encoder(card.tokenizer_path)
         self._encoder.load_fast()
         has_script = None if scripted is None else scripted.has_script
         grammars = Grammars(card, config.follows_grammars, has_script)

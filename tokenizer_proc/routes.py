@@ -97,6 +97,10 @@ def load_scripted(config: TokenizerConfig) -> "ScriptedRoutes | None":
 def load_template(config: TokenizerConfig, patience_s: float | None = None) -> ChatTemplate:
     """Return the model's chat template; `patience_s` is as `ChatTemplate` has it."""
     card = config.card
+    if card.mistral_tokenizer is not None:
+        from headrace.tokenizer_proc.encoding.mistral_template import MistralTemplate
+
+        return MistralTemplate(card.mistral_tokenizer, card.special_tokens, patience_s)
     return ChatTemplate(
         card.chat_template,
         card.special_tokens,

@@ -71,7 +71,7 @@ class Service:
         self._suspects: list[tuple[HttpRequest, Body]] = []
         self._backlog = tokenizer_backlog(context.board, context.index)
         card, scripted = config.card, load_scripted(config)
-        self._encoder = Encoder(card.path)
+        self._encoder = Encoder(card.tokenizer_path)
         has_script = None if scripted is None else scripted.has_script
         self.grammars = Grammars(card, config.follows_grammars, has_script)
         self._images = self._offload = None

@@ -97,8 +97,7 @@ class TokenRoutes:
         if request.prompt is not None:
             return Text(request.prompt, request.add_special_tokens is not False)
         images = self._images_of(id, request.messages)
-        text = yield from images.written(self._template.render(request))
-        return self._template.to_encode(text, request.add_special_tokens)
+        return (yield from images.written(self._template.prompt(request)))
 
     def detokenize(self, _http: HttpRequest, body: Body) -> ImmediateResponse:
         """Answer `/detokenize`."""

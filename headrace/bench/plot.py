@@ -78,7 +78,9 @@ def distribution(title: str, values: Floats) -> Panel:
     """Return the share of values that are at most x."""
     values = np.sort(values[~np.isnan(values)])
     shares = np.linspace(0, 100, NUM_POINTS)
-    x = np.percentile(values, shares) if len(values) else np.zeros(NUM_POINTS)
+    x = np.zeros(NUM_POINTS)
+    if len(values):
+        x[:] = np.percentile(values, shares)
     return Panel(f"{title}: % of all within", "ms", x, shares)
 
 

@@ -190,6 +190,11 @@ class ServerConfig:
     allowed_media_domains: tuple[str, ...] = flag(
         (), "a host that images may be fetched from, or HOST:PORT at any address; may be repeated"
     )
+    tokenizer_mode: str = flag(
+        "auto",
+        "of a folder: hf is tokenizer.json, mistral tekken.json and its kin, auto what is there",
+        ("auto", "hf", "mistral"),
+    )
     chat_template: str | None = flag(
         None, "a Jinja file to use instead of the model's chat template"
     )

@@ -158,6 +158,7 @@ ROWS = [
         ("--tokenizer-path",),
         RefusedFlag("the model's own is used; put another tokenizer.json into its folder"),
     ),
+    Row("tokenizer", ("--tokenizer-mode",), ("--tokenizer-mode",), Same("tokenizer_mode")),
     Row("host", ("--host",), ("--host",), Same("host")),
     Row("port", ("--port",), ("--port",), Same("port")),
     Row("Unix socket", ("--uds",), (), Same("uds")),

@@ -21,6 +21,11 @@ from headrace.model import longrope
 from headrace.model.config_json import decode_config
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.gguf_metadata import end_token_ids, trained_length, vocabulary_of
+from headrace.model.mistral_tokenizer import (
+    TEKKEN,
+    find_mistral_tokenizer,
+    read_mistral_vocabulary,
+)
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
@@ -101,7 +106,7 @@ def download(hub_id: str, *, has_weights: bool) -> Path:
     """Fetch a model from the hub, or find it in the local cache; with a progress bar."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.jinja", *(["*.safetensors"] if has_weights else [])]
+    patterns = ["*.json", "*.jinja", "*.model.v*", *(["*.safetensors"] if has_weights else [])]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as error:  # the hub's errors have no common base
@@ -119,7 +124,7 @@ def read_card(config: ServerConfig) -> ModelCard:
             Or a step has too few tokens, or the packages for images are missing.
     """
     path = find_model(config.model, config.load_format)
-    card = read_model(path, find_mmproj(config.mmproj))
+    card = read_model(path, find_mmproj(config.mmproj), config.tokenizer_mode)
     if config.draft_model is not None:
         draft_model = find_model(config.draft_model, config.load_format)
         card = replace(card, draft_model=str(draft_model))
@@ -139,16 +144,26 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
+    marks = card.chat_template
+    if card.mistral_tokenizer is not None:
+        extras.require("mistral", f"{card.mistral_tokenizer}: a file that mistral-common reads")
+        marks = mistral_marks(Path(card.mistral_tokenizer))
     if config.chat_template is not None:
+        if card.mistral_tokenizer is not None:
+            raise ConfigError(
+                f"--chat-template {config.chat_template}: mistral-common writes the chats of "
+                f"{path}; leave it out, or use --tokenizer-mode hf with a tokenizer.json"
+            )
         card = replace(card, chat_template=read_template(Path(config.chat_template).expanduser()))
+        marks = card.chat_template
     if config.generation_config == "vllm":
         card = replace(card, sampling_defaults=OPENAI)
     return replace(
         card,
         name=name,
         max_model_len=limit,
-        tool_format=tool_format(config.tool_call_parser, card.chat_template),
-        thought_format=thought_format(config.reasoning_parser, card.chat_template),
+        tool_format=tool_format(config.tool_call_parser, marks),
+        thought_format=thought_format(config.reasoning_parser, marks),
     )
 
 
@@ -162,20 +177,31 @@ def find_mmproj(path: str | None) -> Path | None:
     return found
 
 
-def read_model(path: Path, mmproj: Path | None = None) -> ModelCard:
+def mistral_marks(path: Path) -> str | None:
+    """Return the special tokens of a file that mistral-common reads; None are none of calls."""
+    marks = " ".join(read_mistral_vocabulary(path)[0].special_tokens)
+    return marks if "[TOOL_CALLS]" in marks else None
+
+
+def read_model(path: Path, mmproj: Path | None = None, tokenizer_mode: str = "auto") -> ModelCard:
     """Read the card of a Hugging Face folder or a .gguf file.
 
     Args:
         mmproj: a projector file beside a .gguf file.
+        tokenizer_mode: which of a folder's tokenizers is used, as --tokenizer-mode has it.
     """
     if path.is_file():
+        if tokenizer_mode == "mistral":
+            raise ConfigError(
+                f"--tokenizer-mode mistral takes a folder with a tekken.json; {path} is a file"
+            )
         return read_gguf(path, mmproj)
     if mmproj is not None:
         raise ConfigError(
             f"--mmproj {mmproj} goes with a .gguf file, and {path} is a folder, which has its own "
             "tower; leave the flag out"
         )
-    return read_folder(path)
+    return read_folder(path, tokenizer_mode)
 
 
 def read_gguf(path: Path, mmproj: Path | None = None) -> ModelCard:
@@ -241,13 +267,18 @@ def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, 
     return {r: id for r, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
 
 
-def read_folder(path: Path) -> ModelCard:
+def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
     """Read the card of a Hugging Face folder."""
     config = read_json(path / "config.json")
-    if not (path / "tokenizer.json").exists():
-        raise ModelError(f"{path}: tokenizer.json is missing; a fast tokenizer is needed")
+    has_json = tokenizer_mode != "mistral" and (path / "tokenizer.json").exists()
+    file = None if has_json or tokenizer_mode == "hf" else find_mistral_tokenizer(path)
+    if not has_json and file is None:
+        missing = TEKKEN if tokenizer_mode == "mistral" else "tokenizer.json"
+        raise ModelError(f"{path}: {missing} is missing; a fast tokenizer is needed")
     text, family = decoder_config(config), vision_family(config)
     card = card_of(path, config, text)
+    if file is not None:
+        return with_mistral_tokenizer(card, file)
     if family is None:
         return card
     return replace(
@@ -255,6 +286,18 @@ def read_folder(path: Path) -> ModelCard:
         image_token=_need(config, family.image_token, path / "config.json", int),
         image_row_size=_need(text, "hidden_size", path / "config.json", Count),
         image_run=config.get("mm_tokens_per_image", 256) if family.sees_whole else 0,
+    )
+
+
+def with_mistral_tokenizer(card: ModelCard, file: Path) -> ModelCard:
+    """Return the card of a folder whose chats mistral-common writes: texts only."""
+    vocabulary, _ = read_mistral_vocabulary(file)
+    ends = [id for id in [vocabulary.eos_token_id] if id is not None]
+    return replace(
+        card,
+        chat_template=None,
+        mistral_tokenizer=str(file),
+        eos_token_ids=card.eos_token_ids or ends,
     )
 
 

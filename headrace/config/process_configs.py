@@ -37,6 +37,12 @@ class ModelCard:
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
     draft_model: str | None = None  # of the draft model
     image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
+    mistral_tokenizer: str | None = None  # path of a file that mistral-common reads: no template
+
+    @property
+    def tokenizer_path(self) -> str:
+        """The path of the tokenizer's file, or of the model that has one."""
+        return self.mistral_tokenizer or self.path
 
     @property
     def whole_images(self) -> bool:
@@ -293,6 +299,7 @@ class EngineConfig:
     prefix_fd: int | None = None  # of the `PrefixIndex`, where there are several
     store_tiers: StoreTiers | None = None  # None has no KV store
     kv_events: KvEventsConfig | None = None  # None publishes none
+    mistral_tokenizer: str | None = None  # as in `ModelCard`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Container, Mapping, Sequence
 
+import msgspec
+
 from headrace.model.string_array import StringArray
 
 LONG_ROPE = "rope_factors_long.weight"
@@ -23,7 +25,32 @@ END_TEXTS = {
     "<|return|>",
     "<|call|>",
 }
-CONTROL = 3  # in tokenizer.ggml.token_type
+# tokenizer.ggml.token_type, as SentencePiece numbers them.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+class GgufVocabulary(msgspec.Struct, rename={"model_name": "general.name"}):
+    """A GGUF file's `tokenizer.ggml.*`, and the model's name."""
+
+    tokens: list[str] = []
+    model: str | None = None
+    pre: str = "default"
+    merges: list[str] | None = None
+    scores: list[float] | None = None
+    token_type: list[int] = []
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    unknown_token_id: int | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_space_prefix: bool = True
+    model_name: str = ""
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """The tokens that are no part of a text."""
+        pairs = zip(self.tokens, self.token_type, strict=False)  # or no types at all
+        return [token for token, kind in pairs if kind in (UNKNOWN, CONTROL)]
 
 
 def vocabulary_of(metadata: Mapping[str, object]) -> Sequence[str] | None:

@@ -15,8 +15,7 @@ import msgspec
 
 from headrace.errors import ModelError
 from headrace.model.gguf import GgufFile, read_metadata
-from headrace.model.gguf_metadata import vocabulary_of
-from headrace.model.tokenizer_json import CONTROL, UNKNOWN, USER_DEFINED
+from headrace.model.gguf_metadata import CONTROL, UNKNOWN, USER_DEFINED, vocabulary_of
 
 Json = Mapping[str, Any]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]

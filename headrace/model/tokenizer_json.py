@@ -1,4 +1,4 @@
-"""A model's `tokenizer.json`: the file of that name, or written from what a GGUF file holds.
+"""A model's `tokenizer.json`: the file of that name, or written from another tokenizer file.
 
 GGUF stores vocabulary, merges and the *name* of a pre-tokenizer (`tokenizer.ggml.pre`); what the
 names mean is fixed by llama.cpp. The result is data: `tokenizers` and `fastokens` both load it.
@@ -12,10 +12,19 @@ import msgspec
 
 from headrace.errors import BAD_JSON, ModelError
 from headrace.model.gguf import read_metadata
+from headrace.model.gguf_metadata import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    GgufVocabulary,
+)
+from headrace.model.mistral_tokenizer import (
+    find_mistral_tokenizer,
+    is_mistral_tokenizer,
+    read_mistral_vocabulary,
+)
 from headrace.model.pre_tokenizers import PRE_TOKENIZERS, Json, PreTokenizer, byte_level, split
 from headrace.model.string_array import StringArray
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
 # BPE without bytes as characters, and whether BOS is always added.
 UTF8_BPE = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
@@ -23,56 +32,52 @@ A_FOLDER_WORKS = "the model's Hugging Face folder, with its tokenizer.json, work
 KEYS = "tokenizer.ggml."
 
 
-class GgufVocabulary(msgspec.Struct, rename={"model_name": "general.name"}):
-    """A GGUF file's `tokenizer.ggml.*`, and the model's name."""
-
-    tokens: list[str] = []
-    model: str | None = None
-    pre: str = "default"
-    merges: list[str] | None = None
-    scores: list[float] | None = None
-    token_type: list[int] = []
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-    unknown_token_id: int | None = None
-    add_bos_token: bool | None = None
-    add_eos_token: bool | None = None
-    add_space_prefix: bool = True
-    model_name: str = ""
-
-
 def read_tokenizer_json(path: Path) -> bytes:
-    """Return the `tokenizer.json` of a model, a Hugging Face folder or a GGUF file.
+    """Return the `tokenizer.json` of a model, a folder or a GGUF file, or of a tokenizer file.
 
     Raises:
         ModelError: there is none, it cannot be read, or it is of a kind that is not known here.
     """
-    if path.is_dir():
-        file = path / "tokenizer.json"
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return msgspec.json.encode(read_tokenizer_spec(path))
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def read_tokenizer_spec(path: Path) -> Json:
+    """Return the content of a model's `tokenizer.json`, that of another file without encoding it.
+
+    Raises:
+        ModelError: as `read_tokenizer_json`, or the file is not JSON.
+    """
+    if (path / "tokenizer.json").exists():
         try:
-            return file.read_bytes()
-        except OSError as error:
-            raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
-    return tokenizer_json(read_metadata(path).metadata, str(path))
+            return msgspec.json.decode(read_tokenizer_json(path), type=dict[str, Any])
+        except BAD_JSON as error:
+            raise ModelError(f"{path / 'tokenizer.json'}: not a JSON object: {error}") from None
+    if path.is_dir():
+        file = find_mistral_tokenizer(path)
+        if file is None:
+            raise ModelError(f"{path / 'tokenizer.json'}: no such file; a model folder needs it")
+        return spec_of_mistral(file)
+    if is_mistral_tokenizer(path):
+        return spec_of_mistral(path)
+    return spec_of(read_metadata(path).metadata, str(path))
+
+
+def spec_of_mistral(path: Path) -> Json:
+    """Return the content of a `tokenizer.json` for a file that mistral-common reads."""
+    vocabulary, pre = read_mistral_vocabulary(path)
+    model = _sentencepiece_bpe(vocabulary) if pre is None else _byte_level_bpe(vocabulary, pre)
+    return _whole(model, vocabulary, adds_bos=True)
 
 
 def tokenizer_json(metadata: Mapping[str, object], path: str) -> bytes:
     """Return the `tokenizer.json` of a GGUF file; raises as `spec_of` does."""
     return msgspec.json.encode(spec_of(metadata, path))
-
-
-def read_tokenizer_spec(path: Path) -> Json:
-    """Return the content of a model's `tokenizer.json`, that of a GGUF file without encoding it.
-
-    Raises:
-        ModelError: as `read_tokenizer_json`, or the file is not JSON.
-    """
-    if not path.is_dir():
-        return spec_of(read_metadata(path).metadata, str(path))
-    try:
-        return msgspec.json.decode(read_tokenizer_json(path), type=dict[str, Any])
-    except BAD_JSON as error:
-        raise ModelError(f"{path / 'tokenizer.json'}: not a JSON object: {error}") from None
 
 
 def spec_of(metadata: Mapping[str, object], path: str) -> Json:
@@ -86,10 +91,9 @@ def spec_of(metadata: Mapping[str, object], path: str) -> Json:
         for key, value in metadata.items()
     }
     try:
-        spec = _spec(_vocabulary(fields))
+        return _spec(_vocabulary(fields))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return spec | {"version": "1.0", "truncation": None, "padding": None}
 
 
 def _vocabulary(fields: Mapping[str, object]) -> GgufVocabulary:
@@ -136,9 +140,18 @@ def _spec(vocabulary: GgufVocabulary) -> Json:
         )
     if vocabulary.add_bos_token is not None:
         adds_bos = vocabulary.add_bos_token
-    spec["added_tokens"] = _added_tokens(vocabulary)
-    spec["post_processor"] = _post_processor(vocabulary, adds_bos)
-    return spec
+    return _whole(spec, vocabulary, adds_bos)
+
+
+def _whole(spec: Json, vocabulary: GgufVocabulary, adds_bos: bool) -> Json:
+    """Return a `tokenizer.json` with the tokens that are matched first, and those around texts."""
+    return spec | {
+        "added_tokens": _added_tokens(vocabulary),
+        "post_processor": _post_processor(vocabulary, adds_bos),
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+    }
 
 
 def _byte_level_bpe(vocabulary: GgufVocabulary, pre: PreTokenizer) -> Json:
@@ -157,19 +170,27 @@ def _utf8_bpe(vocabulary: GgufVocabulary) -> Json:
 
 
 def _sentencepiece_bpe(vocabulary: GgufVocabulary) -> Json:
-    """SentencePiece joins the pair whose result scores best: merges follow from the scores."""
+    model = _bpe(vocabulary, _merges_by_score(vocabulary))
+    return _spelled_with_bars(model, prefix=vocabulary.add_space_prefix)
+
+
+def _merges_by_score(vocabulary: GgufVocabulary) -> list[list[str]]:
+    """Return the pairs to merge where the pair is joined whose result scores best.
+
+    Of pairs with the same result the leftmost is. A list of merges has that if the pair whose first
+    half is longest stands first: of `an`, `a`, `na` the first two become `ana`.
+    """
     tokens, scores = vocabulary.tokens, vocabulary.scores
     if scores is None:
         raise ModelError(f"{KEYS}scores is missing")
     known = set(tokens)
     ranked = []
     for token, score in zip(tokens, scores, strict=True):
-        for cut in range(1, len(token)):
+        for cut in range(len(token) - 1, 0, -1):
             if token[:cut] in known and token[cut:] in known:
                 ranked.append((-score, [token[:cut], token[cut:]]))
     ranked.sort(key=lambda entry: entry[0])
-    model = _bpe(vocabulary, [pair for _, pair in ranked])
-    return _spelled_with_bars(model, prefix=vocabulary.add_space_prefix)
+    return [pair for _, pair in ranked]
 
 
 def _spelled_with_bars(model: Json, *, prefix: bool) -> Json:
@@ -213,6 +234,8 @@ def _merges(vocabulary: GgufVocabulary) -> list[str] | list[list[str]]:
     One that starts with #version would be read as a comment: then they are parted here.
     """
     merges = vocabulary.merges
+    if merges is None and vocabulary.scores is not None:
+        return _merges_by_score(vocabulary)
     if merges is None:
         raise ModelError(f"{KEYS}merges is missing")
     if any(merge.startswith("#version") for merge in merges):

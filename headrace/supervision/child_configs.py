@@ -150,6 +150,7 @@ class ChildConfigs:
             mock_profile=c.mock_profile,
             embedding_size=self.card.embedding_size,
             eos_token_ids=self.card.eos_token_ids,
+            mistral_tokenizer=self.card.mistral_tokenizer,
             crash=self.crash,
             image_token=self.card.image_token,
             whole_images=self.card.whole_images,

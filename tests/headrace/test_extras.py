@@ -36,6 +36,11 @@ def test_no_package_of_an_extra_is_a_dependency() -> None:
             "opentelemetry.sdk",
             "package opentelemetry-sdk is missing; `pip install 'headrace[otel]'`",
         ),
+        (
+            "mistral",
+            "mistral_common",
+            "package mistral-common is missing; `pip install 'headrace[mistral]'`",
+        ),
         ("gpu", "triton", "package triton is missing; `pip install 'headrace[gpu]'`"),
     ],
 )

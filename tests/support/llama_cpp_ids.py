@@ -19,8 +19,9 @@ import gguf
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from headrace.model.gguf_metadata import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from headrace.model.pre_tokenizers import PRE_TOKENIZERS
-from headrace.model.tokenizer_json import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, UTF8_BPE
+from headrace.model.tokenizer_json import UTF8_BPE
 from headrace.tokenizer_proc.encoding.probe_texts import CORPUS
 
 RECORD = Path(__file__).parents[1] / "headrace/model/recorded/llama_cpp_ids.json"

@@ -125,6 +125,11 @@ class Conversation(Protocol):
         ...
 
     @property
+    def add_special_tokens(self) -> bool | None:
+        """Whether special tokens go around the prompt; see `ChatTemplate.to_encode`."""
+        ...
+
+    @property
     def chat_template(self) -> str | None:
         """A template to use instead of the model's."""
         ...
@@ -239,6 +244,10 @@ class ChatTemplate:
                 "continue_final_message",
             )
         return text if rest.startswith(" ") else text.rstrip()
+
+    def prompt(self, request: Conversation) -> Text:
+        """Return the prompt of a conversation, ready for encoding; raises as `render` does."""
+        return self.to_encode(self.render(request), request.add_special_tokens)
 
     @property
     def compares_pairs(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 import tokenizers
 
 from headrace.errors import ModelError
+from headrace.model.mistral_tokenizer import is_mistral_tokenizer
 from headrace.model.tokenizer_json import read_tokenizer_json
 from headrace.system.malloc import give_back
 from headrace.tokenizer_proc.encoding.infilling import LOOKED_FOR
@@ -58,8 +59,10 @@ def panics_as_errors() -> Iterator[None]:
 class HuggingFace:
     """`tokenizers`, whose ids are right by definition."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, reads_special: bool = True) -> None:
+        """Load a tokenizer. Without `reads_special` the names of special tokens are text."""
         self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        self._tokenizer.encode_special_tokens = not reads_special
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
@@ -157,6 +160,7 @@ class Encoder:
         self._fast: Fast | None = None
         self._pair_marks: PairMarks | None = None
         self._json: bytes | None = read_tokenizer_json(Path(model))  # until `load_fast` has run
+        self._reads_special = not is_mistral_tokenizer(Path(model))
         self.empty = self._load_exact().encode([""], add_special_tokens=True)[0]
         self.decodes_bytes = self._load_exact().decodes_bytes
         self.special_tokens = self._load_exact().special_tokens()
@@ -170,6 +174,8 @@ class Encoder:
         assert data is not None, "it has run"
         try:
             self.token_bytes = read_token_bytes(data)
+            if not self._reads_special:
+                raise ValueError("it takes the names of special tokens for them")
             fast = load_checked(data, self._load_exact())
         except ValueError as error:
             log.info("encoding with tokenizers, not with fastokens: %s", error)
@@ -180,9 +186,13 @@ class Encoder:
 
     def encode(self, texts: list[Text]) -> list[Ids]:
         """Return the token ids of each text."""
-        found: list[Ids] = [memoryview(b"")] * len(texts)
+        found: list[Ids] = [text.ids or memoryview(b"") for text in texts]
         for special in (False, True):
-            places = [i for i, text in enumerate(texts) if text.add_special_tokens is special]
+            places = [
+                i
+                for i, text in enumerate(texts)
+                if text.ids is None and text.add_special_tokens is special
+            ]
             if places:
                 ids = self._encode([texts[i].text for i in places], special)
                 for place, one in zip(places, ids, strict=True):
@@ -218,7 +228,7 @@ class Encoder:
         if exact is None:
             data = self._json or read_tokenizer_json(Path(self._model))
             try:
-                exact = self._exact = HuggingFace(data)
+                exact = self._exact = HuggingFace(data, self._reads_special)
             except Exception as error:  # tokenizers raises plain Exception
                 raise ModelError(
                     f"{self._model}: its tokenizer cannot be loaded: {error}"

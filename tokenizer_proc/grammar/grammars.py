@@ -56,7 +56,7 @@ class Grammars:
         )
         self._thread: threading.Thread | None = None
         self._title = f"headrace: grammars of {os.getpid()}"
-        task = Task(card.path, card.vocab_size, card.eos_token_ids, self._title)
+        task = Task(card.tokenizer_path, card.vocab_size, card.eos_token_ids, self._title)
         # The CPU limit does not end a checker that hangs.
         self._checker = ChildPipe(MODULE, task, DEADLINE_S, stderr=subprocess.DEVNULL)
 

@@ -14,7 +14,7 @@ from headrace.board.fields import TokenizerField
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import GenerateRequest, Image
 from headrace.tokenizer_proc.images.sources import ImageSource, Remote, image_parts, sources_of
-from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences
+from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences, Text
 from headrace.tokenizer_proc.requests.openai import RequestMessage
 
 if TYPE_CHECKING:  # loaded only for models that take images
@@ -208,14 +208,14 @@ class PromptImages:
     def __bool__(self) -> bool:
         return bool(self._named)
 
-    def written(self, text: str) -> Encoding[str]:
+    def written(self, prompt: Text) -> Encoding[Text]:
         """Prepare the images, and return the rendered conversation with them written out."""
         if not self._named:
-            return text
+            return prompt
         assert self._images is not None
         self._sources = yield from self._images.fetch(self._named)
         self._stored = self._images.prepare(self._sources, self._request, self._salt)
-        return self._images.write(text, self._stored)
+        return prompt._replace(text=self._images.write(prompt.text, self._stored))
 
     def find(self, ids: Ids) -> None:
         """Find their positions in the prompt."""

@@ -28,6 +28,7 @@ class Text(NamedTuple):
 
     text: str
     add_special_tokens: bool
+    ids: Ids | None = None  # where it is encoded already
 
 
 @dataclass(eq=False, slots=True)

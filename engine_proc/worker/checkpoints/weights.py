@@ -113,7 +113,8 @@ def e4m3_numbers() -> npt.NDArray[np.float32]:
     normal = np.ldexp(1 + mantissas / 8, exponents - 7)
     numbers = np.where(exponents > 0, normal, np.ldexp(mantissas / 8, -6))
     numbers[127] = np.nan
-    return np.concatenate([numbers, -numbers]).astype(np.float32)
+    both: npt.NDArray[np.float32] = np.concatenate([numbers, -numbers]).astype(np.float32)
+    return both
 
 
 E4M3_NUMBERS = e4m3_numbers()

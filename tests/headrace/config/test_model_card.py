@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from mistral_files import write_tekken
 
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import (
@@ -18,7 +19,7 @@ from headrace.config.model_card import (
     read_model,
 )
 from headrace.errors import ConfigError, ModelError
-from headrace.model.output_formats import ToolFormat
+from headrace.model.output_formats import ThoughtFormat, ToolFormat
 
 CONFIG = {"max_position_embeddings": 64, "vocab_size": 32, "eos_token_id": 2}
 
@@ -29,6 +30,36 @@ def write_folder(path: Path, config: object = CONFIG, **files: object) -> Path:
     for name, value in {"config": config, "tokenizer": {}, **files}.items():
         (path / f"{name}.json").write_text(json.dumps(value))
     return path
+
+
+def test_a_folder_s_tokenizer_is_chosen_by_its_mode(tmp_path: Path) -> None:
+    path = write_folder(tmp_path)
+    with pytest.raises(ModelError, match=r"tekken\.json is missing"):
+        read_folder(path, "mistral")
+    file = write_tekken(tmp_path)
+    assert read_folder(path).mistral_tokenizer is None
+    assert read_folder(path).tokenizer_path == str(path)
+    assert read_folder(path, "mistral").tokenizer_path == str(file)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        read_folder(path, "hf")
+    card = read_folder(path)
+    assert (card.mistral_tokenizer, card.chat_template) == (str(file), None)
+    assert card.eos_token_ids == [2]
+
+
+def test_what_a_mistral_tokenizer_can_write_is_read(tmp_path: Path) -> None:
+    path = write_folder(tmp_path)
+    write_tekken(tmp_path)
+    card = read_card(ServerConfig(model=str(path), tokenizer_mode="mistral"))
+    assert card.tool_format is ToolFormat.MISTRAL
+    assert card.thought_format is ThoughtFormat.MISTRAL
+    (tmp_path / "chat.jinja").write_text("x")
+    flags = {"tokenizer_mode": "mistral", "chat_template": str(tmp_path / "chat.jinja")}
+    with pytest.raises(ConfigError, match="mistral-common writes the chats"):
+        read_card(ServerConfig(model=str(path), **flags))
+    with pytest.raises(ConfigError, match=r"takes a folder with a tekken\.json"):
+        read_card(ServerConfig(tokenizer_mode="mistral"))
 
 
 def test_a_folder_says_what_is_needed(tmp_path: Path) -> None:

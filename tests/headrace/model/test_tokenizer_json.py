@@ -15,14 +15,16 @@ from demo_in_transformers import demo_tokenizer
 from headrace.config.model_card import find_demo_model
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
-from headrace.model.gguf_metadata import vocabulary_of
-from headrace.model.pre_tokenizers import PRE_TOKENIZERS
-from headrace.model.tokenizer_json import (
+from headrace.model.gguf_metadata import (
     BYTE,
     CONTROL,
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
+    vocabulary_of,
+)
+from headrace.model.pre_tokenizers import PRE_TOKENIZERS
+from headrace.model.tokenizer_json import (
     read_tokenizer_json,
     read_tokenizer_spec,
     tokenizer_json,

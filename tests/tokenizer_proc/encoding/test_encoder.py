@@ -48,7 +48,7 @@ def test_ids_are_right_before_and_after_the_fast_one_is_loaded(
         encoder.load_fast()
     right = reference(model)
     wanted = [Text(text, special) for text in TEXTS for special in (False, True)]
-    for (text, special), ids in zip(wanted, encoder.encode(wanted), strict=True):
+    for (text, special, _), ids in zip(wanted, encoder.encode(wanted), strict=True):
         assert ids.tolist() == right.encode(text, add_special_tokens=special).ids
         assert encoder.decode(ids) == right.decode(ids.tolist())
         spelled = [right.id_to_token(id) for id in ids.tolist()]
