@@ -83,6 +83,11 @@ template <class Sum, int num_rows, int num_blocks> struct Sums {
             }
         }
     }
+    void load(const Operands &o) {
+        each([&](Sum &s, int m, int n) {
+            s.sum = _mm512_loadu_ps(o.out + size_t(m) * o.out_stride + n * lanes);
+        });
+    }
     void store(const Operands &o) {
         each([&](const Sum &s, int m, int n) {
             _mm512_storeu_ps(o.out + size_t(m) * o.out_stride + n * lanes, s.sum);
@@ -92,6 +97,9 @@ template <class Sum, int num_rows, int num_blocks> struct Sums {
 
 template <class Sum, int num_rows, int num_blocks> void multiply_bf16(const Operands &o) {
     Sums<Sum, num_rows, num_blocks> sums = {};
+    if (o.accumulate) {
+        sums.load(o);
+    }
     const int num_pairs = (o.cols + 1) / 2;
     for (int begin = 0; begin < num_pairs; begin += unit_pairs) {
         sums.each([](Sum &s, int, int) { s.begin_unit(); });

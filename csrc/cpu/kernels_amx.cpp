@@ -38,12 +38,13 @@ struct alignas(64) Shape {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // Sums of `first` and `second` rows; without the second, their tiles are left alone.
-    Shape(int first, int second) {
+    // Sums of `first` and `second` rows; without the second, their tiles are left alone. So many
+    // pairs are multiplied at a time.
+    Shape(int first, int second, int pairs) {
         for (int tile = 0; tile < 8; ++tile) {
-            row_bytes[tile] = 4 * tile_pairs;
             const bool is_second = tile == 2 || tile == 3 || tile == 5;
-            rows[tile] = uint8_t(tile >= 6 ? tile_rows : is_second && second ? second : first);
+            row_bytes[tile] = uint16_t(4 * (tile == 4 || tile == 5 ? pairs : lanes));
+            rows[tile] = uint8_t(tile >= 6 ? pairs : is_second && second ? second : first);
         }
     }
 };
@@ -198,11 +199,12 @@ template <bool has_second, int num_blocks, class Units>
 void multiply_tiles(const Operands &o, int rows, Units &&units) {
     const SumTiles<has_second, num_blocks> sums(o);
     const size_t x_bytes = size_t(o.x_stride) * 4;
-    for (int u = 0; u < o.cols / 32; ++u) {
+    const bool is_narrow = o.cols < 32; // and the tiles are
+    for (int u = 0; u < std::max(1, o.cols / 32); ++u) {
         add_tiles<has_second, num_blocks>(o.x + u * tile_pairs, x_bytes, units.at(u),
                                           units.stride());
     }
-    if (o.cols % 32 != 0) {
+    if (!is_narrow && o.cols % 32 != 0) {
         const Rest rest(o, rows, num_blocks);
         fence();
         add_tiles<has_second, num_blocks>(rest.x, 64, rest.blocks, tile_bytes);
@@ -221,14 +223,15 @@ void multiply_group(const Operands &o, int rows, Units &&units) {
     }
 }
 
-// What the tiles are, from its first number of rows until its end.
+// What the tiles are, from its first number of rows until its end. All operands are as wide.
 class Configuration {
 public:
     ~Configuration() { _tile_release(); }
 
-    void take_rows(int rows) {
+    void take_rows(int rows, int cols) {
         if (rows != rows_) {
-            const Shape shape(std::min(rows, tile_rows), std::max(rows - tile_rows, 0));
+            const Shape shape(std::min(rows, tile_rows), std::max(rows - tile_rows, 0),
+                              std::min((cols + 1) / 2, tile_pairs));
             fence();
             _tile_loadconfig(&shape);
             rows_ = rows;
@@ -239,7 +242,7 @@ public:
     template <class Body> void each_group(const Operands &o, int rows, const Body &body) {
         for (int m = 0; m < rows; m += 2 * tile_rows) {
             const int count = std::min(2 * tile_rows, rows - m);
-            take_rows(count);
+            take_rows(count, o.cols);
             body(o.at_row(m), count);
         }
     }
@@ -257,7 +260,7 @@ template <class Body> void each_chunk(const Operands &o, int rows, const Body &b
         Operands chunk = o;
         chunk.x += unit * tile_pairs;
         chunk.cols = std::min(32 * step, o.cols - 32 * unit);
-        chunk.accumulate = unit > 0;
+        chunk.accumulate = o.accumulate || unit > 0;
         body(chunk, unit);
     }
 }

@@ -7,8 +7,8 @@ namespace headrace {
 // Whether this processor has tiles for bf16 and int8; then this process may use them from now on.
 bool may_use_tiles();
 
-// As `gemm_bf16` and `gemm_bf12_rounded` of Kernels, always from zero: `accumulate` and `ahead` are
-// not looked at. Of more rows than two tiles have, each block is unpacked once, in the room of four
+// As `gemm_bf16` and `gemm_bf12_rounded` of Kernels; the latter always from zero. `ahead` is not
+// looked at. Of more rows than two tiles have, each block is unpacked once, in the room of four
 // blocks of bf16. Wide rows are multiplied some columns at a time.
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks);
 void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpacked);

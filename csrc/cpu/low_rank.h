@@ -6,6 +6,7 @@
 #pragma once
 #include "cpu/matrix.h"
 
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -15,7 +16,8 @@ struct StepState;
 struct Linear;
 struct ProductPart;
 
-// The factors for one weight [rows, cols]; of several workers, for this one's share.
+// The factors for one weight [rows, cols]; of several workers, for this one's share. Those of
+// experts lie as their weights do: each expert's begin with a whole block, of `a` and of `b`.
 struct LowRankPair {
     Matrix a; // [rank, cols], of embeddings [cols, rank]; without rows it is the identity
     Matrix b; // [rows, rank]
@@ -23,12 +25,14 @@ struct LowRankPair {
     std::vector<float> gain; // [rows], of DoRA; empty: none
 };
 
-// Consecutive rows of one adapter. Rows without an adapter are in no run.
+// Consecutive rows of one adapter, and of one local expert. Rows without an adapter are in no run.
 struct AdapterRun {
     int first, rows, adapter;
+    int expert = 0;
 };
 
-// A x of the rows of a product, scaled. Null rows: no adapter of the step changes the product.
+// A x of the rows of a product, scaled, rounded as `x` is. Null rows: no adapter of the step
+// changes the product.
 struct Shrunk {
     const std::vector<AdapterRun> *runs = nullptr;
     float *rows = nullptr; // [rows, stride]
@@ -36,9 +40,10 @@ struct Shrunk {
 };
 
 // The factors for the weight of a layer and slot as they are given, see LowRankPair. `gain` may be
-// null.
+// null. Of experts, those of one place follow each other, with one rank and one scale.
 struct GivenFactors {
-    int32_t layer, slot, a_rows, a_cols, b_rows, b_cols;
+    int32_t layer, slot, expert, num_experts; // 0 and 1 where there are none
+    int32_t a_rows, a_cols, b_rows, b_cols;
     float scale;
     NumberRows a, b;
     const float *gain;
@@ -58,6 +63,8 @@ public:
     const std::vector<Place> &places() const { return places_; }
 
 private:
+    void add(const GivenFactors &own); // to the last place
+
     Buffer memory_;
     std::vector<Place> places_;
 };
@@ -85,9 +92,20 @@ std::vector<AdapterRun> adapter_runs(const int32_t *adapters, int rows,
 // Whether an adapter of some rows changes products with a weight.
 bool is_adapted(const std::vector<AdapterRun> &runs, const Matrix &weight);
 
-// One phase for products that run in one phase: fill their `shrunk`. They read `x` as floats.
-void shrink(StepState &state, const std::vector<AdapterRun> &runs, int rows,
-            const std::vector<Linear *> &products);
+// Whether adapters of the step read what a weight multiplies as it is, or as bf16. They round where
+// all activations are rounded, and factors are bf16. See round_activations.
+bool adapters_read_floats(const StepState &state, const Matrix &weight);
+bool adapters_read_bf16(const StepState &state, const Matrix &weight);
+
+// Products of the same rows.
+struct AdaptedProducts {
+    const std::vector<AdapterRun> &runs;
+    int rows;
+    std::vector<Linear *> products;
+};
+
+// One phase for products that run in one phase: fill their `shrunk`.
+void shrink(StepState &state, std::initializer_list<AdaptedProducts> groups);
 
 // Add to a token's embedding, [hidden], which is row `index` of the table.
 void add_to_embedding(const StepState &state, int token, int index, float *embedding);

@@ -76,6 +76,7 @@ public:
             });
         }
         sort();
+        find_runs();
         gather();
         multiply_gates();
         multiply_downs();
@@ -89,11 +90,15 @@ private:
     const std::vector<float> &bias(VectorSlot slot) const { return layer_.vectors[slot]; }
     // With norms of its own, the shared MLP is computed elsewhere.
     bool has_shared_mlp() const { return layer_.has_shared_mlp() && !config_.own_norms; }
+    const std::vector<AdapterRun> &shared_runs() const {
+        return has_shared_mlp() ? s_.token_runs : none_;
+    }
     void enter(int token, VectorSlot norm) const;
     float *logits_of(int token) const { return room_.router + size_t(token) * room_.router_stride; }
 
     void route();
     void sort();
+    void find_runs();
     void gather();
     std::vector<Extent> extents(int expert_width, int shared_width) const;
     void multiply_gates();
@@ -107,6 +112,8 @@ private:
     std::vector<ExpertRows> chosen_;
     std::vector<int> tokens_;      // of the pairs, by expert
     std::vector<float> x_weights_; // likewise; empty: outputs are weighted
+    std::vector<AdapterRun> runs_; // likewise
+    const std::vector<AdapterRun> none_;
 };
 
 // normed = norm(residual); what the router reads is also divided by the root of the width.
@@ -172,12 +179,27 @@ void Mixture::sort() {
     }
 }
 
-// Copy the rows of experts whose tokens do not follow each other.
+void Mixture::find_runs() {
+    for (const ExpertRows &chosen : chosen_) {
+        const int *tokens = tokens_.data() + chosen.first_row;
+        for (AdapterRun run : adapter_runs(s_.step.adapters, chosen.rows,
+                                           [&](int i) { return s_.step.sequences[tokens[i]]; })) {
+            run.first += chosen.first_row;
+            run.expert = chosen.expert;
+            runs_.push_back(run);
+        }
+    }
+}
+
+// Copy the rows of experts whose tokens do not follow each other. With adapters copy all: each pair
+// has a product of its own.
 void Mixture::gather() {
+    const bool has_adapters =
+        is_adapted(runs_, matrix(slot_gate)) || is_adapted(runs_, matrix(slot_up));
     std::vector<int> rows;
     for (ExpertRows &chosen : chosen_) {
         const int first = chosen.first_row, last = first + chosen.rows - 1;
-        if (tokens_[last] - tokens_[first] == last - first) {
+        if (!has_adapters && tokens_[last] - tokens_[first] == last - first) {
             chosen.first_token = tokens_[first];
             continue;
         }
@@ -205,7 +227,8 @@ std::vector<Extent> Mixture::extents(int expert_width, int shared_width) const {
 }
 
 void Mixture::multiply_gates() {
-    const Matrix &gate = matrix(slot_gate), &up = matrix(slot_up);
+    Linear gate{matrix(slot_gate), room_.gathered, &bias(slot_gate_bias)};
+    Linear up{matrix(slot_up), room_.gathered, &bias(slot_up_bias)};
     GatedProduct shared{{matrix(slot_shared_gate), s_.normed, &bias(slot_shared_gate_bias)},
                         {matrix(slot_shared_up), s_.normed, &bias(slot_shared_up_bias)},
                         room_.shared_gated,
@@ -213,7 +236,9 @@ void Mixture::multiply_gates() {
     shared.has_gate = has_gate();
     const int width = config_.intermediate_size;
     const float *x_weights = config_.weighs_inputs ? x_weights_.data() : nullptr;
-    multiply_each(s_, extents(width, config_.shared_intermediate_size), up,
+    shrink(s_, {{runs_, int(tokens_.size()), {&gate, &up}},
+                {shared_runs(), s_.num_tokens, {&shared.gate, &shared.up}}});
+    multiply_each(s_, extents(width, config_.shared_intermediate_size), up.weight,
                   [&](int index, const ProductPart &part) {
                       if (index == int(chosen_.size())) {
                           multiply_gated_part(s_, shared, part);
@@ -222,8 +247,8 @@ void Mixture::multiply_gates() {
                       const ExpertRows &chosen = chosen_[index];
                       const bool is_gathered = chosen.first_token < 0;
                       const Activations &x = is_gathered ? room_.gathered : s_.normed;
-                      const GatedProduct product{{gate, x, &bias(slot_gate_bias)},
-                                                 {up, x, &bias(slot_up_bias)},
+                      const GatedProduct product{{gate.weight, x, gate.bias, gate.shrunk},
+                                                 {up.weight, x, up.bias, up.shrunk},
                                                  room_.gated,
                                                  matrix(slot_down),
                                                  config_.clamp > 0.0f ? &config_ : nullptr,
@@ -240,8 +265,9 @@ void Mixture::multiply_gates() {
 
 void Mixture::multiply_downs() {
     const int hidden = s_.config.hidden_size, stride = room_.hidden_stride;
-    const Linear down{matrix(slot_down), room_.gated, &bias(slot_down_bias)};
-    const Linear shared{matrix(slot_shared_down), room_.shared_gated, &bias(slot_shared_down_bias)};
+    Linear down{matrix(slot_down), room_.gated, &bias(slot_down_bias)};
+    Linear shared{matrix(slot_shared_down), room_.shared_gated, &bias(slot_shared_down_bias)};
+    shrink(s_, {{runs_, int(tokens_.size()), {&down}}, {shared_runs(), s_.num_tokens, {&shared}}});
     multiply_each(s_, extents(hidden, hidden), down.weight,
                   [&](int index, const ProductPart &part) {
                       const int column = part.block * lanes;

@@ -134,8 +134,9 @@ void round_columns(const StepState &state, const float *numbers, const Activatio
         Int16Group *groups = x.quantized + size_t(row) * groups_of((*weights.begin())->cols);
         kernels.quantize_row(numbers, n, to, groups + first / quantized_group);
     }
-    if (std::any_of(weights.begin(), weights.end(),
-                    [&](const Matrix *weight) { return rounds_to_bf16(state, *weight); })) {
+    if (std::any_of(weights.begin(), weights.end(), [&](const Matrix *weight) {
+            return rounds_to_bf16(state, *weight) || adapters_read_bf16(state, *weight);
+        })) {
         float *rounded = x.rounded + size_t(row) * x.stride;
         kernels.round_row(numbers, n, rounded + (kernels.gemm_bf16 ? first / 2 : first));
     }
@@ -242,8 +243,8 @@ void copy_activations(const StepState &state, const Activations &x, int row, Fac
         const bool quantizes = rounds_to_integers(state, *weight);
         const bool rounds = rounds_to_bf16(state, *weight);
         is_quantized = is_quantized || quantizes;
-        is_rounded = is_rounded || rounds;
-        is_exact = is_exact || !(quantizes || rounds);
+        is_rounded = is_rounded || rounds || adapters_read_bf16(state, *weight);
+        is_exact = is_exact || !(quantizes || rounds) || adapters_read_floats(state, *weight);
     }
     if (is_quantized) {
         std::copy_n(x.quantized + size_t(row) * num_groups, num_groups,
@@ -305,7 +306,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> given) 
     for (Product &p : products) {
         linear.push_back(&p);
     }
-    shrink(state, state.token_runs, rows, linear);
+    shrink(state, {{state.token_runs, rows, linear}});
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -349,7 +350,8 @@ size_t room_for_gates(int num_rows) {
 void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductPart &part) {
     const Matrix &next = p.next;
     const bool is_rounded = rounds_to_bf16(state, next) || rounds_to_integers(state, next);
-    const bool is_next_adapted = is_adapted(state.token_runs, next);
+    const bool is_read_rounded = is_rounded || adapters_read_bf16(state, next);
+    const bool is_read_exact = !is_rounded || adapters_read_floats(state, next);
     const int width = part.blocks * lanes, stride = stride_of(width),
               first_column = part.block * lanes;
     float *gates = state.model.workspace.gates[part.thread].as<float>();
@@ -368,10 +370,10 @@ void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductP
     for (int i = 0; i < part.rows; ++i, gates += stride, ups += stride) {
         const int row = p.first_row + part.row + i;
         apply_activation(state, p, row, gates, ups, width);
-        if (is_rounded) {
+        if (is_read_rounded) {
             round_columns(state, gates, p.gated, {&next}, row, first_column, n);
         }
-        if (!is_rounded || is_next_adapted) {
+        if (is_read_exact) {
             std::copy_n(gates, n, p.gated.row(row) + first_column);
         }
     }
@@ -384,7 +386,7 @@ void multiply_gated(StepState &state, const GatedProduct &given) {
     if (product.has_gate) {
         linear.push_back(&product.gate);
     }
-    shrink(state, state.token_runs, state.num_tokens, linear);
+    shrink(state, {{state.token_runs, state.num_tokens, linear}});
     multiply_each(state, {{state.num_tokens, blocks_of(up.rows)}}, up,
                   [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); },
                   {&product.next});
@@ -393,7 +395,7 @@ void multiply_gated(StepState &state, const GatedProduct &given) {
 void multiply_head(StepState &state, const Product &given, float *maxima) {
     Product head = given;
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
-    shrink(state, state.logit_runs, num_rows, {&head});
+    shrink(state, {{state.logit_runs, num_rows, {&head}}});
     each_part(state.model.pool, {{num_rows, blocks_of(num_tokens)}}, most_rows(state, head.weight),
               head_unit, [&](int, const ProductPart &part) {
                   multiply_part(state, head, part, next_weights(head.weight, part),

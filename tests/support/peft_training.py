@@ -32,10 +32,18 @@ PROMPTS = (
 )
 
 
-def options_of(index: int) -> dict[str, Any]:
-    """Return how the adapter of an index is made: ranks and variants take turns."""
+def options_of(index: int, stacks: list[str]) -> dict[str, Any]:
+    """Return how the adapter of an index is made: ranks and variants take turns.
+
+    Args:
+        stacks: of experts, parameters of the model.
+    """
     if index in WHOLE:
         return {"r": RANKS[0], **WHOLE[index]}
+    if stacks:
+        of_index = stacks if index % 2 else stacks[-1:]
+        more = {"target_modules": FEW, "target_parameters": of_index, "use_rslora": index % 3 == 1}
+        return {"r": RANKS[index % len(RANKS)], "lora_alpha": 16, **more}
     targets: Any = "all-linear" if index % 2 else ["q_proj", "v_proj", "down_proj"]
     return {
         "r": RANKS[index % len(RANKS)],
@@ -44,6 +52,12 @@ def options_of(index: int) -> dict[str, Any]:
         "use_rslora": index % 3 == 1,
         "use_dora": index % 4 == 3,
     }
+
+
+def stacks_of(model: Any) -> list[str]:
+    """Return the ends of the names of parameters that hold a matrix of each expert."""
+    names = (name for name, numbers in model.named_parameters() if numbers.ndim == 3)
+    return list(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names))
 
 
 def train(model: Any, ids: torch.Tensor, num_steps: int, seed: int) -> None:
@@ -93,7 +107,8 @@ def main() -> None:
     for index in args.adapters:
         torch.manual_seed(index)
         base = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options_of(index)))
+        options = options_of(index, stacks_of(base))
+        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options))
         ids = torch.tensor(tokenizer(texts[index % len(texts)].read_text())["input_ids"])
         train(model, ids, args.steps, index)
         model.eval()

@@ -10,7 +10,7 @@ from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 
-OUTSIDE = ("embed", "experts", "shared", "router", "k_b", "v_b")
+OUTSIDE = ("embed", "router", "k_b", "v_b")
 
 
 def adaptable(spec: DecoderSpec) -> list[str]:
@@ -22,25 +22,32 @@ def adaptable(spec: DecoderSpec) -> list[str]:
     ] + (["head"] if spec.tied_head else [])
 
 
-def random_low_rank(shape: tuple[int, ...], seed: int, rank: int, gain: bool = False) -> LowRank:
+def random_low_rank(
+    shape: tuple[int, ...], seed: int, rank: int, gain: bool = False, std: float = 0.2
+) -> LowRank:
     """Return factors for a weight that change it about as much as it is large."""
     rng = np.random.default_rng([seed, rank])
     return LowRank(
-        a=stored(rng.standard_normal((rank, shape[1]), np.float32) * np.float32(0.2)),
-        b=stored(rng.standard_normal((shape[0], rank), np.float32) * np.float32(0.2)),
+        a=stored(rng.standard_normal((rank, shape[1]), np.float32) * np.float32(std)),
+        b=stored(rng.standard_normal((shape[0], rank), np.float32) * np.float32(std)),
         scale=0.7,
         gain=rng.uniform(0.5, 1.5, shape[0]).astype(np.float32) if gain else None,
     )
 
 
 def random_adapter(
-    spec: DecoderSpec, seed: int, rank: int, names: Iterable[str] | None = None, gain: bool = False
+    spec: DecoderSpec,
+    seed: int,
+    rank: int,
+    names: Iterable[str] | None = None,
+    gain: bool = False,
+    std: float = 0.2,
 ) -> LowRanks:
     """Return an adapter of some weights, or of all that may have one."""
     shapes = weight_shapes(spec)
     shapes |= {"head": shapes["embed"]}
     return {
-        name: random_low_rank(shapes[name], seed + i, rank, gain)
+        name: random_low_rank(shapes[name], seed + i, rank, gain, std)
         for i, name in enumerate(adaptable(spec) if names is None else names)
     }
 

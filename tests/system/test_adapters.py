@@ -315,9 +315,13 @@ def trained_cases(folder: Path) -> list[Case]:
 def test_trained_adapters_are_as_peft_has_them(tp: int) -> None:
     assert TRAINED is not None
     cases = trained_cases(Path(TRAINED))
-    pages = 14 * 32 * 30 * 2 * 3 * 64 * 4  # 14 pages of 32 tokens of SmolLM2-135M in fp32
+    model = Path(os.environ["TRAINED_MODEL"])
+    config = msgspec.json.decode((model / "config.json").read_bytes())
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    keys = config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
+    pages = 14 * 32 * 2 * keys * 4  # 14 pages of 32 tokens in fp32
     server = RunningServer(
-        os.environ["TRAINED_MODEL"],
+        str(model),
         *(*FLAGS, "--lora-dir", TRAINED, "--tp", str(tp), "--allow-runtime-lora-updating"),
         *("--max-loras", "3", "--max-cpu-loras", "5", "--max-model-len", "160"),
         *("--kv-cache-memory-bytes", str(pages)),

@@ -1,4 +1,4 @@
-"""Opens an adapter for a model: its modules become weights, each worker takes its share."""
+"""Opens an adapter for a model: its tensors become weights, each worker takes its share."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.engine_proc.worker.adapters.expert_factors import ExpertStacks
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.adapters.gguf_adapter import read_gguf
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, Numbers
@@ -21,8 +22,6 @@ from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.engine_proc.worker.parallel.shard import Shard, shard_spec, share_of
 
-# Parts of names of weights whose products the core computes in a way that adapters cannot join.
-FIXED = {"experts": "an expert", "shared": "a shared expert", "router": "a router"}
 WHOLE = ("embed", "head")  # may come in place of the base's
 DECODED_NUMBERS = 1 << 20  # of a base weight at a time
 
@@ -61,33 +60,35 @@ def open_adapter(path: Path, model: AdaptedModel) -> dict[str, LowRank]:
         AdapterRefused: it is broken, does not fit the model, or cannot be expressed.
     """
     is_gguf = path.suffix == ".gguf"
-    factors = read_gguf(path) if is_gguf else read_peft(path)
+    factors = read_gguf(path) if is_gguf else read_peft(path, ExpertStacks.of(model.spec))
     if not factors:
         raise AdapterRefused(f"{path}: has no tensors")
     if is_gguf and not model.is_gguf:
         raise AdapterRefused(f"{path}: is for GGUF models; this model is a folder")
-    for module, own in factors.items():
-        check(path, module, own, model.max_rank)
-    decoder = {decoder_name(module + "."): own for module, own in factors.items()}
-    tensors: dict[str, Weight] = {f"{module}weight": own.b for module, own in decoder.items()}
+    for name, own in factors.items():
+        check(path, name, own, model.max_rank)
+    decoder = {decoder_name(name): own for name, own in factors.items()}
+    tensors = {name: own.b for name, own in decoder.items()}
     naming = gguf if is_gguf else hugging_face
     sources: dict[str, dict[str, WeightSource]] = {}  # by tensor
-    for name, source in naming(model.spec, tensors).items():
-        sources.setdefault(source.tensor, {})[name] = source
+    for weight, source in naming(model.spec, tensors).items():
+        sources.setdefault(source.tensor, {})[weight] = source
     low_ranks: dict[str, LowRank] = {}
-    for module, own in decoder.items():
-        parts = parts_of(sources.get(f"{module}weight", {}), model)
+    for name, own in decoder.items():
+        parts = parts_of(sources.get(name, {}), model)
         if is_gguf:
             parts.pop("embed", None)  # llama.cpp's tools write none
+        module = name.removesuffix(".weight")
         check_parts(path, module, own, parts, model.spec)
         low_ranks |= fitted(path, module, own, parts, model, is_gguf)
     return low_ranks
 
 
-def check(path: Path, module: str, factors: Factors, max_rank: int) -> None:
+def check(path: Path, tensor: str, factors: Factors, max_rank: int) -> None:
     """Refuse factors that are no matrices of one rank, or of a higher one than is served."""
     if factors.a is None:
         return
+    module = tensor.removesuffix(".weight")
     a, b = factors.a.shape, factors.b.shape
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] == 0:
         raise AdapterRefused(
@@ -109,29 +110,28 @@ def check_parts(
     path: Path, module: str, factors: Factors, parts: Iterable[str], spec: DecoderSpec
 ) -> None:
     """Refuse factors of weights that cannot have them."""
-    name = module.rstrip(".")
     for part in parts:
-        kind = next((FIXED[word] for word in part.split(".") if word in FIXED), None)
-        if kind is not None:
+        if "router" in part.split("."):
             raise AdapterRefused(
-                f"{path}: {name} is part of {kind}, which adapters cannot change here"
+                f"{path}: {module} is a router, which adapters cannot change here; merge the "
+                "adapter into the weights"
             )
         if factors.a is None and part not in WHOLE:
             raise AdapterRefused(
-                f"{path}: modules_to_save has {name}; only the embedding and the head can be "
+                f"{path}: modules_to_save has {module}; only the embedding and the head can be "
                 "whole; merge the adapter into the weights"
             )
         if part == "embed" and (
             factors.magnitude is not None or factors.b.shape[1] > spec.hidden_size
         ):
             raise AdapterRefused(
-                f"{path}: {name} is an embedding; it can have no DoRA, and no rank above the "
+                f"{path}: {module} is an embedding; it can have no DoRA, and no rank above the "
                 f"hidden size {spec.hidden_size}"
             )
     if not parts:
         raise AdapterRefused(
-            f"{path}: {name} is no linear layer of this {spec.architecture} model that an adapter "
-            "can change"
+            f"{path}: {module} is no linear layer of this {spec.architecture} model that an "
+            "adapter can change"
         )
 
 
@@ -149,7 +149,7 @@ def fitted(
     model: AdaptedModel,
     is_gguf: bool,
 ) -> dict[str, LowRank]:
-    """Return the factors of a module's weights."""
+    """Return the factors of a module's weights, of those that this worker has."""
     shapes = model.shapes
     num_rows = sum(shapes[name][0] for name in parts)
     num_cols = next(shapes[name][1] for name in parts)
@@ -158,7 +158,7 @@ def fitted(
     given = b.shape if a is None else (b.shape[0], a.shape[1])
     if given != (num_rows, num_cols) or wrong:
         raise AdapterRefused(
-            f"{path}: {module.rstrip('.')} is {list(given)} in the adapter, and "
+            f"{path}: {module} is {list(given)} in the adapter, and "
             f"[{num_rows}, {num_cols}] in the model"
         )
     low_ranks = {}
@@ -172,7 +172,8 @@ def fitted(
             order = gguf_order(shapes[name][0], model.spec.head_dim)
             own_b = StoredTensor.of(own_b.to_float32()[order])
             own_magnitude = None if own_magnitude is None else own_magnitude[order]
-        low_ranks[name] = share(name, a, own_b, factors.scale, own_magnitude, model)
+        if name in model.own_shapes:
+            low_ranks[name] = share(name, a, own_b, factors.scale, own_magnitude, model)
     return low_ranks
 
 

@@ -3,17 +3,18 @@
 import math
 from pathlib import Path
 
+from headrace.engine_proc.worker.adapters.expert_factors import of_tensor
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.checkpoints.gguf_tensors import open_tensors
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
 
 ALPHA = "adapter.lora.alpha"
-A, B = ".weight.lora_a", ".weight.lora_b"
+A, B = ".lora_a", ".lora_b"
 
 
 def read_gguf(path: Path) -> dict[str, Factors]:
-    """Return the factors of an adapter by module, which are named as in GGUF files.
+    """Return the factors of an adapter by tensor, of experts by part; see `expert_stacks`.
 
     Raises:
         AdapterRefused: the file is broken, or is something else.
@@ -26,12 +27,11 @@ def read_gguf(path: Path) -> dict[str, Factors]:
     kind, alpha = file.metadata.get("adapter.type"), file.metadata.get(ALPHA)
     if kind != "lora" or not isinstance(alpha, float) or not math.isfinite(alpha):
         raise AdapterRefused(f"{path}: adapter.type is {kind!r}, {ALPHA} {alpha!r}; not an adapter")
-    factors = {}
+    factors: dict[str, Factors] = {}
     for name, a in tensors.items():
-        module = name.removesuffix(A)
-        if name.endswith(A) and module + B in tensors:
-            rank = a.shape[0] if a.shape else 0
-            factors[module] = Factors(a, tensors[module + B], alpha / max(rank, 1))
+        changed = name.removesuffix(A)
+        if name.endswith(A) and changed + B in tensors:
+            factors |= of_tensor(changed, Factors(a, tensors[changed + B], alpha))
         elif not (name.endswith(B) and name.removesuffix(B) + A in tensors):
             raise AdapterRefused(f"{path}: tensor {name!r} is no factor of a linear layer")
     return factors

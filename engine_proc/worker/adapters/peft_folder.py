@@ -12,6 +12,12 @@ from typing import Any
 
 import msgspec
 
+from headrace.engine_proc.worker.adapters.expert_factors import (
+    WRAPPED,
+    ExpertStacks,
+    of_parameter,
+    parameter_of,
+)
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.checkpoints.safetensors import EXECUTABLE, read_file
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
@@ -26,7 +32,8 @@ FACTOR = re.compile(
     r"^(?P<module>.+)\."
     r"(?P<part>lora_(embedding_)?[AB]|lora_magnitude_vector)(\.default)?(\.weight)?$"
 )
-MODULE_NAME = re.compile(r"\^?[\w.\\]+\$?")  # the patterns that are taken: names, or ends of names
+# The patterns that are taken: names, or ends of names.
+MODULE_NAME = re.compile(r"(\^|\.\*\\\.)?[\w.\\]+\$?")
 EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
 # PEFT may save the base's embedding beside its factors.
 BASE = ".base_layer"
@@ -72,6 +79,7 @@ class PeftConfig(msgspec.Struct):
     init_lora_weights: Any = True
     alpha_pattern: dict[str, float] = {}
     modules_to_save: list[str] | None = None
+    target_parameters: list[str] | None = None
 
 
 def read_config(folder: Path) -> PeftConfig:
@@ -124,7 +132,7 @@ def why_not(config: PeftConfig, fields: Mapping[str, Any]) -> str:
 def alpha_of(config: PeftConfig, module: str) -> float:
     """Return the alpha of a module: of the first pattern that its name ends with, or all's."""
     for pattern, alpha in config.alpha_pattern.items():
-        name = pattern.strip("^$").replace("\\", "")
+        name = pattern.removeprefix(r".*\.").strip("^$").replace("\\", "")
         is_whole = pattern.startswith("^")
         if module == name or (module.endswith(f".{name}") and not is_whole):
             return alpha
@@ -151,15 +159,15 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     }
 
 
-def read_peft(folder: Path) -> dict[str, Factors]:
-    """Return the factors of an adapter by module.
+def read_peft(folder: Path, stacks: ExpertStacks) -> dict[str, Factors]:
+    """Return the factors of an adapter by the tensors that they change, see `expert_stacks`.
 
     Raises:
         AdapterRefused: a file is missing or broken, or has what is not supported.
     """
     config = read_config(folder)
     parts: dict[str, dict[str, StoredTensor]] = {}
-    whole: dict[str, Factors] = {}
+    factors: dict[str, Factors] = {}
     for name, tensor in read_tensors(folder).items():
         found = FACTOR.match(name)
         module = name.removeprefix(PREFIX).removesuffix(".weight")
@@ -167,12 +175,21 @@ def read_peft(folder: Path) -> dict[str, Factors]:
             module = found["module"].removeprefix(PREFIX)
             parts.setdefault(module, {})[found["part"]] = tensor
         elif is_saved(config, module) and name.endswith(".weight"):
-            whole[module] = Factors(None, tensor, 1.0)
-        elif not module.endswith(BASE):
+            factors[f"{module}.weight"] = Factors(None, tensor)
+        elif not module.endswith(WRAPPED):  # PEFT may save the base's embedding beside factors
             raise AdapterRefused(f"{folder}: tensor {name!r} is no factor of a linear layer")
-    return whole | {
-        module: factors_of(folder, config, module, own) for module, own in parts.items()
-    }
+    for module, own in parts.items():
+        parameter = parameter_of(module, config.target_parameters or ())
+        found_factors = factors_of(folder, config, parameter or module, own)
+        try:
+            factors |= (
+                {f"{module}.weight": found_factors}
+                if parameter is None
+                else of_parameter(parameter, found_factors, stacks)
+            )
+        except AdapterRefused as error:
+            raise AdapterRefused(f"{folder}: {error}") from None
+    return factors
 
 
 def is_saved(config: PeftConfig, module: str) -> bool:
@@ -203,8 +220,10 @@ def factors_of(
             f"{folder}: use_dora is {str(config.use_dora).lower()}, and {module} has "
             f"{'a' if magnitude else 'no'} magnitude"
         )
-    a = parts["lora_A"]
-    rank = a.shape[0] if a.shape else 0
-    divisor = math.sqrt(rank) if config.use_rslora else rank
-    scale = alpha_of(config, module) / max(divisor, 1)
-    return Factors(a, parts["lora_B"], scale, magnitude)
+    return Factors(
+        parts["lora_A"],
+        parts["lora_B"],
+        alpha_of(config, module),
+        is_rank_stabilized=config.use_rslora,
+        magnitude=magnitude,
+    )

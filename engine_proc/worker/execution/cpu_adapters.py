@@ -1,7 +1,7 @@
 """Adapters in the C++ core: packed while steps run, installed between them."""
 
 from ctypes import CDLL, Structure, c_float, c_int32, c_int64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class GivenFactors(Structure):
     """`GivenFactors` of csrc/cpu/low_rank.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("layer", "slot", "a_rows", "a_cols", "b_rows", "b_cols")),
+        *((name, c_int32) for name in ("layer", "slot", "expert", "num_experts")),
+        *((name, c_int32) for name in ("a_rows", "a_cols", "b_rows", "b_cols")),
         ("scale", c_float),
         ("a", NumberRows),
         ("b", NumberRows),
@@ -46,8 +47,8 @@ class PackedAdapter:
 
     def __init__(self, executor: CpuExecutor, low_ranks: LowRanks, format: Format) -> None:
         self._core = declared_core()
-        held = {name: laid_out(name, low_rank) for name, low_rank in low_ranks.items()}
-        given = [given_factors(place_in(executor.spec, name), own) for name, own in held.items()]
+        held = all_laid_out(executor.spec, low_ranks)
+        given = [given_factors(place, own) for place, own in held]
         factors = (GivenFactors * len(given))(*given)
         index = FORMATS.index(format)
         self._handle = c_void_p(self._core.headrace_cpu_adapter_create(index, factors, len(given)))
@@ -71,6 +72,55 @@ def place_in(spec: DecoderSpec, name: str) -> Place:
     return Place(-1, EMBED) if name == "head" and spec.tied_head else place_of(spec, name)
 
 
+class FactorsPlace(NamedTuple):
+    """Where the core has factors; experts are counted among the local ones."""
+
+    layer: int
+    slot: int
+    expert: int = 0
+    num_experts: int = 1
+
+
+def factors_place(spec: DecoderSpec, name: str) -> FactorsPlace:
+    """Return where the core has what an adapter adds to a weight."""
+    place = place_in(spec, name)
+    if not place.is_expert:
+        return FactorsPlace(place.layer, place.slot)
+    mixture = spec.layers[place.layer].mixture
+    assert mixture is not None
+    experts = mixture.own_experts
+    expert = int(name.split(".")[3]) - experts.start
+    return FactorsPlace(place.layer, place.slot, expert, len(experts))
+
+
+def all_laid_out(spec: DecoderSpec, low_ranks: LowRanks) -> list[tuple[FactorsPlace, LowRank]]:
+    """Return all factors as the core reads them, those of experts of a matrix adjacent."""
+    groups: dict[tuple[int, int], list[tuple[FactorsPlace, LowRank]]] = {}
+    for name, low_rank in low_ranks.items():
+        place = factors_place(spec, name)
+        groups.setdefault((place.layer, place.slot), []).append((place, laid_out(name, low_rank)))
+    return [factors for group in groups.values() for factors in alike(group)]
+
+
+def alike(experts: list[tuple[FactorsPlace, LowRank]]) -> list[tuple[FactorsPlace, LowRank]]:
+    """Return the factors of a matrix with one rank and one scale."""
+    rank = max(own.b.shape[1] for _, own in experts)
+    scale = max((own.scale for _, own in experts), key=abs)
+    return [
+        (place, own if (own.b.shape[1], own.scale) == (rank, scale) else rescaled(own, rank, scale))
+        for place, own in experts
+    ]
+
+
+def rescaled(own: LowRank, rank: int, scale: float) -> LowRank:
+    """Return the same factors with a higher rank, and with another scale."""
+    assert own.a is not None
+    more = rank - own.b.shape[1]
+    a = np.pad(own.a.to_float32(), ((0, more), (0, 0)))
+    b = np.pad(own.b.to_float32(), ((0, 0), (0, more))) * np.float32(own.scale / scale)
+    return LowRank(StoredTensor.of(a), StoredTensor.of(b), scale, own.gain)
+
+
 def laid_out(name: str, low_rank: LowRank) -> LowRank:
     """Return factors as the core reads them."""
     a, gain = low_rank.a, low_rank.gain
@@ -86,13 +136,13 @@ def readable(factors: Weight) -> StoredTensor:
     return stored if stored.format in NUMBER_TYPES else StoredTensor.of(stored.to_float32())
 
 
-def given_factors(place: Place, own: LowRank) -> GivenFactors:
+def given_factors(place: FactorsPlace, own: LowRank) -> GivenFactors:
     """Return what `laid_out` returns as the core takes it. The factors must outlive it."""
     a_shape = (0, 0) if own.a is None else own.a.shape
     a = NumberRows() if own.a is None else number_rows(own.a.stored())
     gain = None if own.gain is None else own.gain.ctypes.data
     b = number_rows(own.b.stored())
-    return GivenFactors(place.layer, place.slot, *a_shape, *own.b.shape, own.scale, a, b, gain)
+    return GivenFactors(*place, *a_shape, *own.b.shape, own.scale, a, b, gain)
 
 
 def number_rows(factors: StoredTensor) -> NumberRows:

@@ -261,8 +261,15 @@ HF_SHARED = (
     "mlp",  # Gemma 4
 )
 HF_DENSE = ("feed_forward", "block_sparse_moe")  # Llama 4, Bamba; Kimi, as transformers writes it
-HF_EXPERTS = ("mlp", "mixer", "feed_forward")  # the latter of Nemotron-H and Jamba
-HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}  # Mixtral
+HF_NUMBERED = {"gate": "w1", "up": "w3", "down": "w2"}
+HF_PROJECTIONS = {name: f"{name}_proj" for name in HF_NUMBERED}
+HF_SEPARATE = (  # modules whose experts have tensors of their own
+    ("block_sparse_moe", HF_NUMBERED),  # Mixtral
+    ("feed_forward", HF_NUMBERED),  # LFM2
+    ("mixer", HF_PROJECTIONS),  # Nemotron-H
+    ("feed_forward", HF_PROJECTIONS),  # Jamba
+    ("mlp", HF_PROJECTIONS),
+)
 HF_STACKS = (  # of gate and up, and of down
     ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
@@ -280,7 +287,11 @@ def hf_mixture(
     for name, choices in HF_MIXTURE.items():
         stored = (choice for choice in choices if theirs + choice in tensors)
         sources[ours + name] = WeightSource(theirs + next(stored, choices[0]))
-    shared = (s for s in HF_SHARED if f"{theirs}{s}.down_proj.weight" in tensors)
+    shared = (
+        module
+        for module in HF_SHARED
+        if any(f"{theirs}{module}.{name}_proj.weight" in tensors for name in HF_NUMBERED)
+    )
     module = next(shared, HF_SHARED[0])
     linear = with_biases({name: f"{module}.{name}_proj" for name in HF_NUMBERED})
     sources |= {f"{ours}shared.{o}": WeightSource(theirs + t) for o, t in linear.items()}
@@ -296,23 +307,22 @@ def hf_mixture(
 def hf_expert(
     mixture: MixtureSpec, ours: str, theirs: str, expert: int, tensors: Mapping[str, Weight]
 ) -> dict[str, WeightSource]:
-    """Name the tensors of an expert: its own, or parts of those of all experts."""
-    for gate_up, down in HF_STACKS:
-        if f"{theirs}{gate_up}[{expert}]" in tensors:
-            sources = gate_and_up(ours, f"{theirs}{gate_up}[{expert}]", mixture.intermediate_size)
-            return sources | {f"{ours}down": WeightSource(f"{theirs}{down}[{expert}]")}
+    """Name the tensors of an expert: its own, or parts of those of all experts.
+
+    An adapter has some of them.
+    """
     if f"{theirs}mlp.experts.gate_up_proj[{expert}][0::2]" in tensors:
         return alternating_expert(ours, f"{theirs}mlp.experts.", expert)
-    for module in ("block_sparse_moe", "feed_forward"):  # Mixtral, LFM2
-        if f"{theirs}{module}.experts.{expert}.w1.weight" in tensors:
-            linear = {o: f"{module}.experts.{expert}.{t}" for o, t in HF_NUMBERED.items()}
+    for gate_up, down in HF_STACKS:
+        names = f"{theirs}{gate_up}[{expert}]", f"{theirs}{down}[{expert}]"
+        if any(name in tensors for name in names):
+            sources = gate_and_up(ours, names[0], mixture.intermediate_size)
+            return sources | {f"{ours}down": WeightSource(names[1])}
+    for module, linear in HF_SEPARATE:
+        own = {our: f"{module}.experts.{expert}.{their}" for our, their in linear.items()}
+        if any(f"{theirs}{name}.weight" in tensors for name in own.values()):
             break
-    else:
-        one = f".experts.{expert}.up_proj.weight"
-        modules = (m for m in HF_EXPERTS if f"{theirs}{m}{one}" in tensors)
-        module = next(modules, HF_EXPERTS[0])
-        linear = {name: f"{module}.experts.{expert}.{name}_proj" for name in HF_NUMBERED}
-    return {ours + o: WeightSource(theirs + t) for o, t in with_biases(linear).items()}
+    return {ours + o: WeightSource(theirs + t) for o, t in with_biases(own).items()}
 
 
 def alternating_expert(ours: str, theirs: str, expert: int) -> dict[str, WeightSource]:

@@ -8,7 +8,7 @@ import gguf
 import msgspec
 import numpy as np
 import pytest
-from random_decoders import SPEC, random_weights
+from random_decoders import MIXTURES, SPEC, random_weights
 from safetensors.numpy import save_file
 
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
@@ -55,6 +55,7 @@ def test_modules_become_weights(tmp_path: Path) -> None:
     [
         ({"use_rslora": True}, (3.0, 3.0)),
         ({"alpha_pattern": {"down_proj": 2}}, (1.5, 0.5)),
+        ({"alpha_pattern": {r".*\.layers\.0\.mlp\.down_proj": 2}}, (1.5, 0.5)),
         ({"alpha_pattern": {"layers.1.self_attn.q_proj": 2}}, (0.5, 1.5)),
         ({"alpha_pattern": {"proj": 2, "own_proj": 3}}, (1.5, 1.5)),
     ],
@@ -216,11 +217,11 @@ def test_pickle_is_refused_unread(tmp_path: Path) -> None:
         open_adapter(tmp_path, MODEL)
 
 
-def write_gguf(path: Path, alpha: float = 6.0, kind: str = "lora") -> dict[str, Any]:
-    rng = np.random.default_rng(0)
+def write_gguf(path: Path, factors: Tensors, alpha: float = 6.0, kind: str = "lora") -> None:
     given = {
-        "blk.1.attn_q.weight.lora_a": rng.standard_normal((RANK, 96), np.float32),
-        "blk.1.attn_q.weight.lora_b": rng.standard_normal((96, RANK), np.float32),
+        f"{module}.weight.lora_{part}": numbers
+        for module, pair in factors.items()
+        for part, numbers in zip("ab", pair, strict=True)
     }
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_string("adapter.type", kind)
@@ -231,21 +232,33 @@ def write_gguf(path: Path, alpha: float = 6.0, kind: str = "lora") -> dict[str, 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return given
 
 
 def test_gguf_adapter_is_for_gguf_models(tmp_path: Path) -> None:
     path = tmp_path / "adapter.gguf"
-    given = write_gguf(path)
+    rng = np.random.default_rng(0)
+    a, b = rng.random((RANK, 96), np.float32), rng.random((96, RANK), np.float32)
+    write_gguf(path, {"blk.1.attn_q": (a, b)})
     model = dataclasses.replace(MODEL, is_gguf=True)
     found = open_adapter(path, model)["layers.1.q"]
-    np.testing.assert_array_equal(found.b.to_float32(), given["blk.1.attn_q.weight.lora_b"])
+    np.testing.assert_array_equal(found.b.to_float32(), b)
     assert found.scale == 1.5
     with pytest.raises(AdapterRefused, match="is for GGUF models"):
         open_adapter(path, MODEL)
-    write_gguf(path, kind="control_vector")
+    write_gguf(path, {"blk.1.attn_q": (a, b)}, kind="control_vector")
     with pytest.raises(AdapterRefused, match=r"adapter\.type is .control_vector."):
         open_adapter(path, model)
+
+
+def test_gguf_stack_is_one_of_each_expert(tmp_path: Path) -> None:
+    spec = MIXTURES["mixtral"]
+    rng = np.random.default_rng(0)
+    a, b = rng.random((4, RANK, 96), np.float32), rng.random((4, 96, RANK), np.float32)
+    write_gguf(tmp_path / "a.gguf", {"blk.1.ffn_up_exps": (a, b)})
+    model = dataclasses.replace(MODEL, spec=spec, weights=random_weights(spec), is_gguf=True)
+    found = open_adapter(tmp_path / "a.gguf", model)
+    assert len(found) == 4
+    np.testing.assert_allclose(found["layers.1.experts.3.up"].delta, 1.5 * b[3] @ a[3], rtol=1e-5)
 
 
 def test_folder_for_a_permuted_model_is_permuted(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from random_decoders import (
     HYBRIDS,
     LATENTS,
     LENGTH,
+    MIXTURES,
     NUM_PAGES,
     NUM_STATES,
     SPEC,
@@ -69,6 +70,36 @@ def test_adapter_is_what_torch_makes_of_merged_weights(name: str, gain: bool) ->
     np.testing.assert_allclose(run(adapted(spec, adapter), {0: 0}), expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_adapter_of_experts_is_as_merged_weights(name: str) -> None:
+    spec = dataclasses.replace(MIXTURES[name], tied_head=False)
+    adapters = [random_adapter(spec, seed, rank, std=0.05) for seed, rank in ((1, 5), (2, 20))]
+    adapters[0] = uneven(adapters[0])
+    executor = adapted(spec, *adapters)
+    together = run(executor, {0: 1, 1: 0, 2: -1, 3: 0})
+    for sequence, adapter in enumerate([adapters[1], adapters[0], {}, adapters[0]]):
+        weights = merged(random_weights(spec), adapter)
+        expected = run(cpu(spec, weights), {sequence: -1})
+        own = together[sequence * SHORT : (sequence + 1) * SHORT]
+        np.testing.assert_allclose(own, expected, atol=1e-3, err_msg=str(sequence))
+
+
+def uneven(adapter: LowRanks) -> LowRanks:
+    """Return an adapter whose experts differ in rank, scale and gain, and some have none."""
+    changed = dict(adapter)
+    for i, name in enumerate(name for name in adapter if ".experts." in name):
+        own = adapter[name]
+        if i % 4 == 0:
+            del changed[name]
+        elif i % 4 == 1:
+            assert own.a is not None
+            changed[name] = LowRank(own.a.rows(0, 3), own.b.columns(0, 3), 0.3, own.gain)
+        elif i % 4 == 2:
+            gain = np.linspace(0.5, 1.5, own.b.shape[0], dtype=np.float32)
+            changed[name] = dataclasses.replace(own, gain=gain)
+    return changed
+
+
 @pytest.mark.parametrize("name", [*HYBRIDS, *LATENTS])
 def test_adapter_of_other_mixers_is_as_merged_weights(name: str) -> None:
     spec = dataclasses.replace((HYBRIDS | LATENTS)[name], tied_head=False)
@@ -96,12 +127,13 @@ def test_adapter_of_one_end_leaves_the_tied_other(name: str, is_whole: bool) -> 
 
 
 BF16 = {"weight_dtype": "bfloat16", "kv_dtype": "bfloat16", "rounds_activations": True}
+EXPERTS = MIXTURES["qwen2_moe"]
 INT8 = {"weight_dtype": "int8", "rounds_activations": True}
 
 
 @pytest.mark.parametrize("options", [{}, BF16, INT8], ids=["fp32", "bf16", "int8"])
-def test_batch_mates_and_cuts_change_no_bit(options: dict[str, object]) -> None:
-    spec = WHOLE_BLOCKS
+@pytest.mark.parametrize("spec", [WHOLE_BLOCKS, EXPERTS], ids=["dense", "experts"])
+def test_batch_mates_and_cuts_change_no_bit(spec: DecoderSpec, options: dict[str, object]) -> None:
     adapters = [random_adapter(spec, seed, rank) for seed, rank in ((1, 3), (2, 16), (3, 40))]
     executor = adapted(spec, *adapters, format=Format.BF16, **options)
     slots = {0: 1, 1: -1, 2: 2, 3: 0}
