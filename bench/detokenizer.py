@@ -49,6 +49,10 @@ class NoTable:
         """Open a stream."""
         return self._vocabulary.stream(skip_special_tokens, spaces_between)
 
+    def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
+        """Return those special tokens, by id, whose text is one of `contents`."""
+        return self._vocabulary.special_tokens(contents)
+
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself."""
         return self._vocabulary.token_bytes(id)

@@ -100,6 +100,10 @@ class LibraryVocabulary:
             return stream
         return UnspacedStream(stream, self._added)
 
+    def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
+        """Return those special tokens, by id, whose text is one of `contents`."""
+        return {id: content for id, content in self._special.items() if content in contents}
+
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""
         return sentence_piece(self._tokenizer.id_to_token(id) or "")

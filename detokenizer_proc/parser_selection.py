@@ -23,6 +23,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
 from headrace.detokenizer_proc.parsers.pythonic import LFM2_MARKS, read_pythonic
 from headrace.detokenizer_proc.parsers.sections import DEEPSEEK, KIMI_K2, read_sections
 from headrace.detokenizer_proc.parsers.source import Reading, SourceParser, TextSource
+from headrace.detokenizer_proc.parsers.special_marks import SpecialMarks
 from headrace.detokenizer_proc.parsers.tagged import (
     DEEPSEEK_V32,
     MINIMAX_M2,
@@ -61,12 +62,18 @@ TAGGED_READERS: dict[ToolFormat, Callable[[TextSource, Calls, StringParameters],
 }
 
 
-def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputParser:
-    """Return the parser of one sequence, whose calls are named by `new_id`."""
+def parser_of(
+    parsing: Parsing | None, new_id: NewId | None = None, marks: SpecialMarks | None = None
+) -> OutputParser:
+    """Return the parser of one sequence, whose calls are named by `new_id`.
+
+    Args:
+        marks: which marks are special tokens; without, what spells a mark is one.
+    """
     if parsing is None:
         return PlainParser()
     parser: OutputParser = SourceParser(
-        functools.partial(read_output, parsing=parsing, new_id=new_id)
+        functools.partial(read_output, parsing=parsing, new_id=new_id), marks or SpecialMarks()
     )
     if parsing.custom_tools:
         parser = CustomToolParser(parser, frozenset(parsing.custom_tools))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.detokenizer_proc.parser_selection import marks_of
 from headrace.detokenizer_proc.parsers.pieces import Piece
+from headrace.detokenizer_proc.parsers.special_marks import SpecialMarks
 from headrace.detokenizer_proc.parsers.stops import StopMatcher
 from headrace.detokenizer_proc.renderers.renderer import TokenUsage
 from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
@@ -21,6 +22,7 @@ class SequenceText:
     plan: ResponsePlan
     stream: TextStream
     stops: StopMatcher
+    marks: SpecialMarks  # of what parses the text
     num_tokens: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache
     sum_logprobs: float = 0.0
@@ -42,13 +44,17 @@ class SequenceText:
     def open(cls, plan: ResponsePlan, vocabulary: Vocabulary) -> "SequenceText":
         """Create the text state for a `plan`."""
         stops = StopMatcher(plan.stop, plan.include_stop)
+        kept = marks_of(plan.parsing)
         stream = vocabulary.stream(
-            plan.skip_special_tokens, plan.spaces_between_special_tokens, marks_of(plan.parsing)
+            plan.skip_special_tokens, plan.spaces_between_special_tokens, kept
         )
+        marks = SpecialMarks(vocabulary.special_tokens(kept) if kept else None)
         length = len(plan.echo)
         starts = array("I") if plan.parsing is not None and plan.parsing.thoughts else None
         assert starts is None or not length, "a parser sees no echo"
-        return cls(plan, stream, stops, _starts=starts, _num_decoded=length, _num_given=length)
+        return cls(
+            plan, stream, stops, marks, _starts=starts, _num_decoded=length, _num_given=length
+        )
 
     def add(self, pieces: list[Piece], reported: ReportedTokens, token_ids: list[int]) -> None:
         """Keep tokens for the next event."""
@@ -129,7 +135,9 @@ class SequenceText:
                 self._held.append(id, row, self._num_decoded)
             if self._starts is not None:
                 self._starts.append(self._num_decoded)
-            text += self._certain(self.stream.feed(id))
+            decoded = self.stream.feed(id)
+            text += self._certain(decoded)
+            self.marks.note(id, self._num_decoded, decoded)
             if self.stops.stopped:
                 self.finished = FinishReason.STOP
                 break

@@ -42,6 +42,10 @@ class Vocabulary(Protocol):
         """
         ...
 
+    def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
+        """Return those special tokens, by id, whose text is one of `contents`."""
+        ...
+
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""
         ...
@@ -58,9 +62,7 @@ class ByteStream:
     ) -> None:
         self._token_bytes = table.token_bytes
         self._skipped = table.special if skip_special_tokens else frozenset[int]()
-        if kept:
-            contents = {content.encode() for content in kept}
-            self._skipped -= {id for id in self._skipped if table.token_bytes[id] in contents}
+        self._skipped -= special_tokens(table, kept).keys()
         self._strips_space = table.strips_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -95,9 +97,20 @@ class TableVocabulary:
         """Open a stream. Nothing is put between tokens."""
         return ByteStream(self.table, skip_special_tokens, kept)
 
+    def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
+        """Return those special tokens, by id, whose text is one of `contents`."""
+        return special_tokens(self.table, contents)
+
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""
         return self.table.token_bytes[id] if id < len(self.table.token_bytes) else b""
+
+
+def special_tokens(table: TokenTable, contents: frozenset[str]) -> dict[int, str]:
+    """Return those special tokens of a table, by id, whose text is one of `contents`."""
+    spelled = {content.encode(): content for content in contents}
+    tokens = ((id, spelled.get(table.token_bytes[id])) for id in table.special if spelled)
+    return {id: content for id, content in tokens if content is not None}
 
 
 def load_vocabulary(model: str) -> Vocabulary:

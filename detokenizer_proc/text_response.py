@@ -106,7 +106,7 @@ class TextResponse:
     def open(self, plan: ResponsePlan, id: int, output: StepOutput) -> bytes:
         """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)
-        self._parsers[plan.index] = parser_of(plan.parsing)
+        self._parsers[plan.index] = parser_of(plan.parsing, marks=sequence.marks)
         sequence.num_cached = output.cached.get(id, 0)
         sequence.prompt = self._prompt_tokens(id, output)
         echoed = sequence.prompt if plan.echo and plan.logprobs is not None else ReportedTokens()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from headrace.detokenizer_proc.parsers.pieces import Piece, Thought
+from headrace.detokenizer_proc.parsers.special_marks import SpecialMarks
 from headrace.detokenizer_proc.parsers.stops import overlap
 
 T = TypeVar("T")
@@ -29,7 +30,9 @@ def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
 class TextSource:
     """Text that comes in parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: SpecialMarks) -> None:
+        """Begin a text; what spells one of the `marks` elsewhere than these stand is no mark."""
+        self._marks = marks
         self._text = ""
         self._at = 0
         self._num_dropped = 0  # characters of the text before what is kept
@@ -88,9 +91,22 @@ class TextSource:
             and literal.startswith(self._text[self._at :])
         ):
             yield None
-        found = self._text.startswith(literal, self._at)
+        found = self._text.startswith(literal, self._at) and self._is_mark(literal, self._at)
         if found:
             self.take(self._at + len(literal))
+        return found
+
+    def _is_mark(self, literal: str, at: int) -> bool:
+        """Whether what stands at a position of the kept text is more than its spelling."""
+        return self._marks.allow(literal, self._num_dropped + at)
+
+    def _first_of(self, marks: tuple[str, ...]) -> re.Match[str] | None:
+        """Return where the first of `marks` stands in the kept text that is not taken."""
+        at, pattern = self._at, any_of(marks)
+        while found := pattern.search(self._text, at):
+            if self._is_mark(found.group(), found.start()):
+                break
+            at = found.start() + 1
         return found
 
     def run(self, some: re.Pattern[str]) -> Reading[str]:
@@ -111,7 +127,7 @@ class TextSource:
             The text or the mark, and nothing for the other; nothing for both at the end.
         """
         while True:
-            found = any_of(marks).search(self._text, self._at)
+            found = self._first_of(marks)
             end = found.start() if found else len(self._text)
             if not found and not self._has_ended:
                 rest = self._text[self._at :]
@@ -147,9 +163,9 @@ class TextSource:
 class SourceParser:
     """The `OutputParser` that a reader makes."""
 
-    def __init__(self, read: Callable[[TextSource], Reading[None]]) -> None:
+    def __init__(self, read: Callable[[TextSource], Reading[None]], marks: SpecialMarks) -> None:
         self.thought = range(0)
-        self._source = TextSource()
+        self._source = TextSource(marks)
         self._reading = read(self._source)
 
     def feed(self, text: str) -> list[Piece]:

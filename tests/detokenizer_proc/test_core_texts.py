@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
-from headrace.detokenizer_proc.text import ByteStream, TableVocabulary, TextStream, Vocabulary
+from headrace.detokenizer_proc.text import (
+    ByteStream,
+    TableVocabulary,
+    TextStream,
+    Vocabulary,
+    special_tokens,
+)
 from headrace.ipc.messages import (
     Api,
     FinishReason,
@@ -59,6 +65,9 @@ class NoTable:
         kept: frozenset[str] = frozenset(),
     ) -> TextStream:
         return ByteStream(self._table, skip_special_tokens)
+
+    def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
+        return special_tokens(self._table, contents)
 
     def token_bytes(self, id: int) -> bytes:
         return self._table.token_bytes[id]

@@ -56,7 +56,7 @@ class BrokenParser:
 def test_a_parser_that_throws_fails_its_request_alone(
     monkeypatch: pytest.MonkeyPatch, stream: bool, ended: FinishReason | None
 ) -> None:
-    monkeypatch.setattr(response_module, "parser_of", lambda parsing: BrokenParser())
+    monkeypatch.setattr(response_module, "parser_of", lambda parsing, **_: BrokenParser())
     responses = InflightResponses(ByteVocabulary(), 1)
     broken, sound = request_id(0, 1), request_id(0, 2)
     plan = msgspec.msgpack.encode(make_plan(stream=stream))
@@ -83,7 +83,7 @@ def test_a_parser_that_throws_fails_its_request_alone(
 def test_a_parser_that_takes_too_long_fails_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(response_module, "parser_of", lambda parsing: EndlessParser())
+    monkeypatch.setattr(response_module, "parser_of", lambda parsing, **_: EndlessParser())
     responses = InflightResponses(ByteVocabulary(), 1, limit=CpuLimit(0.5))
     endless, sound = request_id(0, 1), request_id(0, 2)
     plan = msgspec.msgpack.encode(make_plan(parsing=Parsing(tools=ToolFormat.HERMES)))
@@ -100,7 +100,7 @@ def test_a_parser_that_takes_too_long_fails_its_request_alone(
 
 
 def test_a_stream_that_began_elsewhere_fails_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_module, "parser_of", lambda parsing: BrokenParser())
+    monkeypatch.setattr(response_module, "parser_of", lambda parsing, **_: BrokenParser())
     responses = InflightResponses(ByteVocabulary(), 1)
     broken = request_id(0, 1)
     started = {broken: msgspec.msgpack.encode(make_plan(stream=True, num_delivered=1))}

@@ -4,7 +4,7 @@ from typing import Any
 
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
-from headrace.detokenizer_proc.text import ByteStream, TextStream
+from headrace.detokenizer_proc.text import ByteStream, TextStream, special_tokens
 from headrace.ipc.messages import (
     Abort,
     Api,
@@ -34,6 +34,9 @@ class ByteVocabulary:
         kept: frozenset[str] = frozenset(),
     ) -> TextStream:
         return ByteStream(TABLE, skip_special_tokens, kept)
+
+    def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
+        return special_tokens(TABLE, contents)
 
     def token_bytes(self, id: int) -> bytes:
         return TABLE.token_bytes[id]
