@@ -79,7 +79,7 @@ class Played:
     def __init__(self, run_dir: str, library: str, batch_size: int) -> None:
         config = TokenizerConfig(
             run_dir=run_dir,
-            card=read_card(ServerConfig()),
+            cards=(read_card(ServerConfig()),),
             num_frontends=1,
             num_detokenizers=1,
             seed=0,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
-from headrace.board.fields import CommonField, DetokenizerField
+from headrace.board.fields import CommonField, DetokenizerField, EngineField
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
@@ -45,12 +45,12 @@ class Detokenizer:
     def __init__(self, config: DetokenizerConfig, context: Context) -> None:
         self._slot = context.slot
         self._config = config
-        self._vocabulary = load_vocabulary(config.card.tokenizer_path)
-        give_back()  # what the table was made of
+        self._vocabularies = [load_vocabulary(path) for path in config.tokenizer_paths]
+        give_back()  # what the tables were made of
         self._limit = CpuLimit(PARSER_CPU_S)
         engines = list(context.board.of("engine"))
         self._engines = [EngineLink(config.run_dir, slot, self._slot.beat) for slot in engines]
-        self._responses = [self._no_responses() for _ in engines]  # by engine
+        self._responses = [self._no_responses(engine) for engine in self._engines]  # by engine
         self._stats = ResponseStatsCollector() if config.traces else None
         self._backlog = detokenizer_backlog(context.board, context.index)
         self._backlog.settle()
@@ -121,9 +121,9 @@ class Detokenizer:
         self._slot.add(DetokenizerField.FRAMES)
 
     def _begin_anew(self, all_is_here: bool) -> None:
-        """Send the engines the tokens that were generated under one that is replaced.
+        """Send the engines of a model the tokens that were generated under one that is replaced.
 
-        The requests will be sent again, to any engine: what is here belongs to their old ids.
+        The requests will be sent again, to any of these: what is here belongs to their old ids.
 
         Args:
             all_is_here: nothing waits in the inbox. What comes while a replacement is not ready was
@@ -136,16 +136,16 @@ class Detokenizer:
             if len(self._responses[index]):
                 generated = self._responses[index].generated()
                 for each in self._engines:
-                    if each is engine or each.is_ready:
+                    if each is engine or (each.model == engine.model and each.is_ready):
                         each.outbox.send(*generated)
-                self._responses[index] = self._no_responses()
+                self._responses[index] = self._no_responses(engine)
             if self._stats is not None:
                 self._stats.clear()
 
-    def _no_responses(self) -> InflightResponses:
+    def _no_responses(self, engine: "EngineLink") -> InflightResponses:
         config = self._config
         return InflightResponses(
-            self._vocabulary,
+            self._vocabularies[engine.model],
             config.num_frontends,
             config.stream_interval,
             self._limit,
@@ -170,6 +170,7 @@ class EngineLink:
     def __init__(self, run_dir: str, slot: Slot, on_wait: Callable[[], None]) -> None:
         self.outbox = Outbox(address(run_dir, "engine", slot.seat.index), on_wait=on_wait)
         self._slot = slot
+        self.model = slot[EngineField.MODEL]
         self.note()
 
     @property

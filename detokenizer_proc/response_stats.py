@@ -36,6 +36,7 @@ class ResponseCounts:
     num_generated: int = 0
     last_token: int = 0
     failed: bool = False
+    model: str = ""
     ends: dict[int, str] = field(default_factory=dict)  # by sequence; "" has not ended
 
     def stats(self, now_ns: int, is_ended: bool) -> ResponseStats:
@@ -57,6 +58,7 @@ class ResponseCounts:
             sampling=self.sampling,
             response_id=self.response_id,
             failed=self.failed,
+            model=self.model,
         )
 
 
@@ -96,7 +98,8 @@ class ResponseStatsCollector:
         if counts is None:
             sampling = plan.sampling if isinstance(plan, ResponsePlan) else None
             response_id = "" if isinstance(plan, EmbeddingPlan) else plan.response_id
-            counts = self._open[request] = ResponseCounts(response_id, sampling, plan.num_sequences)
+            counts = ResponseCounts(response_id, sampling, plan.num_sequences, model=plan.model)
+            self._open[request] = counts
         if isinstance(plan, ResponsePlan):
             counts.ends[id] = ""
         if not (isinstance(plan, ResponsePlan) and plan.shares_prompt):

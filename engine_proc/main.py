@@ -64,7 +64,7 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
 def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     """Run the engine whose workers compute a model."""
     if config.num_replicas > 1:
-        take_share(context.index, config.num_replicas)
+        take_share(config.replica, config.num_replicas)
     inbox: Inbox[ToEngine] = Inbox(
         address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
     )

@@ -4,14 +4,15 @@ Orchestrators look at the status; people at the rest. All of it is read off the 
 there when nothing else answers. Names have no characters that JSON would escape.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from headrace.board.board import Board, Seat, Slot, State
-from headrace.board.fields import CommonField
+from headrace.board.fields import CommonField, EngineField
 from headrace.board.process_status import process_status
 from headrace.routes import READY, STARTUP, Lane, routes_of
 
-OF_REPLICAS = ("engine", "worker")  # roles
+OF_ENGINES = ("engine", "worker")  # roles that a replica takes the place of
 PATHS = frozenset(path for route in routes_of(Lane.FRONTEND) for path in route.paths)
 
 
@@ -29,7 +30,7 @@ def health_of(
     """Return the answer to one of `PATHS`.
 
     `/health` is 503 when a process does not serve. `/ready` is, too, unless the process belongs to
-    a replica and another replica is whole; and it is 503 while the server stops.
+    an engine and another one of the model is whole. While the server stops `/ready` is 503.
     `/startup` is 503 only until all processes have been ready.
 
     Args:
@@ -39,8 +40,11 @@ def health_of(
     faults = {slot.seat: why for slot, why in found if why is not None}
     if path == STARTUP and all(map(has_started, board.slots)):
         faults.clear()
-    elif path == READY and any(not replica & faults.keys() for replica in replicas(board)):
-        faults = {seat: why for seat, why in faults.items() if seat.role not in OF_REPLICAS}
+    elif path == READY:
+        spared = spared_engines(board, faults.keys())
+        faults = {
+            seat: why for seat, why in faults.items() if engine_index(board, seat) not in spared
+        }
     reasons = list(faults.values())
     if path == READY and is_draining:
         reasons.append("the server stops when open requests are answered")
@@ -54,14 +58,17 @@ def health_of(
     return HealthResponse(503 if reasons else 200, body.encode("ascii"))
 
 
-def replicas(board: Board) -> list[set[Seat]]:
-    """Return the seats of each engine and its workers."""
-    engines = [slot.seat for slot in board.of("engine")]
-    workers = [slot.seat for slot in board.of("worker")]
-    tp = len(workers) // max(len(engines), 1)
-    return [
-        {engine, *workers[index * tp : (index + 1) * tp]} for index, engine in enumerate(engines)
-    ]
+def engine_index(board: Board, seat: Seat) -> int | None:
+    """Return the index of the engine that a process belongs to, and may fail with."""
+    engine = board.engine_of(board.slot(seat.role, seat.index)) if seat.role in OF_ENGINES else None
+    return None if engine is None else engine.seat.index
+
+
+def spared_engines(board: Board, faulty: Collection[Seat]) -> set[int]:
+    """Return the indices of all engines whose model has one without a fault."""
+    ill = {engine_index(board, seat) for seat in faulty}
+    whole = {s[EngineField.MODEL] for s in board.of("engine") if s.seat.index not in ill}
+    return {s.seat.index for s in board.of("engine") if s[EngineField.MODEL] in whole}
 
 
 def has_started(slot: Slot) -> bool:

@@ -41,19 +41,17 @@ class InfoRoutes:
 
     def __init__(self, config: TokenizerConfig, board: Board) -> None:
         self._config = config
-        self._card = config.card
+        self._cards, first = config.cards, config.cards[0]
         self._board = board
-        self._models = model_pages(config.card, config.started_at)
+        self._models = model_pages(config.cards, config.started_at)
         self._adapters = registry_of(config)
         self.monitor = RingMonitor(board, config)
         handlers: dict[str, Handler] = {
             routes.MODELS: self._model,
             routes.VERSION: lambda *_: json_response(VersionResponse(version=__version__)),
             routes.LOAD: lambda *_: json_response(server_info.load(board)),
-            routes.MODEL_INFO: lambda *_: json_response(server_info.model_info(config.card)),
-            routes.SERVER_INFO: lambda *_: json_response(
-                server_info.server_info(config.card, board)
-            ),
+            routes.MODEL_INFO: lambda *_: json_response(server_info.model_info(first)),
+            routes.SERVER_INFO: lambda *_: json_response(server_info.server_info(first, board)),
             routes.METRICS: lambda *_: ImmediateResponse(
                 200, self.metrics.render(), routes.METRICS_TYPE
             ),
@@ -67,7 +65,7 @@ class InfoRoutes:
         if config.takes_scripts:
             from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
 
-            scripted = ScriptedRoutes(config.run_dir, config.card.eos_token_ids)
+            scripted = ScriptedRoutes(config.run_dir, first.eos_token_ids)
             for path, methods in scripted.handlers.items():
                 self.handlers[path] = methods[GET]
         self._posted = {path for route in routes_of(Lane.TOKENIZER) for path in route.paths}
@@ -97,14 +95,14 @@ class InfoRoutes:
         from headrace.metrics.headrace_metrics import MetricsPage
 
         dialect = self._config.metrics_dialect
-        return MetricsPage(self._board, self._card, dialect, self._adapters)
+        return MetricsPage(self._board, self._cards, dialect, self._adapters)
 
     def _openapi(self, _request: HttpRequest, _body: Body) -> ImmediateResponse:
         from headrace.tokenizer_proc.openapi.openapi import openapi
 
         config = self._config
         return ImmediateResponse(
-            200, openapi(config.card, config.follows_grammars, config.trust_request_chat_template)
+            200, openapi(config.cards, config.follows_grammars, config.trust_request_chat_template)
         )
 
     def _model(self, request: HttpRequest, _body: Body) -> ImmediateResponse:
@@ -112,14 +110,14 @@ class InfoRoutes:
         name = unquote(request.path.removeprefix(f"{MODELS}/"))
         if self._adapters is not None and request.path == MODELS:
             paths = {adapter.name: adapter.path for adapter in self._adapters}
-            return json_response(model_list(self._card, self._config.started_at, paths))
+            return json_response(model_list(self._cards, self._config.started_at, paths))
         if request.path in self._models:
             return ImmediateResponse(200, self._models[request.path])
         adapter = None if self._adapters is None else self._adapters.find(name)
         if adapter is None:
-            raise ModelNotFound(name, self._card.name)
+            raise ModelNotFound(name, "', '".join(card.name for card in self._cards))
         return json_response(
-            adapter_model_of(self._card, self._config.started_at, adapter.name, adapter.path)
+            adapter_model_of(self._cards[0], self._config.started_at, adapter.name, adapter.path)
         )
 
 

@@ -21,13 +21,16 @@ from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.messages import GenerateRequest, HttpRequest
 from headrace.runtime.process import die_with_parent
 from headrace.system.malloc import give_back
-from headrace.tokenizer_proc.encoding.encoder import Encoder
-from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.jobs.child_pipe import read, write
-from headrace.tokenizer_proc.jobs.job import Job
-from headrace.tokenizer_proc.jobs.stages import ImmediateResponse, Outcome, Sequences
+from headrace.tokenizer_proc.jobs.stages import (
+    Body,
+    ImmediateResponse,
+    Outcome,
+    Sequences,
+    Stages,
+)
 from headrace.tokenizer_proc.main import num_threads
-from headrace.tokenizer_proc.routes import Routes, load_routes, load_scripted, load_template
+from headrace.tokenizer_proc.routed_models import RoutedModel, RoutedModels
 
 CPU_S = 120  # of a request, on all cores; 32 MB of text take 5 s to encode
 POLL_INTERVAL_S = 0.001  # between looks at a grammar
@@ -81,35 +84,29 @@ class RequestHandler:
     """Handles one request after the other, as long as each takes."""
 
     def __init__(self, config: TokenizerConfig) -> None:
-        card, scripted = config.card, load_scripted(config)
         os.environ.update(FASTOKENS_BPE_THREADS=str(num_threads()))
-        self._encoder = Encoder(card.tokenizer_path)
-        self._encoder.load_fast()
-        has_script = None if scripted is None else scripted.has_script
-        grammars = Grammars(card, config.follows_grammars, has_script)
-        template = load_template(config)
         board = Board.create([Seat("tokenizer", 0)])  # GETs, which need the server's, do not come
-        self._routes: Routes = load_routes(
-            config, board, template, self._encoder, grammars, scripted=scripted
-        )
+        self._models = RoutedModels(config, board)
+        for model in self._models:
+            model.encoder.load_fast()
 
     def handle(self, offloaded: Offloaded) -> Outcome:
         """Return the outcome of a request."""
         request, body = offloaded.request, offloaded.body
-        job = Job(request, len(body), self._routes.handle(request, body))
+        job = self._models.job(request, body, stages_of)
         job.begin()
         while job.outcome is None:
             if job.is_waiting:
                 time.sleep(POLL_INTERVAL_S)
-                continue
-            try:
-                found = self._encoder.encode(job.texts)
-            except Exception as error:
-                job.fail(error)
             else:
-                job.advance(found)
+                self._models.encode([job])
         assert isinstance(job.outcome, ImmediateResponse | Sequences)
         return job.outcome
+
+
+def stages_of(model: RoutedModel, request: HttpRequest, body: Body) -> Stages:
+    """Handle a request as long as it takes."""
+    return model.routes.handle(request, body)
 
 
 def main() -> None:

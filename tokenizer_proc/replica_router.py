@@ -49,7 +49,7 @@ def choose(loads: Sequence[ReplicaLoad], first: int) -> int:
 
 
 class ReplicaRouter:
-    """The links of a tokenizer to all engines."""
+    """The links of a tokenizer to all engines. A request goes to one of its model's."""
 
     def __init__(self, config: TokenizerConfig, board: Board, slot: Slot) -> None:
         self._slot = slot
@@ -59,44 +59,54 @@ class ReplicaRouter:
             for engine in self._engines
         ]
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
-        self._indexes = [PrefixIndex(fd) for fd in config.prefix_fds]
+        self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
+        self._replicas: list[list[int]] = [[] for _ in config.cards]  # engines, by model
+        for engine in self._engines:
+            self._replicas[engine[EngineField.MODEL]].append(engine.seat.index)
         self._turns = itertools.count()
 
-    def send(self, requests: list[tuple[HttpRequest, Prompts]]) -> None:
-        """Send the sequences of requests to the engine of each, waiting while a link is full."""
+    def send(self, requests: list[tuple[int, HttpRequest, Prompts]]) -> None:
+        """Send the sequences of requests to an engine of each one's model.
+
+        It waits while a link is full. Models are given by their places.
+        """
         parcels: list[Prompts] = [[] for _ in self._engines]
-        for request, prompts in requests:
-            engine = self._engine_of(request, prompts) if self._indexes and prompts else 0
+        for model, request, prompts in requests:
+            if not prompts:
+                continue
+            replicas = self._replicas[model]
+            is_only = len(replicas) == 1
+            engine = replicas[0] if is_only else self._engine_of(replicas, request, prompts)
             num_tokens = sum(len(ids) for _, ids in prompts)
             self._slot.add(TokenizerField.SENT_TOKENS + engine, num_tokens)
             parcels[engine] += prompts
         for outbox, parcel in zip(self._outboxes, parcels, strict=True):
             outbox.send_all(parcel)
 
-    def _engine_of(self, request: HttpRequest, prompts: Prompts) -> int:
+    def _engine_of(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int:
         """Choose an engine, and count why."""
         if request.engine >= 0 and self._is_ready(request.engine):
             self._slot.add(TokenizerField.RESUME_ROUTED)
             return request.engine
-        loads = self._loads(prompts)
-        engine = choose(loads, next(self._turns) % len(loads))
-        num_cached = loads[engine].num_cached
+        loads = self._loads(replicas, prompts)
+        chosen = choose(loads, next(self._turns) % len(loads))
+        num_cached = loads[chosen].num_cached
         is_best = 0 < num_cached == max(load.num_cached for load in loads)
         self._slot.add(TokenizerField.PREFIX_ROUTED if is_best else TokenizerField.LOAD_ROUTED)
         self._slot.add(TokenizerField.ROUTED_CACHED_TOKENS, num_cached)
-        return engine
+        return replicas[chosen]
 
-    def _loads(self, prompts: Prompts) -> list[ReplicaLoad]:
-        page_tokens = max(slot[EngineField.PAGE_TOKENS] for slot in self._engines)
+    def _loads(self, replicas: list[int], prompts: Prompts) -> list[ReplicaLoad]:
+        page_tokens = max(self._engines[index][EngineField.PAGE_TOKENS] for index in replicas)
         distinct = {id(ids): (request, ids) for request, ids in prompts}.values()
         chains = [digests_of(request, ids, page_tokens) for request, ids in distinct]
         return [
             ReplicaLoad(
                 self._is_ready(index),
-                max(self._backlogs[index](), 0) + slot[EngineField.PENDING_TOKENS],
+                max(self._backlogs[index](), 0) + self._engines[index][EngineField.PENDING_TOKENS],
                 sum(page_tokens * self._indexes[index].count_cached(chain) for chain in chains),
             )
-            for index, slot in enumerate(self._engines)
+            for index in replicas
         ]
 
     def _is_ready(self, engine: int) -> bool:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.board.board import Board
-from headrace.config.process_configs import TokenizerConfig
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound, WrongKind
 from headrace.ipc.messages import HttpRequest
 from headrace.model.output_formats import ToolFormat
@@ -33,19 +32,18 @@ if TYPE_CHECKING:
 
 
 class Routes:
-    """The HTTP surface, but for `/health` and `/ready`."""
+    """The HTTP surface of one model, but for `/health` and `/ready`."""
 
     def __init__(
         self,
-        config: TokenizerConfig,
-        board: Board,
+        about: InfoRoutes,
         generation: GenerationPlanner,
         embedding: EmbeddingPlanner,
         tokens: TokenRoutes,
         scripted: "ScriptedRoutes | None" = None,
         adapters: AdapterRoutes | None = None,
     ) -> None:
-        self._about = about = InfoRoutes(config, board)
+        self._about = about
         handlers = generation.handlers | embedding.handlers | tokens.handlers
         handlers |= dict.fromkeys((LOAD_LORA, UNLOAD_LORA), refuse_adapters)
         if adapters is not None:
@@ -85,18 +83,19 @@ def refuse_adapters(_http: HttpRequest, _body: Body) -> ImmediateResponse:
     raise WrongKind("this server serves no adapters; start it with --enable-lora")
 
 
-def load_scripted(config: TokenizerConfig) -> "ScriptedRoutes | None":
+def load_scripted(config: TokenizerConfig, card: ModelCard) -> "ScriptedRoutes | None":
     """Return the routes of a mock engine's scripts; other servers do not load the code."""
     if not config.takes_scripts:
         return None
     from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
 
-    return ScriptedRoutes(config.run_dir, config.card.eos_token_ids)
+    return ScriptedRoutes(config.run_dir, card.eos_token_ids)
 
 
-def load_template(config: TokenizerConfig, patience_s: float | None = None) -> ChatTemplate:
-    """Return the model's chat template; `patience_s` is as `ChatTemplate` has it."""
-    card = config.card
+def load_template(
+    config: TokenizerConfig, card: ModelCard, patience_s: float | None = None
+) -> ChatTemplate:
+    """Return a model's chat template; `patience_s` is as `ChatTemplate` has it."""
     if card.mistral_tokenizer is not None:
         from headrace.tokenizer_proc.encoding.mistral_template import MistralTemplate
 
@@ -114,7 +113,8 @@ def load_template(config: TokenizerConfig, patience_s: float | None = None) -> C
 
 def load_routes(
     config: TokenizerConfig,
-    board: Board,
+    card: ModelCard,
+    about: InfoRoutes,
     template: ChatTemplate,
     encoder: Encoder,
     grammars: Grammars,
@@ -122,7 +122,7 @@ def load_routes(
     scripted: "ScriptedRoutes | None" = None,
 ) -> Routes:
     """Return the routes of one model, and all that plans their requests."""
-    card, num = config.card, config.num_detokenizers
+    num = config.num_detokenizers
     registry = registry_of(config)
     generation = GenerationPlanner(
         card, template, encoder, num, config.seed, grammars, images, config.traces, registry
@@ -130,4 +130,4 @@ def load_routes(
     embedding = EmbeddingPlanner(card, template, encoder, num)
     tokens = TokenRoutes(card, template, encoder, images, registry)
     adapters = None if registry is None else AdapterRoutes(registry, card.name, num)
-    return Routes(config, board, generation, embedding, tokens, scripted, adapters)
+    return Routes(about, generation, embedding, tokens, scripted, adapters)

@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -32,18 +33,17 @@ from headrace.ipc.sockets import Inbox
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.encoding.encoder import Encoder
-from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Dropped, Job
 from headrace.tokenizer_proc.jobs.stages import Body, Ids, ImmediateResponse, Sequences, Stages
 from headrace.tokenizer_proc.offload_pool import OffloadPool
 from headrace.tokenizer_proc.replica_router import ReplicaRouter
-from headrace.tokenizer_proc.routes import load_routes, load_scripted, load_template
+from headrace.tokenizer_proc.routed_models import RoutedModel, RoutedModels
 
 TEMPLATE_CPU_S = 0.1  # of one that others wait for; a child process has more
 POLL_INTERVAL_MS = 1  # between looks at what is laid aside
-LoadImages = Callable[[TokenizerConfig, Context, Encoder, Aborts], Images]
+LoadImages = Callable[[TokenizerConfig, Context, Aborts, Encoder], Images]
 
 
 log = logging.getLogger(__name__)
@@ -70,30 +70,22 @@ class Service:
         self._aside: list[Job] = []
         self._suspects: list[tuple[HttpRequest, Body]] = []
         self._backlog = tokenizer_backlog(context.board, context.index)
-        card, scripted = config.card, load_scripted(config)
-        self._encoder = Encoder(card.tokenizer_path)
-        has_script = None if scripted is None else scripted.has_script
-        self.grammars = Grammars(card, config.follows_grammars, has_script)
-        self._images = self._offload = None
-        if load_images is not None:
-            self._images = load_images(config, context, self._encoder, aborts)
-        else:
+        self._offload = None
+        load: Callable[[Encoder], Images] | None = None
+        if load_images is None:
             self._offload = OffloadPool(config, context.log_level, context.log_format)
-        template = load_template(config, None if self._offload is None else TEMPLATE_CPU_S)
-        if template.lacks_tools and context.index == 0:
-            log.info(
-                "the chat template has no place for tools: a message describes them, and calls are "
-                "read as --tool-call-parser hermes"
-            )
-        self._routes = load_routes(
-            config,
-            context.board,
-            template,
-            self._encoder,
-            self.grammars,
-            images=self._images,
-            scripted=scripted,
-        )
+        else:
+            load = partial(load_images, config, context, aborts)
+        patience_s = None if self._offload is None else TEMPLATE_CPU_S
+        self.models = RoutedModels(config, context.board, patience_s, load)
+        self._images = self.models[0].images
+        for model in self.models:
+            if model.lacks_tools and context.index == 0:
+                log.info(
+                    "%s: the chat template has no place for tools: a message describes them, and "
+                    "calls are read as --tool-call-parser hermes",
+                    model.name,
+                )
         self._engines = ReplicaRouter(config, context.board, context.slot)
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot
@@ -101,7 +93,8 @@ class Service:
 
     def load_fast(self) -> None:
         """Load what makes encoding fast; another thread may, while requests are handled."""
-        self._encoder.load_fast()
+        for model in self.models:
+            model.encoder.load_fast()
 
     def show_images(self) -> None:
         """Publish the images on the board."""
@@ -136,13 +129,13 @@ class Service:
     def _work(self, jobs: list[Job]) -> None:
         """Run the jobs of a batch as far as they go, and lay aside those that wait."""
         while ready := self._ready(jobs):
-            self._encode(ready)
+            self.models.encode(ready)
         self._aside += [job for job in jobs if job.is_waiting]
         jobs = [job for job in jobs if job.outcome is not None]
         for job in jobs:
             if isinstance(job.outcome, ImmediateResponse):
                 self._respond(job.request, job.outcome)
-        self._engines.send([(job.request, self._messages(job)) for job in jobs])
+        self._engines.send([(job.model, job.request, self._messages(job)) for job in jobs])
         self._count(jobs)
 
     def _ready(self, jobs: list[Job]) -> list[Job]:
@@ -176,39 +169,25 @@ class Service:
         return jobs
 
     def _job(self, request: HttpRequest, body: Body) -> Job:
-        job = Job(request, len(body), self._stages(request, body))
+        job = self.models.job(request, body, self._stages)
         if request.id in self._aborts:
             job.drop()
         else:
             job.begin()
         return job
 
-    def _stages(self, request: HttpRequest, body: Body) -> Stages:
+    def _stages(self, model: RoutedModel, request: HttpRequest, body: Body) -> Stages:
         """Handle a request; one that takes long is handled by a child process.
 
         Raises:
             RequestError: it is refused.
         """
         if self._offload is None:
-            return (yield from self._routes.handle(request, body))
+            return (yield from model.routes.handle(request, body))
         if len(body) < HUGE_BODY_BYTES:
             with contextlib.suppress(TemplateTooSlow):
-                return (yield from self._routes.handle(request, body))
+                return (yield from model.routes.handle(request, body))
         return (yield from self._offload.handle(request, body))
-
-    def _encode(self, jobs: list[Job]) -> None:
-        """Run jobs one stage further. A stage that fails for several is repeated for each."""
-        try:
-            found = iter(self._encoder.encode([text for job in jobs for text in job.texts]))
-        except Exception as error:
-            if len(jobs) == 1:
-                jobs[0].fail(error)
-            else:
-                for job in jobs:
-                    self._encode([job])
-            return
-        for job in jobs:
-            job.advance(list(itertools.islice(found, len(job.texts))))
 
     def _messages(self, job: Job) -> list[tuple[GenerateRequest, Ids]]:
         """Return the messages of a request to the engine."""

@@ -30,16 +30,22 @@ class Span:
 
 
 def request_span(request: RequestEnded, model: str) -> Span:
-    """Return the span of all of a request to a server of `model`."""
+    """Return the span of all of a request.
+
+    Args:
+        model: the server's only one; empty where there are several, and responses tell which.
+    """
     attributes: dict[str, Value] = {
         "gen_ai.request.id": request.request_id,
-        "gen_ai.response.model": model,
         "http.request.method": request.method,
         "url.path": request.path,
         "http.response.status_code": request.status,
         "gen_ai.latency.e2e": (request.ended_at - request.received_at) / 1e9,
     }
     stats = STATS.decode(request.stats) if request.stats else None
+    model = model or (stats.model if stats is not None else "")
+    if model:
+        attributes["gen_ai.response.model"] = model
     if stats is not None:
         attributes |= response_attributes(stats)
     if request.times is not None:

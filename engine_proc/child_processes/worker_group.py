@@ -95,6 +95,7 @@ def start_worker(
         step_fd=steps.fd,
         result_fd=results.fd,
         mask_fd=masks.fd,
+        rank=rank,
         group_fd=group_fd,
         control_fd=control_fd,
         cache_fd=cache_fd,
@@ -105,7 +106,7 @@ def start_worker(
     )
     shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
-    slot = context.board.slot("worker", context.index * config.execution.tp + rank)
+    slot = context.board.slot("worker", config.first_worker + rank)
     return ChildProcess(
         context, slot, worker_config, (steps, results), fds, config.watchdog_timeout
     )

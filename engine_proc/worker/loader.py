@@ -128,6 +128,11 @@ def refuse_draft(config: ExecutionConfig, where: str) -> None:
         )
 
 
+def free_memory(config: ExecutionConfig) -> int:
+    """Return the memory that other models of the server leave at most."""
+    return max(memory_limit() - config.reserved_bytes, 0)
+
+
 def in_core(
     worker: WorkerConfig,
     model: DecoderModel,
@@ -138,9 +143,9 @@ def in_core(
     """Load a model into the C++ core, and the draft model beside it."""
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    check_kv_cache(config.cpu_kv_bytes, memory_limit())
-    check_weights(config, model.spec, model.weights, weight_dtype, memory_limit())
-    draft = open_draft(config, model, weight_dtype, memory_limit())
+    check_kv_cache(config.cpu_kv_bytes, free_memory(config))
+    check_weights(config, model.spec, model.weights, weight_dtype, free_memory(config))
+    draft = open_draft(config, model, weight_dtype, free_memory(config))
     decoders = [HeldDecoder(model, weight_dtype)]
     if draft is not None:
         decoders.append(draft)
@@ -245,7 +250,7 @@ def encoder_in_core(
     """
     assert model.pooling is not None
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    check_weights(config, model.spec, model.weights, weight_dtype, memory_limit())
+    check_weights(config, model.spec, model.weights, weight_dtype, free_memory(config))
     is_wide = config.dtype == "auto" and model.stores_float32
     is_exact = config.dtype == "float32" or (is_wide and config.quantization == "none")
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)
@@ -305,7 +310,7 @@ def in_transformers(
         encoder = EncoderExecutor(model, pooling.kind)
         embedder = Embedder(encoder, normalize=pooling.normalize, dense=dense)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
-    check_kv_cache(config.cpu_kv_bytes, memory_limit())
+    check_kv_cache(config.cpu_kv_bytes, free_memory(config))
     kv_dtype = KV[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
     num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)

@@ -77,7 +77,7 @@ def work(config: WorkerConfig, context: Context) -> None:
 
     heartbeat = context.keep_beating()  # a step may be long
     heartbeat.begin(context.progress)
-    group = join(config, context.index % config.execution.tp)
+    group = join(config, config.rank)
     loaded = load(config, progress, group, embeddings(config))
     inbox = StepInbox(steps, loaded.adapters, results.send)
     can_rejoin = group if loaded.can_rejoin else None

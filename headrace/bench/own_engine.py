@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.bench.serve import check_folder
-from headrace.config.flags import Parser, parse
+from headrace.config.flags import Parser, parse_one
 from headrace.config.model_card import read_card
 from headrace.errors import ConfigError, HeadraceError, end_command
 from headrace.offline.engine import Engine, embedded_config
@@ -49,7 +49,7 @@ def run_command(parser: argparse.ArgumentParser, bench: Bench, argv: Sequence[st
                 raise ConfigError(f"--{name.replace('_', '-')} {value} must be at least {least}")
         if args.output_json is not None:
             check_folder("--output-json", args.output_json.parent)
-        bench(args, parse(rest))
+        bench(args, parse_one(rest))
     except HeadraceError as error:
         end_command(parser.prog, error)
 

@@ -14,7 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from headrace.board.fields import FIELD_WORDS, FIELDS, TIMER_GAUGE, CommonField, EngineField
+from headrace.board.fields import (
+    FIELD_WORDS,
+    FIELDS,
+    TIMER_GAUGE,
+    CommonField,
+    EngineField,
+    WorkerField,
+)
 from headrace.board.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 from headrace.board.http_counts import HTTP_WORDS
 from headrace.board.last_death import DEATH_WORDS, LastDeath
@@ -268,6 +275,23 @@ class Board:
     def of(self, role: str) -> Iterator[Slot]:
         """Yield the slots of all processes of a role, by index."""
         return iter(self._by_role.get(role, ()))
+
+    def engine_of(self, slot: Slot) -> Slot | None:
+        """Return the engine that a process belongs to; None of one that serves all engines."""
+        match slot.seat.role:
+            case "engine":
+                return slot
+            case "worker":
+                return self.slot("engine", slot[WorkerField.ENGINE])
+            case "kv_store" | "vision":
+                return self.slot("engine", slot.seat.index)
+            case _:
+                return None
+
+    def replicas_of(self, engine: Slot) -> list[Slot]:
+        """Return the engines of an engine's model, itself among them."""
+        model = engine[EngineField.MODEL]
+        return [slot for slot in self.of("engine") if slot[EngineField.MODEL] == model]
 
     def unhealthy(self) -> list[Seat]:
         """Return the processes that do not serve; empty means healthy."""

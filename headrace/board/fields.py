@@ -178,12 +178,14 @@ class EngineField(BoardField):
     RECOVERED_PAGES = COUNTER  # full pages that a death of workers or engine has left
     TAKEN_TOKENS = COUNTER  # of `TokenizerField.SENT_TOKENS`, those that have come
     PENDING_TOKENS = GAUGE  # to compute for all sequences; where the model has replicas
+    MODEL = KEPT  # place of its model among the server's; the supervisor writes it
 
 
 class WorkerField(BoardField):
     """Fields of a worker."""
 
     COMPUTED_STEPS = COUNTER
+    ENGINE = KEPT  # index of its engine; the supervisor writes it
 
 
 class VisionField(BoardField):

@@ -7,12 +7,12 @@ from headrace.board.fields import CommonField
 class ReplacementWatch:
     """Reports deaths of processes of some roles once others can do their work.
 
-    That is once a successor is ready; for an engine, as soon as another engine is.
+    That is once a successor is ready; for an engine, as soon as another of its model is.
     """
 
     def __init__(self, board: Board, roles: tuple[str, ...]) -> None:
         self._slots = [slot for role in roles for slot in board.of(role)]
-        self._engines = list(board.of("engine"))
+        self._board = board
         self._deaths = [num_deaths(slot) for slot in self._slots]  # that were reported
 
     def replaced(self) -> list[Seat]:
@@ -28,7 +28,7 @@ class ReplacementWatch:
 
     def _has_replica(self, slot: Slot) -> bool:
         """Whether another process that serves takes the requests of this one."""
-        return slot.seat.role == "engine" and any(map(is_ready, self._engines))
+        return slot.seat.role == "engine" and any(map(is_ready, self._board.replicas_of(slot)))
 
 
 def is_ready(slot: Slot) -> bool:

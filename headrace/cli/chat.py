@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.client.client import Client
 from headrace.config.api_keys import VARIABLE
-from headrace.config.flags import Parser, parse
+from headrace.config.flags import Parser, parse_one
 from headrace.errors import HeadraceError, end_command
 
 PROMPT = "> "
@@ -114,14 +114,14 @@ def connect(argv: list[str]) -> Client:
     """
     key = os.environ.get(VARIABLE)
     if argv and argv[0].startswith(("http://", "https://")):
-        fields = parse(argv[1:])
+        fields = parse_one(argv[1:])
         keys = fields.pop("api_key", (key,))
         if fields:
             raise HeadraceError(
                 f"{', '.join(fields)}: flags need a MODEL; a running server takes none"
             )
         return Client(argv[0].removesuffix("/").removesuffix("/v1"), keys[0])
-    fields = parse(argv)
+    fields = parse_one(argv)
     print("starting a server …", file=sys.stderr)
     return Client.launch(fields.pop("model", None), **fields)
 

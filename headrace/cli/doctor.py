@@ -17,10 +17,10 @@ from typing import Any
 from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ServerConfig
 from headrace.config.flags import from_flags, server_parser
-from headrace.config.model_card import read_card
+from headrace.config.model_card import read_card, weight_bytes
 from headrace.config.process_configs import ExecutionConfig, ModelCard
 from headrace.errors import HeadraceError, end_command
-from headrace.model.gguf import GgufFile, read_metadata, split_paths
+from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.mmproj import projector_of
 from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
@@ -35,7 +35,6 @@ DESCRIPTION = (
 )
 FEW_FILES = 1024
 NUM_BUSY = 5  # processes that work at once: one of each kind
-WEIGHTS = ("*.safetensors", "*.gguf")
 # Imported only when they are called, since they load the worker.
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
@@ -58,13 +57,6 @@ def gib(num_bytes: float) -> str:
 def mib(num_bytes: float) -> str:
     """Return a size in MiB, in human-readable form."""
     return f"{num_bytes / (1 << 20):,.1f} MiB"
-
-
-def weight_bytes(path: Path) -> int:
-    """Return how large a model's weights are as they are stored."""
-    if path.is_file():
-        return sum(part.stat().st_size for part in split_paths(path) if part.exists())
-    return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
 
 
 def is_for_gpus(config: ServerConfig, machine: Machine) -> bool:

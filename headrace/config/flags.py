@@ -8,14 +8,14 @@ import dataclasses
 import difflib
 import logging
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from headrace import __version__
-from headrace.config.config import ServerConfig, config_of, flag_name
+from headrace.config.config import ServerConfig, flag_name
 from headrace.config.foreign_flags import (
     ALIASES,
     Already,
@@ -26,11 +26,13 @@ from headrace.config.foreign_flags import (
     Switch,
     Unused,
 )
+from headrace.config.model_configs import OF_MODEL, configs_of
 from headrace.errors import BAD_JSON, ConfigError
 
 log = logging.getLogger(__name__)
 
 CONFIG = "--config"
+MODELS = "models"  # of a file: a list
 HELP_COLUMN = 32
 # Titles of --help, by the first field that each has.
 GROUPS = {
@@ -128,7 +130,7 @@ def server_parser(
     """
     parser = Parser(
         prog=prog,
-        usage="%(prog)s [MODEL] [flags]",
+        usage="%(prog)s [MODEL ...] [flags]",
         description=description,
         epilog="Flags of vLLM and SGLang are known by their names: see docs/migration.md.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=HELP_COLUMN),
@@ -150,7 +152,7 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
     """Add the flag of a field. `ServerConfig` checks its value."""
     hint, name, help = HINTS[field.name], flag_name(field.name), help_of(field)
     if field.name == "model":
-        group.add_argument("model", metavar="MODEL", nargs="?", help=help)
+        group.add_argument("model", metavar="MODEL", nargs="*", help=help)
     elif get_origin(hint) is tuple:
         read, metavar = READERS[get_args(hint)[0]]
         group.add_argument(name, metavar=metavar, type=read, action="append", help=help)
@@ -164,7 +166,27 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
 def from_flags(
     argv: Sequence[str], has_gpus: bool = False, parser: Parser | None = None
 ) -> ServerConfig:
-    """Build the configuration from the command line, and the file it names.
+    """Build the configuration of one model, as `configs_from_flags` does.
+
+    Raises:
+        ConfigError: there are several, too.
+    """
+    configs = configs_from_flags(argv, has_gpus, parser)
+    check_only([str(config.model) for config in configs])
+    return configs[0]
+
+
+def check_only(models: Sequence[str]) -> None:
+    """Refuse several models."""
+    if len(models) > 1:
+        names = ", ".join(models)
+        raise ConfigError(f"this command takes one MODEL; {len(models)} are given: {names}")
+
+
+def configs_from_flags(
+    argv: Sequence[str], has_gpus: bool = False, parser: Parser | None = None
+) -> list[ServerConfig]:
+    """Build the configuration of each model from the command line, and the file it names.
 
     Args:
         has_gpus: whether this machine has some; with them other defaults suit.
@@ -175,24 +197,48 @@ def from_flags(
     """
     values = parse(argv, parser)
     path = values.pop("config", None)
+    parts: list[dict[str, Any]] = []
     if path is not None:
-        values = parse(list(file_flags(Path(path))), parser) | values
-    return config_of(values, has_gpus)
+        file = read_file(Path(path))
+        if MODELS in file and "model" in file:
+            raise ConfigError(f"{CONFIG} {path} has model and {MODELS}; give one of them")
+        parts = parts_of(file.pop(MODELS, []), f"{CONFIG} {path}: {MODELS}", parser)
+        values = parse(list(file_flags(file, f"{CONFIG} {path}")), parser) | values
+    names = values.pop("model", ())
+    if names:  # as any flag, they win over the file
+        parts = [{"model": name} for name in names]
+    return configs_of(values, parts, has_gpus)
+
+
+def parse_one(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the values of flags of one model, as `parse` does; `model` is its name.
+
+    Raises:
+        ConfigError: there are several, too.
+    """
+    values = parse(argv)
+    names = values.pop("model", ())
+    check_only(names)
+    return values | ({"model": names[0]} if names else {})
 
 
 def parse(argv: Sequence[str], parser: Parser | None = None) -> dict[str, Any]:
-    """Return the values of flags by field, only of those that are given."""
+    """Return the values of flags by field, only of those that are given; all names of `model`."""
     found, unknown = (parser or server_parser()).parse_known_args(list(translate(argv)))
     if unknown:
         raise ConfigError(unknown_flag(unknown[0]))
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(found).items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in vars(found).items()}
+    return {k: v for k, v in values.items() if k != "model" or v}
 
 
 def unknown_flag(argument: str) -> str:
     """Return the error text for an unexpected argument."""
     name = argument.partition("=")[0]
     if not name.startswith("-"):
-        return f"unexpected argument {name}: MODEL is given twice; other values need a flag"
+        return (
+            f"unexpected argument {name}: several MODELs stand side by side; other values need a "
+            "flag"
+        )
     return f"{name} is not known{suggestion(name, [*own_flags(), *ALIASES])}"
 
 
@@ -266,23 +312,52 @@ def meant(name: str, meaning: Meaning, given: str | None, rest: Iterator[str]) -
     return [value] if meaning.field == "model" else [f"{flag_name(meaning.field)}={value}"]
 
 
-def file_flags(path: Path) -> Iterator[str]:
-    """Yield the command line that a YAML file stands for: names without hyphens, and values.
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the values of a YAML file, by name.
 
     Raises:
-        ConfigError: it cannot be read, or has a name that is no flag.
+        ConfigError: it cannot be read.
     """
     try:
-        values = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, *BAD_JSON) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{CONFIG} {path} cannot be read: {why}") from None
+
+
+def file_flags(values: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Yield the command line that values of a file stand for: names without hyphens, and values.
+
+    Raises:
+        ConfigError: a name is no flag.
+    """
     for key, value in values.items():
         name = flag_name(key)
         if name == CONFIG or name not in (*own_flags(), *ALIASES, "--model"):
             near = suggestion(name, [*own_flags(), *ALIASES]).replace("--", "")
-            raise ConfigError(f"{CONFIG} {path}: {key} is not known{near}")
-        yield from value_flags(name, value, f"{CONFIG} {path}: {key}")
+            raise ConfigError(f"{where}: {key} is not known{near}")
+        yield from value_flags(name, value, f"{where}: {key}")
+
+
+def parts_of(models: Any, where: str, parser: Parser | None) -> list[dict[str, Any]]:
+    """Return the flags of each model of a file's list: names, or each with flags of its own.
+
+    Raises:
+        ConfigError: it is no such list, or a flag of one is the server's.
+    """
+    if not isinstance(models, list) or not all(isinstance(one, str | dict) for one in models):
+        raise ConfigError(f"{where} is a list of models, each a name, or its flags with its name")
+    found = []
+    for place, one in enumerate(models):
+        flags = {"model": one} if isinstance(one, str) else one
+        part = parse(list(file_flags(flags, f"{where}[{place}]")), parser)
+        part["model"] = part["model"][0] if part.get("model") else None
+        for name in part.keys() - OF_MODEL:
+            raise ConfigError(
+                f"{where}[{place}]: {name} is a flag of the server; give it beside {MODELS}"
+            )
+        found.append(part)
+    return found
 
 
 def value_flags(name: str, value: Any, where: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The response of `/v1/models`, constant while a server runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,6 +13,8 @@ from headrace.response_bodies.server import (
     ServedModel,
 )
 from headrace.routes import MODELS
+
+NO_ADAPTERS: Mapping[str, str] = {}
 
 
 def model_of(card: ModelCard, created: int) -> ServedModel:
@@ -33,10 +35,14 @@ def adapter_model_of(card: ModelCard, created: int, name: str, path: str) -> Ser
     return msgspec.structs.replace(model, id=name, root=path, parent=card.name)
 
 
-def model_list(card: ModelCard, created: int, adapters: Mapping[str, str]) -> ModelListResponse:
-    """Return the list of the model and its adapters, whose paths are given by name."""
-    data = [adapter_model_of(card, created, *adapter) for adapter in adapters.items()]
-    return ModelListResponse(object="list", data=[model_of(card, created), *data])
+def model_list(
+    cards: Sequence[ModelCard], created: int, adapters: Mapping[str, str] = NO_ADAPTERS
+) -> ModelListResponse:
+    """Return the list of models, and of the first one's adapters, whose paths are by name."""
+    data = [adapter_model_of(cards[0], created, *adapter) for adapter in adapters.items()]
+    return ModelListResponse(
+        object="list", data=[*(model_of(card, created) for card in cards), *data]
+    )
 
 
 def anthropic_model_of(card: ModelCard, created: int) -> AnthropicModel:
@@ -45,20 +51,21 @@ def anthropic_model_of(card: ModelCard, created: int) -> AnthropicModel:
     return AnthropicModel(id=card.name, display_name=card.name, created_at=at)
 
 
-def model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
-    """Return the list, and the one model, by path, in OpenAI's shape."""
-    model = model_of(card, created)
-    return {
-        MODELS: msgspec.json.encode(ModelListResponse(object="list", data=[model])),
-        f"{MODELS}/{card.name}": msgspec.json.encode(model),
-    }
+def model_pages(cards: Sequence[ModelCard], created: int) -> dict[str, bytes]:
+    """Return the list, and each model, by path, in OpenAI's shape."""
+    each = {f"{MODELS}/{card.name}": model_of(card, created) for card in cards}
+    return encoded({MODELS: model_list(cards, created), **each})
 
 
-def anthropic_model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
+def anthropic_model_pages(cards: Sequence[ModelCard], created: int) -> dict[str, bytes]:
     """Return the same for clients that send `anthropic-version`."""
-    model = anthropic_model_of(card, created)
-    models = AnthropicModelList(data=[model], has_more=False, first_id=card.name, last_id=card.name)
-    return {
-        MODELS: msgspec.json.encode(models),
-        f"{MODELS}/{card.name}": msgspec.json.encode(model),
-    }
+    models = [anthropic_model_of(card, created) for card in cards]
+    all_models = AnthropicModelList(
+        data=models, has_more=False, first_id=models[0].id, last_id=models[-1].id
+    )
+    return encoded({MODELS: all_models, **{f"{MODELS}/{model.id}": model for model in models}})
+
+
+def encoded(bodies: Mapping[str, msgspec.Struct]) -> dict[str, bytes]:
+    """Return bodies as JSON."""
+    return {path: msgspec.json.encode(body) for path, body in bodies.items()}

@@ -36,6 +36,7 @@ class ModelCard:
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
     draft_model: str | None = None  # of the draft model
+    weight_bytes: int = 0  # of its files
     image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
     mistral_tokenizer: str | None = None  # path of a file that mistral-common reads: no template
 
@@ -110,7 +111,7 @@ class TokenizerConfig:
     """For a tokenizer process."""
 
     run_dir: str
-    card: ModelCard
+    cards: tuple[ModelCard, ...]  # of the server's models; a request without a name is the first's
     num_frontends: int
     num_detokenizers: int
     seed: int
@@ -129,7 +130,7 @@ class TokenizerConfig:
     handles_gets: bool = True  # the last index does, and encodes nothing
     takes_scripts: bool = False  # the engine is a mock
     traces: bool = False  # requests have spans
-    prefix_fds: tuple[int, ...] = ()  # of each engine's `PrefixIndex`, where there are several
+    prefix_fds: dict[int, int] = field(default_factory=dict)  # `PrefixIndex` by engine, of replicas
     enable_lora: bool = False
     lora_dir: str | None = None
 
@@ -180,9 +181,12 @@ class ExecutionConfig:
     speculative: str
     mmproj: str | None = None
     draft_model: str | None = None  # of the draft model
+    reserved_bytes: int = 0  # of memory, that other models of the server take at least
 
     @classmethod
-    def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
+    def of(
+        cls, config: ServerConfig, card: ModelCard, reserved_bytes: int = 0
+    ) -> "ExecutionConfig":
         """Combine the flags with the model's files."""
         flags = {
             f.name: getattr(config, f.name) for f in dataclasses.fields(cls) if f.name in TYPES
@@ -194,6 +198,7 @@ class ExecutionConfig:
             "max_model_len": card.max_model_len,
             "vocab_size": card.vocab_size,
             "image_row_size": card.image_row_size,
+            "reserved_bytes": reserved_bytes,
         }
         return cls(**flags | of_model)
 
@@ -216,6 +221,7 @@ class WorkerConfig:
     step_fd: int
     result_fd: int
     mask_fd: int
+    rank: int = 0  # among the engine's workers
     group_fd: int | None = None  # where the ranks meet, if there are several,
     control_fd: int | None = None  # and the page of which GPUs know when to give up
     cache_fd: int | None = None  # of pages that outlive the worker; None keeps its own
@@ -295,7 +301,9 @@ class EngineConfig:
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
     cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages
-    num_replicas: int = 1  # engines of this model; each has a share of the cores
+    first_worker: int = 0  # index of the first of its workers
+    num_replicas: int = 1  # engines of this model; each has a share of the cores,
+    replica: int = 0  # this one's place among them
     prefix_fd: int | None = None  # of the `PrefixIndex`, where there are several
     store_tiers: StoreTiers | None = None  # None has no KV store
     kv_events: KvEventsConfig | None = None  # None publishes none
@@ -307,7 +315,7 @@ class DetokenizerConfig:
     """For a detokenizer process."""
 
     run_dir: str
-    card: ModelCard
+    tokenizer_paths: tuple[str, ...]  # of the server's models
     num_frontends: int
     stream_interval: int
     traces: bool = False  # requests have spans
@@ -318,6 +326,6 @@ class TelemetryConfig:
     """For the telemetry process."""
 
     run_dir: str
-    model: str  # its name in the API
+    model: str  # the server's only one, by its name in the API; empty where there are several
     access_log: bool
     otlp_traces_endpoint: str | None

@@ -551,6 +551,7 @@ class ResponseStats(Message, frozen=True):
     sampling: ReportedSampling | None = None  # of a text
     response_id: str = ""  # where the response has one
     failed: bool = False  # the engine gave it up
+    model: str = ""  # as the response names it
 
 
 class RequestEnded(Message, tag="ended", frozen=True):

@@ -20,10 +20,10 @@ from headrace import logs
 from headrace.board.board import Board
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
-from headrace.config.process_configs import ModelCard
 from headrace.errors import EngineDied, HeadraceError
 from headrace.exit_status import ending
 from headrace.launch.serve import LoadingProgress
+from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.listeners import listen
 from headrace.supervision.supervisor import STOP_S, Supervisor, seats_of
 from headrace.system import standard_streams
@@ -36,8 +36,7 @@ class Order(msgspec.Struct):
     """The configuration to serve, and the owner's process: owner -> supervisor."""
 
     owner: int
-    config: ServerConfig
-    card: ModelCard
+    group: EngineGroup
     api_keys: list[str] | None = None  # of a ring with frontends; None is without
 
 
@@ -68,9 +67,10 @@ def serve(order: Order, control: socket.socket) -> None:
     owner = os.pidfd_open(order.owner)
     if os.getppid() != order.owner:  # it died before the call
         return
-    listeners = None if order.api_keys is None else listen(order.config)
+    config = order.group.config
+    listeners = None if order.api_keys is None else listen(config)
     keys = order.api_keys or ()
-    supervisor = Supervisor(order.config, order.card, listeners, keys, order.config.admin_api_key)
+    supervisor = Supervisor([order.group], listeners, keys, config.admin_api_key)
     supervisor.stop_with(owner)
     started = msgspec.msgpack.encode(Started(supervisor.run_dir))
     socket.send_fds(control, [started], [supervisor.board.fd])
@@ -88,7 +88,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     setproctitle("headrace: supervisor")
-    logs.setup("supervisor", order.config.log_level, order.config.log_format)
+    config = order.group.config
+    logs.setup("supervisor", config.log_level, config.log_format)
     with contextlib.suppress(BrokenPipeError):  # an owner that is gone needs no message
         try:
             serve(order, control)
@@ -128,7 +129,7 @@ class EmbeddedServer:
             )
         self.run_dir = ""
         try:
-            order = msgspec.msgpack.encode(Order(os.getpid(), config, card, api_keys))
+            order = msgspec.msgpack.encode(Order(os.getpid(), EngineGroup(config, card), api_keys))
             assert self.process.stdin is not None
             with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
                 pipe.write(order)
@@ -145,9 +146,9 @@ class EmbeddedServer:
         )
         started = self._read(data)
         assert isinstance(started, Started)
-        self.board = Board(
-            fds[0], seats_of(self.config, self._card.takes_images, self._handles_gets)
-        )
+        takes_images = self._card.takes_images
+        seats = seats_of(self.config, takes_images=takes_images, handles_gets=self._handles_gets)
+        self.board = Board(fds[0], seats)
         os.close(fds[0])  # the memory is mapped
         return started
 

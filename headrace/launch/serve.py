@@ -13,11 +13,12 @@ from setproctitle import setproctitle
 from headrace import logs
 from headrace.config.api_keys import read_admin_key, read_api_keys
 from headrace.config.config import ServerConfig
-from headrace.config.flags import from_flags, server_parser
+from headrace.config.flags import configs_from_flags, server_parser
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.runtime.process import leave
+from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.listeners import listen
 from headrace.supervision.supervisor import Supervisor
 from headrace.system import standard_streams
@@ -71,10 +72,11 @@ def greeting(url: str, model: str, seconds: float, has_keys: bool, has_ui: bool)
     )
 
 
-def serve(config: ServerConfig) -> None:
-    """Run a server until a signal ends it."""
+def serve(configs: Sequence[ServerConfig]) -> None:
+    """Run a server of some models until a signal ends it; its own flags are the first one's."""
     started = time.monotonic()
-    card = read_card(config)
+    groups = [EngineGroup(config, read_card(config)) for config in configs]
+    config, names = configs[0], ", ".join(group.card.name for group in groups)
     api_keys = read_api_keys(config, os.environ)
     admin_key = read_admin_key(config, os.environ, api_keys)
     listeners = listen(config)
@@ -83,14 +85,14 @@ def serve(config: ServerConfig) -> None:
     def on_ready() -> None:
         progress.clear()
         seconds = time.monotonic() - started
-        hello = greeting(listeners.url, card.name, seconds, bool(api_keys), config.ui)
+        hello = greeting(listeners.url, names, seconds, bool(api_keys), config.ui)
         if config.log_format == "json":
             log.info("%s", hello.partition(". Try:")[0])
             return
         with contextlib.suppress(OSError):  # a log that cannot be written to ends nothing
             print(hello, file=sys.stderr, flush=True)
 
-    Supervisor(config, card, listeners, api_keys, admin_key).run(on_ready, progress.show)
+    Supervisor(groups, listeners, api_keys, admin_key).run(on_ready, progress.show)
 
 
 def headrace_serve(argv: Sequence[str]) -> None:
@@ -107,11 +109,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "launch_server") -> None
     log_format = "text"
     try:
         argv = sys.argv[1:] if argv is None else argv
-        config = from_flags(argv, has_gpus(), server_parser(prog))
+        configs = configs_from_flags(argv, has_gpus(), server_parser(prog))
+        config = configs[0]
         if config.log_format != log_format:
             log_format = config.log_format
             logs.setup("supervisor", "info", log_format)
-        serve(config)
+        serve(configs)
     except (HeadraceError, OSError) as error:  # OSError: the system is short of something
         why = " ".join(str(error).splitlines())  # a path may have several
         if log_format == "json":

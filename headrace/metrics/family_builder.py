@@ -1,12 +1,14 @@
 """Board values at one moment, summed over processes, and metric families made of them."""
 
+from collections.abc import Iterable, Iterator
+
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     Metric,
 )
 
-from headrace.board.board import Board, Timing
+from headrace.board.board import Slot, Timing
 from headrace.board.fields import EngineField
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import Bounds
@@ -16,22 +18,25 @@ Labels = dict[str, str]
 
 
 class BoardTotals:
-    """Sums over the processes of a role."""
+    """Sums over some processes, such as all of a board or one engine, by role."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._by_role: dict[str, list[Slot]] = {}
+        for slot in slots:
+            self._by_role.setdefault(slot.seat.role, []).append(slot)
 
     def total(self, role: str, field: int) -> int:
         """Return the sum of a field."""
-        return sum(slot[field] for slot in self._board.of(role))
+        return sum(slot[field] for slot in self._by_role.get(role, ()))
 
     def engine(self, field: int) -> int:
-        """Return a field of the engine."""
+        """Return a field of the engines."""
         return self.total("engine", field)
 
     def spread(self, role: str, span: Timing) -> HistogramSum:
         """Return the sum of a histogram."""
-        return HistogramSum((slot.histogram(span) for slot in self._board.of(role)), span.scale)
+        slots = self._by_role.get(role, ())
+        return HistogramSum((slot.histogram(span) for slot in slots), span.scale)
 
     @property
     def kv_usage(self) -> float:
@@ -69,3 +74,16 @@ class Families:
 
     def _names(self, samples: list[tuple[Labels, float]]) -> list[str]:
         return [*self._labels, *samples[0][0]]
+
+
+def merged(families: Iterable[Metric]) -> Iterator[Metric]:
+    """Yield each family once, with the samples of all that have its name."""
+    found: dict[str, Metric] = {}
+    for family in families:
+        first = found.setdefault(family.name, family)
+        if first is family:
+            continue
+        first.samples += family.samples
+        if isinstance(first, HistogramFamily) and isinstance(family, HistogramFamily):
+            first.rows += family.rows
+    yield from found.values()

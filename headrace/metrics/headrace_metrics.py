@@ -4,7 +4,7 @@ Families called `headrace:` tell of each process. Those that tell of the server 
 would are beside them, in the dialect that is asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -33,6 +33,7 @@ from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
 from headrace.metrics.kv_store_metrics import KvStoreCollector
 from headrace.metrics.lora import LoraCollector
+from headrace.metrics.process_labels import LABELS, ProcessLabels
 from headrace.metrics.sglang import SglangCollector
 from headrace.metrics.vllm import VllmCollector
 from headrace.system.procfs import vitals_of
@@ -127,7 +128,6 @@ HISTOGRAMS = [
     ("e2e_request_latency_seconds", "From the head read to the last byte", Timing.WHOLE),
 ]
 HOPS = [span for span in Timing if Timing.ACCEPT <= span <= Timing.WRITE]
-LABELS = ["model_name", "process"]
 DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
 HTTP_DIALECTS = {"vllm": VllmHttpCollector, "sglang": SglangHttpCollector}
 VITALS = [
@@ -145,31 +145,31 @@ VITALS = [
 class BoardCollector(Collector):
     """Reads every slot."""
 
-    def __init__(self, board: Board, model: str) -> None:
+    def __init__(self, board: Board, labels: ProcessLabels) -> None:
         self._board = board
-        self._model = model
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         up = GaugeMetricFamily("headrace:process_up", "Whether the process serves", labels=LABELS)
         for slot in self._board.slots:
-            up.add_metric([self._model, str(slot.seat)], slot[CommonField.STATE] == State.READY)
+            up.add_metric(self._labels.of(slot), slot[CommonField.STATE] == State.READY)
         yield up
         restarts = CounterMetricFamily(
             "headrace:process_restarts", "Processes that died and were replaced", labels=LABELS
         )
         for slot in self._board.slots:
-            restarts.add_metric([self._model, str(slot.seat)], max(slot[CommonField.STARTS], 1) - 1)
+            restarts.add_metric(self._labels.of(slot), max(slot[CommonField.STARTS], 1) - 1)
         yield restarts
         for name, help, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
             for slot in self._board.of(field.role):
-                counter.add_metric([self._model, str(slot.seat)], slot[field])
+                counter.add_metric(self._labels.of(slot), slot[field])
             yield counter
         for name, help, field in GAUGES:
             gauge = GaugeMetricFamily(f"headrace:{name}", help, labels=LABELS)
             for slot in self._board.of(field.role):
-                gauge.add_metric([self._model, str(slot.seat)], slot[field])
+                gauge.add_metric(self._labels.of(slot), slot[field])
             yield gauge
         yield from self._histograms()
         longest = GaugeMetricFamily(
@@ -179,7 +179,7 @@ class BoardCollector(Collector):
         )
         for slot in self._board.of("frontend"):
             seconds = slot[FrontendField.LONGEST_CALLBACK_NS] / 1e9
-            longest.add_metric([self._model, str(slot.seat)], seconds)
+            longest.add_metric(self._labels.of(slot), seconds)
         yield longest
         usage = GaugeMetricFamily(
             "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
@@ -187,7 +187,7 @@ class BoardCollector(Collector):
         for slot in self._board.of("engine"):
             total = slot[EngineField.PAGES_TOTAL]
             used = 1 - slot[EngineField.PAGES_FREE] / total if total else 0.0
-            usage.add_metric([self._model, str(slot.seat)], used)
+            usage.add_metric(self._labels.of(slot), used)
         yield usage
         yield from self._backlogs()
         yield from self._vitals()
@@ -201,7 +201,7 @@ class BoardCollector(Collector):
         )
         for place, slot in enumerate(self._board.of("tokenizer")):
             backlog = tokenizer_backlog(self._board, place)
-            bodies.add_metric([self._model, str(slot.seat)], max(backlog(), 0))
+            bodies.add_metric(self._labels.of(slot), max(backlog(), 0))
         yield bodies
         messages = GaugeMetricFamily(
             "headrace:frontend_queue_messages",
@@ -210,7 +210,7 @@ class BoardCollector(Collector):
         )
         for place, slot in enumerate(self._board.of("frontend")):
             backlog = frontend_backlog(self._board, place)
-            messages.add_metric([self._model, str(slot.seat)], max(backlog(), 0))
+            messages.add_metric(self._labels.of(slot), max(backlog(), 0))
         yield messages
 
     def _vitals(self) -> Iterator[Metric]:
@@ -223,8 +223,7 @@ class BoardCollector(Collector):
             family = kind(f"headrace:{name}", help, labels=LABELS)
             for slot, vitals in found:
                 if vitals is not None:
-                    labels = [self._model, str(slot.seat)]
-                    family.add_metric(labels, getattr(vitals, attribute))
+                    family.add_metric(self._labels.of(slot), getattr(vitals, attribute))
             yield family
 
     def _histograms(self) -> Iterator[Metric]:
@@ -244,7 +243,7 @@ class BoardCollector(Collector):
     def _add(self, family: HistogramFamily, span: Timing, *labels: str) -> None:
         for slot in self._board.of("frontend"):
             histogram_sum = HistogramSum([slot.histogram(span)])
-            family.add([self._model, str(slot.seat), *labels], histogram_sum, HEADRACE)
+            family.add([*self._labels.of(slot), *labels], histogram_sum, HEADRACE)
 
 
 class MetricsPage:
@@ -253,14 +252,15 @@ class MetricsPage:
     def __init__(
         self,
         board: Board,
-        card: ModelCard,
+        cards: Sequence[ModelCard],
         dialect: str = "vllm",
         adapters: AdapterRegistry | None = None,
     ) -> None:
+        labels = ProcessLabels(board, cards)
         self._collectors: list[Collector] = [
-            BoardCollector(board, card.name),
-            KvStoreCollector(board, card.name),
-            DIALECTS[dialect](board, card),
+            BoardCollector(board, labels),
+            KvStoreCollector(board, labels),
+            DIALECTS[dialect](board, cards),
             HTTP_DIALECTS[dialect](board),
         ]
         if adapters is not None and dialect == "vllm":
@@ -277,6 +277,6 @@ class MetricsPage:
             yield from collector.collect()
 
 
-def render_metrics(board: Board, card: ModelCard, dialect: str = "vllm") -> bytes:
+def render_metrics(board: Board, cards: Sequence[ModelCard], dialect: str = "vllm") -> bytes:
     """Return what `/metrics` answers, once."""
-    return MetricsPage(board, card, dialect).render()
+    return MetricsPage(board, cards, dialect).render()

@@ -8,9 +8,9 @@ from prometheus_client.registry import Collector
 
 from headrace.board.board import Board
 from headrace.board.fields import BoardField, KvStoreField
+from headrace.metrics.process_labels import LABELS, ProcessLabels
 
 TIERS = ("memory", "disk")  # in the order of the words of a field
-LABELS = ["model_name", "process"]
 BY_TIER: list[tuple[str, str, BoardField]] = [
     ("kv_store_hits", "Pages and states fetched", KvStoreField.FOUND),
     ("kv_store_refused", "Those whose checksum was wrong", KvStoreField.REFUSED),
@@ -30,9 +30,9 @@ COUNTERS: list[tuple[str, str, BoardField, float]] = [
 class KvStoreCollector(Collector):
     """Reads the slot of the KV store, if there is one."""
 
-    def __init__(self, board: Board, model: str) -> None:
+    def __init__(self, board: Board, labels: ProcessLabels) -> None:
         self._board = board
-        self._model = model
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
@@ -42,10 +42,10 @@ class KvStoreCollector(Collector):
             family = kind(f"headrace:{name}", help, labels=[*LABELS, "tier"])
             for slot in slots:
                 for tier, word in zip(TIERS, field.words, strict=True):
-                    family.add_metric([self._model, str(slot.seat), tier], slot[word])
+                    family.add_metric([*self._labels.of(slot), tier], slot[word])
             yield family
         for name, help, field, unit in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
             for slot in slots:
-                counter.add_metric([self._model, str(slot.seat)], slot[field] * unit)
+                counter.add_metric(self._labels.of(slot), slot[field] * unit)
             yield counter

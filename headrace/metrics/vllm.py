@@ -4,7 +4,8 @@ Only what this server measures is reported, and nothing is guessed. Sequences ar
 vLLM counts them, too: each of the `n` texts of a request is one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -15,7 +16,8 @@ from headrace.board.fields import DetokenizerField, EngineField, FrontendField, 
 from headrace.config.config import MAX_DRAFTS
 from headrace.config.process_configs import ModelCard
 from headrace.ipc.messages import FinishReason
-from headrace.metrics.family_builder import BoardTotals, Families, Labels
+from headrace.metrics.family_builder import BoardTotals, Families, Labels, merged
+from headrace.metrics.process_labels import ProcessLabels
 from headrace.metrics.tool_calls import labeled
 
 IMAGES = (TokenizerField.IMAGES, TokenizerField.FOUND_IMAGES)
@@ -131,80 +133,42 @@ TOKENS = [
 
 
 class VllmCollector(Collector):
-    """vLLM's families, one engine: label `engine` is "0"."""
+    """vLLM's families, by model and engine: label `engine` is its place among the replicas.
 
-    def __init__(self, board: Board, card: ModelCard) -> None:
-        self._readings = BoardTotals(board)
-        self._card = card
-        self._families = Families("vllm:", {"model_name": card.name, "engine": "0"})
-        self._doors = Families("vllm:", {"model_name": card.name})
+    What tokenizers and frontends measure is not told apart: it has the label of a single engine,
+    and with several an empty one.
+    """
+
+    def __init__(self, board: Board, cards: Sequence[ModelCard]) -> None:
+        names = ProcessLabels(board, cards)
+        self._engines = []
+        for slot in board.of("engine"):
+            card = cards[slot[EngineField.MODEL]]
+            labels = {"model_name": card.name, "engine": str(board.replicas_of(slot).index(slot))}
+            self._engines.append((BoardTotals([slot]), Families("vllm:", labels), card))
+        self._all = BoardTotals(board.slots)
+        engine = "0" if len(self._engines) == 1 else ""
+        self._shared = Families("vllm:", {"model_name": names.shared, "engine": engine})
+        self._doors = Families("vllm:", {"model_name": names.shared})
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        yield from self._gauges()
-        yield from self._counters()
-        readings, families = self._readings, self._families
+        yield from merged(chain.from_iterable(engine_families(*one) for one in self._engines))
         for name, help, role, span, bounds in HISTOGRAMS:
-            yield families.histogram(name, help, readings.spread(role, span), bounds)
-        tokens = tuple(b for b in histogram_bounds.VLLM_TOKENS if b <= self._card.max_model_len)
-        for name, help, span in TOKENS:
-            yield families.histogram(name, help, readings.spread("engine", span), tokens)
-
-    def _gauges(self) -> Iterator[Metric]:
-        engine, gauge = self._readings.engine, self._families.gauge
-        running, waiting = engine(EngineField.RUNNING), engine(EngineField.WAITING)
-        yield gauge("num_requests_running", "Sequences that run", [({}, running)])
-        yield gauge("num_requests_waiting", "Sequences that wait", [({}, waiting)])
-        yield gauge(
-            "num_requests_waiting_by_reason",
-            "Sequences that wait, by why: for room",
-            [({"reason": "capacity"}, waiting), ({"reason": "deferred"}, 0)],
-        )
-        usage = self._readings.kv_usage
-        yield gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", [({}, usage)])
-        pages = str(engine(EngineField.PAGES_TOTAL))
-        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}  # it never sleeps
-        sleep: list[tuple[Labels, float]] = [({"sleep_state": s}, n) for s, n in states.items()]
-        yield gauge("engine_sleep_state", "Whether the engine is awake: it always is", sleep)
-        info = {"block_size": str(engine(EngineField.PAGE_TOKENS)), "num_gpu_blocks": pages}
-        yield gauge("cache_config_info", "What the KV cache is, as labels", [(info, 1)])
+            if role != "engine":
+                yield self._shared.histogram(name, help, self._all.spread(role, span), bounds)
+        yield from self._counters()
 
     def _counters(self) -> Iterator[Metric]:
-        engine, counter = self._readings.engine, self._families.counter
-        for name, help, field in COUNTERS:
-            yield counter(name, help, [({}, engine(field))])
-        computed, cached = engine(EngineField.PREFILLED_TOKENS), engine(EngineField.CACHED_TOKENS)
-        help = "Tokens of prompts that have a first token"
-        yield counter("prompt_tokens", help, [({}, computed + cached)])
-        sources: list[tuple[Labels, float]] = [
-            ({"source": "local_compute"}, computed),
-            ({"source": "local_cache_hit"}, cached),
-            ({"source": "external_kv_transfer"}, 0),
-        ]
-        yield counter("prompt_tokens_by_source", "Where prompts' keys came from", sources)
-        by_tier: list[tuple[Labels, float]] = [({"source": "device"}, cached)]
-        yield counter("prompt_tokens_cached_by_source", "Where cached tokens were", by_tier)
-        images, found = (self._readings.total("tokenizer", f) for f in IMAGES)
-        yield counter("mm_cache_queries", "Images of requests", [({}, images)])
-        yield counter("mm_cache_hits", "Those that were prepared before", [({}, found)])
-        for name, help in ABSENT:
-            yield counter(name, help, [({}, 0)])
-        ends = {
-            "stop": engine(EngineField.ENDED + FinishReason.STOP),
-            "length": engine(EngineField.ENDED + FinishReason.LENGTH),
-            "abort": engine(EngineField.ABORTED),
-            "error": 0,  # an error ends the server, too
-            "repetition": 0,  # is not detected here
-        }
-        reasons: list[tuple[Labels, float]] = [({"finished_reason": r}, n) for r, n in ends.items()]
-        yield counter("request_success", "Sequences that ended, by why", reasons)
-        right: list[tuple[Labels, float]] = [
-            ({"position": str(place)}, engine(EngineField.RIGHT_AT + place))
-            for place in range(MAX_DRAFTS)
-        ]
-        total = self._readings.total
-        too_many = total("frontend", FrontendField.REQUEST_OVERLOADS) + engine(
-            EngineField.QUEUE_REFUSALS
+        """Counters of tokenizers, frontends and detokenizers."""
+        total = self._all.total
+        images, found = (total("tokenizer", field) for field in IMAGES)
+        yield self._shared.counter("mm_cache_queries", "Images of requests", [({}, images)])
+        yield self._shared.counter(
+            "mm_cache_hits", "Those that were prepared before", [({}, found)]
+        )
+        too_many = total("frontend", FrontendField.REQUEST_OVERLOADS) + total(
+            "engine", EngineField.QUEUE_REFUSALS
         )
         rejections: list[tuple[Labels, float]] = [
             ({"reason": "max_num_queued_reqs"}, too_many),
@@ -218,5 +182,71 @@ class VllmCollector(Collector):
         ]
         help = "Answers, or events of streams, read for calls of tools"
         yield self._doors.counter("tool_call_parser_invocations", help, readings)
-        help = "Right guesses, by place"
-        yield counter("spec_decode_num_accepted_tokens_per_pos", help, right)
+
+
+def engine_families(readings: BoardTotals, families: Families, card: ModelCard) -> Iterator[Metric]:
+    """Yield the families of one engine."""
+    yield from engine_gauges(readings, families)
+    yield from engine_counters(readings, families)
+    for name, help, role, span, bounds in HISTOGRAMS:
+        if role == "engine":
+            yield families.histogram(name, help, readings.spread(role, span), bounds)
+    tokens = tuple(b for b in histogram_bounds.VLLM_TOKENS if b <= card.max_model_len)
+    for name, help, span in TOKENS:
+        yield families.histogram(name, help, readings.spread("engine", span), tokens)
+
+
+def engine_gauges(readings: BoardTotals, families: Families) -> Iterator[Metric]:
+    """Yield the gauges of one engine."""
+    engine, gauge = readings.engine, families.gauge
+    running, waiting = engine(EngineField.RUNNING), engine(EngineField.WAITING)
+    yield gauge("num_requests_running", "Sequences that run", [({}, running)])
+    yield gauge("num_requests_waiting", "Sequences that wait", [({}, waiting)])
+    yield gauge(
+        "num_requests_waiting_by_reason",
+        "Sequences that wait, by why: for room",
+        [({"reason": "capacity"}, waiting), ({"reason": "deferred"}, 0)],
+    )
+    usage = readings.kv_usage
+    yield gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", [({}, usage)])
+    pages = str(engine(EngineField.PAGES_TOTAL))
+    states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}  # it never sleeps
+    sleep: list[tuple[Labels, float]] = [({"sleep_state": s}, n) for s, n in states.items()]
+    yield gauge("engine_sleep_state", "Whether the engine is awake: it always is", sleep)
+    info = {"block_size": str(engine(EngineField.PAGE_TOKENS)), "num_gpu_blocks": pages}
+    yield gauge("cache_config_info", "What the KV cache is, as labels", [(info, 1)])
+
+
+def engine_counters(readings: BoardTotals, families: Families) -> Iterator[Metric]:
+    """Yield the counters of one engine."""
+    engine, counter = readings.engine, families.counter
+    for name, help, field in COUNTERS:
+        yield counter(name, help, [({}, engine(field))])
+    computed, cached = engine(EngineField.PREFILLED_TOKENS), engine(EngineField.CACHED_TOKENS)
+    help = "Tokens of prompts that have a first token"
+    yield counter("prompt_tokens", help, [({}, computed + cached)])
+    sources: list[tuple[Labels, float]] = [
+        ({"source": "local_compute"}, computed),
+        ({"source": "local_cache_hit"}, cached),
+        ({"source": "external_kv_transfer"}, 0),
+    ]
+    yield counter("prompt_tokens_by_source", "Where prompts' keys came from", sources)
+    by_tier: list[tuple[Labels, float]] = [({"source": "device"}, cached)]
+    yield counter("prompt_tokens_cached_by_source", "Where cached tokens were", by_tier)
+    for name, help in ABSENT:
+        yield counter(name, help, [({}, 0)])
+    ends = {
+        "stop": engine(EngineField.ENDED + FinishReason.STOP),
+        "length": engine(EngineField.ENDED + FinishReason.LENGTH),
+        "abort": engine(EngineField.ABORTED),
+        "error": 0,  # an error ends the server, too
+        "repetition": 0,  # is not detected here
+    }
+    reasons: list[tuple[Labels, float]] = [({"finished_reason": r}, n) for r, n in ends.items()]
+    yield counter("request_success", "Sequences that ended, by why", reasons)
+    right: list[tuple[Labels, float]] = [
+        ({"position": str(place)}, engine(EngineField.RIGHT_AT + place))
+        for place in range(MAX_DRAFTS)
+    ]
+    help = "Right guesses, by place"
+    yield counter("spec_decode_num_accepted_tokens_per_pos", help, right)

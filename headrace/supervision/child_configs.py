@@ -23,9 +23,16 @@ from headrace.config.process_configs import (
     TokenizerConfig,
 )
 from headrace.ipc.arena import Arena
+from headrace.supervision.engine_groups import EngineGroup, places_of, reserved_bytes
 
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
+
+
+def make_cache_files(tp: int) -> tuple[int, ...]:
+    """Return memory of an engine that outlives all processes: its tables, each worker's pages."""
+    names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(tp))]
+    return tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
 
 
 def make_store_tiers(config: ServerConfig, takes_images: bool) -> StoreTiers:
@@ -42,10 +49,9 @@ def make_store_tiers(config: ServerConfig, takes_images: bool) -> StoreTiers:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildConfigs:
-    """The flags of a server, its model, and what its children inherit."""
+    """The models of a server, and what its children inherit."""
 
-    config: ServerConfig
-    card: ModelCard
+    groups: Sequence[EngineGroup]
     run_dir: str
     started_at: int  # seconds since the epoch
     listen_fds: Sequence[int] | None  # by frontend; None is an embedded ring without any
@@ -54,9 +60,25 @@ class ChildConfigs:
     arena: Arena | None
     fetched: Arena | None
     cache_fds: Sequence[tuple[int, ...]]  # by engine
-    prefix_fds: tuple[int, ...]  # by engine; none where there is one
+    prefix_fds: dict[int, int]  # by engine; none of an engine without replicas
     store_tiers: Sequence[StoreTiers]  # by engine; none without a KV store
     crash: CrashConfig
+
+    @property
+    def config(self) -> ServerConfig:
+        """The flags of the server; those of a model are the first one's."""
+        return self.groups[0].config
+
+    @property
+    def cards(self) -> tuple[ModelCard, ...]:
+        """The models."""
+        return tuple(group.card for group in self.groups)
+
+    @property
+    def max_num_requests(self) -> int:
+        """How many requests may be open: as many as all engines take."""
+        configs = [group.config for group in self.groups]
+        return sum(c.data_parallel_size * (c.max_num_seqs + c.max_num_queued) for c in configs)
 
     def of(self, seat: Seat) -> Any:
         """Return the config of the process in a seat."""
@@ -68,7 +90,7 @@ class ChildConfigs:
                 listen_fd=self.listen_fds[seat.index],
                 num_tokenizers=c.tokenizer_procs,
                 max_body_bytes=c.max_body_bytes,
-                max_num_requests=c.data_parallel_size * (c.max_num_seqs + c.max_num_queued),
+                max_num_requests=self.max_num_requests,
                 max_queued_tokens=c.max_queued_tokens,
                 drain_timeout=c.drain_timeout,
                 max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
@@ -80,8 +102,8 @@ class ChildConfigs:
                 profiles=c.profile_dir is not None and c.engine != "mock",
                 ui=c.ui,
                 # With adapters the list of models changes.
-                pages={} if c.enable_lora else model_pages(self.card, self.started_at),
-                anthropic_pages=anthropic_model_pages(self.card, self.started_at),
+                pages={} if c.enable_lora else model_pages(self.cards, self.started_at),
+                anthropic_pages=anthropic_model_pages(self.cards, self.started_at),
                 reports=c.access_log or c.otlp_traces_endpoint is not None,
                 traces=self._traces,
                 opens_adapters=c.allow_runtime_lora_updating,
@@ -89,7 +111,7 @@ class ChildConfigs:
         if role == "tokenizer":
             return TokenizerConfig(
                 run_dir=self.run_dir,
-                card=self.card,
+                cards=self.cards,
                 num_frontends=c.frontend_procs,
                 num_detokenizers=c.detokenizer_procs,
                 seed=c.seed,
@@ -117,13 +139,13 @@ class ChildConfigs:
         if role == "telemetry":
             return TelemetryConfig(
                 run_dir=self.run_dir,
-                model=self.card.name,
+                model=self.cards[0].name if len(self.cards) == 1 else "",
                 access_log=c.access_log,
                 otlp_traces_endpoint=c.otlp_traces_endpoint,
             )
         return DetokenizerConfig(
             run_dir=self.run_dir,
-            card=self.card,
+            tokenizer_paths=tuple(card.tokenizer_path for card in self.cards),
             num_frontends=c.frontend_procs,
             stream_interval=c.stream_interval,
             traces=self._traces,
@@ -135,10 +157,11 @@ class ChildConfigs:
         return self.config.otlp_traces_endpoint is not None
 
     def _engine_config(self, index: int) -> EngineConfig:
-        c = self.config
+        place = places_of([group.config for group in self.groups])[index]
+        c, card = self.groups[place.group].config, self.groups[place.group].card
         return EngineConfig(
             run_dir=self.run_dir,
-            execution=ExecutionConfig.of(c, self.card),
+            execution=ExecutionConfig.of(c, card, reserved_bytes(self.groups, place.group)),
             num_detokenizers=c.detokenizer_procs,
             max_num_queued=c.max_num_queued,
             scheduling_policy=c.scheduling_policy,
@@ -148,17 +171,19 @@ class ChildConfigs:
             num_speculative_tokens=c.num_speculative_tokens,
             engine=c.engine,
             mock_profile=c.mock_profile,
-            embedding_size=self.card.embedding_size,
-            eos_token_ids=self.card.eos_token_ids,
-            mistral_tokenizer=self.card.mistral_tokenizer,
+            embedding_size=card.embedding_size,
+            eos_token_ids=card.eos_token_ids,
+            mistral_tokenizer=card.mistral_tokenizer,
             crash=self.crash,
-            image_token=self.card.image_token,
-            whole_images=self.card.whole_images,
+            image_token=card.image_token,
+            whole_images=card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
             cache_fds=self.cache_fds[index],
+            first_worker=place.first_worker,
             num_replicas=c.data_parallel_size,
-            prefix_fd=self.prefix_fds[index] if self.prefix_fds else None,
+            replica=place.replica,
+            prefix_fd=self.prefix_fds.get(index),
             store_tiers=self.store_tiers[index] if self.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),
             **self._arena_fields,

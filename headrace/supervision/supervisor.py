@@ -35,7 +35,6 @@ from headrace.config.process_configs import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
-    ModelCard,
     TokenizerConfig,
 )
 from headrace.errors import ConfigError, HeadraceError, InvalidValue
@@ -47,8 +46,14 @@ from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
-from headrace.supervision.child_configs import ChildConfigs, make_store_tiers
+from headrace.supervision.child_configs import ChildConfigs, make_cache_files, make_store_tiers
 from headrace.supervision.crash_reports import CrashReports, crash_directory
+from headrace.supervision.engine_groups import (
+    EngineGroup,
+    check_groups,
+    places_of,
+    write_places,
+)
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
@@ -88,21 +93,16 @@ class SeatedProcess:
 
 
 def seats_of(
-    config: ServerConfig, takes_images: bool = False, handles_gets: bool = True
+    *configs: ServerConfig, takes_images: bool = False, handles_gets: bool = True
 ) -> list[Seat]:
     """Return one seat per process; workers, vision's too, are children of the engine.
 
     Args:
+        configs: of the models; flags of the server are read from the first one.
         handles_gets: false of an embedded ring without frontends, which is asked nothing by GET.
-
-    Raises:
-        ConfigError: the model takes images, and has replicas.
     """
-    if takes_images and config.data_parallel_size > 1:
-        raise ConfigError(
-            f"--data-parallel-size {config.data_parallel_size} is for models of text alone, and "
-            "this one takes images; leave it out"
-        )
+    config, num_engines = configs[0], sum(each.data_parallel_size for each in configs)
+    num_workers = sum(each.data_parallel_size * each.tp for each in configs)
     num_preprocessors = config.preprocess_procs if takes_images else 0
     reports = config.access_log or config.otlp_traces_endpoint is not None
     has_store = config.has_kv_store and config.engine != "mock"
@@ -110,9 +110,9 @@ def seats_of(
         "frontend": config.frontend_procs,
         # One has the long prompts, those after it prepare images, the last answers GETs.
         "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + handles_gets,
-        "engine": config.data_parallel_size,
-        "worker": 0 if config.engine == "mock" else config.data_parallel_size * config.tp,
-        "kv_store": config.data_parallel_size if has_store else 0,
+        "engine": num_engines,
+        "worker": 0 if config.engine == "mock" else num_workers,
+        "kv_store": num_engines if has_store else 0,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
@@ -129,35 +129,36 @@ class Supervisor:
 
     def __init__(
         self,
-        config: ServerConfig,
-        card: ModelCard,
+        groups: Sequence[EngineGroup],
         listeners: Listeners | None = None,
         api_keys: Sequence[str] = (),
         admin_key: str | None = None,
     ) -> None:
-        self._config = config
+        check_groups(groups)
+        configs = [group.config for group in groups]
+        self._config = config = configs[0]
         self._listeners = listeners
-        seats = seats_of(config, card.takes_images, handles_gets=listeners is not None)
+        takes_images = groups[0].card.takes_images
+        seats = seats_of(*configs, takes_images=takes_images, handles_gets=listeners is not None)
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
+        write_places(self.board, configs)
         self._arena = None
-        if card.takes_images:
+        if takes_images:
             self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
         self._fetched = None
         if Seat("fetcher", 0) in seats:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
-        cache_fds: list[tuple[int, ...]] = [()] * config.data_parallel_size  # by engine
-        if config.engine != "mock":  # of the tables, and of each worker's pages
-            names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(config.tp))]
-            cache_fds = [
-                tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names) for _ in cache_fds
-            ]
-        prefix_fds: tuple[int, ...] = ()
-        if config.data_parallel_size > 1:
-            prefix_fds = tuple(create_prefix_index() for _ in cache_fds)
+        tps = [configs[place.group].tp for place in places_of(configs)]  # by engine, as the next
+        cache_fds = [make_cache_files(tp) if config.engine != "mock" else () for tp in tps]
+        prefix_fds = {
+            slot.seat.index: create_prefix_index()
+            for slot in self.board.of("engine")
+            if len(self.board.replicas_of(slot)) > 1
+        }
         num_stores = sum(seat.role == "kv_store" for seat in seats)
-        store_tiers = [make_store_tiers(config, card.takes_images) for _ in range(num_stores)]
+        store_tiers = [make_store_tiers(config, takes_images) for _ in range(num_stores)]
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         registry = AdapterRegistry(self.run_dir, config.lora_dir)
@@ -179,8 +180,7 @@ class Supervisor:
         self._crash_reports = CrashReports(crash, self.board)
         sockets = None if listeners is None else listeners.sockets
         self._configs = ChildConfigs(
-            config=config,
-            card=card,
+            groups=groups,
             run_dir=self.run_dir,
             started_at=int(time.time()),
             listen_fds=None if sockets is None else [socket.fileno() for socket in sockets],
@@ -217,18 +217,20 @@ class Supervisor:
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         for role in RENEWABLE:
             self._renew_all(role)
-        if self._config.data_parallel_size > 1:  # a single engine would leave a pause
-            self._renew_all("engine")
+        for engine in self.board.of("engine"):
+            if len(self.board.replicas_of(engine)) > 1:  # a single one would leave a pause
+                self._renew_all("engine", engine.seat.index)
 
     def _drain(self) -> None:
         """Stop when open requests are answered."""
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self._config.drain_timeout
 
-    def _renew_all(self, role: str) -> None:
-        """Have the processes of a role replaced, each when it is its turn."""
+    def _renew_all(self, role: str, index: int | None = None) -> None:
+        """Have the processes of a role, or the one of an index, replaced, each at its turn."""
         for child in self._children:
-            if child.seat.role == role and child not in self._to_renew:
+            is_meant = child.seat.role == role and index in (None, child.seat.index)
+            if is_meant and child not in self._to_renew:
                 self._to_renew.append(child)
 
     def _apply_admin_requests(self) -> None:
@@ -298,7 +300,7 @@ class Supervisor:
             fds += [] if config.prefix_fd is None else [config.prefix_fd]
             fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
-            fds += config.prefix_fds
+            fds += config.prefix_fds.values()
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(
@@ -343,7 +345,7 @@ class Supervisor:
             slot
             for role in ENGINES_CHILDREN
             for slot in self.board.of(role)
-            if slot.seat.index // (self._config.tp if role == "worker" else 1) in living_engines
+            if (engine := self.board.engine_of(slot)) and engine.seat.index in living_engines
         ]
         for watchdog in self._limit_watchdogs:
             verdicts += watchdog.check(slots, now_ns)

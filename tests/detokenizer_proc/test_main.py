@@ -33,7 +33,7 @@ class Bench:
         self.start_engine()
         slot = self.board.slot("detokenizer")
         config = DetokenizerConfig(
-            run_dir=run_dir, card=TINY_CARD, num_frontends=1, stream_interval=1
+            run_dir=run_dir, tokenizer_paths=(TINY_CARD.path,), num_frontends=1, stream_interval=1
         )
         self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
         self.frontend: Inbox[ToFrontend] = Inbox(address(run_dir, "frontend"), ToFrontend)

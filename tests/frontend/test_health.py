@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from headrace.board.board import MESSAGES_SENT, Board, Seat, State
-from headrace.board.fields import CommonField, EngineField, FrontendField, TokenizerField
+from headrace.board.fields import (
+    CommonField,
+    EngineField,
+    FrontendField,
+    TokenizerField,
+    WorkerField,
+)
 from headrace.frontend.app import App
 from headrace.frontend.health import PATHS, health_of
 from headrace.frontend.http.request_head import RequestHead
@@ -47,11 +53,22 @@ def test_server_is_ready_while_one_replica_is_whole() -> None:
     for slot in board.slots:
         slot.enter(State.READY)
         slot[CommonField.HEARTBEAT_NS] = 10**9
+    board.slot("worker", 1)[WorkerField.ENGINE] = 1
     board.slot("worker", 1)[CommonField.STATE] = State.DEAD
     assert ask(board, READY) == (200, [])
     assert ask(board, HEALTH) == (503, ["worker 1 is dead"])
     board.slot("engine", 0)[CommonField.STATE] = State.STARTING
     assert ask(board, READY) == (503, ["engine 0 is starting", "worker 1 is dead"])
+
+
+def test_server_is_not_ready_without_one_of_its_models() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1), Seat("worker", 1)])
+    for slot in board.slots:
+        slot.enter(State.READY)
+        slot[CommonField.HEARTBEAT_NS] = 10**9
+    board.slot("worker", 1)[WorkerField.ENGINE] = board.slot("engine", 1)[EngineField.MODEL] = 1
+    board.slot("worker", 1)[CommonField.STATE] = State.DEAD
+    assert ask(board, READY) == (503, ["worker 1 is dead"])
 
 
 def test_each_process_is_reported() -> None:

@@ -93,12 +93,13 @@ async def read(
     return found
 
 
-async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[Any]:
-    """Return what all requests are answered, sent at once."""
+async def read_all(url: str, seen: Callable[[], None] = lambda: None, **fields: Any) -> list[Any]:
+    """Return what all requests are answered, sent at once; `fields` are further ones of each."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
         return await asyncio.gather(
-            *(read(client, *request, seen) for request in REQUESTS), return_exceptions=True
+            *(read(client, path, body | fields, seen) for path, body in REQUESTS),
+            return_exceptions=True,
         )
 
 

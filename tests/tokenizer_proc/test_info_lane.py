@@ -54,7 +54,7 @@ class Lane:
         )
         config = TokenizerConfig(
             run_dir=run_dir,
-            card=card,
+            cards=(card,),
             num_frontends=1,
             num_detokenizers=1,
             seed=0,

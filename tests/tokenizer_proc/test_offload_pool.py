@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # each test starts a process that loads a tokeniz
 
 CONFIG = TokenizerConfig(
     run_dir="",
-    card=read_card(ServerConfig()),
+    cards=(read_card(ServerConfig()),),
     num_frontends=1,
     num_detokenizers=1,
     seed=0,

@@ -40,11 +40,11 @@ class Fleet:
         for slot in self.slots:
             slot.enter(State.READY)
             slot[EngineField.PAGE_TOKENS] = PAGE
-        fds = tuple(create_prefix_index() for _ in engines)
-        self.indexes = [PrefixIndex(fd) for fd in fds]
+        fds = {seat.index: create_prefix_index() for seat in engines}
+        self.indexes = [PrefixIndex(fd) for fd in fds.values()]
         config = TokenizerConfig(
             run_dir=run_dir,
-            card=TINY_CARD,
+            cards=(TINY_CARD,),
             num_frontends=1,
             num_detokenizers=1,
             seed=0,
@@ -69,7 +69,7 @@ class Fleet:
         sequence = GenerateRequest(id, 0, 1, Sampling(), [], b"")
         ids = memoryview(array("I", prompt).tobytes()).cast("I")
         before = self.sent
-        self.router.send([(request, [(sequence, ids)])])
+        self.router.send([(0, request, [(sequence, ids)])])
         (engine,) = (index for index, num in enumerate(self.sent) if num > before[index])
         received = self.inboxes[engine].receive(DEADLINE_MS)
         assert received is not None

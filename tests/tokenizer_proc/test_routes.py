@@ -19,6 +19,7 @@ from headrace.routes import ROUTES, Lane
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.info_routes import InfoRoutes
 from headrace.tokenizer_proc.jobs.stages import (
     ImmediateResponse,
     Outcome,
@@ -63,7 +64,7 @@ def make_routes(dialect: str = "vllm") -> Routes:
     )
     config = TokenizerConfig(
         run_dir="",
-        card=card,
+        cards=(card,),
         num_frontends=1,
         num_detokenizers=1,
         seed=0,
@@ -77,7 +78,7 @@ def make_routes(dialect: str = "vllm") -> Routes:
     tokens = TokenRoutes(card, template, ByteEncoder())
     embedding = EmbeddingPlanner(card, template, ByteEncoder(), 1)
     board = Board.create([Seat("engine", 0), Seat("frontend", 0)])
-    return Routes(config, board, FakePlanner(), embedding, tokens)
+    return Routes(InfoRoutes(config, board), FakePlanner(), embedding, tokens)
 
 
 def ask(method: str, path: str, body: bytes = b"") -> Outcome:
@@ -221,9 +222,9 @@ def test_description_says_what_must_not_be_empty() -> None:
 
 
 def test_an_embedding_model_has_no_chat_described() -> None:
-    card = make_routes()._about._card
+    card = make_routes()._about._cards[0]
     embedding = dataclasses.replace(card, pooling=Pooling(PoolingKind.MEAN), embedding_size=8)
-    paths = msgspec.json.decode(openapi(embedding))["paths"]
+    paths = msgspec.json.decode(openapi([embedding]))["paths"]
     assert paths.keys() >= EMBEDDINGS
     assert not paths.keys() & {"/v1/chat/completions", "/v1/completions", "/generate"}
 

@@ -1,5 +1,6 @@
 """Requests that wait are encoded together, and each comes to its own end."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from byte_encoder import ByteEncoder
 from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, Timing
-from headrace.board.fields import FrontendField, TokenizerField
-from headrace.config.process_configs import TokenizerConfig
+from headrace.board.fields import EngineField, FrontendField, TokenizerField
+from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.errors import RequestError
 from headrace.ipc.messages import (
     Abort,
@@ -26,6 +27,7 @@ from headrace.ipc.messages import (
 from headrace.ipc.router import HUGE_BODY_BYTES
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import Context
+from headrace.tokenizer_proc import routed_models
 from headrace.tokenizer_proc import service as service_module
 from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.jobs.aborts import Aborts
@@ -99,10 +101,16 @@ class Offloaded(OffloadPool):
 class Bench:
     """A service between a frontend and an engine that are played."""
 
-    def __init__(self, run_dir: str, max_batch_size: int = 4, max_wait_s: float = 60) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        max_batch_size: int = 4,
+        max_wait_s: float = 60,
+        cards: tuple[ModelCard, ...] = (TINY_CARD,),
+    ) -> None:
         config = TokenizerConfig(
             run_dir=run_dir,
-            card=TINY_CARD,
+            cards=cards,
             num_frontends=1,
             num_detokenizers=1,
             seed=0,
@@ -111,7 +119,10 @@ class Bench:
             max_batch_size=max_batch_size,
             batch_wait_ms=2,
         )
-        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0), Seat("engine", 0)])
+        engines = [Seat("engine", place) for place, _ in enumerate(cards)]
+        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0), *engines])
+        for engine in board.of("engine"):
+            engine[EngineField.MODEL] = engine.seat.index
         self.slot = board.slot("tokenizer")
         context = Context(self.slot.seat, board, self.slot, "info", 0)
         inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
@@ -119,20 +130,25 @@ class Bench:
         self.service = Service(config, context, inbox, self.told, max_batch_size, max_wait_s)
         self.requests = Outbox(address(run_dir, "tokenizer"))
         self.aborts = Outbox(address(run_dir, "aborts"))
-        self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
+        self.engines: list[Inbox[ToEngine]] = [
+            Inbox(address(run_dir, "engine", seat.index), ToEngine) for seat in engines
+        ]
         self.frontend: Inbox[ToFrontend] = Inbox(address(run_dir, "frontend"), ToFrontend)
         self.inbox = inbox
         self.sent = self.num_bytes = 0
 
     @property
     def batches(self) -> list[list[str]]:
-        encoder = self.service._encoder
+        return self.batches_of(0)
+
+    def batches_of(self, model: int) -> list[list[str]]:
+        encoder = self.service.models[model].encoder
         assert isinstance(encoder, Recorder)
         return encoder.batches
 
     @property
     def grammars(self) -> Undecided:
-        grammars = self.service.grammars
+        grammars = self.service.models[0].grammars
         assert isinstance(grammars, Undecided)
         return grammars
 
@@ -159,9 +175,9 @@ class Bench:
         assert isinstance(pool, Offloaded)
         return pool
 
-    def prompts(self, number: int) -> list[bytes]:
-        """Return the next prompts that reach the engine, as text."""
-        found = [self.engine.receive(DEADLINE_MS) for _ in range(number)]
+    def prompts(self, number: int, model: int = 0) -> list[bytes]:
+        """Return the next prompts that reach a model's engine, as text."""
+        found = [self.engines[model].receive(DEADLINE_MS) for _ in range(number)]
         return [bytes(memoryview(one[1]).cast("I").tolist()[1:]) for one in found if one]
 
     def close(self) -> None:
@@ -169,14 +185,14 @@ class Bench:
         self.requests.close()
         self.aborts.close()
         self.told.close()
-        for inbox in (self.engine, self.frontend, self.inbox):
+        for inbox in (*self.engines, self.frontend, self.inbox):
             inbox.close()
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(service_module, "Encoder", Recorder)
-    monkeypatch.setattr(service_module, "Grammars", Undecided)
+    monkeypatch.setattr(routed_models, "Encoder", Recorder)
+    monkeypatch.setattr(routed_models, "Grammars", Undecided)
     monkeypatch.setattr(service_module, "OffloadPool", Offloaded)
     made = Bench(str(tmp_path))
     yield made
@@ -232,7 +248,7 @@ def test_a_request_that_fails_fails_alone(bench: Bench, caplog: pytest.LogCaptur
 
 
 def test_suspects_are_handled_alone_and_named_meanwhile(bench: Bench) -> None:
-    encoder = bench.service._encoder
+    encoder = bench.service.models[0].encoder
     assert isinstance(encoder, Recorder)
     encoder.look = lambda: bench.slot[TokenizerField.AT_HAND]
     bench.send("one", "two")
@@ -258,7 +274,7 @@ def test_a_request_may_want_texts_twice(bench: Bench) -> None:
     bench.send("text", bad_words=["no"])
     handle_all(bench)
     assert bench.batches == [["text"], ["no", " no"]]
-    received = bench.engine.receive(DEADLINE_MS)
+    received = bench.engines[0].receive(DEADLINE_MS)
     assert received is not None
     request = received[0]
     assert request.sampling.bad_words == [list(b"no"), list(b" no")]  # type: ignore[union-attr]
@@ -275,7 +291,7 @@ def test_request_waiting_for_its_grammar_delays_no_other(bench: Bench) -> None:
     assert bench.slot[TokenizerField.HANDLED] == 1
     bench.grammars.check.found = b"grammar"
     bench.service.handle(DEADLINE_MS)
-    received = bench.engine.receive(DEADLINE_MS)
+    received = bench.engines[0].receive(DEADLINE_MS)
     assert received is not None
     assert received[0].grammar == b"grammar"  # type: ignore[union-attr]
     assert bench.slot[TokenizerField.HANDLED] == 2
@@ -322,8 +338,8 @@ def test_slow_template_delays_no_other(bench: Bench, monkeypatch: pytest.MonkeyP
 def test_a_batch_has_gone_on_before_another_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "Encoder", Recorder)
-    monkeypatch.setattr(service_module, "Grammars", Undecided)
+    monkeypatch.setattr(routed_models, "Encoder", Recorder)
+    monkeypatch.setattr(routed_models, "Grammars", Undecided)
     bench = Bench(str(tmp_path), max_batch_size=1)
     bench.send("one", "two", guided_regex="a")
     while len(bench.batches) < 2:
@@ -360,18 +376,18 @@ def test_an_abort_may_overtake_its_request(bench: Bench) -> None:
 
 
 def test_what_is_abandoned_between_two_stages_ends_there(bench: Bench) -> None:
-    encoder = bench.service._encoder
+    encoder = bench.service.models[0].encoder
     assert isinstance(encoder, Recorder)
     bench.send("text", bad_words=["no"])
     encoder.look = lambda: bench.abort(1) or 0
     handle_all(bench)
     assert bench.batches == [["text"]]
     assert bench.slot[TokenizerField.ABANDONED] == 1
-    assert bench.engine.receive(0) is None
+    assert bench.engines[0].receive(0) is None
 
 
 def test_what_the_engine_is_about_to_get_goes_there(bench: Bench) -> None:
-    encoder = bench.service._encoder
+    encoder = bench.service.models[0].encoder
     assert isinstance(encoder, Recorder)
     bench.send("text")
     encoder.look = lambda: bench.abort(1) or 0
@@ -392,7 +408,7 @@ def test_what_is_abandoned_while_it_is_aside_is_let_go(bench: Bench) -> None:
     assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes
     bench.grammars.check.found = b"grammar"
     assert not bench.service.handle(0)
-    assert bench.engine.receive(0) is None
+    assert bench.engines[0].receive(0) is None
 
 
 def test_a_suspect_that_is_abandoned_is_one_no_more(bench: Bench) -> None:
@@ -412,3 +428,23 @@ def test_backlog_of_others_survives_abandoned_requests(
     bench.abort(1)
     assert bench.service.handle(DEADLINE_MS)
     assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes
+
+
+def test_request_goes_to_the_model_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, fake in (("Encoder", Recorder), ("Grammars", Undecided)):
+        monkeypatch.setattr(routed_models, name, fake)
+    monkeypatch.setattr(service_module, "OffloadPool", Offloaded)
+    bench = Bench(str(tmp_path), cards=(TINY_CARD, dataclasses.replace(TINY_CARD, name="other")))
+    bench.send("one", "two", model="other")
+    bench.send("three", model="tiny")
+    bench.send("four")  # the first one's
+    bench.send("five", model="none")
+    handle_all(bench)
+    assert (bench.batches_of(0), bench.batches_of(1)) == ([["three", "four"]], [["one", "two"]])
+    assert (bench.prompts(2), bench.prompts(2, 1)) == ([b"three", b"four"], [b"one", b"two"])
+    received = bench.frontend.receive(DEADLINE_MS)
+    assert received is not None
+    assert b"the model 'none' does not exist; this server has 'tiny', 'other'" in bytes(received[1])
+    bench.close()

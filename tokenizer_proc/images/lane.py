@@ -29,7 +29,7 @@ POLL_INTERVAL_S = 0.002  # between looks at what the engine is done with
 
 
 def load_images(
-    config: TokenizerConfig, context: Context, encoder: Encoder, aborts: Aborts
+    config: TokenizerConfig, context: Context, aborts: Aborts, encoder: Encoder
 ) -> Images:
     """Load the model's image processor and take over the region of this process.
 
@@ -37,7 +37,7 @@ def load_images(
         ModelError: the processor cannot be loaded.
     """
     forgo_torch()
-    card = config.card
+    (card,) = config.cards  # images go with one model alone
     assert card.image_token is not None and config.arena_fd is not None
     processor = load_processor(Path(card.path), encoder, card.mmproj)
     arena = Arena(config.arena_fd, config.num_arena_regions)

@@ -20,9 +20,17 @@ class Dropped:
 class Job:
     """A request with `texts` to encode, or waiting, until it has an `outcome`. It fails alone."""
 
-    def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
-        """Create the job of `stages`; `num_bytes` is the length of the body."""
+    def __init__(
+        self, request: HttpRequest, num_bytes: int, stages: Stages, model: int = 0
+    ) -> None:
+        """Create the job of `stages`.
+
+        Args:
+            num_bytes: the length of the body.
+            model: its place among the server's.
+        """
         self.request = request
+        self.model = model
         self.num_bytes = num_bytes
         self.texts: list[Text] = []
         self._check: Check[Any] | None = None

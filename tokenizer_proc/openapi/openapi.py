@@ -4,7 +4,7 @@ https://spec.openapis.org/oas/v3.1.0
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -64,13 +64,14 @@ OPERATIONS = [Operation(route, BODIES[route.path]) for route in ROUTES]
 
 
 def openapi(
-    card: ModelCard, follows_grammars: bool = True, trusts_templates: bool = False
+    cards: Sequence[ModelCard], follows_grammars: bool = True, trusts_templates: bool = False
 ) -> bytes:
-    """Return the description, JSON, of a server of one model."""
+    """Return the description, JSON, of a server of some models."""
     paths: Object = {}
-    for operation in operations_of(card):
+    offers_tools = any(card.tool_format is not None for card in cards)
+    for operation in operations_of(cards):
         path, method = operation.route.path, operation.route.method.lower()
-        examples = examples_of(path, card, follows_grammars)
+        examples = examples_of(path, offers_tools, follows_grammars)
         paths[path] = {method: described(operation, examples)}
     return msgspec.json.encode(
         {
@@ -78,11 +79,13 @@ def openapi(
             "info": {
                 "title": "Headrace",
                 "version": __version__,
-                "description": f"The API of a server of the model {card.name}.",
+                "description": "The API of a server of the "
+                f"{'model' if len(cards) == 1 else 'models'} "
+                f"{', '.join(card.name for card in cards)}.",
             },
             "paths": paths,
             "components": {
-                "schemas": schemas(card, follows_grammars, trusts_templates),
+                "schemas": schemas(cards, follows_grammars, trusts_templates),
                 "securitySchemes": SECURITY,
             },
             "security": [{}, *({name: []} for name in SECURITY)],
@@ -90,9 +93,9 @@ def openapi(
     )
 
 
-def operations_of(card: ModelCard) -> list[Operation]:
-    """Return the operations that a model is served by."""
-    return [operation for operation in OPERATIONS if meets(card, operation.route.need)]
+def operations_of(cards: Sequence[ModelCard]) -> list[Operation]:
+    """Return the operations that one of the models is served by."""
+    return [one for one in OPERATIONS if any(meets(card, one.route.need) for card in cards)]
 
 
 def meets(card: ModelCard, need: Need) -> bool:
@@ -112,11 +115,14 @@ def meets(card: ModelCard, need: Need) -> bool:
 
 
 def schemas(
-    card: ModelCard, follows_grammars: bool = True, trusts_templates: bool = False
+    cards: Sequence[ModelCard], follows_grammars: bool = True, trusts_templates: bool = False
 ) -> Object:
-    """Return the schema of every struct by name, without what vLLM and SGLang alone have."""
+    """Return the schema of every struct by name, without what vLLM and SGLang alone have.
+
+    A limit is that of the model that allows most.
+    """
     kinds = [
-        kind for operation in operations_of(card) for kind in operation.bodies if kind is not None
+        kind for operation in operations_of(cards) for kind in operation.bodies if kind is not None
     ]
     _, components = msgspec.json.schema_components(
         [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
@@ -132,26 +138,28 @@ def schemas(
         for name, field in fields.items():
             limit(field, *ranges.get(name, (None, None)))
             if name in NAMES_OF_MODELS and kind_name in kinds_of_bodies:
-                fields[name] = {"enum": [card.name, None], "default": None}
+                names = [card.name for card in cards]
+                fields[name] = {"enum": [*names, None], "default": None}
     if not trusts_templates:
         for schema in components.values():
             schema.get("properties", {}).pop("chat_template", None)
     add_shapes(components)
-    add_parts(components, card.image_token is not None)
+    add_parts(components, cards[0].image_token is not None)
     add_needs(
         components,
-        card.vocab_size,
+        max(card.vocab_size for card in cards),
         follows_grammars,
-        offers=card.tool_format is not None,
-        absent=absent(card),
+        offers=any(card.tool_format is not None for card in cards),
+        absent=absent(cards),
     )
     return components
 
 
-def absent(card: ModelCard) -> dict[str, set[str]]:
-    """Return the fields, by kind of body, that a model or its template has no place for."""
-    found = {} if card.infill_token_ids else {"CompletionRequest": {"suffix"}}
-    has_place = "documents" in (card.chat_template or "")
+def absent(cards: Sequence[ModelCard]) -> dict[str, set[str]]:
+    """Return the fields, by kind of body, that no model and no template has a place for."""
+    infills = any(card.infill_token_ids for card in cards)
+    found = {} if infills else {"CompletionRequest": {"suffix"}}
+    has_place = any("documents" in (card.chat_template or "") for card in cards)
     return found if has_place else found | {"ChatRequest": {"documents"}}
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace import routes
-from headrace.config.process_configs import ModelCard
 from headrace.response_bodies import (
     openai_completions,
     openai_responses,
@@ -195,12 +194,12 @@ EXAMPLES: dict[str, Examples] = {
 }
 
 
-def examples_of(path: str, card: ModelCard, follows_grammars: bool = True) -> Examples:
+def examples_of(path: str, offers_tools: bool = True, follows_grammars: bool = True) -> Examples:
     """Return the examples of a route that this server can answer."""
     absent = set[str]()
     if not follows_grammars:
         absent |= {SCHEMA, TOOL}
-    if card.tool_format is None:
+    if not offers_tools:
         absent.add(TOOL)
     found = EXAMPLES.get(path, {})
     return {title: body for title, body in found.items() if title not in absent}

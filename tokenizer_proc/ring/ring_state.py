@@ -65,6 +65,7 @@ class TokenizerState(RingProcess, kw_only=True):
 class EngineState(RingProcess, kw_only=True):
     """An engine."""
 
+    model: str
     waiting: int  # sequences
     waiting_tokens: int  # to compute for those
     running: int  # sequences
@@ -86,8 +87,9 @@ class EngineState(RingProcess, kw_only=True):
 
 
 class WorkerState(RingProcess, kw_only=True):
-    """A worker, a child of the engine."""
+    """A worker, a child of an engine."""
 
+    engine: int  # its index
     steps: int  # counter
 
 
@@ -126,7 +128,7 @@ class RingState(msgspec.Struct, kw_only=True, tag_field="type", tag="ring"):
     """All processes of the server, by role, at one moment."""
 
     at: float
-    model: str
+    model: str  # or several, with commas between them
     frontends: list[FrontendState]
     tokenizers: list[TokenizerState]
     engines: list[EngineState]
@@ -146,7 +148,7 @@ class RingReader:
 
     def __init__(self, board: Board, config: TokenizerConfig, deaths: DeathWatch) -> None:
         self._board = board
-        self._model = config.card.name
+        self._models = [card.name for card in config.cards]
         self._num_text_tokenizers = config.num_tokenizers
         self._handles_gets = config.handles_gets
         self._deaths = deaths
@@ -162,12 +164,18 @@ class RingReader:
         detokenizers = [self._detokenizer(slot, now_ns) for slot in board.of("detokenizer")]
         return RingState(
             at=round(time.time(), 3),
-            model=self._model,
+            model=", ".join(self._models),
             frontends=frontends,
             tokenizers=tokenizers,
             engines=engines,
             workers=[
-                process_state(WorkerState, slot, now_ns, steps=slot[WorkerField.COMPUTED_STEPS])
+                process_state(
+                    WorkerState,
+                    slot,
+                    now_ns,
+                    engine=slot[WorkerField.ENGINE],
+                    steps=slot[WorkerField.COMPUTED_STEPS],
+                )
                 for slot in board.of("worker")
             ],
             visions=[
@@ -241,6 +249,7 @@ class RingReader:
             EngineState,
             slot,
             now_ns,
+            model=self._models[slot[EngineField.MODEL]],
             waiting=slot[EngineField.WAITING],
             waiting_tokens=slot[EngineField.WAITING_TOKENS],
             running=running,

@@ -34,7 +34,7 @@ def check_kv_cache(kv_bytes: int, memory_bytes: int) -> None:
     if kv_bytes > max(memory_bytes, CPU_KV_BYTES):
         raise ConfigError(
             f"--kv-cache-memory-bytes {kv_bytes} is more than the {memory_bytes} bytes of memory "
-            "that this machine, or the container, has; lower it"
+            "that this machine, or the container, has for it; lower it"
         )
 
 
@@ -76,7 +76,7 @@ def check_weights(
         ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")
     raise ConfigError(
         f"{config.model_path}: its weights take {taken / GIB:.1f} GiB, but the machine, or the "
-        f"container, has {memory_bytes / GIB:.1f} GiB of memory: {', '.join(ways)}"
+        f"container, has {memory_bytes / GIB:.1f} GiB of memory for it: {', '.join(ways)}"
     )
 
 

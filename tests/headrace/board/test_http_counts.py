@@ -50,7 +50,7 @@ def answer(counts: HttpCounts, method: str, path: str, status: int, ms: int = 1)
 
 
 def families(board: Board, dialect: str = "vllm") -> dict[str, Metric]:
-    text = render_metrics(board, CARD, dialect).decode()
+    text = render_metrics(board, [CARD], dialect).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 

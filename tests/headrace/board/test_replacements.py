@@ -1,7 +1,7 @@
 """A process is seen to be replaced once its successor is ready."""
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import CommonField
+from headrace.board.fields import CommonField, EngineField
 from headrace.board.replacements import ReplacementWatch
 
 TOKENIZER, ENGINE, WORKER = Seat("tokenizer", 0), Seat("engine", 0), Seat("worker", 0)
@@ -41,6 +41,21 @@ def test_death_of_a_replica_is_reported_while_another_serves() -> None:
     first.enter(State.STARTING)
     first.enter(State.READY)
     assert watch.replaced() == [first.seat, second.seat]
+
+
+def test_engine_of_another_model_is_no_replica() -> None:
+    board = Board.create([ENGINE, Seat("engine", 1)])
+    watch = ReplacementWatch(board, ("engine",))
+    first, second = board.of("engine")
+    second[EngineField.MODEL] = 1
+    for slot in (first, second):
+        slot.enter(State.STARTING)
+        slot.enter(State.READY)
+    second[CommonField.STATE] = State.DEAD
+    assert watch.replaced() == []
+    second.enter(State.STARTING)
+    second.enter(State.READY)
+    assert watch.replaced() == [second.seat]
 
 
 def test_double_replacement_is_reported_once() -> None:

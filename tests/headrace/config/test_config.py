@@ -126,6 +126,6 @@ def test_execution_config_holds_flags_and_model_limits() -> None:
     of_model = {"model_path": "model.gguf", "max_model_len": 64, "vocab_size": 8}
     execution = dataclasses.asdict(ExecutionConfig.of(config, card))
     flags = dataclasses.asdict(config)
-    for name, value in (of_model | {"image_row_size": 16}).items():
+    for name, value in (of_model | {"image_row_size": 16, "reserved_bytes": 0}).items():
         assert execution.pop(name) == value
     assert execution == {name: flags[name] for name in execution}

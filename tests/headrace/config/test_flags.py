@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from headrace.config.config import ServerConfig, flag_name
-from headrace.config.flags import FIELDS, GROUPS, from_flags, own_flags, server_parser
+from headrace.config.flags import (
+    FIELDS,
+    GROUPS,
+    configs_from_flags,
+    from_flags,
+    own_flags,
+    server_parser,
+)
 from headrace.config.foreign_flags import (
     ALIASES,
     ROWS,
@@ -81,7 +88,7 @@ def test_sizes_may_be_short_and_underscores_hyphens() -> None:
         (["--max-num", "1"], "--max-num is not known; did you mean --max-num-seqs?"),
         (["--context-lengt=1"], "--context-lengt is not known; did you mean --context-length?"),
         (["--zzzz"], "--zzzz is not known; --help lists all flags"),
-        (["a", "b"], "unexpected argument b: MODEL is given twice; other values need a flag"),
+        (["a", "b"], "this command takes one MODEL; 2 are given: a, b"),
         (["--port", "x"], "argument --port: x is not a whole number"),
         (["--port"], "--port needs a value"),
         (["--cuda-graph-bs", "--port", "1"], "argument --cudagraph-capture-sizes: --port is not a"),
@@ -272,6 +279,46 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_json_is_yaml(tmp_path: Path) -> None:
     path = write(tmp_path / "flags.json", json.dumps({"max-num-seqs": 3, "uds": "/run/x"}))
     assert changed("--config", str(path)) == {"max_num_seqs": 3, "uds": "/run/x"}
+
+
+def test_models_share_the_flags_of_the_command_line() -> None:
+    configs = configs_from_flags(["a", "b", "--max-num-seqs", "3"])
+    assert [(one.model, one.max_num_seqs) for one in configs] == [("a", 3), ("b", 3)]
+
+
+def test_models_of_a_file_have_flags_of_their_own(tmp_path: Path) -> None:
+    text = "port: 7\ntp: 2\nmodels: [a, {model: b, tp: 1, served-model-name: other}]"
+    path = str(write(tmp_path / "flags.yaml", text))
+    configs = configs_from_flags(["--config", path])
+    found = [(one.model, one.served_model_name, one.tp, one.port) for one in configs]
+    assert found == [("a", None, 2, 7), ("b", "other", 1, 7)]
+    (config,) = configs_from_flags(["c", "--config", path])
+    assert (config.model, config.port) == ("c", 7), "the command line wins"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("models: [{model: a, port: 1}, b]", "models[0]: port is a flag of the server; give it"),
+        ("models: [a, {tpp: 1}]", "models[1]: tpp is not known; did you mean tp?"),
+        ("models: a", "models is a list of models, each a name, or its flags with its name"),
+        ("{model: a, models: [b]}", "has model and models; give one of them"),
+        ("{models: [a, b], mmproj: x}", "--mmproj goes with one model; run a server for each"),
+        ("{models: [a, b], enable_lora: true}", "--enable-lora goes with one model; run a server"),
+        ("{models: [a, b], draft_model: x}", "--draft-model is for one of several models; give"),
+    ],
+)
+def test_models_with_flags_that_cannot_be_are_refused(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    assert expected in refusal("--config", str(write(tmp_path / "flags.yaml", text)))
+
+
+def test_models_on_a_gpu_share_its_memory() -> None:
+    flags = ["a", "b", "--gpu-memory-utilization"]
+    assert len(configs_from_flags([*flags, "0.5"], has_gpus=True)) == 2
+    with pytest.raises(ConfigError, match=r"of 2 models on the same GPU is 1\.2 together"):
+        configs_from_flags([*flags, "0.6"], has_gpus=True)
 
 
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def labels() -> Iterator[dict[str, set[str]]]:
     for slot in board.slots:
         slot.enter(State.READY)
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(render_metrics(board, CARD).decode()):
+    for family in text_string_to_metric_families(render_metrics(board, [CARD]).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     yield found
@@ -82,7 +82,7 @@ def test_panels_are_numbered_and_do_not_overlap() -> None:
 def test_the_page_about_metrics_has_every_one_of_them(dialect: str) -> None:
     page = (DASHBOARD.parent / "metrics.md").read_text()
     board = Board.create(seats_of(ServerConfig()))
-    text = render_metrics(board, CARD, dialect).decode()
+    text = render_metrics(board, [CARD], dialect).decode()
     os.close(board.fd)
     for family in text_string_to_metric_families(text):
         assert f"| `{family.name}` | {family.type} | {family.documentation} |\n" in page

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from prometheus_client import Metric
@@ -102,12 +103,30 @@ def board() -> Iterator[Board]:
 
 def families(board: Board, dialect: str) -> dict[str, Metric]:
     """Return the families of a dialect, by their name without its prefix."""
-    text = render_metrics(board, CARD, dialect).decode()
+    text = render_metrics(board, [CARD], dialect).decode()
     found = {family.name: family for family in text_string_to_metric_families(text)}
     others = {"vllm", "sglang"} - {dialect}
     assert not [name for name in found if name.split(":")[0] in others]
     prefix = f"{dialect}:"
     return {name.removeprefix(prefix): f for name, f in found.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name", "labels"),
+    [("vllm", "num_preemptions", "engine"), ("sglang", "num_retracted_requests", "dp_rank")],
+)
+def test_engines_of_several_models_are_told_apart(dialect: str, name: str, labels: str) -> None:
+    board = Board.create([Seat("engine", index) for index in range(3)])
+    for slot in board.of("engine"):
+        slot[EngineField.MODEL] = min(slot.seat.index, 1)
+        slot[EngineField.PREEMPTIONS] = 5 + slot.seat.index
+    text = render_metrics(board, [CARD, replace(CARD, name="other")], dialect).decode()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    found = [
+        (sample.labels["model_name"], sample.labels.get(labels), sample.value)
+        for sample in families[f"{dialect}:{name}"].samples
+    ]
+    assert found == [(CARD.name, "0", 5), ("other", "0", 6), ("other", "1", 7)]
 
 
 def bounds(family: Metric) -> str:

@@ -55,7 +55,7 @@ def card(name: str) -> ModelCard:
 
 
 def families(board: Board, model: str = "tiny") -> dict[str, Metric]:
-    text = render_metrics(board, card(model)).decode()
+    text = render_metrics(board, [card(model)]).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
@@ -177,7 +177,7 @@ def test_text_is_as_prometheus_client_writes_it(board: Board, dialect: str) -> N
     row = HttpCounts(board.slot("frontend", 1).http_words).row("POST", "/v1/embeddings")
     row.begin()
     row.end(200, 3_000_000, 10, 20)
-    page = MetricsPage(board, card('a"b\\c%d'), dialect)
+    page = MetricsPage(board, [card('a"b\\c%d')], dialect)
 
     class Expanded(Collector):
         """The families of the page, with a sample for each bucket."""

@@ -32,7 +32,7 @@ CARD = ModelCard(
 )
 CONFIG = TokenizerConfig(
     run_dir="/missing",
-    card=CARD,
+    cards=(CARD,),
     num_frontends=1,
     num_detokenizers=1,
     seed=0,
@@ -162,7 +162,7 @@ def test_starting_process_is_ended_by_the_kernel(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     os.mkfifo(tokenizer)  # loading it never ends
     card = dataclasses.replace(CARD, path=str(tmp_path))
-    config = dataclasses.replace(CONFIG, run_dir=str(tmp_path), card=card, num_tokenizers=1)
+    config = dataclasses.replace(CONFIG, run_dir=str(tmp_path), cards=(card,), num_tokenizers=1)
     process = spawn(SEAT, config, Board.create([SEAT, Seat("frontend", 0)]), "info")
     opened: list[int] = []
 

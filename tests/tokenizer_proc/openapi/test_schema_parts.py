@@ -120,7 +120,7 @@ def description(takes_images: bool = False) -> Any:
     card = make_planner(chat_template=ROLES).generation._card
     if takes_images:
         card = dataclasses.replace(card, image_token=5)
-    return msgspec.json.decode(openapi(card))["components"]
+    return msgspec.json.decode(openapi([card]))["components"]
 
 
 def is_described(kind: str, body: Any, takes_images: bool = False) -> bool:

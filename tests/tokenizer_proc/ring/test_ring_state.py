@@ -41,7 +41,7 @@ def make_config(**fields: Any) -> TokenizerConfig:
     )
     return TokenizerConfig(
         run_dir="",
-        card=card,
+        cards=(card,),
         num_frontends=2,
         num_detokenizers=1,
         seed=0,

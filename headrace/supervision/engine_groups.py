@@ -1,0 +1,99 @@
+"""The engines of a server: a group for each model, whose members are its replicas. Pure.
+
+Groups follow each other in the order of the models, and so do the seats of their engines and of
+these engines' workers.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.board.board import Board
+from headrace.board.fields import MAX_REPLICAS, EngineField, WorkerField
+from headrace.config.config import ServerConfig
+from headrace.config.process_configs import ModelCard
+from headrace.errors import ConfigError
+
+
+class EngineGroup(msgspec.Struct, frozen=True):
+    """A model and the flags that hold for it. Its engines are replicas of it."""
+
+    config: ServerConfig
+    card: ModelCard
+
+    @property
+    def least_bytes(self) -> int:
+        """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag.
+
+        Weights may be rounded to a quarter, and mapped by all replicas.
+        """
+        config = self.config
+        weights = self.card.weight_bytes // (1 if config.quantization == "none" else 4)
+        return weights + config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
+
+
+class EnginePlace(NamedTuple):
+    """Where an engine is: its group, its place among the replicas, and its first worker's index."""
+
+    group: int
+    replica: int
+    first_worker: int
+
+
+def places_of(configs: Sequence[ServerConfig]) -> list[EnginePlace]:
+    """Return the place of each engine, by its index."""
+    found: list[EnginePlace] = []
+    first_worker = 0
+    for group, config in enumerate(configs):
+        for replica in range(config.data_parallel_size):
+            found.append(EnginePlace(group, replica, first_worker))
+            first_worker += config.tp
+    return found
+
+
+def write_places(board: Board, configs: Sequence[ServerConfig]) -> None:
+    """Publish which model each engine has, and which engine each worker belongs to."""
+    workers = list(board.of("worker"))
+    for slot, place in zip(board.of("engine"), places_of(configs), strict=True):
+        slot[EngineField.MODEL] = place.group
+        end = place.first_worker + configs[place.group].tp
+        for worker in workers[place.first_worker : end]:
+            worker[WorkerField.ENGINE] = slot.seat.index
+
+
+def check_groups(groups: Sequence[EngineGroup]) -> None:
+    """Refuse models that cannot be served together, or with the replicas that are asked for.
+
+    Raises:
+        ConfigError: what is wrong, in one line.
+    """
+    num_engines = sum(group.config.data_parallel_size for group in groups)
+    if num_engines > MAX_REPLICAS:
+        raise ConfigError(
+            f"the models have {num_engines} engines together, by --data-parallel-size; at most "
+            f"{MAX_REPLICAS} fit"
+        )
+    for group in groups:
+        size, card = group.config.data_parallel_size, group.card
+        if card.takes_images and size > 1:
+            raise ConfigError(
+                f"--data-parallel-size {size} is for models of text alone, and this one takes "
+                "images; leave it out"
+            )
+        if card.takes_images and len(groups) > 1:
+            raise ConfigError(
+                f"{card.path} takes images, which go with one model alone; serve it by itself"
+            )
+    names = [group.card.name for group in groups]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError(
+                f"two models are called {name}; give one a served_model_name below models in "
+                "--config"
+            )
+
+
+def reserved_bytes(groups: Sequence[EngineGroup], own: int) -> int:
+    """Return how much memory the groups beside one's own take at least."""
+    return sum(group.least_bytes for place, group in enumerate(groups) if place != own)

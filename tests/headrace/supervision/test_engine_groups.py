@@ -1,0 +1,63 @@
+"""Which engines and workers belong to which model."""
+
+from dataclasses import replace
+
+import pytest
+from tiny_card import TINY_CARD
+
+from headrace.board.board import Board
+from headrace.board.fields import EngineField
+from headrace.config.config import ServerConfig
+from headrace.errors import ConfigError
+from headrace.supervision.engine_groups import (
+    EngineGroup,
+    check_groups,
+    places_of,
+    reserved_bytes,
+    write_places,
+)
+from headrace.supervision.supervisor import seats_of
+
+CONFIGS = [ServerConfig(tp=2), ServerConfig(data_parallel_size=2), ServerConfig()]
+
+
+def group(name: str, images: bool = False, nbytes: int = 0, **flags: int | str) -> EngineGroup:
+    card = replace(
+        TINY_CARD, path=name, name=name, image_token=1 if images else None, weight_bytes=nbytes
+    )
+    return EngineGroup(ServerConfig(**flags), card)  # type: ignore[arg-type]
+
+
+def test_engines_of_a_model_are_adjacent_as_are_their_workers() -> None:
+    assert places_of(CONFIGS) == [(0, 0, 0), (1, 0, 2), (1, 1, 3), (2, 0, 4)]
+
+
+def test_board_tells_which_processes_belong_together() -> None:
+    board = Board.create(seats_of(*CONFIGS))
+    write_places(board, CONFIGS)
+    assert [slot[EngineField.MODEL] for slot in board.of("engine")] == [0, 1, 1, 2]
+    engines = [board.engine_of(slot) for slot in board.of("worker")]
+    assert [one and one.seat.index for one in engines] == [0, 0, 1, 2, 3]
+    assert board.engine_of(board.slot("tokenizer")) is None
+    replicas = [[one.seat.index for one in board.replicas_of(e)] for e in board.of("engine")]
+    assert replicas == [[0], [1, 2], [1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        ([group("a"), group("a")], "two models are called a; give one a served_model_name below"),
+        ([group("a"), group("b", images=True)], "b takes images, which go with one model alone"),
+        ([group("a", images=True, data_parallel_size=2)], "--data-parallel-size 2 is for models"),
+        ([group("a", data_parallel_size=9), group("b", data_parallel_size=8)], "have 17 engines"),
+    ],
+)
+def test_models_that_do_not_go_together_are_refused(groups: list[EngineGroup], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_groups(groups)
+
+
+def test_memory_of_other_models_is_reserved() -> None:
+    first = group("a", nbytes=100, data_parallel_size=2, kv_cache_memory_bytes=7)
+    second = group("b", nbytes=100, quantization="int8")
+    assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 114]

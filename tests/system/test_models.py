@@ -1,0 +1,124 @@
+"""Several models behind one port: each answers as it does alone, and heals alone."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from killer import Killer
+from servers import RunningServer, StartFailed, wait_until
+from stream_reader import difference, read_all
+from tiny_models import make_byte_folder
+
+from headrace.config.model_card import find_demo_model
+
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
+BYTES = "bytes"  # the name of a model whose tokens are bytes
+IGNORE: Callable[[], None] = lambda: None  # noqa: E731
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The path of each model by its name: two vocabularies, two chat templates."""
+    folder = tmp_path_factory.mktemp("models") / BYTES
+    make_byte_folder(folder)
+    demo = find_demo_model()
+    assert demo is not None
+    return {demo.stem.partition(".Q")[0]: str(demo), BYTES: str(folder)}
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[str, str]) -> dict[str, list[Any]]:
+    """The answers of each model on a server of its own."""
+    answers = {}
+    for name, path in models.items():
+        running = RunningServer(path, *FLAGS)
+        answers[name] = asyncio.run(read_all(running.url, model=name))
+        assert running.stop() == 0
+    return answers
+
+
+@pytest.fixture(scope="module")
+def together(models: dict[str, str]) -> Iterator[RunningServer]:
+    """A server of both."""
+    running = RunningServer(*models.values(), *FLAGS)
+    yield running
+    assert running.stop() == 0
+
+
+async def read_mixed(
+    url: str, names: list[str], seen: Callable[[], None] = IGNORE
+) -> dict[str, list[Any]]:
+    """Return the answers of all models, asked at once."""
+    found = await asyncio.gather(*(read_all(url, seen, model=name) for name in names))
+    return dict(zip(names, found, strict=True))
+
+
+def restarts(server: RunningServer) -> dict[str, int]:
+    """Return how often each process has been replaced."""
+    told = httpx.get(f"{server.url}/health").json()["processes"]
+    return {one["process"]: one["restarts"] for one in told}
+
+
+def test_models_answer_together_as_each_does_alone(
+    together: RunningServer, alone: dict[str, list[Any]]
+) -> None:
+    answers = asyncio.run(read_mixed(together.url, list(alone)))
+    for name, expected in alone.items():
+        assert not difference(answers[name], expected), name
+
+
+def test_models_are_listed_and_others_are_unknown(
+    together: RunningServer, models: dict[str, str]
+) -> None:
+    listed = httpx.get(f"{together.url}/v1/models").json()["data"]
+    assert [(one["id"], one["root"]) for one in listed] == list(models.items())
+    for name in models:
+        assert httpx.get(f"{together.url}/v1/models/{name}").json()["id"] == name
+    body = {"prompt": "a", "max_tokens": 1}
+    refused = httpx.post(f"{together.url}/v1/completions", json=body | {"model": "other"})
+    assert refused.status_code == 404
+    assert all(name in refused.json()["error"]["message"] for name in models)
+    unnamed = httpx.post(f"{together.url}/v1/completions", json=body).json()
+    assert unnamed["model"] == next(iter(models)), "the first one"
+
+
+def test_metrics_of_a_model_have_its_name(
+    together: RunningServer, alone: dict[str, list[Any]]
+) -> None:
+    body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "model": BYTES}
+
+    def generated() -> dict[str, float]:
+        text = httpx.get(f"{together.url}/metrics").text
+        pattern = r'^vllm:generation_tokens_total{.*model_name="(.*?)".*} (.*)$'
+        return {name: float(n) for name, n in re.findall(pattern, text, re.MULTILINE)}
+
+    before = generated()
+    assert list(before) == list(alone)
+    httpx.post(f"{together.url}/v1/completions", json=body).raise_for_status()
+    grown = {name: count - before[name] for name, count in generated().items()}
+    assert grown == {name: 3 * (name == BYTES) for name in alone}
+
+
+@pytest.mark.parametrize("victim", ["engine 0", "worker 1", "detokenizer 0", "tokenizer 0"])
+def test_models_heal_at_a_death(
+    together: RunningServer, alone: dict[str, list[Any]], victim: str
+) -> None:
+    before = restarts(together)
+    killer = Killer(together, victim, moments=(40,))
+    answers = asyncio.run(read_mixed(together.url, list(alone), killer))
+    assert killer.killed
+    for name, expected in alone.items():
+        assert not difference(answers[name], expected), name
+    wait_until(lambda: httpx.get(f"{together.url}/health").status_code == 200, "good health again")
+    grown = {seat for seat, count in restarts(together).items() if count > before[seat]}
+    assert grown == {victim} | ({"worker 0"} if victim == "engine 0" else set())
+    together.settle()
+
+
+def test_models_that_do_not_go_together_are_refused(models: dict[str, str]) -> None:
+    path = models[BYTES]
+    with pytest.raises(StartFailed, match="two models are called bytes; give one a served_model"):
+        RunningServer(path, path)
