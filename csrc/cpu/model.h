@@ -57,6 +57,7 @@ struct Config {
     int32_t per_layer_size, per_layer_vocab; // of embeddings for each layer; 0: there are none
     int32_t num_residuals, laurel_rank;      // 0: one, without a learned augmentation
     int32_t scales_output;
+    int32_t deepstack; // further parts of a row of an image, for the first layers
 };
 
 // The fields of MixtureSpec. This worker has the local experts, of all that tokens choose from.
@@ -401,7 +402,7 @@ struct Step {
     const int32_t *rope_positions; // [num_tokens, 3], or null: `positions` in each axis
     const int32_t *last_seen;      // [num_tokens], or null: no token sees beyond itself
     const int32_t *token_types;    // [num_tokens], or null: all are 0
-    const float *embeds;           // [num_embeds, hidden]
+    const float *embeds;           // [num_embeds, (1 + deepstack) * hidden]
     float *logits; // [num_logit_rows, stride_of(vocab)], or null and instead of them ...
     float *maxima; // [num_logit_rows, num_blocks_of(vocab)], of each 64 logits of a row
     float *hidden; // ... what the head would see, [num_logit_rows, hidden]

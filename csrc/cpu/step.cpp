@@ -49,11 +49,17 @@ void embed_token(const StepState &state, int token, float *row) {
     }
 }
 
+// Part of a row that comes with the step: 0 is what a token comes in as, others are for layers.
+const float *embed_part(const StepState &state, int index, int part) {
+    const size_t first = size_t(index) * (1 + state.config.deepstack);
+    return state.step.embeds + (first + part) * state.config.hidden_size;
+}
+
 // A row that comes with the step, as it is; every worker has it, and the first reports it.
 void take_embed(const StepState &state, int index, float *row) {
     const int size = state.config.hidden_size;
     if (state.model.peers.rank == 0) {
-        std::copy_n(state.step.embeds + size_t(index) * size, size, row);
+        std::copy_n(embed_part(state, index, 0), size, row);
     } else {
         std::fill_n(row, size, 0.0f);
     }
@@ -194,8 +200,18 @@ void round_for_mixer(const StepState &s, const Layer &layer, int token) {
     }
 }
 
+// residual += the row's part for the layer before `index`, if the token is an image's.
+void add_deepstack(const StepState &s, int index, int token) {
+    const int32_t *rows = s.step.embed_rows;
+    if (rows && rows[token] >= 0 && index > 0 && index <= s.config.deepstack) {
+        s.model.kernels->add(embed_part(s, rows[token], index), 1.0f, s.config.hidden_size,
+                             s.residual + size_t(token) * s.hidden_stride);
+    }
+}
+
 // What a layer begins with, if there is one more.
 void enter_layer(const StepState &s, int index, int token) {
+    add_deepstack(s, index, token);
     if (index == s.end_layer) {
         return;
     }

@@ -22,7 +22,7 @@ from headrace.engine_proc.worker.cuda.device_memory import fitting
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.mmproj import read_mmproj
-from headrace.model.vision_families import FAMILIES
+from headrace.model.vision_families import FAMILIES, num_deepstack
 from headrace.system.machine import usable_cores
 
 SLACK_BYTES = 64 << 20  # beyond that, for small tensors: torch takes memory in pieces of 2 MiB
@@ -43,7 +43,8 @@ class Tower:
         self.module = module
         self._device = torch.device(device)
         self._names = inspect.signature(module.get_image_features).parameters.keys()
-        self.row_size: int = module.config.get_text_config().hidden_size
+        config = module.config.to_dict()
+        self.row_size = module.config.get_text_config().hidden_size * (1 + num_deepstack(config))
 
     @torch.inference_mode()
     def encode(self, images: Sequence[Tensors]) -> list[Floats]:
@@ -56,7 +57,10 @@ class Tower:
         """
         taken = [self._taken(image) for image in images]
         inputs = {name: self._joined([one[name] for one in taken]) for name in taken[0]}
-        features: list[Tensor] = list(self.module.get_image_features(**inputs).pooler_output)
+        made = self.module.get_image_features(**inputs)
+        deepstack = getattr(made, "deepstack_features", None) or []
+        parts = zip(made.pooler_output, *deepstack, strict=True)
+        features = [torch.cat(part, -1) for part in parts]
         # Features come by grid, where there are grids, else by tile, where an image may have some.
         counts = [len(one.get("image_grid_thw", one["pixel_values"])) for one in taken]
         assert sum(counts) == len(features), f"{len(features)} parts of images, not {counts}"

@@ -186,6 +186,8 @@ def plan(
     yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
     if card.mmproj is not None:
         yield "images", tower(read_metadata(card.mmproj))
+    elif card.image_token is not None:
+        yield "images", "taken; the tower runs in transformers' modules"
     yield "runs in", executor
     yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
     if card.embeds:

@@ -34,7 +34,12 @@ from headrace.model.own_templates import own_template
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.sparse_attention import dense_length
-from headrace.model.vision_families import FAMILIES, decoder_config, vision_family
+from headrace.model.vision_families import (
+    FAMILIES,
+    decoder_config,
+    num_deepstack,
+    vision_family,
+)
 
 log = logging.getLogger(__name__)
 
@@ -290,10 +295,11 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
         return with_mistral_tokenizer(card, file)
     if family is None:
         return card
+    size: int = _need(text, "hidden_size", path / "config.json", Count)
     return replace(
         card,
         image_token=_need(config, family.image_token, path / "config.json", int),
-        image_row_size=_need(text, "hidden_size", path / "config.json", Count),
+        image_row_size=size * (1 + num_deepstack(config)),
         image_run=config.get("mm_tokens_per_image", 256) if family.sees_whole else 0,
     )
 

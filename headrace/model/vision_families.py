@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from headrace.errors import ModelError
+
 # What transformers takes for fields that a published `text_config` leaves out.
 LLAMA = MappingProxyType(
     {
@@ -60,6 +62,9 @@ class VisionFamily:
     decoder: Mapping[str, Any]  # fields of a decoder of this model_type that may be left out
     tied_head: bool = False  # likewise
     sees_whole: bool = False  # the tokens of an image see each other, later ones included
+    # Layers of the tower whose features are added behind the decoder's first layers, where
+    # `deepstack_visual_indexes` leaves them out.
+    deepstack: tuple[int, ...] = ()
 
 
 FAMILIES = {
@@ -67,6 +72,9 @@ FAMILIES = {
     "smolvlm": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
     "llava": VisionFamily("image_token_index", LLAMA),
     "qwen2_5_vl": VisionFamily("image_token_id", {"model_type": "qwen2_5_vl_text"}),
+    "qwen3_vl": VisionFamily(
+        "image_token_id", {"model_type": "qwen3_vl_text"}, deepstack=(8, 16, 24)
+    ),
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
 }
 
@@ -79,6 +87,21 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
     if not isinstance(config.get("vision_config"), dict):
         return None
     return FAMILIES.get(str(config.get("model_type")))
+
+
+def num_deepstack(config: Mapping[str, Any]) -> int:
+    """Return how many further parts an image's row has, for the decoder's first layers.
+
+    Raises:
+        ModelError: the config's list of them is none.
+    """
+    family = vision_family(config)
+    if family is None or not family.deepstack:
+        return 0
+    layers = config["vision_config"].get("deepstack_visual_indexes", family.deepstack)
+    if not isinstance(layers, list | tuple):
+        raise ModelError(f"'deepstack_visual_indexes' is {layers!r:.40}, not a list of layers")
+    return len(layers)
 
 
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from tiny_vision import GRIDS
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.processing_utils import ProcessorMixin
 
@@ -29,7 +30,7 @@ def transformers_processor(folder: Path, family: str) -> Any:
         for name, token in names.items():
             setattr(tokenizer, f"{name}_token", token)
             setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
-    if family in ("qwen2_5_vl", "smolvlm"):  # they want a processor of videos, and it torchvision
+    if family in (*GRIDS, "smolvlm"):  # they want a processor of videos, and it torchvision
 
         class WithoutVideos(kind):  # type: ignore[misc,valid-type]
             def check_argument_for_proper_class(self, *_: Any) -> None:

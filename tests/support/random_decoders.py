@@ -126,7 +126,9 @@ SPECS = {
         SPEC, attention_sinks=True, layers=(LayerSpec(window=20), LayerSpec())
     ),
     "mrope": dataclasses.replace(
-        SPEC, ropes=(dataclasses.replace(SPEC.ropes[0], axes=(0, 0, 1, 2, 1, 2, 0, 1)),)
+        SPEC,
+        ropes=(dataclasses.replace(SPEC.ropes[0], axes=(0, 0, 1, 2, 1, 2, 0, 1)),),
+        deepstack=1,
     ),
     "biased norms, clipped": dataclasses.replace(
         SPEC,
@@ -475,7 +477,7 @@ def with_states(step: Batch) -> Batch:
 def with_images(step: Batch, spec: DecoderSpec, whole: bool = True) -> Batch:
     """Put images into a batch: their rows, positions in three parts, and what their tokens see."""
     rng = np.random.default_rng(5)
-    embeds = rng.standard_normal((NUM_ROWS, spec.hidden_size), np.float32)
+    embeds = rng.standard_normal((NUM_ROWS, spec.row_size), np.float32)
     embed_rows, last_seen = np.full(LENGTH, -1, np.int32), np.arange(LENGTH, dtype=np.int32)
     for first, last in IMAGES:
         embed_rows[first : last + 1] = rng.permutation(NUM_ROWS)[: last + 1 - first]

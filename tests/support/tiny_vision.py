@@ -31,6 +31,10 @@ TOWER: dict[str, Any] = {
     "num_attention_heads": 2,
     "initializer_range": 0.2,
 }
+GRID_TOWERS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"fullatt_block_indexes": [1], "window_size": 56},
+    "qwen3_vl": {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
+}
 BEGINNING = ("<s>", "</s>")  # tokens 256 and 257, after those of single bytes
 SPECIAL = {  # by family, after these; the first is the image token
     "smolvlm": (
@@ -52,9 +56,11 @@ SPECIAL = {  # by family, after these; the first is the image token
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
 }
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
+SPECIAL["qwen3_vl"] = SPECIAL["qwen2_5_vl"]
 IMAGE_TOKEN = 258
 BEGUN = ("llava", "gemma3")  # families whose tokenizers begin each text with the first of these
-FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "gemma3")
+FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "qwen3_vl", "gemma3")
+GRIDS = ("qwen2_5_vl", "qwen3_vl")  # families whose images have rows and columns
 SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLMImageProcessorPil", SPLITTING),
@@ -66,6 +72,10 @@ IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl": (
         "Qwen2VLImageProcessorPil",
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}},
+    ),
+    "qwen3_vl": (
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}, "patch_size": 16},
     ),
     "gemma3": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
 }
@@ -80,6 +90,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
         "num_additional_image_tokens": 1,
     },
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
+    "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
 }
 
@@ -98,20 +109,21 @@ def vision_config(family: str) -> transformers.PreTrainedConfig:
             tower |= {"model_type": "clip_vision_model", "vocab_size": 16}
             parts = {"image_token_index": IMAGE_TOKEN, "image_seq_length": 16}
             text["model_type"] = "llama"
-        case "qwen2_5_vl":
+        case "qwen2_5_vl" | "qwen3_vl":
             tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
-            tower |= {"out_hidden_size": TEXT["hidden_size"], "fullatt_block_indexes": [1]}
-            tower |= {"window_size": 56, "initializer_range": 0.2}
+            tower |= {"out_hidden_size": TEXT["hidden_size"], "initializer_range": 0.2}
+            tower |= GRID_TOWERS[family]
             parts = {
                 "image_token_id": IMAGE_TOKEN,
                 "vision_start_token_id": IMAGE_TOKEN + 1,
                 "vision_end_token_id": IMAGE_TOKEN + 2,
                 "video_token_id": IMAGE_TOKEN + 3,
             }
+            text |= {"head_dim": 16} if family == "qwen3_vl" else {}
             text["rope_parameters"] = {
                 "rope_type": "default",
                 "rope_theta": 1e4,
-                "mrope_section": [2, 3, 3],
+                "mrope_section": [2, 3, 3] if family == "qwen2_5_vl" else [3, 3, 2],
             }
         case "gemma3":
             tower = TOWER | {"image_size": 56, "patch_size": 14}

@@ -34,6 +34,16 @@ TEMPLATES = {
         "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
         "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
+    # Adds nothing.
+    "qwen3_vl": (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+        "{% for part in m['content'] %}"
+        "{% if part['type'] == 'image' or 'image' in part or 'image_url' in part %}"
+        "<|vision_start|><|image_pad|><|vision_end|>"
+        "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
     # The system speaks within the user's first message; texts lose the spaces around them.
     "gemma3": (
         "{{ bos_token }}\n"

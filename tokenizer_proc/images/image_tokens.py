@@ -86,7 +86,7 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageS
 
 
 def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
-    """Qwen2.5-VL: a row is some patches of the image, which keeps its shape."""
+    """Qwen2.5-VL and Qwen3-VL: a row is some patches of the image, which keeps its shape."""
     image = token(config["image_token_id"])
     merged: int = config["vision_config"].get("spatial_merge_size", 2)
 
@@ -124,6 +124,7 @@ PROCESSORS = (
     "SmolVLMProcessor",
     "LlavaProcessor",  # and not Pixtral's, of a LLaVA
     "Qwen2_5_VLProcessor",
+    "Qwen3VLProcessor",
     "Gemma3Processor",
 )
 LOW_PIXELS = 512 * 512  # OpenAI's "low"
@@ -132,5 +133,6 @@ FAMILIES = {
     "smolvlm": tiles,
     "llava": patches,
     "qwen2_5_vl": grid,
+    "qwen3_vl": grid,
     "gemma3": block,
 }

@@ -154,7 +154,7 @@ class CudaExecutor:
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
         sizes = self.buffers.send(batch)
-        images = image_inputs(batch, self.device, self.dtype)
+        images = self.images_of(batch)
         prompts = self.planned(batch, sizes)
         step = self.step_of(sizes, int(batch.positions.max()) + 1, images, prompts)
         vectors = self.hidden(step).float().cpu().numpy()
@@ -165,13 +165,17 @@ class CudaExecutor:
     def logits(self, batch: Batch) -> Tensor:
         """Do as `forward`, and leave the logits on the device, fp32, until the next step."""
         sizes = self.buffers.send(batch)
-        images = image_inputs(batch, self.device, self.dtype)
+        images = self.images_of(batch)
         bucket = self.buckets.choose(sizes) if images is None else None
         if bucket is None:
             prompts = self.planned(batch, sizes)
             return self.compute(sizes, int(batch.positions.max()) + 1, images, prompts)
         self.graphs[bucket].replay()
         return self.buffers.logits[: sizes.num_rows]
+
+    def images_of(self, batch: Batch) -> ImageInputs | None:
+        """Send what a batch has of images to the device."""
+        return image_inputs(batch, self.device, self.dtype, 1 + self.spec.deepstack)
 
     def planned(self, batch: Batch, sizes: Sizes) -> FlashInferAttention | None:
         """Return what attends in our kernel's place in a step without a graph, ready for it."""
@@ -273,11 +277,14 @@ class CudaExecutor:
         x = self.shard_group.embed(step.token_ids, self.weights["embed"])
         if self.spec.embedding_multiplier != 1:
             x = x * self.multiplier
-        if step.images is not None and len(step.images.tokens):
-            x[step.images.tokens] = step.images.rows
+        images = step.images if step.images is not None and len(step.images.tokens) else None
+        if images is not None:
+            x[images.tokens] = images.parts[0]
         added: Tensor | None = None
         for index, layer in enumerate(self.spec.layers):
             x, added = self.layer(index, layer, x, added, step)
+            if images is not None and index < self.spec.deepstack:
+                x[images.tokens] += images.parts[index + 1]
         rows = step.logit_rows
         added = None if added is None else added.index_select(0, rows)
         return self.norm_sum("norm", x.index_select(0, rows), added)

@@ -14,22 +14,29 @@ class ImageInputs:
     """Of a step that has some, on the device."""
 
     tokens: Tensor  # int64, those that come in as rows of images,
-    rows: Tensor  # and these rows, [tokens, hidden_size]
+    parts: Tensor  # and these rows, [1 + deepstack, tokens, hidden_size]
     rope_positions: Tensor | None  # [tokens of the step, 3], int32; None is one position for all
 
 
-def image_inputs(batch: Batch, device: torch.device, dtype: torch.dtype) -> ImageInputs | None:
-    """Send what a batch has of images to the device; None is that it has nothing."""
+def image_inputs(
+    batch: Batch, device: torch.device, dtype: torch.dtype, num_parts: int
+) -> ImageInputs | None:
+    """Send what a batch has of images to the device; None is that it has nothing.
+
+    Args:
+        num_parts: of a row: what comes in, and what is added behind the first layers.
+    """
     assert batch.last_seen is None, "tokens of an image see each other"
     if batch.embed_rows is None and batch.rope_positions is None:
         return None
-    tokens, rows = np.empty(0, np.int64), np.empty((0, 0), np.float32)
+    tokens, parts = np.empty(0, np.int64), np.empty((num_parts, 0, 0), np.float32)
     if batch.embed_rows is not None and batch.embeds is not None:
         tokens = np.flatnonzero(batch.embed_rows >= 0)
         rows = batch.embeds[batch.embed_rows[tokens]]
+        parts = np.stack(np.split(rows, num_parts, axis=1))
     positions = batch.rope_positions
     return ImageInputs(
         tokens=torch.from_numpy(tokens).to(device),
-        rows=torch.from_numpy(rows).to(device, dtype),
+        parts=torch.from_numpy(parts).to(device, dtype),
         rope_positions=None if positions is None else torch.tensor(positions, device=device),
     )

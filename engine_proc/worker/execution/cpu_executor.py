@@ -126,6 +126,7 @@ class Config(Structure):
         *((name, c_float) for name in ("logit_multiplier", "gate_multiplier", "mlp_multiplier")),
         *((name, c_int32) for name in ("value_norm", "per_layer_size", "per_layer_vocab")),
         *((name, c_int32) for name in ("num_residuals", "laurel_rank", "scales_output")),
+        ("deepstack", c_int32),
     )
 
 
@@ -232,6 +233,7 @@ class CpuExecutor:
             gate_multiplier=spec.gate_multiplier,
             mlp_multiplier=spec.mlp_multiplier,
             value_norm=spec.value_norm,
+            deepstack=spec.deepstack,
             **gemma_fields(whole),
         )
         self._memory = memory  # lives as long as the core uses it
@@ -431,6 +433,8 @@ class CpuExecutor:
         assert all(array.shape == arrays[0].shape for array in arrays[:3])
         columns = (batch.embed_rows, batch.rope_positions, batch.last_seen, batch.token_types)
         assert all(column is None or len(column) == num_tokens for column in columns)
+        if batch.embed_rows is not None:
+            assert batch.embeds is not None and batch.embeds.shape[1] == self.spec.row_size
         step = NativeStep(
             *(array.ctypes.data for array in arrays),
             *(address(column) for column in columns),

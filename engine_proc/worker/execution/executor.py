@@ -32,7 +32,7 @@ class Batch:
     token_types: Int32s | None = None  # [tokens], 1 in the second of a sequence's two texts
     # Of images; None where no token of the batch needs it.
     embed_rows: Int32s | None = None  # [tokens], the row of `embeds` it comes in as; -1 is none
-    embeds: Floats | None = None  # [rows, hidden_size], taken as they are
+    embeds: Floats | None = None  # [rows, row_size of the spec], taken as they are
     rope_positions: Int32s | None = None  # [tokens, 3], of time, height and width; see `RopeTable`
     last_seen: Int32s | None = None  # [tokens], the last position it sees, in this batch, too
     # The row of the batch before whose drawn token comes in; -1 is none. None relays nothing.

@@ -43,7 +43,7 @@ class GenerationRunner:
     """Samples a token for each logit row.
 
     Args:
-        embeds: the embedding area, [rows, hidden_size].
+        embeds: the embedding area, [rows, row_size of the spec].
         draft_model: runs the steps that are drafts.
     """
 

@@ -1,12 +1,18 @@
 """The decoders within models that take images, lowered as those that stand alone."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
-from headrace.model.vision_families import TEXT_ONLY, decoder_config, vision_family
+from headrace.model.vision_families import (
+    TEXT_ONLY,
+    decoder_config,
+    num_deepstack,
+    vision_family,
+)
 
 # Fields of a `text_config` that are not the decoder's: of generation, or of a connector.
 NOT_THE_DECODERS = frozenset(
@@ -41,4 +47,4 @@ def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
     is_text_only = config.get("model_type") in TEXT_ONLY
     if spec.embedding_multiplier != 1 and spec.architecture != "gemma3_text" and not is_text_only:
         raise ModelError(f"a {spec.architecture} model multiplies rows of images, too")
-    return spec
+    return replace(spec, deepstack=num_deepstack(config))

@@ -99,10 +99,8 @@ class TorchExecutor:
         places = place(batch, self.page_tokens, self.device)
         x = F.embedding(to_tensor(batch.token_ids, self.device), self.weights["embed"])
         x = x * torch.tensor(spec.embedding_multiplier, dtype=self.dtype, device=self.device)
-        if batch.embed_rows is not None and batch.embeds is not None:
-            rows = to_tensor(batch.embed_rows, self.device)
-            embeds = torch.from_numpy(batch.embeds).to(self.device, self.dtype)
-            x[rows >= 0] = embeds[rows[rows >= 0]]
+        is_row, parts = self.image_parts(batch)
+        x[is_row] = parts[0]
         positions = places.positions[:, None].expand(-1, 3)
         if batch.rope_positions is not None:
             positions = to_tensor(batch.rope_positions, self.device)
@@ -115,7 +113,20 @@ class TorchExecutor:
             x = gemma.enter(index, x)
             x = self.layer(index, layer, x, batch, places, rotations, gemma)
             x = gemma.leave(index, x)
+            if index < spec.deepstack:
+                x[is_row] += parts[index + 1]
         return self.norm("norm", gemma.end(x)[to_tensor(batch.logit_rows, self.device)])
+
+    def image_parts(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return which tokens come in as rows of images, and the parts of these rows,
+        [parts, rows, hidden_size]."""
+        num_parts, size = 1 + self.spec.deepstack, self.spec.hidden_size
+        if batch.embed_rows is None or batch.embeds is None:
+            is_row = torch.zeros(len(batch.token_ids), dtype=torch.bool, device=self.device)
+            return is_row, torch.empty(num_parts, 0, size, device=self.device, dtype=self.dtype)
+        rows = to_tensor(batch.embed_rows, self.device)
+        embeds = torch.from_numpy(batch.embeds).to(self.device, self.dtype)
+        return rows >= 0, embeds[rows[rows >= 0]].view(-1, num_parts, size).transpose(0, 1)
 
     def layer(
         self,

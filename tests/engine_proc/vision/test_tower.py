@@ -160,8 +160,9 @@ def reference(model: Any, image: dict[str, Any]) -> Any:
     names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
     tensors = {name: torch.from_numpy(image[name]) for name in names if name in image}
     with torch.inference_mode():
-        features = model.get_image_features(**tensors).pooler_output
-    return torch.cat(list(features)).flatten(0, -2).numpy()
+        features = model.get_image_features(**tensors)
+    parts = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+    return torch.cat([torch.cat(list(part)).flatten(0, -2) for part in parts], -1).numpy()
 
 
 def test_nothing_of_the_decoder_is_loaded(tmp_path: Path) -> None:

@@ -329,6 +329,13 @@ def test_the_doctor_tells_what_a_projector_file_takes(
     assert doctor.tower_bytes(read_metadata(mmproj)) == 1 << 20
 
 
+def test_the_doctor_tells_that_a_folder_takes_images() -> None:
+    config, demo = ServerConfig(device="cpu"), read_card(ServerConfig())
+    rows = dict(doctor.plan(config, replace(demo, image_token=7), "core", on_gpus=False))
+    assert rows["images"] == "taken; the tower runs in transformers' modules"
+    assert "images" not in dict(doctor.plan(config, demo, "core", on_gpus=False))
+
+
 def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = read_card(ServerConfig())
     config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)

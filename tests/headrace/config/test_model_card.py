@@ -360,6 +360,8 @@ def test_a_config_may_have_the_decoder_beside_the_tower(tmp_path: Path) -> None:
     }
     card = read_folder(write_folder(tmp_path, config))
     assert (card.image_token, card.image_row_size, card.vocab_size) == (30, 8, 32)
+    config |= {"model_type": "qwen3_vl", "vision_config": {"deepstack_visual_indexes": [1, 2]}}
+    assert read_folder(write_folder(tmp_path, config)).image_row_size == 24
 
 
 def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:

@@ -107,6 +107,44 @@ def rope(
     )
 
 
+def mrope(
+    fields: ConfigFields,
+    *,
+    head_dim: int,
+    theta: float,
+    sections: list[int],
+    interleaved: bool = False,
+) -> RopeTable:
+    """Lower M-RoPE: `mrope_section` has the number of pairs that rotate by time, height and width.
+
+    Args:
+        theta, sections: the family's defaults.
+        interleaved: pairs alternate, as Qwen 3's, those of time last; else those of time come
+            first, then those of height.
+    """
+    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
+    sections = params.pop("mrope_section", sections)
+    if params.pop("mrope_interleaved", interleaved) != interleaved:
+        raise fields.wrong("rope_scaling", f"with mrope_interleaved {interleaved}")
+    for name in ("type", "rope_type"):
+        if params.get(name) == "mrope":
+            params[name] = "default"
+    table = rope_table(
+        params,
+        owner=fields.owner,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        theta=fields.number("rope_theta", theta),
+    )
+    num_pairs = len(table.inv_freq)
+    axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    if len(sections) != 3 or len(axes) != num_pairs:
+        raise fields.wrong("rope_scaling", f"with an mrope_section of 3, {num_pairs} in all")
+    if interleaved:
+        axes = [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(num_pairs)]
+    return replace(table, axes=tuple(axes))
+
+
 def biases(fields: ConfigFields) -> dict[str, Any]:
     """Lower `attention_bias`, which most families apply to all four projections."""
     bias = fields.flag("attention_bias", False)
@@ -180,28 +218,8 @@ def qwen2(fields: ConfigFields) -> DecoderSpec:
 
 
 def qwen2_5_vl(fields: ConfigFields) -> DecoderSpec:
-    """Qwen 2 with M-RoPE: `mrope_section` has the number of pairs that rotate by time, height and
-    width."""
-    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
-    sections = params.pop("mrope_section", [16, 24, 24])
-    for name in ("type", "rope_type"):
-        if params.get(name) == "mrope":
-            params[name] = "default"
-    table = rope_table(
-        params,
-        owner=fields.owner,
-        head_dim=split_head_dim(fields),
-        max_position=fields.integer("max_position_embeddings"),
-        theta=fields.number("rope_theta", 1e6),
-    )
-    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    if len(sections) != 3 or len(axes) != len(table.inv_freq):
-        raise fields.wrong(
-            "rope_scaling", f"with an mrope_section of 3, {len(table.inv_freq)} in all"
-        )
-    return decoder(
-        fields, layers=qwen_layers(fields), ropes=(replace(table, axes=axes),), qkv_bias=True
-    )
+    table = mrope(fields, head_dim=split_head_dim(fields), theta=1e6, sections=[16, 24, 24])
+    return decoder(fields, layers=qwen_layers(fields), ropes=(table,), qkv_bias=True)
 
 
 def qwen3(fields: ConfigFields) -> DecoderSpec:
@@ -212,6 +230,13 @@ def qwen3(fields: ConfigFields) -> DecoderSpec:
         qk_norm=QKNorm.PER_HEAD,
         **biases(fields),
     )
+
+
+def qwen3_vl(fields: ConfigFields) -> DecoderSpec:
+    """Qwen 3 with M-RoPE."""
+    head_dim = fields.integer("head_dim", 128)
+    table = mrope(fields, head_dim=head_dim, theta=5e5, sections=[24, 20, 20], interleaved=True)
+    return decoder(fields, head_dim=128, ropes=(table,), qk_norm=QKNorm.PER_HEAD, **biases(fields))
 
 
 def qwen_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -494,6 +519,7 @@ DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "qwen2": qwen2,
     "qwen2_5_vl_text": qwen2_5_vl,
     "qwen3": qwen3,
+    "qwen3_vl_text": qwen3_vl,
     "phi3": phi3,
     "smollm3": smollm3,
     "olmo2": olmo2,

@@ -436,6 +436,9 @@ class DecoderSpec:
     per_layer: PerLayerSpec | None = None
     altup: AltUpSpec | None = None
     layer_scale: bool = False  # the residual is multiplied by a number behind each layer
+    # Qwen3-VL: a row of an image has so many further parts, each hidden_size long. Behind each of
+    # the first layers, one is added to the residual.
+    deepstack: int = 0
     encoder: EncoderSpec | None = None  # None: a token sees those before it
 
     @property
@@ -451,6 +454,11 @@ class DecoderSpec:
     def mlp_size_of(self, layer: LayerSpec) -> int:
         """Return the intermediate size of a layer's dense MLP."""
         return layer.intermediate_size or self.intermediate_size
+
+    @property
+    def row_size(self) -> int:
+        """The numbers of a row of an image."""
+        return self.hidden_size * (1 + self.deepstack)
 
     @property
     def num_kv_layers(self) -> int:

@@ -92,6 +92,46 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
         "vocab_size": 151936,
     },
+    "Qwen3-VL 4B": {
+        "model_type": "qwen3_vl",
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "tie_word_embeddings": True,
+        "vision_config": {
+            "model_type": "qwen3_vl",
+            "deepstack_visual_indexes": [5, 11, 17],
+            "out_hidden_size": 2560,
+        },
+        "text_config": {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "dtype": "bfloat16",
+            "eos_token_id": 151645,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 2560,
+            "initializer_range": 0.02,
+            "intermediate_size": 9728,
+            "max_position_embeddings": 262144,
+            "model_type": "qwen3_vl_text",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "mrope_interleaved": True,
+                "mrope_section": [24, 20, 20],
+                "rope_type": "default",
+            },
+            "rope_theta": 5000000,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "vocab_size": 151936,
+        },
+    },
     "Gemma 3 4B": {
         "model_type": "gemma3",
         "boi_token_index": 255999,
@@ -134,6 +174,17 @@ def test_published_configs_mean_what_transformers_reads_in_them(name: str) -> No
 def test_mrope_sections_are_pairs_in_order() -> None:
     (rope,) = lower_vision(PUBLISHED["Qwen2.5-VL 3B"]).ropes
     assert rope.axes == (0,) * 16 + (1,) * 24 + (2,) * 24
+    (rope,) = lower_vision(PUBLISHED["Qwen3-VL 4B"]).ropes
+    assert rope.axes == (0, 1, 2) * 20 + (0,) * 4
+
+
+def test_deepstack_has_a_part_for_each_named_layer() -> None:
+    published = PUBLISHED["Qwen3-VL 4B"]
+    assert lower_vision(published).deepstack == 3
+    assert lower_vision(published | {"vision_config": {}}).row_size == 4 * 2560
+    assert lower_vision(PUBLISHED["Qwen2.5-VL 3B"]).deepstack == 0
+    with pytest.raises(ModelError, match="'deepstack_visual_indexes' is 3, not a list"):
+        lower_vision(published | {"vision_config": {"deepstack_visual_indexes": 3}})
 
 
 # In transformers 5 a model has its parts within `model`; files mostly have older names.
