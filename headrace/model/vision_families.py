@@ -75,6 +75,7 @@ FAMILIES = {
     "qwen3_vl": VisionFamily(
         "image_token_id", {"model_type": "qwen3_vl_text"}, deepstack=(8, 16, 24)
     ),
+    "internvl": VisionFamily("image_token_id", {"model_type": "qwen2"}, tied_head=True),
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
 }
 

@@ -12,6 +12,18 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.processing_utils import ProcessorMixin
 
 
+# Of tokenizers: what published ones name in their settings.
+NAMED_TOKENS = {
+    "gemma3": {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"},
+    "internvl": {
+        "context_image": "<IMG_CONTEXT>",
+        "start_image": "<img>",
+        "end_image": "</img>",
+        "video": "<video>",
+    },
+}
+
+
 class Answer(NamedTuple):
     """Token ids."""
 
@@ -25,12 +37,10 @@ def transformers_processor(folder: Path, family: str) -> Any:
     images = transformers.AutoImageProcessor.from_pretrained(folder)
     settings = json.loads((folder / "processor_config.json").read_text())
     kind = getattr(transformers, settings.pop("processor_class"))
-    if family == "gemma3":
-        names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
-        for name, token in names.items():
-            setattr(tokenizer, f"{name}_token", token)
-            setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
-    if family in (*GRIDS, "smolvlm"):  # they want a processor of videos, and it torchvision
+    for name, token in NAMED_TOKENS.get(family, {}).items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    if family in (*GRIDS, "smolvlm", "internvl"):  # a processor of videos needs torchvision
 
         class WithoutVideos(kind):  # type: ignore[misc,valid-type]
             def check_argument_for_proper_class(self, *_: Any) -> None:

@@ -55,11 +55,12 @@ SPECIAL = {  # by family, after these; the first is the image token
     ),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
 }
+SPECIAL["internvl"] = ("<IMG_CONTEXT>", "<img>", "</img>", "<|im_start|>", "<|im_end|>")
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
 SPECIAL["qwen3_vl"] = SPECIAL["qwen2_5_vl"]
 IMAGE_TOKEN = 258
 BEGUN = ("llava", "gemma3")  # families whose tokenizers begin each text with the first of these
-FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "qwen3_vl", "gemma3")
+FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "qwen3_vl", "internvl", "gemma3")
 GRIDS = ("qwen2_5_vl", "qwen3_vl")  # families whose images have rows and columns
 SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,6 +78,10 @@ IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2VLImageProcessorPil",
         {"size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}, "patch_size": 16},
     ),
+    "internvl": (
+        "GotOcr2ImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "max_patches": 4, "crop_to_patches": True},
+    ),
     "gemma3": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
 }
 PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
@@ -91,6 +96,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
     },
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
     "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
+    "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
 }
 
@@ -125,6 +131,12 @@ def vision_config(family: str) -> transformers.PreTrainedConfig:
                 "rope_theta": 1e4,
                 "mrope_section": [2, 3, 3] if family == "qwen2_5_vl" else [3, 3, 2],
             }
+        case "internvl":
+            tower = TOWER | {"image_size": [28, 28], "patch_size": [7, 7]}
+            tower |= {"use_qk_norm": True, "norm_type": "rms_norm"}
+            parts = {"image_token_id": IMAGE_TOKEN, "image_seq_length": 4}
+            parts["tie_word_embeddings"] = False
+            text["model_type"] = "qwen2"
         case "gemma3":
             tower = TOWER | {"image_size": 56, "patch_size": 14}
             tower |= {"model_type": "siglip_vision_model", "vision_use_head": False}

@@ -78,4 +78,8 @@ TEMPLATES = {
         "{%- endif -%}\n"
     ),
 }
+# Qwen's, with another placeholder, on a line of its own.
+TEMPLATES["internvl"] = TEMPLATES["qwen3_vl"].replace(
+    "<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n"
+)
 TEMPLATES["idefics3"] = TEMPLATES["smolvlm"]

@@ -119,12 +119,25 @@ def block(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
     return ImageSpelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
 
 
+def crops(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
+    """InternVL: as many rows for every tile of an image, which follow each other."""
+    image = token(config["image_token_id"])
+    rows = image * settings.get("image_seq_length", 256)
+
+    def spell(made: Json) -> str:
+        return f"<img>{rows * len(made['pixel_values'])}</img>"
+
+    options = {"crop_to_patches": True}
+    return ImageSpelling(image, image, spell, options, lambda _: {"crop_to_patches": False})
+
+
 PROCESSORS = (
     "Idefics3Processor",
     "SmolVLMProcessor",
     "LlavaProcessor",  # and not Pixtral's, of a LLaVA
     "Qwen2_5_VLProcessor",
     "Qwen3VLProcessor",
+    "InternVLProcessor",
     "Gemma3Processor",
 )
 LOW_PIXELS = 512 * 512  # OpenAI's "low"
@@ -134,5 +147,6 @@ FAMILIES = {
     "llava": patches,
     "qwen2_5_vl": grid,
     "qwen3_vl": grid,
+    "internvl": crops,
     "gemma3": block,
 }

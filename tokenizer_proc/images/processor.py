@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CPU_S = 10.0  # of an image; one of 50 million pixels takes 4
 MEMORY_BYTES = 2 << 30
 KEY_BYTES = 16
-NOT_FOR_TOWERS = ("rows", "cols", "num_crops")  # a processor's values for the prompt
+NOT_FOR_TOWERS = ("rows", "cols", "num_crops", "num_patches")  # a processor's values for the prompt
 
 log = logging.getLogger(__name__)
 

@@ -121,6 +121,8 @@ def open_folder(folder: Path, is_dummy: bool, drafts: bool) -> DecoderModel:
         tensors = stored if quantization is None else weights_of(quantization, stored)
         if has_towers:
             tensors = weight_names.of_decoder(tensors)
+            if "tie_word_embeddings" not in config and "lm_head.weight" in tensors:
+                spec = replace(spec, tied_head=False)  # older files do not say that it is
         if drafts:
             tensors = as_deepseek(spec, tensors)
         if pooling is not None and "lm_head.weight" not in tensors:
