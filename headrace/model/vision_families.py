@@ -76,6 +76,7 @@ FAMILIES = {
         "image_token_id", {"model_type": "qwen3_vl_text"}, deepstack=(8, 16, 24)
     ),
     "internvl": VisionFamily("image_token_id", {"model_type": "qwen2"}, tied_head=True),
+    "mistral3": VisionFamily("image_token_index", {"model_type": "mistral"}, tied_head=True),
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
 }
 

@@ -1,7 +1,9 @@
 """transformers' prompts and greedy answers for chats with images, in fp32."""
 
 import copy
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +12,6 @@ import transformers
 from tiny_vision import GRIDS
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.processing_utils import ProcessorMixin
-
 
 # Of tokenizers: what published ones name in their settings.
 NAMED_TOKENS = {
@@ -31,12 +32,22 @@ class Answer(NamedTuple):
     tokens: list[int]
 
 
+def processor_class(name: str) -> Any:
+    """Return a class of processors. Pixtral's has a module that needs torchvision, for nothing."""
+    if name != "PixtralProcessor":
+        return getattr(transformers, name)
+    models = "transformers.models.pixtral"
+    pil = importlib.import_module(f"{models}.image_processing_pil_pixtral")
+    sys.modules.setdefault(f"{models}.image_processing_pixtral", pil)
+    return getattr(importlib.import_module(f"{models}.processing_pixtral"), name)
+
+
 def transformers_processor(folder: Path, family: str) -> Any:
     """Return transformers' own processor of prompts with images."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     images = transformers.AutoImageProcessor.from_pretrained(folder)
     settings = json.loads((folder / "processor_config.json").read_text())
-    kind = getattr(transformers, settings.pop("processor_class"))
+    kind = processor_class(settings.pop("processor_class"))
     for name, token in NAMED_TOKENS.get(family, {}).items():
         setattr(tokenizer, f"{name}_token", token)
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))

@@ -1,5 +1,6 @@
 """Small random models that take images, on disk: the shapes of published ones, shrunk."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,23 @@ SPECIAL = {  # by family, after these; the first is the image token
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
 }
 SPECIAL["internvl"] = ("<IMG_CONTEXT>", "<img>", "</img>", "<|im_start|>", "<|im_end|>")
+SPECIAL["mistral3"] = SPECIAL["pixtral"] = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
 SPECIAL["qwen3_vl"] = SPECIAL["qwen2_5_vl"]
 IMAGE_TOKEN = 258
 BEGUN = ("llava", "gemma3")  # families whose tokenizers begin each text with the first of these
-FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "qwen3_vl", "internvl", "gemma3")
+FAMILIES = (
+    "smolvlm",
+    "idefics3",
+    "llava",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "internvl",
+    "mistral3",
+    "pixtral",
+    "gemma3",
+)
+SIZED = ("mistral3", "pixtral")  # families whose images only go together if they are of one size
 GRIDS = ("qwen2_5_vl", "qwen3_vl")  # families whose images have rows and columns
 SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,6 +95,8 @@ IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         "GotOcr2ImageProcessorPil",
         {"size": {"height": 28, "width": 28}, "max_patches": 4, "crop_to_patches": True},
     ),
+    "mistral3": ("PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": 14}),
+    "pixtral": ("PixtralImageProcessorPil", {"size": {"longest_edge": 28}, "patch_size": 7}),
     "gemma3": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
 }
 PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
@@ -97,6 +112,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
     "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
     "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    "mistral3": {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2},
+    "pixtral": {"processor_class": "PixtralProcessor", "patch_size": 7},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
 }
 
@@ -137,6 +154,14 @@ def vision_config(family: str) -> transformers.PreTrainedConfig:
             parts = {"image_token_id": IMAGE_TOKEN, "image_seq_length": 4}
             parts["tie_word_embeddings"] = False
             text["model_type"] = "qwen2"
+        case "mistral3" | "pixtral":
+            tower = TOWER | {"image_size": 56, "patch_size": 7, "model_type": "pixtral"}
+            tower |= {"head_dim": 16}
+            parts = {"image_token_index": IMAGE_TOKEN, "tie_word_embeddings": False}
+            parts |= {"vision_feature_layer": -1}
+            if family == "pixtral":
+                parts |= {"vision_feature_select_strategy": "full"}
+            text |= {"model_type": "mistral", "head_dim": 24, "sliding_window": None}
         case "gemma3":
             tower = TOWER | {"image_size": 56, "patch_size": 14}
             tower |= {"model_type": "siglip_vision_model", "vision_use_head": False}
@@ -149,7 +174,8 @@ def vision_config(family: str) -> transformers.PreTrainedConfig:
             text |= {"head_dim": 24, "query_pre_attn_scalar": 40, "sliding_window": 9}
             text |= {"rms_norm_eps": 1e-3, "model_type": "gemma3_text"}
             text |= {"layer_types": ["sliding_attention", "full_attention"]}
-    return transformers.AutoConfig.for_model(family, text_config=text, vision_config=tower, **parts)
+    kind = "llava" if family == "pixtral" else family
+    return transformers.AutoConfig.for_model(kind, text_config=text, vision_config=tower, **parts)
 
 
 def make_vision_folder(folder: Path, family: str) -> Any:
@@ -200,6 +226,15 @@ def picture(seed: int, width: int = 80, height: int = 60) -> Image.Image:
     """Return an image of random colors, blurred so that its size can change."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def joined(tensors: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return tensors of images as one, the smaller ones with zeros behind them."""
+    shape = np.max([tensor.shape[1:] for tensor in tensors], axis=0, initial=0).astype(int)
+    spaces = [
+        [(0, 0), *((0, n - m) for n, m in zip(shape, t.shape[1:], strict=True))] for t in tensors
+    ]
+    return np.concatenate([np.pad(t, space) for t, space in zip(tensors, spaces, strict=True)])
 
 
 def prepare(folder: Path, image: Image.Image) -> dict[str, npt.NDArray[Any]]:

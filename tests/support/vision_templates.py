@@ -82,4 +82,12 @@ TEMPLATES = {
 TEMPLATES["internvl"] = TEMPLATES["qwen3_vl"].replace(
     "<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n"
 )
+TEMPLATES["mistral3"] = TEMPLATES["pixtral"] = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '[SYSTEM_PROMPT]' if m['role'] == 'system' else '[INST]' if m['role'] == 'user' }}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{{ '[IMG]' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endif %}"
+    "{{ '[/INST]' if m['role'] == 'user' else eos_token if m['role'] == 'assistant' }}"
+    "{% endfor %}"
+)
 TEMPLATES["idefics3"] = TEMPLATES["smolvlm"]

@@ -69,7 +69,9 @@ def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
 
 
 def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
-    """LLaVA: a row is a patch of the image, which has always the same size."""
+    """LLaVA: a row is a patch of the image, which has always the same size but for Pixtral."""
+    if config["vision_config"].get("model_type") == "pixtral":
+        return lines(config, settings, token)
     image = token(config["image_token_index"])
     patch: int = settings.get("patch_size") or config["vision_config"]["patch_size"]
     strategy = settings.get("vision_feature_select_strategy") or config.get(
@@ -99,6 +101,28 @@ def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpel
         return image * num_rows
 
     return ImageSpelling(image, image, spell, {}, low_size, shape)
+
+
+def lines(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
+    """Pixtral and Mistral 3: a row is some patches of the image, which keeps its shape. Marks
+    stand between its lines of rows."""
+    image = token(config["image_token_index"])
+    side: int = settings.get("patch_size", 16) * settings.get("spatial_merge_size", 1)
+    between: str = settings.get("image_break_token", "[IMG_BREAK]")
+    end: str = settings.get("image_end_token", "[IMG_END]")
+
+    def spell(made: Json) -> str:
+        height, width = made["image_sizes"][0].tolist()
+        return between.join([image * (width // side)] * (height // side)) + end
+
+    placeholder = settings.get("image_token", image)
+    return ImageSpelling(placeholder, image, spell, {"patch_size": side}, low_edge)
+
+
+def low_edge(processor: Any) -> Json:
+    """Return options that make an image's sides short, where the processor does not by itself."""
+    edge = processor.size.longest_edge
+    return {"size": {"longest_edge": LOW_EDGE}} if edge and edge > LOW_EDGE else {}
 
 
 def low_size(processor: Any) -> Json:
@@ -134,13 +158,15 @@ def crops(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
 PROCESSORS = (
     "Idefics3Processor",
     "SmolVLMProcessor",
-    "LlavaProcessor",  # and not Pixtral's, of a LLaVA
+    "LlavaProcessor",
+    "PixtralProcessor",
     "Qwen2_5_VLProcessor",
     "Qwen3VLProcessor",
     "InternVLProcessor",
     "Gemma3Processor",
 )
-LOW_PIXELS = 512 * 512  # OpenAI's "low"
+LOW_EDGE = 512  # OpenAI's "low"
+LOW_PIXELS = LOW_EDGE * LOW_EDGE
 FAMILIES = {
     "idefics3": tiles,
     "smolvlm": tiles,
@@ -148,5 +174,6 @@ FAMILIES = {
     "qwen2_5_vl": grid,
     "qwen3_vl": grid,
     "internvl": crops,
+    "mistral3": lines,
     "gemma3": block,
 }

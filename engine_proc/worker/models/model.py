@@ -121,12 +121,10 @@ def open_folder(folder: Path, is_dummy: bool, drafts: bool) -> DecoderModel:
         tensors = stored if quantization is None else weights_of(quantization, stored)
         if has_towers:
             tensors = weight_names.of_decoder(tensors)
-            if "tie_word_embeddings" not in config and "lm_head.weight" in tensors:
-                spec = replace(spec, tied_head=False)  # older files do not say that it is
         if drafts:
             tensors = as_deepseek(spec, tensors)
-        if pooling is not None and "lm_head.weight" not in tensors:
-            spec = replace(spec, tied_head=True)  # it has none, and needs none
+        is_tied = is_head_tied(spec, config, "lm_head.weight" in tensors, pooling is not None)
+        spec = replace(spec, tied_head=is_tied)
         has_head = pooling is not None and pooling.scores and not pooling.score_tokens
         weights = adopt_folder(spec, without_head(config, tensors) if has_head else tensors)
         dense = () if pooling is None else layers_behind(folder, spec, pooling, weights, tensors)
@@ -134,6 +132,19 @@ def open_folder(folder: Path, is_dummy: bool, drafts: bool) -> DecoderModel:
         raise ModelError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from error
     scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
     return DecoderModel(spec, weights, eos, pooling, dense, scales)
+
+
+def is_head_tied(
+    spec: DecoderSpec, config: Mapping[str, Any], is_stored: bool, is_pooled: bool
+) -> bool:
+    """Whether a model has no head of its own, by its config and by what is stored.
+
+    An embedding model needs none. Of a model that takes images, older configs do not say it.
+    """
+    if is_pooled and not is_stored:
+        return True
+    is_silent = vision_family(config) is not None and "tie_word_embeddings" not in config
+    return spec.tied_head and not (is_silent and is_stored)
 
 
 def layers_behind(

@@ -232,9 +232,9 @@ def test_a_processor_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
 def test_a_processor_that_writes_images_otherwise_ends_the_start(
     vision_folder: Folder, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(vision_folder("llava"), tmp_path / "pixtral")
-    (folder / "processor_config.json").write_text('{"processor_class": "PixtralProcessor"}')
-    with pytest.raises(ModelError, match="'processor_class' PixtralProcessor is not supp"):
+    folder = shutil.copytree(vision_folder("llava"), tmp_path / "llava")
+    (folder / "processor_config.json").write_text('{"processor_class": "LlavaNextProcessor"}')
+    with pytest.raises(ModelError, match="'processor_class' LlavaNextProcessor is not supp"):
         load_processor(folder, Encoder(str(folder)))
 
 

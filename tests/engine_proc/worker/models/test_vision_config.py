@@ -1,5 +1,6 @@
 """The decoder within a model that takes images, as configs and files say it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,66 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "vocab_size": 151936,
         },
     },
+    "InternVL3 1B": {
+        "model_type": "internvl",
+        "downsample_ratio": 0.5,
+        "image_seq_length": 256,
+        "image_token_id": 151667,
+        "projector_hidden_act": "gelu",
+        "vision_config": {"model_type": "internvl_vision"},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "text_config": {
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "eos_token_id": 151645,
+            "hidden_act": "silu",
+            "hidden_size": 896,
+            "initializer_range": 0.02,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 70,
+            "model_type": "qwen2",
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {"factor": 2.0, "rope_type": "linear", "type": "linear"},
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": 151674,
+        },
+    },
+    "Mistral Small 3.1": {
+        "model_type": "mistral3",
+        "image_token_index": 10,
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "vision_config": {"model_type": "pixtral"},
+        "vision_feature_layer": -1,
+        "text_config": {
+            "attention_dropout": 0.0,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "initializer_range": 0.02,
+            "intermediate_size": 32768,
+            "max_position_embeddings": 131072,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000000.0,
+            "sliding_window": None,
+            "use_cache": True,
+            "vocab_size": 131072,
+        },
+    },
     "Gemma 3 4B": {
         "model_type": "gemma3",
         "boi_token_index": 255999,
@@ -225,6 +286,22 @@ def rename(name: str, beginnings: dict[str, str]) -> str:
         if name.startswith(old):
             return new + name.removeprefix(old)
     return name
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_head_that_is_stored_is_not_tied(is_tied: bool, tmp_path: Path) -> None:
+    """As in published folders, whose configs say nothing of it."""
+    make_vision_folder(tmp_path, "mistral3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    config["text_config"].pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if is_tied:
+        file = tmp_path / "model.safetensors"
+        weights = safetensors.torch.load_file(file)
+        del weights["language_model.lm_head.weight"]
+        safetensors.torch.save_file(weights, file, {"format": "pt"})
+    assert open_model(tmp_path).spec.tied_head == is_tied
 
 
 def test_what_is_of_no_known_part_is_refused(tmp_path: Path) -> None:
