@@ -108,7 +108,7 @@ class Sight(Protocol):
 
     def take(self, images: EncoderQueue) -> Losses: ...
 
-    def ask(self, images: EncoderQueue) -> None: ...
+    def ask(self, images: EncoderQueue, fingerprint: str = "") -> None: ...
 
 
 class Eyes:
@@ -122,7 +122,7 @@ class Eyes:
         answer, self.answer = self.answer, None
         return Losses() if answer is None else images.take(answer)
 
-    def ask(self, images: EncoderQueue) -> None:
+    def ask(self, images: EncoderQueue, fingerprint: str = "") -> None:
         batch = images.next_batch(MAX_NUMBERS)
         if batch is not None:
             self.asked.append(batch)

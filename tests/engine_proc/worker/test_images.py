@@ -182,7 +182,7 @@ class Eyes:
             shown[name] = Tensor(place, generation, tensor.dtype.str[1:], list(tensor.shape))
         return shown
 
-    def ask(self, images: EncoderQueue) -> None:
+    def ask(self, images: EncoderQueue, fingerprint: str = "") -> None:
         self._asked = images.next_batch(self._max_numbers) or self._asked
 
     def take(self, images: EncoderQueue) -> Losses:
