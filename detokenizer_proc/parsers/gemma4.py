@@ -1,12 +1,14 @@
 """Gemma 4: `<|tool_call>call:name{key:value,…}<tool_call|>`, as often as needed.
 
-Strings are between two `<|"|>`, and keys stand as they are; otherwise values are as in JSON.
+Strings are between two `<|"|>`, and keys stand as they are; otherwise values are as in JSON. Keys
+and strings of JSON are read, too: a grammar may demand them.
 """
 
 import re
 
 from headrace.detokenizer_proc.parsers.content import read_content
-from headrace.detokenizer_proc.parsers.json_call import Calls
+from headrace.detokenizer_proc.parsers.json_call import Calls, read_string
+from headrace.detokenizer_proc.parsers.json_call import read_value as read_json
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 from headrace.detokenizer_proc.parsers.tagged import as_json, quoted
@@ -73,6 +75,12 @@ def read_key(source: TextSource, calls: Calls) -> Reading[bool]:
             if not text and not mark:
                 return False
             key += text
+    elif (yield from source.peek()) == '"':
+        found = yield from read_string(source)
+        if found is None:
+            return False
+        key = found
+        yield from source.run(SPACE)
     else:
         key = (yield from source.run(KEY)).strip()
     if not (yield from source.has(":")):
@@ -85,7 +93,9 @@ def read_key(source: TextSource, calls: Calls) -> Reading[bool]:
 def read_value(source: TextSource, calls: Calls) -> Reading[bool]:
     """Pass on a string, or what is not a list or an object; return whether it is whole."""
     if not (yield from source.has(QUOTE)):
-        value = (yield from source.run(SCALAR)).strip()
+        is_json = (yield from source.peek()) == '"'
+        value = yield from (read_json(source) if is_json else source.run(SCALAR))
+        value = value.strip()
         if not value:
             return False
         source.settle()

@@ -7,17 +7,23 @@ writes calls as the model's chat template does; `detokenizer_proc/parsers/` read
 
 import contextlib
 import json
-import keyword
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import TOOL_MARKS, ToolFormat
-from headrace.tokenizer_proc.grammar.exact_schemas import exact
+from headrace.tokenizer_proc.grammar.argument_rules import (
+    DEFINITIONS,
+    Schema,
+    json_value,
+    listed_arguments,
+    properties_of,
+)
+from headrace.tokenizer_proc.grammar.gemma_values import GEMMA_QUOTE, GemmaValues
 from headrace.tokenizer_proc.grammar.grammar_errors import reworded
 from headrace.tokenizer_proc.requests.constraints import (
     MAX_GRAMMAR_CHARACTERS,
@@ -28,15 +34,9 @@ from headrace.tokenizer_proc.requests.constraints import (
 )
 from headrace.tokenizer_proc.requests.tools import Tool, is_string
 
-Schema = dict[str, Any]
-
 NAME = "\N{NULL}"  # in the place of a function's or parameter's name
 INDEX = "\N{START OF TEXT}"  # in the place of a number
 NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-# As `json.dumps` writes, and models were taught; free spaces would go on for ever.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-DEFINITIONS = ("$defs", "definitions")
-GEMMA_QUOTE = '<|"|>'
 BY_PYTHON = (ToolFormat.PYTHONIC, ToolFormat.LFM2)
 IS_STRING = "\N{START OF HEADING}"  # in the place of whether a value is a string
 # Before and behind the value of a parameter.
@@ -248,7 +248,8 @@ class ToolGrammar:
         if self._format in BY_PYTHON:
             return listed_arguments(rule, schema, "=", ", ", python_value)
         if self._format is ToolFormat.GEMMA4:
-            return listed_arguments(rule, schema, ":", ",", self._gemma_value)
+            quote = self._text(GEMMA_QUOTE)
+            return GemmaValues(rule, quote, self._free_text).arguments(rule, schema)
         if self._format in TAGS:
             return self._tagged_arguments(rule, schema)
         return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
@@ -275,17 +276,6 @@ class ToolGrammar:
             rules += [f'{parameter}: {" ".join(filter(None, (begin, value, rest)))} "\\n"', free]
         body = " ".join(names) or '""'
         return [f"{rule}: {body}", *rules]
-
-    def _gemma_value(self, rule: str, schema: Schema) -> list[str]:
-        """Return the rules of a value in Gemma 4's form; lists and objects in it are JSON."""
-        if not is_string(schema):
-            return [f"{rule}: {json_value(schema)}"]
-        quote = self._text(GEMMA_QUOTE)
-        if "enum" in schema:
-            texts = " | ".join(quoted(str(text)) for text in schema["enum"])
-            return [f"{rule}: {quote} ({texts}) {quote}"]
-        free, rest = self._free_text(f"{rule}_text", GEMMA_QUOTE)
-        return [f"{rule}: {self._joined(quote, f'{rule}_text', rest)}", free]
 
     def _free_text(self, rule: str, end: str) -> tuple[str, str]:
         """Return the rule of any text up to `end`, and what of that the rule has not.
@@ -324,65 +314,6 @@ def spacing_of(space: str) -> Schema:
     return {"whitespace_flexible": bool(space), "whitespace_pattern": space or None}
 
 
-def json_value(schema: Schema, spacing: Schema = SPACING) -> str:
-    """Return what a value under a schema is.
-
-    Raises:
-        ValueError, RecursionError: the schema has what cannot be followed.
-    """
-    exactly = {**exact(schema), "x-guidance": spacing}
-    return "%json " + json.dumps(exactly, ensure_ascii=False)
-
-
-def properties_of(schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """Return each property of an object, its schema, and whether it has to be there."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict):
-        return []
-    needed = required if isinstance(required, list) else []
-    shared = {name: schema[name] for name in DEFINITIONS if name in schema}
-    return [
-        (name, shared | one if isinstance(one, dict) else shared, name in needed)
-        for name, one in properties.items()
-    ]
-
-
 def python_value(rule: str, schema: Schema) -> list[str]:
     """Return the rules of a value in Python's form, with JSON's constants."""
     return [f"{rule}: {json_value(schema)}"]
-
-
-def listed_arguments(
-    rule: str,
-    schema: Schema,
-    assign: str,
-    separator: str,
-    value_rules: Callable[[str, Schema], list[str]],
-) -> list[str]:
-    """Return the rules of `a=1, b=2`, where optional arguments may be left out."""
-    properties = [
-        (name, one, is_needed)
-        for name, one, is_needed in properties_of(schema)
-        if is_needed or is_python_name(name)
-    ]
-    rules = [f"{rule}: {rule}_first0"]
-    for index, (name, one, is_needed) in enumerate(properties):
-        if not is_python_name(name):
-            raise Unsupported(
-                f"tools: '{name}' cannot be a parameter's name in this format", "tools"
-            )
-        item, more = f"{rule}_item{index}", f"{rule}_more{index + 1}"
-        skipped = "" if is_needed else f" | {rule}_first{index + 1}"
-        rules += [
-            f"{item}: {quoted(name + assign)} {rule}_value{index}",
-            *value_rules(f"{rule}_value{index}", one),
-            f"{rule}_first{index}: {item} {more}{skipped}",
-            f"{rule}_more{index}: ({quoted(separator)} {item}){'' if is_needed else '?'} {more}",
-        ]
-    num = len(properties)
-    return [*rules, f'{rule}_first{num}: ""', f'{rule}_more{num}: ""']
-
-
-def is_python_name(name: str) -> bool:
-    """Whether an argument may be called so."""
-    return name.isidentifier() and not keyword.iskeyword(name)

@@ -5,16 +5,19 @@ import random
 import re
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from grammars import allows, mark_ids, matcher, some_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_calls import CALLS, FORECAST, NOW, tools
 
+from headrace.detokenizer_proc.parser_selection import parser_of
+from headrace.detokenizer_proc.parsers.pieces import gathered
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ToolFormat
-from headrace.tokenizer_proc.grammar import tool_grammar
+from headrace.tokenizer_proc.grammar import argument_rules
 from headrace.tokenizer_proc.grammar.tool_grammar import ToolGrammar, demanded_calls
 
 
@@ -164,8 +167,75 @@ def test_definitions_that_parameters_repeat_are_bounded(
         "properties": {f"p{number}": {} for number in range(1000)},
         "$defs": {f"d{number}": {"type": "string"} for number in range(1000)},
     }
-    monkeypatch.delattr(tool_grammar, "exact")
+    monkeypatch.delattr(argument_rules, "exact")
     with pytest.raises(InvalidValue, match="tools: must have at most 131072 characters"):
         demanded_calls(
             tools({"name": "f", "parameters": parameters}), Parsing(tools=format), mark_ids()
         )
+
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "rows": {"type": "array", "items": {"$ref": "#/$defs/row"}, "minItems": 1, "maxItems": 2},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "tags": {"type": ["array", "null"], "items": {"type": "string", "enum": ["x", "y"]}},
+        "more": {"type": "object", "additionalProperties": {"type": "integer"}},
+    },
+    "required": ["rows"],
+    "additionalProperties": False,
+    "$defs": {
+        "row": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_gemma_s_nested_values_are_written_as_its_own(special: bool) -> None:
+    function = {"name": "f", "parameters": NESTED}
+    grammar = grammar_of(ToolFormat.GEMMA4, function, special=special)
+    for arguments, is_valid in (
+        ('rows:[{name:<|"|>a,"}]<|"|>,n:3},{name:<|"|><|"|>}]', True),
+        ('rows:[{name:<|"|>a<|"|>}],note:null,tags:[<|"|>x<|"|>,<|"|>y<|"|>]', True),
+        ('rows:[{name:<|"|>a<|"|>}],note:<|"|>b<|"|>,tags:null,more:{"k": 1}', True),
+        ('rows:[{"name": "a"}]', False),
+        ("rows:[]", False),
+        ('rows:[{name:<|"|>a<|"|>},{name:<|"|>a<|"|>},{name:<|"|>a<|"|>}]', False),
+        ('rows:[{name:<|"|>a<|"|>}],tags:[<|"|>z<|"|>]', False),
+    ):
+        text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
+        if special:
+            assert allows(grammar, text) == is_valid, arguments
+        parser = parser_of(Parsing(tools=ToolFormat.GEMMA4))
+        (call,) = gathered(parser.feed(text) + parser.flush()).calls
+        assert valid(call.arguments, NESTED) == is_valid or '"name"' in arguments
+        assert ('"k": 1' in arguments) == ('"more": {"k": 1}' in call.arguments)
+
+
+def valid(text: str, schema: dict[str, Any]) -> bool:
+    return bool(jsonschema_rs.validator_for(schema).is_valid(json.loads(text)))
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_gemma_s_nested_values_are_read_back(seed: int) -> None:
+    bounded = {n: one for n, one in NESTED["properties"].items() if n != "more"}
+    function = {"name": "f", "parameters": NESTED | {"properties": bounded}}
+    grammar = grammar_of(ToolFormat.GEMMA4, function)
+    text = some_text(matcher(grammar), random.Random(seed), ('<|"|>', "]", "}", ",", "null"))
+    parser = parser_of(Parsing(tools=ToolFormat.GEMMA4))
+    calls = gathered(parser.feed(text) + parser.flush()).calls
+    assert all(valid(call.arguments, NESTED) for call in calls), text
+
+
+def test_gemma_s_values_that_repeat_without_end_are_json() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+    schema = {"type": "object", "properties": {"a": node}, "$defs": {"node": node}}
+    grammar = grammar_of(ToolFormat.GEMMA4, {"name": "f", "parameters": schema})
+    assert allows(grammar, "<|tool_call>call:f{a:{next:{next:{}}}}<tool_call|>")
+    assert len(grammar) < 100_000
