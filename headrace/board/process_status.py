@@ -28,6 +28,7 @@ def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
             return {"queued_bytes": max(tokenizer_backlog(board, index)(), 0)}
         case "engine":
             found: dict[str, float] = {
+                "model": slot[EngineField.MODEL],  # its place in /v1/models
                 "running": slot[EngineField.RUNNING],
                 "waiting": slot[EngineField.WAITING],
                 "steps": slot[EngineField.STEPS],
@@ -36,7 +37,10 @@ def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
                 found["last_step_s"] = round(max(now_ns - stepped_ns, 0) / 1e9, 2)
             return found
         case "worker":
-            return {"steps": slot[WorkerField.COMPUTED_STEPS]}
+            return {
+                "engine": slot[WorkerField.ENGINE],
+                "steps": slot[WorkerField.COMPUTED_STEPS],
+            }
         case "detokenizer":
             return {
                 "open_replies": slot[DetokenizerField.OPEN_RESPONSES],

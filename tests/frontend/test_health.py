@@ -74,6 +74,7 @@ def test_server_is_not_ready_without_one_of_its_models() -> None:
 def test_each_process_is_reported() -> None:
     board = make_board()
     board.slot("engine")[EngineField.WAITING] = 7
+    board.slot("engine")[EngineField.MODEL] = 1
     board.slot("engine")[EngineField.STEPPED_NS] = 5 * 10**8
     board.slot("engine")[MESSAGES_SENT] = 3
     board.slot("detokenizer")[MESSAGES_SENT] = 2
@@ -90,12 +91,20 @@ def test_each_process_is_reported() -> None:
         {
             "process": "engine 0",
             **alike,
+            "model": 1,
             "running": 0,
             "waiting": 7,
             "steps": 0,
             "last_step_s": 1.5,
         },
-        {"process": "worker 0", "state": "starting", "silent_s": 0.0, "restarts": 1, "steps": 0},
+        {
+            "process": "worker 0",
+            "state": "starting",
+            "silent_s": 0.0,
+            "restarts": 1,
+            "engine": 0,
+            "steps": 0,
+        },
         {"process": "detokenizer 0", **alike, "open_replies": 0, "queued_steps": 3},
     ]
 
