@@ -25,6 +25,7 @@ from headrace.model.mmproj import projector_of
 from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
 from headrace.system.all_reduce_policy import Topology, describe, disabled_by
+from headrace.system.cpu_share import num_nodes
 from headrace.system.gpu_topology import load_nvml, topology
 from headrace.system.gpus import Gpu, load_driver, look
 from headrace.system.machine import Machine, has_gpus, packages
@@ -373,7 +374,7 @@ def main(argv: list[str]) -> None:
     """Print a report; exit with 1 if the server could not start."""
     try:
         parser = server_parser("headrace doctor", DESCRIPTION)
-        findings = examine(from_flags(argv, has_gpus(), parser), Machine.look())
+        findings = examine(from_flags(argv, has_gpus(), parser, num_nodes()), Machine.look())
     except HeadraceError as error:
         end_command("headrace doctor", error)
     print("what is wrong:" if findings else "nothing is wrong")

@@ -30,6 +30,7 @@ LOAD_FORMATS = ("auto", "dummy")
 KV_DTYPES = (*DTYPES, "fp8")
 LORA_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
+AUTO = "auto"
 SPECULATIONS = ("off", "ngram", "draft_model", "self", "mtp")
 MAX_DRAFTS = 15  # of a sequence in a step
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
@@ -78,7 +79,9 @@ class ServerConfig:
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor parallel size: workers that share the model")
     data_parallel_size: int = flag(
-        1, "replicas of the model: each an engine with --tp workers and a share of the cores"
+        1,
+        "replicas of the model: each an engine with --tp workers and a share of the cores; auto is "
+        "one per NUMA node",
     )
     disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
     enforce_eager: bool = flag(False, "no CUDA graphs: faster start, slower steps")
@@ -359,15 +362,18 @@ class ServerConfig:
 TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
 
 
-def config_of(flags: Mapping[str, Any], has_gpus: bool) -> ServerConfig:
+def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> ServerConfig:
     """Return the configuration with these flags, the others as suits where the model will run.
 
     Args:
         has_gpus: whether `--device auto` finds some.
+        num_nodes: of NUMA, for `--data-parallel-size auto`.
 
     Raises:
         ConfigError: a flag has a value that cannot work; the text names it.
     """
+    if flags.get("data_parallel_size") == AUTO:
+        flags = {**flags, "data_parallel_size": num_nodes}
     values = {name: typed(name, value) for name, value in flags.items()}
     if values.get("draft_model") is not None:
         values.setdefault("speculative", "draft_model")

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import msgspec
 
 from headrace import __version__
-from headrace.config.config import ServerConfig, flag_name
+from headrace.config.config import AUTO, ServerConfig, flag_name
 from headrace.config.foreign_flags import (
     ALIASES,
     Already,
@@ -96,6 +96,11 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
 
 
+def replicas(text: str) -> int | str:
+    """Return a number, or `auto`."""
+    return text if text == AUTO else whole(text)
+
+
 def number(text: str) -> float:
     """Return a number."""
     try:
@@ -160,18 +165,22 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
     else:
         read, metavar = READERS[plain_type(hint)]
+        read = replicas if field.name == "data_parallel_size" else read
         group.add_argument(name, metavar=metavar, type=read, help=help)
 
 
 def from_flags(
-    argv: Sequence[str], has_gpus: bool = False, parser: Parser | None = None
+    argv: Sequence[str],
+    has_gpus: bool = False,
+    parser: Parser | None = None,
+    num_nodes: int = 1,
 ) -> ServerConfig:
     """Build the configuration of one model, as `configs_from_flags` does.
 
     Raises:
         ConfigError: there are several, too.
     """
-    configs = configs_from_flags(argv, has_gpus, parser)
+    configs = configs_from_flags(argv, has_gpus, parser, num_nodes)
     check_only([str(config.model) for config in configs])
     return configs[0]
 
@@ -184,13 +193,17 @@ def check_only(models: Sequence[str]) -> None:
 
 
 def configs_from_flags(
-    argv: Sequence[str], has_gpus: bool = False, parser: Parser | None = None
+    argv: Sequence[str],
+    has_gpus: bool = False,
+    parser: Parser | None = None,
+    num_nodes: int = 1,
 ) -> list[ServerConfig]:
     """Build the configuration of each model from the command line, and the file it names.
 
     Args:
         has_gpus: whether this machine has some; with them other defaults suit.
         parser: of another command that takes the server's flags.
+        num_nodes: of NUMA on this machine.
 
     Raises:
         ConfigError: a flag is not known or has a value that cannot work; the text names it.
@@ -207,7 +220,7 @@ def configs_from_flags(
     names = values.pop("model", ())
     if names:  # as any flag, they win over the file
         parts = [{"model": name} for name in names]
-    return configs_of(values, parts, has_gpus)
+    return configs_of(values, parts, has_gpus, num_nodes)
 
 
 def parse_one(argv: Sequence[str]) -> dict[str, Any]:

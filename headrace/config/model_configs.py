@@ -49,21 +49,21 @@ ALONE = ("mmproj", "enable_lora", "kv_store", "kv_store_bytes", "kv_events_confi
 
 
 def configs_of(
-    values: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], has_gpus: bool
+    values: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], has_gpus: bool, num_nodes: int
 ) -> list[ServerConfig]:
     """Return the configuration of each model.
 
     Args:
         values: flags of the server and of all its models.
         parts: of each model; none is one model, the demo's.
-        has_gpus: as `config_of` has it.
+        has_gpus: as `config_of` has it, like the next.
 
     Raises:
         ConfigError: a flag has a value that cannot work, or does not go with several models.
     """
     if len(parts) > 1:
         check_several(values)
-    configs = [config_of({**values, **part}, has_gpus) for part in parts or [{}]]
+    configs = [config_of({**values, **part}, has_gpus, num_nodes) for part in parts or [{}]]
     on_gpus = [c for c in configs if c.device == "cuda" or (c.device == "auto" and has_gpus)]
     share = sum(config.gpu_memory_utilization for config in on_gpus)
     if len(on_gpus) > 1 and share > 1:

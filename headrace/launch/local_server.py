@@ -8,6 +8,7 @@ from headrace.config.api_keys import read_admin_key, read_api_keys
 from headrace.config.config import ServerConfig, config_of
 from headrace.errors import ConfigError
 from headrace.launch.embedded import EmbeddedServer, RingReady
+from headrace.system.cpu_share import num_nodes
 from headrace.system.machine import has_gpus
 
 DEFAULTS: dict[str, Any] = {"port": 0, "log_level": "warning"}
@@ -35,7 +36,7 @@ class LocalServer:
                 raise ConfigError(
                     f"{name} is not a flag of a local server; `launch_server --help` lists them"
                 )
-        config = config_of(DEFAULTS | dict(flags) | {"model": model}, has_gpus())
+        config = config_of(DEFAULTS | dict(flags) | {"model": model}, has_gpus(), num_nodes())
         keys = read_api_keys(config, {})
         read_admin_key(config, {}, keys)
         self.api_key = keys[0] if keys else None

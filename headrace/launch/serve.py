@@ -22,6 +22,7 @@ from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.listeners import listen
 from headrace.supervision.supervisor import Supervisor
 from headrace.system import standard_streams
+from headrace.system.cpu_share import num_nodes
 from headrace.system.machine import has_gpus
 
 BAR_WIDTH = 30
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "launch_server") -> None
     log_format = "text"
     try:
         argv = sys.argv[1:] if argv is None else argv
-        configs = configs_from_flags(argv, has_gpus(), server_parser(prog))
+        configs = configs_from_flags(argv, has_gpus(), server_parser(prog), num_nodes())
         config = configs[0]
         if config.log_format != log_format:
             log_format = config.log_format

@@ -50,6 +50,7 @@ from headrace.offline.requests import (
 from headrace.offline.ring_connection import Piece, Put, Ring, RingRequest
 from headrace.offline.sampling_params import SamplingParams
 from headrace.routes import CHAT
+from headrace.system.cpu_share import num_nodes
 from headrace.system.machine import has_gpus
 
 HTTP_FLAGS = (
@@ -78,7 +79,7 @@ def embedded_config(model: str | os.PathLike[str] | None, flags: dict[str, Any])
         if name not in ServerConfig.__dataclass_fields__:
             raise ConfigError(f"{name} is not a flag; `launch_server --help` lists them")
     defaults: dict[str, Any] = {"log_level": "warning", "max_num_queued": UNBOUNDED}
-    return config_of(defaults | flags | {"model": model}, has_gpus())
+    return config_of(defaults | flags | {"model": model}, has_gpus(), num_nodes())
 
 
 class Engine:

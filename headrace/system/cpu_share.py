@@ -19,13 +19,27 @@ def share_of(
 ) -> set[int]:
     """Return one of `num_shares` parts of the cores, node after node; at least one core.
 
-    With fewer cores than shares, some shares have the same core.
+    As many shares as nodes are these nodes, however many cores each has. With fewer cores than
+    shares, some shares have the same core.
     """
+    usable = usable_nodes(cores, nodes)
+    if len(usable) == num_shares and sum(map(len, usable)) == len(cores):
+        return usable[index]
     known = [core for node in nodes for core in sorted(node) if core in cores]
     ordered = known + sorted(set(cores) - set(known))
     first = index * len(ordered) // num_shares
     end = (index + 1) * len(ordered) // num_shares
     return set(ordered[first : max(end, first + 1)])
+
+
+def usable_nodes(cores: Collection[int], nodes: Collection[Collection[int]]) -> list[set[int]]:
+    """Return the cores of each node that has some of `cores`; others have memory alone."""
+    return [usable for node in nodes if (usable := set(node) & set(cores))]
+
+
+def num_nodes(root: Path = Path("/")) -> int:
+    """Return how many NUMA nodes have cores that this process may use; 1 where it is unknown."""
+    return len(usable_nodes(os.sched_getaffinity(0), numa_nodes(root))) or 1
 
 
 def numa_nodes(root: Path = Path("/")) -> list[list[int]]:

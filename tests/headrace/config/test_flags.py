@@ -281,6 +281,12 @@ def test_json_is_yaml(tmp_path: Path) -> None:
     assert changed("--config", str(path)) == {"max_num_seqs": 3, "uds": "/run/x"}
 
 
+def test_replicas_may_be_one_per_numa_node() -> None:
+    for argv in (["--data-parallel-size", "auto"], ["--dp=auto"]):
+        assert from_flags(argv, num_nodes=3).data_parallel_size == 3
+    assert refusal("--dp", "many").endswith("many is not a whole number")
+
+
 def test_models_share_the_flags_of_the_command_line() -> None:
     configs = configs_from_flags(["a", "b", "--max-num-seqs", "3"])
     assert [(one.model, one.max_num_seqs) for one in configs] == [("a", 3), ("b", 3)]
