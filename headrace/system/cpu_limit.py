@@ -49,8 +49,13 @@ class CpuLimit:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def interrupt(self) -> None:
+    def interrupt(self, is_over: bool) -> None:
         """Raise the exception, or wait on where other threads have used the time.
+
+        Callbacks of the garbage collector swallow it, so it is raised again until the end.
+
+        Args:
+            is_over: what is limited has come to its end.
 
         Raises:
             CpuLimitExceeded: the time is over.
@@ -59,11 +64,12 @@ class CpuLimit:
         if left_s > 0:
             signal.setitimer(signal.ITIMER_VIRTUAL, left_s)
             return
-        # It may be raised within __exit__: from here on no timer must be left.
         signal.setitimer(signal.ITIMER_PROF, 0)
+        if not is_over:  # else no timer must be left
+            signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
         raise CpuLimitExceeded(f"more than {self._seconds:g} s of CPU time")
 
 
-def interrupt(_signal: int, _frame: FrameType | None) -> None:
+def interrupt(_signal: int, frame: FrameType | None) -> None:
     """Interrupt what runs within the limit that has been entered."""
-    CpuLimit.now.interrupt()
+    CpuLimit.now.interrupt(frame is not None and frame.f_code is CpuLimit.__exit__.__code__)

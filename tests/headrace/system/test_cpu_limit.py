@@ -97,3 +97,17 @@ def test_an_interrupt_leaves_no_timer_behind() -> None:
     with pytest.raises(CpuLimitExceeded), limit:
         signal.raise_signal(signal.SIGVTALRM)
     assert timers() == (0, 0)
+
+
+def test_an_interruption_that_is_swallowed_comes_again() -> None:
+    limit, num_swallowed = CpuLimit(0.02), 0
+    with pytest.raises(CpuLimitExceeded), limit:
+        while True:
+            try:
+                while True:
+                    hashlib.sha256(b"")
+            except CpuLimitExceeded:  # as a callback of the garbage collector does
+                num_swallowed += 1
+                if num_swallowed == 3:
+                    raise
+    assert timers() == (0, 0)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gpu_streams import StreamGpu, limited, need_gpu
 from gpu_threads import ThreadGpu
 
 from headrace.system import all_reduce_policy
@@ -22,6 +21,8 @@ def make_gpu(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     if request.param == "threads":
         yield ThreadGpu
         return
+    from gpu_streams import StreamGpu, limited, need_gpu  # and torch, which unit tests do without
+
     need_gpu()
     with limited():
         yield StreamGpu
