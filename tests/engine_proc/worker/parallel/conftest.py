@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gpu_threads import ThreadGpu
 
 from headrace.system import all_reduce_policy
 
@@ -18,11 +17,13 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["threads", "streams"])
 def make_gpu(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """What makes a rank's GPU."""
+    # With torch, which the unit tests of this folder do without.
+    from gpu_streams import StreamGpu, limited, need_gpu
+    from gpu_threads import ThreadGpu
+
     if request.param == "threads":
         yield ThreadGpu
         return
-    from gpu_streams import StreamGpu, limited, need_gpu  # and torch, which unit tests do without
-
     need_gpu()
     with limited():
         yield StreamGpu
