@@ -108,7 +108,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             prompts=prompts,
             ahead_s=ahead_s(config, ready),
             store=store,
-            adapters=make_adapter_loads(config, adapter_pool, scheduler),
+            adapters=make_adapter_loads(config, adapter_pool, scheduler, context.index),
         )
         if store is not None:
             layout, slots = open_layout(workers), scheduler.slots
@@ -276,12 +276,12 @@ def make_adapters(config: EngineConfig) -> AdapterPool | None:
 
 
 def make_adapter_loads(
-    config: EngineConfig, pool: AdapterPool | None, scheduler: Scheduler
+    config: EngineConfig, pool: AdapterPool | None, scheduler: Scheduler, replica: int
 ) -> AdapterLoads | None:
     """Return what has workers load adapters, with `--enable-lora`."""
     if pool is None:
         return None
-    return AdapterLoads(pool, AdapterRegistry(config.run_dir, None), scheduler)
+    return AdapterLoads(pool, AdapterRegistry(config.run_dir, None, replica), scheduler)
 
 
 def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None:

@@ -20,6 +20,7 @@ from headrace.ipc.published_page import PublishedPage
 
 DIGEST_BYTES = 16
 MAX_NAME = 80  # characters; quoted, they fit the name of a file
+USAGE = "lora_usage-"  # a page of each replica
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -28,7 +29,7 @@ class AdapterUsage(msgspec.Struct):
 
     max_loras: int
     running: list[str]
-    waiting: list[str]  # with no sequence that runs
+    waiting: list[str]  # with no sequence that runs there
     at: float  # seconds since the epoch
 
 
@@ -37,12 +38,14 @@ class AdapterRegistry:
 
     Args:
         lora_dir: a folder of adapters that are found by name; None: there is none.
+        replica: the engine that reports what it uses.
     """
 
-    def __init__(self, run_dir: str, lora_dir: str | None) -> None:
+    def __init__(self, run_dir: str, lora_dir: str | None, replica: int = 0) -> None:
         self._folder = Path(run_dir) / "adapters"
         self._lora_dir = None if lora_dir is None else Path(lora_dir)
-        self._usage = PublishedPage(run_dir, "lora_usage")
+        self._run_dir = run_dir
+        self._usage = PublishedPage(run_dir, f"{USAGE}{replica}")
 
     def find(self, name: str) -> AdapterSource | None:
         """Return an adapter, if there is one of that name."""
@@ -112,9 +115,23 @@ class AdapterRegistry:
 
     @property
     def usage(self) -> AdapterUsage | None:
-        """Which adapters the engine has used lately; None where it has used none."""
-        page = self._usage.read(math.inf)
-        return None if page is None else msgspec.msgpack.decode(page, type=AdapterUsage)
+        """Which adapters the engines have used lately; None where they have used none.
+
+        One that waits in an engine may run in another.
+        """
+        names = (path.name for path in Path(self._run_dir).glob(f"{USAGE}*") if not path.suffix)
+        pages = (PublishedPage(self._run_dir, name).read(math.inf) for name in names)
+        usages = [
+            msgspec.msgpack.decode(page, type=AdapterUsage) for page in pages if page is not None
+        ]
+        if not usages:
+            return None
+        return AdapterUsage(
+            usages[0].max_loras,
+            sorted({name for usage in usages for name in usage.running}),
+            sorted({name for usage in usages for name in usage.waiting}),
+            max(usage.at for usage in usages),
+        )
 
     def _file(self, name: str) -> Path:
         return self._folder / f"={quote(name, safe='')}"

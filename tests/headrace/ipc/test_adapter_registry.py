@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidValue
-from headrace.ipc.adapter_registry import AdapterRegistry
+from headrace.ipc.adapter_registry import AdapterRegistry, AdapterUsage
 
 
 def write(folder: Path) -> Path:
@@ -34,6 +34,15 @@ def test_added_adapter_is_found_until_it_is_removed(
     assert registry.remove("org/name")
     assert registry.find("org/name") is None
     assert not registry.remove("org/name")
+
+
+def test_usage_is_that_of_all_replicas(registry: AdapterRegistry, tmp_path: Path) -> None:
+    assert registry.usage is None
+    run_dir = str(tmp_path / "run")
+    for replica, (running, waiting) in enumerate([(["a"], ["b"]), (["b", "c"], [])]):
+        usage = AdapterUsage(2, running, waiting, 10.0 + replica)
+        AdapterRegistry(run_dir, None, replica).report(usage)
+    assert registry.usage == AdapterUsage(2, ["a", "b", "c"], ["b"], 11.0)
 
 
 def test_folder_has_only_what_is_in_it(registry: AdapterRegistry) -> None:
