@@ -27,8 +27,14 @@ namespace headrace {
 
 namespace {
 
-constexpr int few_tile_rows = 8;     // fewer take as long
-constexpr int fewest_tile_rows = 16; // vectors are faster below
+constexpr int few_tile_rows = 8; // fewer take as long
+
+// Vectors are faster below: they read int8 as it is, and multiply scales that are integers for 32
+// columns at once.
+template <class W>
+constexpr int fewest_tile_rows = std::is_same_v<W, Int8Bytes<V>>    ? 16
+                                 : W::has_steps && parts_of<W> == 1 ? 12
+                                                                    : 7;
 
 // The compiler does not see that the instructions read memory.
 void fence() {
@@ -60,12 +66,17 @@ template <int tile> void store(void *to) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(tile), "r"(to), "r"(int64_t(64))
                  : "memory");
 }
-template <int sum, int x, int weights> void add_bytes() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(x), "i"(weights));
+template <int sum, int x, int weights, bool is_signed = true> void add_bytes() {
+    if constexpr (is_signed) {
+        asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(x), "i"(weights));
+    } else {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sum), "i"(x), "i"(weights));
+    }
 }
 
-// Sums in tiles, as stored: of low bytes, of those a byte higher, and so on.
-template <int num_sums> struct Dots {
+// Sums in tiles, as stored: of low bytes, of those a byte higher, and so on. Of four, the last two
+// are `bits` higher than the first two.
+template <int num_sums, int bits = 0> struct Dots {
     alignas(64) int32_t sums[num_sums][tile_rows][lanes];
 
     // Of tiles from `first` on.
@@ -77,10 +88,21 @@ template <int num_sums> struct Dots {
         if constexpr (num_sums > 2) {
             store<first + 2>(sums[2]);
         }
+        if constexpr (num_sums > 3) {
+            store<first + 3>(sums[3]);
+        }
     }
     __attribute__((always_inline)) V::Ints whole(int m) const {
-        V::Ints dots = _mm512_load_si512(sums[num_sums - 1][m]);
-        for (int i = num_sums - 2; i >= 0; --i) {
+        if constexpr (num_sums == 4) {
+            return V::plus(_mm512_slli_epi32(from(m, 3, 2), bits), from(m, 1, 0));
+        }
+        return from(m, num_sums - 1, 0);
+    }
+
+private:
+    __attribute__((always_inline)) V::Ints from(int m, int last, int first) const {
+        V::Ints dots = _mm512_load_si512(sums[last][m]);
+        for (int i = last - 1; i >= first; --i) {
             dots = V::plus(_mm512_slli_epi32(dots, 8), _mm512_load_si512(sums[i][m]));
         }
         return dots;
@@ -93,17 +115,21 @@ template <int num_sums> struct Dots {
 template <class W, int num_bytes> struct GroupTiles {
     static constexpr int columns = quantized_group;
     using Panel = GroupPanel<W>;
+    using Stream = PanelStream<W, Panel>;
+    static int turns(int num_groups) { return num_groups; } // of a block and a tile of rows
     template <int num_rows> class Product;
 };
 
 template <class W, int num_bytes> template <int num_rows> class GroupTiles<W, num_bytes>::Product {
 public:
-    Product(const Panel &panel, const RowTile &x, int num_groups)
-        : panel_(panel), x_(x), num_groups_(num_groups) {}
+    Product(const Panel &panel, const RowTile *x, int num_groups, Stream &stream)
+        : panel_(panel), x_(x), num_groups_(num_groups), stream_(stream) {}
 
     void multiply(const Int16Operands &o, int rows, int num_blocks) {
-        for (int n = 0; n < num_blocks; ++n) {
-            multiply_block(o.at_block(n), rows, n);
+        for (int m = 0; m < rows; m += num_rows, ++x_) {
+            for (int n = 0; n < num_blocks; ++n) {
+                multiply_block(o.at_row(m).at_block(n), rows - m, n);
+            }
         }
     }
 
@@ -140,11 +166,11 @@ private:
             return;
         }
         load<6>(panel_.weights[n][g], 64);
-        load<5>(x_.low_of(g), quarter_columns);
+        load<5>(x_->low_of(g), quarter_columns);
         clear<first>();
         add_bytes<first, 5, 6>();
         if constexpr (num_bytes > 1) {
-            load<4>(x_.high_of(g), quarter_columns);
+            load<4>(x_->high_of(g), quarter_columns);
             clear<first + 1>();
             add_bytes<first + 1, 4, 6>();
         }
@@ -154,6 +180,7 @@ private:
     __attribute__((always_inline)) void pass_group(int n, int g, Sums &sums) {
         multiply_group<next>(n, g + 1);
         if (g < num_groups_) {
+            stream_.turn();
             dots_[g % 2].template take<own>();
         }
         if (g > 0 && g <= num_groups_) {
@@ -164,7 +191,7 @@ private:
                                                  Sums &sums) {
         const auto &scales = panel_.scales[n][g];
         each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
-            const GroupSums &x = x_.sums[g][m];
+            const GroupSums &x = x_->sums[g][m];
             sum.add_group(V::to_floats(dots.whole(m)), scales.scale, x);
             if constexpr (W::sign != 0) {
                 sum.add_minimum(scales.minimum, x);
@@ -173,8 +200,9 @@ private:
     }
 
     const Panel &panel_;
-    const RowTile &x_;
+    const RowTile *x_;
     const int num_groups_;
+    Stream &stream_;
     Dots<num_bytes> dots_[2];
 };
 
@@ -183,179 +211,206 @@ private:
 template <class W> struct UnitTiles {
     static constexpr int columns = quarter_columns;
     using Panel = UnitPanel<W>;
+    using Stream = PanelStream<W, Panel>;
+    static int turns(int) { return num_quarters; }
     template <int num_rows> class Product;
 };
 
 template <class W> template <int num_rows> class UnitTiles<W>::Product {
 public:
-    Product(const Panel &panel, const RowTile &x, int) : panel_(panel), x_(x) {}
+    Product(const Panel &panel, const RowTile *x, int, Stream &stream)
+        : panel_(panel), x_(x), stream_(stream) {}
 
     void multiply(const Int16Operands &o, int rows, int num_blocks) {
-        for (int n = 0; n <= num_blocks; ++n) {
-            for (int quarter = 0; quarter < num_quarters; ++quarter) {
-                if (n < num_blocks) {
-                    multiply_quarter(n, quarter);
-                }
-                if (n > 0) {
-                    add_rows(o.at_block(n - 1), rows, n - 1, quarter * some_rows);
-                }
-            }
-            if (n < num_blocks) {
-                dots_[n % 2].template take<0>();
+        Step before{}; // none yet
+        stride_ = o.out_stride;
+        accumulated_ = o.accumulate ? 0xffff : 0;
+        for (int m = 0; m < rows; m += num_rows) {
+            for (int n = 0; n < num_blocks; ++n) {
+                const Step step{x_ + m / num_rows, n, rows - m, o.at_row(m).at_block(n).out};
+                pass<true>(step, before);
+                before = step;
+                std::swap(own_, other_);
             }
         }
+        pass<false>(before, before);
     }
 
 private:
-    static constexpr int some_rows = num_rows / num_quarters;
+    struct Step { // some rows and a block
+        const RowTile *x;
+        int n, rows;
+        float *out;
+    };
 
-    __attribute__((always_inline)) void multiply_quarter(int n, int quarter) {
+    // The tiles multiply one step while vectors add the one before, if there is one.
+    template <bool has_own>
+    __attribute__((always_inline)) void pass(const Step &step, const Step &before) {
+        for (int quarter = 0; quarter < num_quarters; ++quarter) {
+            if constexpr (has_own) {
+                multiply_quarter(*step.x, step.n, quarter);
+                stream_.turn();
+            }
+            if (before.x) {
+                add_rows(before, quarter * some_rows, *other_);
+            }
+        }
+        if constexpr (has_own) {
+            own_->template take<0>();
+        }
+    }
+
+    static constexpr int some_rows = num_rows / num_quarters;
+    static constexpr bool is_high_signed = !Panel::has_plain_codes;
+    static constexpr int num_sums = Panel::num_bytes == 1   ? 2
+                                    : Panel::byte_bits == 8 ? 3
+                                                            : 4; // those of one place share one
+    using Sums = Dots<num_sums, Panel::byte_bits>;
+
+    __attribute__((always_inline)) void multiply_quarter(const RowTile &x, int n, int quarter) {
         const auto &weights = panel_.weights[n][quarter];
         load<6>(weights[0], 64);
-        load<5>(x_.numbers[quarter][1], quarter_columns);
-        load<4>(x_.numbers[quarter][0], quarter_columns);
+        load<5>(x.numbers[quarter][1], quarter_columns);
+        load<4>(x.numbers[quarter][0], quarter_columns);
         if (quarter == 0) {
             clear<0>();
             clear<1>();
             clear<2>();
+            clear<3>();
         }
-        add_bytes<0, 5, 6>();
-        add_bytes<1, 4, 6>();
+        add_bytes<0, 5, 6, false>();
+        add_bytes<1, 4, 6, false>();
         if constexpr (Panel::num_bytes == 2) {
             load<7>(weights[1], 64);
-            add_bytes<2, 4, 7>();
-            add_bytes<1, 5, 7>();
+            add_bytes<num_sums - 1, 4, 7, is_high_signed>();
+            add_bytes<num_sums - 2, 5, 7, is_high_signed>();
         }
     }
-    __attribute__((always_inline)) void add_rows(const Int16Operands &o, int rows, int n,
-                                                 int first) {
+    // What lies behind the last row goes nowhere. All rows take the same way, side by side.
+    __attribute__((always_inline)) void add_rows(const Step &step, int first, const Sums &dots) {
+        const GroupSums *const x = step.x->sums[0] + first;
         BlockSum<V, W> sums[some_rows];
-        for (auto &sum : sums) {
-            sum.begin_unit();
+        float *out[some_rows];
+#pragma GCC unroll 4
+        for (int i = 0; i < some_rows; ++i) {
+            const int m = first + i;
+            out[i] = m < step.rows ? step.out + size_t(m) * stride_ : spare_;
+            sums[i].begin_unit();
+            sums[i].total = _mm512_maskz_loadu_ps(accumulated_, out[i]);
+            sums[i].steps = dots.whole(m);
         }
         if constexpr (has_floors<W>) {
 #pragma GCC unroll 8
             for (int g = 0; g < slab_groups; ++g) {
 #pragma GCC unroll 4
                 for (int i = 0; i < some_rows; ++i) {
-                    const GroupSums &x = x_.sums[g][first + i];
-                    sums[i].template add_floor<0>(panel_.floors[n][g][0], x);
+                    const GroupSums &own = x[g * tile_rows + i];
+                    sums[i].template add_floor<0>(panel_.floors[step.n][g][0], own);
                     if constexpr (parts_of<W> == 2) {
-                        sums[i].template add_floor<1>(panel_.floors[n][g][1], x);
+                        sums[i].template add_floor<1>(panel_.floors[step.n][g][1], own);
                     }
                 }
             }
         }
-        for (int i = 0; i < some_rows && first + i < rows; ++i) {
-            const int m = first + i;
-            float *out = o.out + size_t(m) * o.out_stride;
-            sums[i].total = o.accumulate ? V::load(out) : V::set(0.0f);
-            sums[i].steps = dots_[n % 2].whole(m);
-            sums[i].end_unit(panel_.scales[n], x_.sums[0][m]);
-            V::store(out, sums[i].total);
+#pragma GCC unroll 4
+        for (int i = 0; i < some_rows; ++i) {
+            sums[i].end_unit(panel_.scales[step.n], x[i]);
+            V::store(out[i], sums[i].total);
         }
     }
 
     const Panel &panel_;
-    const RowTile &x_;
-    Dots<Panel::num_bytes + 1> dots_[2];
+    const RowTile *const x_;
+    Stream &stream_;
+    int stride_;
+    __mmask16 accumulated_;
+    alignas(64) float spare_[lanes] = {};
+    Sums dots_[2];
+    Sums *own_ = dots_, *other_ = dots_ + 1;
 };
 
-// Weights that come next, to be fetched little by little.
-struct Fetch {
-    const uint8_t *blocks;
-    size_t block_bytes, bytes; // of each block
-    int num_blocks;
+// What the tiles are, from its first number of rows until its end.
+class Configuration {
+public:
+    explicit Configuration(int columns) : columns_(columns) {}
+    ~Configuration() { _tile_release(); }
 
-    void part(int i, int num_parts) const {
-        const size_t lines = (bytes + 63) / 64;
-        for (int n = 0; n < num_blocks; ++n) {
-            for (size_t line = i * lines / num_parts; line < (i + 1) * lines / num_parts; ++line) {
-                __builtin_prefetch(blocks + n * block_bytes + line * 64);
-            }
+    void take_rows(int num_rows) {
+        if (num_rows != num_rows_) {
+            const Shape shape(num_rows, columns_);
+            fence();
+            _tile_loadconfig(&shape);
+            num_rows_ = num_rows;
         }
     }
-};
 
-// All rows, sixteen or eight at a time. The next panel is fetched meanwhile.
-template <class Tiles>
-void multiply_panel(const typename Tiles::Panel &panel, const Int16Operands &o, int rows,
-                    int num_blocks, const RowTile *x, const Fetch &next) {
-    const int num_tiles = (rows + tile_rows - 1) / tile_rows;
-    const auto multiply = [&](auto count, int m) {
-        constexpr int num_rows = decltype(count)::value;
-        typename Tiles::template Product<num_rows> product(panel, x[m / tile_rows], o.num_groups);
-        next.part(m / tile_rows, num_tiles);
-        product.multiply(o.at_row(m), std::min(num_rows, rows - m), num_blocks);
-    };
-    const auto configure = [](int num_rows) {
-        const Shape shape(num_rows, Tiles::columns);
-        fence();
-        _tile_loadconfig(&shape);
-    };
-    int m = 0;
-    if (rows > few_tile_rows) {
-        configure(tile_rows);
-    }
-    for (; rows - m > few_tile_rows; m += tile_rows) {
-        multiply(std::integral_constant<int, tile_rows>{}, m);
-    }
-    if (m < rows) {
-        configure(few_tile_rows);
-        multiply(std::integral_constant<int, few_tile_rows>{}, m);
-    }
-}
+private:
+    const int columns_;
+    int num_rows_ = 0;
+};
 
 template <class W, class Tiles>
 void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
-    using Panel = typename Tiles::Panel;
-    static_assert(sizeof(Panel) <= most_panel_bytes);
+    static_assert(2 * sizeof(typename Tiles::Panel) <= most_panel_bytes);
     static_assert(sizeof(RowTile) <= tile_rows * panel_row_bytes);
-    auto &panel = *static_cast<Panel *>(room);
     auto *const x = reinterpret_cast<RowTile *>(static_cast<uint8_t *>(room) + most_panel_bytes);
+    typename Tiles::Stream panels(o, num_blocks, room);
+    Configuration tiles(Tiles::columns);
+    // Of the last rows, eight suffice where no more are left.
+    const int rest = rows % tile_rows, few = rest > few_tile_rows ? 0 : rest, many = rows - few;
+    const int num_tiles = (rows + tile_rows - 1) / tile_rows;
     for (int g = 0; g < o.num_groups; g += slab_groups) {
         const Int16Operands slab = slab_of<W>(o, g);
         for (int m = 0; m < rows; m += tile_rows) {
-            x[m / tile_rows].take(slab.at_row(m), std::min(tile_rows, rows - m));
+            x[m / tile_rows].take(slab.at_row(m), std::min(tile_rows, rows - m),
+                                  m < many ? tile_rows : few_tile_rows);
         }
-        const size_t bytes = size_t(slab.num_groups) * quantized_group / W::unit * unit_bytes<W>;
         for (int n = 0; n < num_blocks; n += panel_blocks) {
             const Int16Operands some = slab.at_block(n);
             const int count = std::min(panel_blocks, num_blocks - n);
-            const bool is_last = n + count == num_blocks;
-            const uint8_t *next = is_last ? slab.next : some.blocks + count * slab.block_bytes;
-            panel.decode(some, count);
+            const auto &panel = panels.next(num_tiles * count * Tiles::turns(slab.num_groups));
+            const auto multiply = [&](auto size, int first, int num_rows) {
+                if (num_rows > 0) {
+                    tiles.take_rows(size);
+                    typename Tiles::template Product<size> product(panel, x + first / tile_rows,
+                                                                   slab.num_groups, panels);
+                    product.multiply(some.at_row(first), num_rows, count);
+                }
+            };
             fence();
-            multiply_panel<Tiles>(panel, some, rows, count, x, {next, o.block_bytes, bytes, count});
+            multiply(std::integral_constant<int, tile_rows>{}, 0, many);
+            multiply(std::integral_constant<int, few_tile_rows>{}, many, few);
         }
     }
-    _tile_release();
 }
 
 } // namespace
 
 void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int num_blocks,
                          void *room) {
-    if (rows < fewest_tile_rows) {
-        return avx512_kernels.gemm_int16(format, o, rows, num_blocks, room);
-    }
-    if (format == Format::int8) {
-        using W = Int8Bytes<V>;
-        return multiply_by_tiles<W, GroupTiles<W, 2>>(o, rows, num_blocks, room);
-    }
-    with_block<V>(format, [&](auto block) {
+    const auto multiply = [&](auto block) {
         using W = decltype(block);
         using Tiles = std::conditional_t<W::has_steps, UnitTiles<W>, GroupTiles<W, 2>>;
-        multiply_by_tiles<W, Tiles>(o, rows, num_blocks, room);
-    });
+        if (rows < fewest_tile_rows<W>) {
+            avx512_kernels.gemm_int16(format, o, rows, num_blocks, room);
+        } else {
+            multiply_by_tiles<W, Tiles>(o, rows, num_blocks, room);
+        }
+    };
+    if (format == Format::int8) {
+        multiply(Int8Bytes<V>{});
+    } else {
+        with_block<V>(format, multiply);
+    }
 }
 
 void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
-    if (rows < fewest_tile_rows) {
-        return avx512_kernels.gemm_int8(o, rows, num_blocks, room);
-    }
     using W = Int8Bytes<V>;
-    multiply_by_tiles<W, GroupTiles<W, 1>>(o, rows, num_blocks, room);
+    if (rows < fewest_tile_rows<W>) {
+        avx512_kernels.gemm_int8(o, rows, num_blocks, room);
+    } else {
+        multiply_by_tiles<W, GroupTiles<W, 1>>(o, rows, num_blocks, room);
+    }
 }
 
 } // namespace headrace

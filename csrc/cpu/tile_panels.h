@@ -25,8 +25,9 @@ struct RowTile {
     uint8_t numbers[num_quarters][2][tile_rows][quarter_columns];
     GroupSums sums[slab_groups][tile_rows];
 
-    void take(const Int16Operands &slab, int rows) {
-        for (int m = 0; m < tile_rows; ++m) {
+    // As many as `tile` of them are read.
+    void take(const Int16Operands &slab, int rows, int tile) {
+        for (int m = 0; m < tile; ++m) {
             for (int g = 0; g < slab.num_groups; ++g) {
                 static constexpr Int16Group none{};
                 const Int16Group &group = m < rows ? slab.x[size_t(m) * slab.x_stride + g] : none;
@@ -49,7 +50,7 @@ private:
     }
 };
 
-constexpr int panel_blocks = 4;
+constexpr int panel_blocks = 2;
 
 // Weights of some blocks and the columns of a slab, where each group has a scale of its own.
 template <class W> struct GroupPanel {
@@ -58,60 +59,50 @@ template <class W> struct GroupPanel {
         V::Floats scale, minimum;
     } scales[panel_blocks][slab_groups];
 
-    void decode(const Int16Operands &o, int count) {
-        for (int n = 0; n < count; ++n) {
-            const uint8_t *unit = o.blocks + n * o.block_bytes;
-            for (int g = 0; g < o.num_groups; ++g, unit += unit_bytes<W>) {
-                const __m512i zero = _mm512_set1_epi8(char(W::zero));
+    // The g-th group of the n-th block, of which a slab begins at `units`. What lies `ahead` of it
+    // is fetched.
+    __attribute__((noinline)) void decode(const uint8_t *units, int g, int n, ptrdiff_t ahead) {
+        const uint8_t *unit = units + g * unit_bytes<W>;
+        const __m512i zero = _mm512_set1_epi8(char(W::zero));
 #pragma GCC unroll 8
-                for (int i = 0; i < num_fours; ++i) {
-                    _mm512_store_si512(weights[n][g][i],
-                                       _mm512_sub_epi8(four_of<W>(unit, 0, i), zero));
-                }
-                const typename W::Scales from(unit, 0);
-                scales[n][g].scale = from.scale;
-                if constexpr (W::sign != 0) {
-                    scales[n][g].minimum = from.minimum;
-                }
-            }
+        for (int i = 0; i < num_fours; ++i) {
+            fetch_part<W>(unit, 0, i, ahead);
+            _mm512_store_si512(weights[n][g][i], _mm512_sub_epi8(four_of<W>(unit, 0, i), zero));
+        }
+        const typename W::Scales from(unit, 0);
+        scales[n][g].scale = from.scale;
+        if constexpr (W::sign != 0) {
+            scales[n][g].minimum = from.minimum;
         }
     }
 };
 
-// The same where groups have integer scales: weights are multiplied by them. They are two bytes
-// then, if one is too few: all low ones of 64 columns before all high ones.
+// The same where groups have integer scales: weights are multiplied by them. Where one byte is too
+// few, they are two: all low ones of 64 columns, which are unsigned, before all high ones.
+//
+// Codes that are unsigned are multiplied as they are, two in a word: no product leaves its byte.
+// Where the scale has six bits, these are three and three, of a product each.
 template <class W> struct UnitPanel {
+    static constexpr bool has_plain_codes = W::zero == 0 && !W::packing.has_table();
     static constexpr int num_bytes = W::packing.most_weight() < 128 ? 1 : 2;
+    static constexpr int byte_bits = has_plain_codes ? 3 : 8; // from the low one to the high one
     uint8_t weights[panel_blocks][num_quarters][num_bytes][tile_rows][64];
     V::Floats floors[panel_blocks][slab_groups][parts_of<W>]; // integers beside `unit_floor`
     struct UnitScales {
         V::Floats unit_scale, unit_floor;
     } scales[panel_blocks];
 
-    void decode(const Int16Operands &o, int count) {
-        for (int n = 0; n < count; ++n) {
-            const uint8_t *unit = o.blocks + n * o.block_bytes;
-            for (int g = 0; g < slab_groups; ++g) {
-                decode_group(unit, g, n);
-            }
-        }
-    }
-
-private:
-    void decode_group(const uint8_t *unit, int g, int n) {
+    __attribute__((noinline)) void decode(const uint8_t *unit, int g, int n, ptrdiff_t ahead) {
         const GroupScales<W> from(unit, g);
-        auto &quarter = weights[n][g / quarter_groups];
-        const int first = g % quarter_groups * num_fours;
+        uint8_t *const low = weights[n][g / quarter_groups][0][g % quarter_groups * num_fours];
 #pragma GCC unroll 8
         for (int i = 0; i < num_fours; ++i) {
+            fetch_part<W>(unit, g, i, ahead);
             const auto steps = V::both((4 * i < W::group ? from.first : from.last).steps);
-            __m512i even, odd;
-            V::to_pairs<W::zero>(four_of<W>(unit, g, i), even, odd);
-            even = V::times_pairs(even, steps);
-            odd = V::times_pairs(odd, steps);
-            _mm512_store_si512(quarter[0][first + i], low_bytes(even, odd));
+            const auto bytes = bytes_of(four_of<W>(unit, g, i), steps);
+            _mm512_store_si512(low + i * 64, bytes.low);
             if constexpr (num_bytes == 2) {
-                _mm512_store_si512(quarter[1][first + i], high_bytes(even, odd));
+                _mm512_store_si512(low + (tile_rows + i) * 64, bytes.high);
             }
         }
         scales[n].unit_scale = from.first.unit_scale;
@@ -121,16 +112,98 @@ private:
             floors[n][g][parts_of<W> - 1] = from.last.floor;
         }
     }
-    // Of numbers of 16 bits; low ones are signed, too.
-    static __m512i low_bytes(__m512i even, __m512i odd) {
-        return _mm512_mask_blend_epi8(odds, even, _mm512_slli_epi16(odd, 8));
-    }
-    static __m512i high_bytes(__m512i even, __m512i odd) {
-        const __m512i half = _mm512_set1_epi16(128);
-        even = _mm512_srli_epi16(_mm512_add_epi16(even, half), 8);
-        return _mm512_mask_blend_epi8(odds, even, _mm512_add_epi16(odd, half));
+
+private:
+    struct Bytes {
+        __m512i low, high;
+    };
+
+    static Bytes bytes_of(__m512i codes, __m512i steps) {
+        if constexpr (!has_plain_codes) {
+            __m512i even, odd;
+            V::to_pairs<W::zero>(codes, even, odd);
+            even = V::times_pairs(even, steps);
+            odd = V::times_pairs(odd, steps);
+            return {_mm512_mask_blend_epi8(odds, even, _mm512_slli_epi16(odd, 8)),
+                    _mm512_mask_blend_epi8(odds, _mm512_srli_epi16(even, 8), odd)};
+        } else if constexpr (num_bytes == 1) {
+            return {V::times_pairs(codes, steps), V::ints(0)};
+        } else {
+            static_assert(W::packing.most_steps < 1 << 2 * byte_bits);
+            const __m512i low = _mm512_set1_epi16((1 << byte_bits) - 1);
+            return {V::times_pairs(codes, _mm512_and_si512(steps, low)),
+                    V::times_pairs(codes, _mm512_srli_epi16(steps, byte_bits))};
+        }
     }
     static constexpr __mmask64 odds = 0xaaaaaaaaaaaaaaaa;
+};
+
+// The panels of all slabs, in the order of their blocks. While the tiles work on one, the next is
+// decoded little by little, and what comes behind that is fetched.
+template <class W, class Panel> class PanelStream {
+public:
+    PanelStream(const Int16Operands &o, int num_blocks, void *room)
+        : o_(o), num_blocks_(num_blocks), panels_(static_cast<Panel *>(room)) {
+        begin(0, 1);
+    }
+
+    // The next panel, on which the tiles work for so many turns.
+    const Panel &next(int turns) {
+        while (item_ < num_items_) {
+            decode_item();
+        }
+        begin(index_ + 1, turns);
+        return panels_[(index_ - 1) % 2];
+    }
+    void turn() {
+        for (due_ += num_items_; due_ >= turns_; due_ -= turns_) {
+            if (item_ < num_items_) {
+                decode_item();
+            }
+        }
+    }
+
+private:
+    struct Part { // of a slab
+        const uint8_t *blocks;
+        int num_groups, num_blocks;
+    };
+
+    Part part_of(int index) const {
+        const int per_slab = (num_blocks_ + panel_blocks - 1) / panel_blocks;
+        const int g = index / per_slab * slab_groups, n = index % per_slab * panel_blocks;
+        if (g >= o_.num_groups) {
+            return {o_.next + n * o_.block_bytes, 0, 0};
+        }
+        const Int16Operands slab = slab_of<W>(o_, g);
+        return {slab.blocks + n * o_.block_bytes, slab.num_groups,
+                std::min(panel_blocks, num_blocks_ - n)};
+    }
+    void begin(int index, int turns) {
+        index_ = index;
+        part_ = part_of(index);
+        ahead_ = part_of(index + 1).blocks - part_.blocks;
+        num_items_ = part_.num_groups * part_.num_blocks;
+        turns_ = turns;
+        item_ = due_ = block_ = group_ = 0;
+    }
+    void decode_item() {
+        panels_[index_ % 2].decode(part_.blocks + block_ * o_.block_bytes, group_, block_, ahead_);
+        ++item_;
+        if (++group_ == part_.num_groups) {
+            group_ = 0;
+            ++block_;
+        }
+    }
+
+    const Int16Operands &o_;
+    const int num_blocks_;
+    Panel *const panels_;
+    int index_;
+    Part part_;
+    ptrdiff_t ahead_;
+    int item_, num_items_, turns_, due_;
+    int block_, group_; // of the item
 };
 
 } // namespace
