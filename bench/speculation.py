@@ -16,7 +16,6 @@ from support.report import Quantity, Report, parser
 from support.servers import Server, StartFailed, headrace
 from support.streams import Stream, complete
 
-NEW_TOKENS = 64
 TEMPERATURE = 0.8
 WITHOUT = "no drafts"
 GUESSED = "headrace:spec_decode_num_draft_tokens_total"
@@ -73,7 +72,11 @@ def rate_of(answers: list[Stream]) -> float:
 
 
 def measure(
-    systems: dict[str, Server], name: str, rounds: list[list[str]], temperature: float
+    systems: dict[str, Server],
+    name: str,
+    rounds: list[list[str]],
+    temperature: float,
+    num_tokens: int,
 ) -> list[Quantity]:
     """Let all systems continue the prompts of a round at once; the first round does not count."""
     drafting = [system for system in systems if system != WITHOUT]
@@ -85,7 +88,7 @@ def measure(
         texts = {}
         for system, server in systems.items():
             before = counted(server)
-            answers = complete(server.url, prompts, NEW_TOKENS, temperature)
+            answers = complete(server.url, prompts, num_tokens, temperature)
             guesses, hits = (b - a for a, b in zip(before, counted(server), strict=True))
             texts[system] = [answer.text for answer in answers]
             if number:
@@ -100,6 +103,7 @@ def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=3)
     options.add_argument("--dtype", default="auto", help="as launch_server's")
+    options.add_argument("--tokens", type=int, default=64, help="of each answer")
     options.add_argument("--modes", nargs="+", default=["draft_model", "ngram"])
     options.add_argument("--kinds", nargs="+", default=list(KINDS))
     options.add_argument("--streams", nargs="*", type=int, default=[8, 32])
@@ -119,12 +123,12 @@ def main() -> None:
         for name in args.kinds:
             prompts, temperature = KINDS[name]
             rounds = [[prompts[i % len(prompts)]] for i in range(args.rounds + 1)]
-            for quantity in measure(systems, name, rounds, temperature):
+            for quantity in measure(systems, name, rounds, temperature, args.tokens):
                 report.add(quantity)
         mix = [one for prompts, temperature in KINDS.values() if not temperature for one in prompts]
         for count in args.streams:
             each = [[f"{number}. {mix[i % len(mix)]}" for i in range(count)] for number in range(2)]
-            for quantity in measure(systems, f"{count} streams", each, 0.0):
+            for quantity in measure(systems, f"{count} streams", each, 0.0, args.tokens):
                 report.add(quantity)
     report.finish()
 

@@ -7,6 +7,7 @@ One more draft pays where it gains more tokens per second than the step without 
 from bisect import bisect
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import accumulate
 
 FIRST_RATE = 0.7  # of acceptance, before any draft was checked
 RATE_DECAY = 0.1  # what the newest draft counts for a sequence,
@@ -157,16 +158,17 @@ class DraftPolicy:
         made = self._best(plan, gains, [0.0] * len(gains))
         return made[1] >= self._best(plan, others, costs)[1]
 
-    def num_drafted(self, plan: StepPlan, gains: Items[float], further_s: float = 0.0) -> int:
+    def num_drafted(self, plan: StepPlan, gains: Items[float], further_s: Items[float]) -> int:
         """Return for how many sequences another draft pays, in one step of the draft model.
 
         Args:
             gains: the tokens that a draft of each is expected to give, descending.
-            further_s: what it takes beside that step.
+            further_s: what each takes beside that step.
         """
         if not self.draft_model.are_known:
-            return len(gains)
-        costs = [further_s + self.draft_model.seconds(i) for i in range(1, len(gains) + 1)]
+            return min(1, len(gains))
+        further = accumulate(further_s)
+        costs = [own + self.draft_model.seconds(i) for i, own in enumerate(further, 1)]
         return self._best(plan, gains, costs)[0]
 
     def _best(self, plan: StepPlan, gains: Items[float], costs: Items[float]) -> tuple[int, float]:

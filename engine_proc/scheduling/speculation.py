@@ -43,7 +43,8 @@ NGRAM_RATES = {COPIED: 0.8, EDITED: 0.5, 8: 0.8, 4: 0.6, 3: 0.5, 2: 0.3}
 DRAFTS_PER_STEP = 64  # of all sequences
 CLOSE_RATE = 0.85  # of unlikely drafts that are accepted, by the model in 4 bits
 PROBE_STEPS = 48  # of a sequence without drafts, after which the draft model makes one
-CATCH_UP_SHARE = 64  # drafts that pay for a text which the draft model has to read first
+# Drafts that pay for a text which the draft model has to read first; or half of the tokens left.
+CATCH_UP_SHARE = 64
 
 
 class DraftState:
@@ -180,16 +181,20 @@ class Speculation:
     def _worth_drafting(self) -> list[Sequence]:
         """Return the sequences of which another draft pays."""
         gains: dict[Sequence, float] = {}
-        further_s = 0.0
+        behind_s: dict[Sequence, float] = {}
         for sequence in self._drafting or ():
             if self._model is None or sequence.has_ended or not self._room(sequence):
                 continue
             chance = [1.0, *self._gains(sequence)][-1]
             gains[sequence] = chance * self._state(sequence).model_rate.value
             num_behind = self._model.num_behind(sequence)
-            further_s += self.policy.draft_model.seconds(num_behind) / CATCH_UP_SHARE
+            num_left = sequence.request.max_tokens - sequence.num_generated
+            share = max(1, min(CATCH_UP_SHARE, num_left // 2))
+            behind_s[sequence] = self.policy.draft_model.seconds(num_behind) / share
         order = sorted(gains, key=gains.__getitem__, reverse=True)[: self._num_free]
-        count = self.policy.num_drafted(self._plan, [gains[s] for s in order], further_s)
+        count = self.policy.num_drafted(
+            self._plan, [gains[s] for s in order], [behind_s[s] for s in order]
+        )
         probed = [s for s in order[count:] if self._state(s).num_bare >= PROBE_STEPS]
         return order[:count] + probed[:1]
 

@@ -42,7 +42,7 @@ def test_costs_keep_their_shape_on_a_slower_machine() -> None:
 
 def test_nothing_is_drafted_before_a_step_was_measured() -> None:
     assert DraftPolicy().num_checked(StepPlan(1, 1), [0.99]) == 0
-    assert DraftPolicy().num_drafted(StepPlan(1, 1), [0.99]) == 1
+    assert DraftPolicy().num_drafted(StepPlan(1, 1), [0.99, 0.9], [0.0, 0.0]) == 1
 
 
 @pytest.mark.parametrize(("row_s", "count"), [(0.0, 4), (0.045, 2), (0.2, 0)])
@@ -54,14 +54,14 @@ def test_fewer_drafts_are_checked_the_more_rows_cost(row_s: float, count: int) -
 @pytest.mark.parametrize(("draft_s", "count"), [(0.02, 1), (0.12, 0)])
 def test_a_draft_model_that_is_too_slow_drafts_nothing(draft_s: float, count: int) -> None:
     taught = policy(costs((1, 0.1), (5, 0.1)), costs((1, draft_s)))
-    assert taught.num_drafted(StepPlan(1, 1), [0.8]) == count
+    assert taught.num_drafted(StepPlan(1, 1), [0.8], [0.0]) == count
 
 
 def test_time_spent_on_drafts_makes_further_ones_worth_less_time() -> None:
     taught = policy(costs((1, 0.1), (9, 0.1)), costs((1, 0.02)))
     plan = StepPlan(1, 1.0)
     gain, num_drafts = 0.7, 0
-    while taught.num_drafted(plan, [gain]):
+    while taught.num_drafted(plan, [gain], [0.0]):
         plan = StepPlan(plan.num_rows + 1, plan.num_tokens + gain, plan.spent_s + 0.02)
         gain, num_drafts = gain * 0.7, num_drafts + 1
     assert 2 <= num_drafts <= 4
@@ -76,8 +76,9 @@ def test_drafts_that_are_made_win_where_they_are_likely_enough() -> None:
 
 def test_text_far_behind_has_to_be_worth_reading() -> None:
     taught = policy(costs((1, 0.1), (5, 0.1)), costs((1, 0.02)))
-    assert taught.num_drafted(StepPlan(1, 1), [0.8], further_s=0.02) == 1
-    assert taught.num_drafted(StepPlan(1, 1), [0.8], further_s=0.2) == 0
+    assert taught.num_drafted(StepPlan(1, 1), [0.8], [0.02]) == 1
+    assert taught.num_drafted(StepPlan(1, 1), [0.8], [0.2]) == 0
+    assert taught.num_drafted(StepPlan(2, 2), [0.9, 0.8], [0.0, 0.2]) == 1
 
 
 def test_rate_follows_its_sequence_and_teaches_all() -> None:
