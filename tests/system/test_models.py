@@ -102,7 +102,7 @@ def test_metrics_of_a_model_have_its_name(
     assert grown == {name: 3 * (name == BYTES) for name in alone}
 
 
-@pytest.mark.parametrize("victim", ["engine 0", "worker 1", "detokenizer 0", "tokenizer 0"])
+@pytest.mark.parametrize("victim", ["engine 0", "worker 1", "detokenizer 0"])
 def test_models_heal_at_a_death(
     together: RunningServer, alone: dict[str, list[Any]], victim: str
 ) -> None:
