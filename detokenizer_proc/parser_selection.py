@@ -28,6 +28,7 @@ from headrace.detokenizer_proc.parsers.tagged import (
     DEEPSEEK_V32,
     MINIMAX_M2,
     QWEN3_CODER,
+    SEED_OSS,
     StringParameters,
     read_tagged,
 )
@@ -56,6 +57,7 @@ READERS: dict[ToolFormat, Callable[[TextSource, Calls], Reading[None]]] = {
 # These need to know which parameters are strings.
 TAGGED_READERS: dict[ToolFormat, Callable[[TextSource, Calls, StringParameters], Reading[None]]] = {
     ToolFormat.QWEN3_CODER: functools.partial(read_tagged, tags=QWEN3_CODER),
+    ToolFormat.SEED_OSS: functools.partial(read_tagged, tags=SEED_OSS),
     ToolFormat.MINIMAX_M2: functools.partial(read_tagged, tags=MINIMAX_M2),
     ToolFormat.DEEPSEEK_V32: functools.partial(read_tagged, tags=DEEPSEEK_V32),
     ToolFormat.GLM45: read_glm,

@@ -1,4 +1,4 @@
-"""Calls between tags: Qwen3-Coder's, MiniMax M2's and DeepSeek V3.2's.
+"""Calls between tags: those of Qwen3-Coder, Seed-OSS, MiniMax M2 and DeepSeek V3.2.
 
 A call is a tag with the name; a tag with the key, the value and an end tag for each argument; an
 end tag. Around a call, or several, there are two more. They may be on lines of their own.
@@ -47,6 +47,15 @@ QWEN3_CODER = Tags(
     "</parameter>",
     ">",
     has_lines=True,
+)
+SEED_OSS = Tags(
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<function=",
+    "</function>",
+    "<parameter=",
+    "</parameter>",
+    ">",
 )
 MINIMAX_M2 = Tags(
     "<minimax:tool_call>",

@@ -195,7 +195,7 @@ class ServerConfig:
     )
     tokenizer_mode: str = flag(
         "auto",
-        "of a folder: hf is tokenizer.json, mistral tekken.json and its kin, auto what is there",
+        "mistral reads a tekken.json",
         ("auto", "hf", "mistral"),
     )
     chat_template: str | None = flag(

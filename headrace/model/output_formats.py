@@ -23,6 +23,7 @@ class ToolFormat(enum.StrEnum):
     KIMI_K2 = "kimi_k2"
     MINIMAX_M2 = "minimax_m2"
     GEMMA4 = "gemma4"
+    SEED_OSS = "seed_oss"
     HARMONY = "openai"
 
 
@@ -34,6 +35,7 @@ class ThoughtFormat(enum.StrEnum):
     MISTRAL = "mistral"
     KIMI_K2 = "kimi_k2"  # as qwen3; the first call ends them, too
     GEMMA4 = "gemma4"
+    SEED_OSS = "seed_oss"
     HARMONY = "openai_gptoss"  # messages of the channel `analysis`, anywhere in an answer
 
 
@@ -76,8 +78,8 @@ TOOL_PARSERS = (AUTO, NONE, *ToolFormat, *TOOL_ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
 
 # Marks of formats that are not read here, whose templates have marks of others, too. They are those
-# of Seed-OSS, Hunyuan and MiroThinker, and functions with JSON in Llama 3.1's own prompts.
-FOREIGN_MARKS = ("<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>", "}</function>")
+# of Hunyuan and MiroThinker, and functions with JSON in Llama 3.1's own prompts.
+FOREIGN_MARKS = ("<tool_sep>", "<use_mcp_tool>", "}</function>")
 # What the template of a model that writes so has in it, all of it; the first that fits decides.
 TOOL_SIGNS = (
     (("<|channel|>", "<|message|>"), ToolFormat.HARMONY),
@@ -87,6 +89,7 @@ TOOL_SIGNS = (
     (("｜DSML｜",), ToolFormat.DEEPSEEK_V32),
     (("<arg_key>",), ToolFormat.GLM45),
     (("<|tool_list_start|>",), ToolFormat.LFM2),
+    (("<seed:tool_call>",), ToolFormat.SEED_OSS),
     (("<function=", "<parameter="), ToolFormat.QWEN3_CODER),
     (("<tool_call>",), ToolFormat.HERMES),
     (("[TOOL_CALLS]",), ToolFormat.MISTRAL),
@@ -103,6 +106,7 @@ THOUGHT_SIGNS = (
     (("<|channel>thought",), ThoughtFormat.GEMMA4),
     (("[THINK]",), ThoughtFormat.MISTRAL),
     (("<|tool_calls_section_begin|>", "</think>"), ThoughtFormat.KIMI_K2),
+    (("<seed:think>",), ThoughtFormat.SEED_OSS),
     (("</think>",), ThoughtFormat.QWEN3),
 )
 
@@ -113,6 +117,7 @@ THOUGHT_MARKS = {
     ThoughtFormat.MISTRAL: ("[THINK]", "[/THINK]"),
     ThoughtFormat.KIMI_K2: ("<think>", "</think>"),
     ThoughtFormat.GEMMA4: ("<|channel>thought", "<channel|>"),
+    ThoughtFormat.SEED_OSS: ("<seed:think>", "</seed:think>"),
 }
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
 # Tokens that a reader of thoughts has to see.
@@ -152,6 +157,7 @@ TOOL_MARKS = {
         "<|tool_call_end|>",
         "<|tool_calls_section_end|>",
     ),
+    ToolFormat.SEED_OSS: ("<seed:tool_call>", "</seed:tool_call>"),
     ToolFormat.MINIMAX_M2: ("<minimax:tool_call>", "</minimax:tool_call>"),
     ToolFormat.GEMMA4: ("<|tool_call>", "<tool_call|>", '<|"|>'),
     ToolFormat.HARMONY: HARMONY_MARKS,
@@ -160,6 +166,7 @@ TOOL_MARKS = {
 BY_SCHEMA = (
     ToolFormat.QWEN3_CODER,
     ToolFormat.GLM45,
+    ToolFormat.SEED_OSS,
     ToolFormat.MINIMAX_M2,
     ToolFormat.DEEPSEEK_V32,
 )

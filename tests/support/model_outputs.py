@@ -17,13 +17,18 @@ QWEN3 = Parsing(tools=ToolFormat.HERMES, thoughts=ThoughtFormat.QWEN3)
 INSIDE = Parsing(thoughts=ThoughtFormat.DEEPSEEK_R1, begins_inside=True)
 DSML = Parsing(tools=ToolFormat.DEEPSEEK_V32, string_parameters={"write": ["path"]})
 MINIMAX = Parsing(tools=ToolFormat.MINIMAX_M2, string_parameters={"write": ["path", "text"]})
+SEED = Parsing(
+    tools=ToolFormat.SEED_OSS,
+    thoughts=ThoughtFormat.SEED_OSS,
+    string_parameters={"write": ["path"]},
+)
 KIMI = Parsing(tools=ToolFormat.KIMI_K2, thoughts=ThoughtFormat.KIMI_K2, begins_inside=True)
 GEMMA = Parsing(tools=ToolFormat.GEMMA4, thoughts=ThoughtFormat.GEMMA4)
 HARMONY = Parsing(tools=ToolFormat.HARMONY, thoughts=ThoughtFormat.HARMONY)
 HARMONY_CALLS = Parsing(tools=ToolFormat.HARMONY)
 HARMONY_THOUGHTS = Parsing(thoughts=ThoughtFormat.HARMONY)
 FORMATS = [HERMES, LLAMA, MISTRAL, PYTHONIC, DEEPSEEK, CODER, QWEN3, INSIDE, DSML, MINIMAX, KIMI]
-FORMATS += [GLM, LFM2, GEMMA, HARMONY, HARMONY_CALLS, HARMONY_THOUGHTS]
+FORMATS += [SEED, GLM, LFM2, GEMMA, HARMONY, HARMONY_CALLS, HARMONY_THOUGHTS]
 
 
 class Example(NamedTuple):
@@ -252,6 +257,17 @@ EXAMPLES = [
     ),
     Example(MINIMAX, '<minimax:tool_call>\n<invoke name="f">\n', "\n", (("f", ""),)),
     Example(MINIMAX, '<invoke name="', '<invoke name="'),
+    # Seed-OSS
+    Example(
+        SEED,
+        "<seed:think>\nHm</seed:think>\nSo.\n<seed:tool_call>\n<function=write>\n"
+        "<parameter=path>a\n b\n</parameter>\n<parameter=n>[1]</parameter>\n</function>\n"
+        "</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+        "So.\n",
+        (("write", '{"path": "a\\n b\\n", "n": [1]}'), ("now", "{}")),
+        "Hm",
+    ),
+    Example(SEED, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>"),
     Example(
         DSML,
         "\n\n"

@@ -34,6 +34,11 @@ CALLS = {
         "<parameter=unit>\nC\n</parameter>\n<parameter=hours>\n[true]\n</parameter>\n</function>\n"
         "</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
     ),
+    ToolFormat.SEED_OSS: (
+        "<seed:tool_call>\n<function=forecast>\n<parameter=city>Ås <b></parameter>\n"
+        "<parameter=unit>C</parameter>\n<parameter=hours>[true]</parameter>\n</function>\n"
+        "</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>"
+    ),
     ToolFormat.LLAMA3_JSON: (
         '{"name": "forecast", "parameters": {"city": "Ås", "days": 3}}; '
         '{"name": "now", "parameters": {}}'

@@ -43,6 +43,7 @@ IS_STRING = "\N{START OF HEADING}"  # in the place of whether a value is a strin
 TAGS = {
     ToolFormat.QWEN3_CODER: (f"<parameter={NAME}>\n", "\n</parameter>"),
     ToolFormat.GLM45: (f"<arg_key>{NAME}</arg_key>\n<arg_value>", "</arg_value>"),
+    ToolFormat.SEED_OSS: (f"<parameter={NAME}>", "</parameter>"),
     ToolFormat.MINIMAX_M2: (f'<parameter name="{NAME}">', "</parameter>"),
     ToolFormat.DEEPSEEK_V32: (
         f'<｜DSML｜parameter name="{NAME}" string="{IS_STRING}">',
@@ -68,6 +69,9 @@ WRITINGS = {
     ),
     ToolFormat.QWEN3_CODER: Writing(
         f"<tool_call>\n<function={NAME}>\n", "</function>\n</tool_call>", "\n"
+    ),
+    ToolFormat.SEED_OSS: Writing(
+        f"<seed:tool_call>\n<function={NAME}>\n", "</function>\n</seed:tool_call>", "\n"
     ),
     ToolFormat.LLAMA3_JSON: Writing(f'{{"name": "{NAME}", "parameters": ', "}", "; "),
     ToolFormat.MISTRAL: Writing(

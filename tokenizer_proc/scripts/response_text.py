@@ -94,6 +94,8 @@ def with_calls(
             return text + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in listed)
         case ToolFormat.QWEN3_CODER:
             return text + "\n".join(in_elements(call, parsing) for call in calls)
+        case ToolFormat.SEED_OSS:
+            return text + "\n".join(in_seed(call, parsing) for call in calls)
         case ToolFormat.LLAMA3_JSON:
             tag = "<|python_tag|>" if text else ""
             return text + tag + "; ".join(in_json(call, "parameters") for call in calls)
@@ -166,6 +168,16 @@ def in_elements(call: MockToolCall, parsing: Parsing) -> str:
         is_bare = name in strings and isinstance(value, str)
         lines += [f"<parameter={name}>", str(value) if is_bare else as_json(value), "</parameter>"]
     return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
+def in_seed(call: MockToolCall, parsing: Parsing) -> str:
+    """Return a call as Seed-OSS has it: as Qwen3-Coder, with values beside their tags."""
+    strings = parsing.string_parameters.get(call.name, [])
+    lines = ["<seed:tool_call>", f"<function={call.name}>"]
+    for name, value in call.arguments.items():
+        is_bare = name in strings and isinstance(value, str)
+        lines.append(f"<parameter={name}>{value if is_bare else as_json(value)}</parameter>")
+    return "\n".join([*lines, "</function>", "</seed:tool_call>"])
 
 
 def in_arguments(call: MockToolCall, parsing: Parsing) -> str:

@@ -32,7 +32,10 @@ TEMPLATES = {
     "MiniMax M2": ("{%- set begin = '<minimax:tool_call>' -%}", ToolFormat.MINIMAX_M2),
     "DeepSeek V3.2": ("<｜DSML｜function_calls>", ToolFormat.DEEPSEEK_V32),
     "LFM2": ("List of tools: <|tool_list_start|>[", ToolFormat.LFM2),
-    "Seed-OSS": ("<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>", None),
+    "Seed-OSS": (
+        "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>",
+        ToolFormat.SEED_OSS,
+    ),
     "Hunyuan": ("<tool_call>f<tool_sep>{}</tool_call>", None),
     "MiroThinker": ("<use_mcp_tool>, not <tool_call>", None),
     "Llama 3.1, its own prompt": ('<function=f>{"a": 1}</function> <|python_tag|>', None),
@@ -70,6 +73,7 @@ def test_the_format_of_thoughts_is_derived_from_the_template() -> None:
     assert thought_format("auto", kimi) is ThoughtFormat.KIMI_K2
     assert thought_format("auto", "'<|channel>thought\n<channel|>'") is ThoughtFormat.GEMMA4
     assert thought_format("auto", "<|channel|>analysis<|message|>") is ThoughtFormat.HARMONY
+    assert thought_format("auto", "'<seed:think>' </think>") is ThoughtFormat.SEED_OSS
     assert thought_format("auto", "Hi") is None
     assert thought_format("none", "</think>") is None
 

@@ -101,8 +101,11 @@ def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
         pairs = [p.split("</arg_key>\n<arg_value>") for p in text.split("<arg_key>")[1:]]
         tagged = {name: rest.split("</arg_value>")[0] for name, rest in pairs}
         return {name: v if v in ("x", "y") else json.loads(v) for name, v in tagged.items()}
+    if format is ToolFormat.SEED_OSS:
+        found = re.findall(r"<parameter=(.)>(.*)</", text)
+        return {name: v if v in ("x", "y") else json.loads(v) for name, v in found}
     if format in (ToolFormat.MINIMAX_M2, ToolFormat.DEEPSEEK_V32):
-        found = re.findall(r'parameter name="(.)"(?: string="true|false")?>(.*)</', text)
+        found = re.findall(r'parameter name="(.)"(?: string="(?:true|false)")?>(.*)</', text)
         return {name: v if v in ("x", "y") else json.loads(v) for name, v in found}
     if format is ToolFormat.GEMMA4:
         text = re.sub(r"([abcd]):", r'"\1": ', text.replace('<|"|>', '"')).replace("f{", "{")
