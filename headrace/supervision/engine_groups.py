@@ -1,4 +1,4 @@
-"""The engines of a server: a group for each model, whose members are its replicas. Pure.
+"""The engines of a server: a group for each model, whose members are its replicas.
 
 Groups follow each other in the order of the models, and so do the seats of their engines and of
 these engines' workers.
@@ -26,10 +26,12 @@ class EngineGroup(msgspec.Struct, frozen=True):
     def least_bytes(self) -> int:
         """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag.
 
-        Weights may be rounded to a quarter, and mapped by all replicas.
+        Weights may be held in three quarters of their bytes, rounded to a quarter, and mapped by
+        all replicas.
         """
         config = self.config
-        weights = self.card.weight_bytes // (1 if config.quantization == "none" else 4)
+        is_as_stored = config.quantization == "none" and config.dtype == "auto"
+        weights = self.card.weight_bytes * (3 if is_as_stored else 1) // 4
         return weights + config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
 
 

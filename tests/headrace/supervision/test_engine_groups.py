@@ -60,4 +60,4 @@ def test_models_that_do_not_go_together_are_refused(groups: list[EngineGroup], t
 def test_memory_of_other_models_is_reserved() -> None:
     first = group("a", nbytes=100, data_parallel_size=2, kv_cache_memory_bytes=7)
     second = group("b", nbytes=100, quantization="int8")
-    assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 114]
+    assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 89]
