@@ -184,7 +184,7 @@ class ServerConfig:
     )
     stream_interval: int = flag(1, "tokens per event of a stream, except the first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get 413")
-    max_images: int = flag(16, "images per request")
+    max_images: int = flag(16, "images per request; 0 is text alone")
     image_memory_bytes: int = flag(
         512 << 20,
         "prepared images per image process, cached ones included; embeddings may take as much "
@@ -260,7 +260,7 @@ class ServerConfig:
             at_least(name, getattr(self, name), 1)
         at_least("preprocess_procs", self.preprocess_procs, 1)
         at_most("preprocess_procs", self.preprocess_procs, MAX_PREPROCESSORS)
-        at_least("max_images", self.max_images, 1)
+        at_least("max_images", self.max_images, 0)
         at_least("image_memory_bytes", self.image_memory_bytes, MIN_IMAGE_MEMORY_BYTES)
         for domain in self.allowed_media_domains:
             read_domain(domain)

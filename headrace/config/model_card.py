@@ -134,8 +134,10 @@ def read_card(config: ServerConfig) -> ModelCard:
     if config.draft_model is not None:
         draft_model = find_model(config.draft_model, config.load_format)
         card = replace(card, draft_model=str(draft_model))
+    if config.max_images == 0:
+        card = replace(card, image_token=None, image_row_size=0, image_run=0, mmproj=None)
     if card.image_token is not None:
-        extras.require("images", f"{path}: a model that takes images")
+        extras.require("images", f"{path}: a model that takes images (--max-images 0 takes none)")
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:
         raise ConfigError(

@@ -75,12 +75,15 @@ FAMILIES = {
     "qwen3_vl": VisionFamily(
         "image_token_id", {"model_type": "qwen3_vl_text"}, deepstack=(8, 16, 24)
     ),
+    "qwen3_5": VisionFamily("image_token_id", {"model_type": "qwen3_5_text"}),
+    "qwen3_5_moe": VisionFamily("image_token_id", {"model_type": "qwen3_5_moe_text"}),
     "internvl": VisionFamily("image_token_id", {"model_type": "qwen2"}, tied_head=True),
     "mistral3": VisionFamily("image_token_index", {"model_type": "mistral"}, tied_head=True),
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
 }
 
-# Models that take images, of which only the decoder is served: images are refused.
+# Models that take images, of which only the decoder is served: images are refused. Those that are
+# among FAMILIES, too, take images unless they are quantized.
 TEXT_ONLY = frozenset({"gemma3n", "gemma4", "qwen3_5", "qwen3_5_moe"})
 
 
@@ -88,7 +91,10 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
     """Return the family of a config; None if it takes no images."""
     if not isinstance(config.get("vision_config"), dict):
         return None
-    return FAMILIES.get(str(config.get("model_type")))
+    kind = str(config.get("model_type"))
+    if kind in TEXT_ONLY and config.get("quantization_config"):
+        return None
+    return FAMILIES.get(kind)
 
 
 def num_deepstack(config: Mapping[str, Any]) -> int:

@@ -35,6 +35,18 @@ TOWER: dict[str, Any] = {
 GRID_TOWERS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"fullatt_block_indexes": [1], "window_size": 56},
     "qwen3_vl": {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
+    "qwen3_5": {"num_position_embeddings": 36},
+}
+GRID_TEXTS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"head_dim": 16},
+    "qwen3_5": {
+        "head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 20,
+    },
 }
 BEGINNING = ("<s>", "</s>")  # tokens 256 and 257, after those of single bytes
 SPECIAL = {  # by family, after these; the first is the image token
@@ -59,7 +71,7 @@ SPECIAL = {  # by family, after these; the first is the image token
 SPECIAL["internvl"] = ("<IMG_CONTEXT>", "<img>", "</img>", "<|im_start|>", "<|im_end|>")
 SPECIAL["mistral3"] = SPECIAL["pixtral"] = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
-SPECIAL["qwen3_vl"] = SPECIAL["qwen2_5_vl"]
+SPECIAL["qwen3_vl"] = SPECIAL["qwen3_5"] = SPECIAL["qwen2_5_vl"]
 IMAGE_TOKEN = 258
 BEGUN = ("llava", "gemma3")  # families whose tokenizers begin each text with the first of these
 FAMILIES = (
@@ -68,13 +80,14 @@ FAMILIES = (
     "llava",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_5",
     "internvl",
     "mistral3",
     "pixtral",
     "gemma3",
 )
 SIZED = ("mistral3", "pixtral")  # families whose images only go together if they are of one size
-GRIDS = ("qwen2_5_vl", "qwen3_vl")  # families whose images have rows and columns
+GRIDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")  # families whose images have rows and columns
 SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLMImageProcessorPil", SPLITTING),
@@ -88,6 +101,10 @@ IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}},
     ),
     "qwen3_vl": (
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}, "patch_size": 16},
+    ),
+    "qwen3_5": (
         "Qwen2VLImageProcessorPil",
         {"size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}, "patch_size": 16},
     ),
@@ -111,6 +128,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
     },
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
     "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
+    "qwen3_5": {"processor_class": "Qwen3VLProcessor"},
     "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     "mistral3": {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2},
     "pixtral": {"processor_class": "PixtralProcessor", "patch_size": 7},
@@ -132,7 +150,7 @@ def vision_config(family: str) -> transformers.PreTrainedConfig:
             tower |= {"model_type": "clip_vision_model", "vocab_size": 16}
             parts = {"image_token_index": IMAGE_TOKEN, "image_seq_length": 16}
             text["model_type"] = "llama"
-        case "qwen2_5_vl" | "qwen3_vl":
+        case "qwen2_5_vl" | "qwen3_vl" | "qwen3_5":
             tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
             tower |= {"out_hidden_size": TEXT["hidden_size"], "initializer_range": 0.2}
             tower |= GRID_TOWERS[family]
@@ -142,12 +160,14 @@ def vision_config(family: str) -> transformers.PreTrainedConfig:
                 "vision_end_token_id": IMAGE_TOKEN + 2,
                 "video_token_id": IMAGE_TOKEN + 3,
             }
-            text |= {"head_dim": 16} if family == "qwen3_vl" else {}
+            text |= GRID_TEXTS.get(family, {})
             text["rope_parameters"] = {
                 "rope_type": "default",
                 "rope_theta": 1e4,
                 "mrope_section": [2, 3, 3] if family == "qwen2_5_vl" else [3, 3, 2],
             }
+            if family == "qwen3_5":
+                text["rope_parameters"]["partial_rotary_factor"] = 0.5
         case "internvl":
             tower = TOWER | {"image_size": [28, 28], "patch_size": [7, 7]}
             tower |= {"use_qk_norm": True, "norm_type": "rms_norm"}

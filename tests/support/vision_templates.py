@@ -90,4 +90,5 @@ TEMPLATES["mistral3"] = TEMPLATES["pixtral"] = (
     "{{ '[/INST]' if m['role'] == 'user' else eos_token if m['role'] == 'assistant' }}"
     "{% endfor %}"
 )
+TEMPLATES["qwen3_5"] = TEMPLATES["qwen3_vl"]
 TEMPLATES["idefics3"] = TEMPLATES["smolvlm"]

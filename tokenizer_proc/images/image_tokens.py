@@ -88,7 +88,7 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageS
 
 
 def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
-    """Qwen2.5-VL and Qwen3-VL: a row is some patches of the image, which keeps its shape."""
+    """Qwen2.5-VL and later: a row is some patches of the image, which keeps its shape."""
     image = token(config["image_token_id"])
     merged: int = config["vision_config"].get("spatial_merge_size", 2)
 
@@ -173,6 +173,8 @@ FAMILIES = {
     "llava": patches,
     "qwen2_5_vl": grid,
     "qwen3_vl": grid,
+    "qwen3_5": grid,
+    "qwen3_5_moe": grid,
     "internvl": crops,
     "mistral3": lines,
     "gemma3": block,

@@ -20,7 +20,7 @@ from headrace.errors import ConfigError
         ("tokenizer_procs", 17, 16),
         ("preprocess_procs", 0, 1),
         ("preprocess_procs", 9, 8),
-        ("max_images", 0, 1),
+        ("max_images", -1, 0),
         ("image_memory_bytes", 1 << 20, 16 << 20),
         ("detokenizer_procs", 0, 1),
         ("detokenizer_procs", 257, 256),

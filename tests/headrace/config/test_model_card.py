@@ -348,6 +348,20 @@ def test_step_must_have_room_for_a_whole_image(tmp_path: Path) -> None:
     assert read_card(ServerConfig(model=folder, max_num_batched_tokens=164)).image_run == 100
     with pytest.raises(ConfigError, match="all 100 tokens of an image"):
         read_card(ServerConfig(model=folder, max_num_batched_tokens=163))
+    text = read_card(ServerConfig(model=folder, max_num_batched_tokens=163, max_images=0))
+    assert (text.image_token, text.image_row_size) == (None, 0)
+
+
+def test_quantized_qwens_take_no_images(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_5",
+        "vision_config": {"depth": 2},
+        "image_token_id": 31,
+        "text_config": {**CONFIG, "hidden_size": 8},
+    }
+    assert read_folder(write_folder(tmp_path, config)).image_row_size == 8
+    config["quantization_config"] = {"quant_method": "fp8"}
+    assert read_folder(write_folder(tmp_path, config)).image_token is None
 
 
 def test_a_config_may_have_the_decoder_beside_the_tower(tmp_path: Path) -> None:

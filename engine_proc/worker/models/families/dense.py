@@ -114,6 +114,7 @@ def mrope(
     theta: float,
     sections: list[int],
     interleaved: bool = False,
+    partial: float | None = None,
 ) -> RopeTable:
     """Lower M-RoPE: `mrope_section` has the number of pairs that rotate by time, height and width.
 
@@ -135,12 +136,13 @@ def mrope(
         head_dim=head_dim,
         max_position=fields.integer("max_position_embeddings"),
         theta=fields.number("rope_theta", theta),
+        partial=partial,
     )
     num_pairs = len(table.inv_freq)
     axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
-    if len(sections) != 3 or len(axes) != num_pairs:
+    if len(sections) != 3 or (len(axes) != num_pairs and not interleaved):
         raise fields.wrong("rope_scaling", f"with an mrope_section of 3, {num_pairs} in all")
-    if interleaved:
+    if interleaved:  # all others turn by time
         axes = [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(num_pairs)]
     return replace(table, axes=tuple(axes))
 

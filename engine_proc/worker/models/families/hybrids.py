@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.families.dense import FULL, biases, decoder, rope
+from headrace.engine_proc.worker.models.families.dense import FULL, biases, decoder, mrope, rope
 from headrace.engine_proc.worker.models.families.mixtures import (
     mixture,
     qwen_sparse,
@@ -25,7 +25,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 
 CONV, LINEAR = "conv", "linear_attention"
 INTERVAL = "full_attention_interval"
-MROPE = ("mrope_interleaved", "mrope_section")
+MROPE_SECTIONS = [11, 11, 10]  # of Qwen3.5
 # Published fields of Qwen3.5 that transformers does not read: of layers that predict further
 # tokens, and the type of states, which are fp32 here.
 QWEN_FIELDS = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
@@ -129,7 +129,7 @@ def qwen3_next(fields: ConfigFields) -> DecoderSpec:
 def qwen3_5(fields: ConfigFields) -> DecoderSpec:
     """Qwen3-Next without experts."""
     fields.get("mlp_only_layers", None)  # published, but there is nothing else
-    return delta_net_decoder(fields)
+    return delta_net_decoder(fields, MROPE_SECTIONS)
 
 
 def qwen3_5_moe(fields: ConfigFields) -> DecoderSpec:
@@ -139,7 +139,7 @@ def qwen3_5_moe(fields: ConfigFields) -> DecoderSpec:
     fields.values = {"norm_topk_prob": True, **fields.values, "intermediate_size": size}
     if not fields.flag("norm_topk_prob"):
         raise fields.wrong("norm_topk_prob", "true")
-    return with_mixture(delta_net_decoder(fields), gated_mixture(fields))
+    return with_mixture(delta_net_decoder(fields, MROPE_SECTIONS), gated_mixture(fields))
 
 
 def gated_mixture(fields: ConfigFields) -> MixtureSpec:
@@ -152,10 +152,13 @@ def gated_mixture(fields: ConfigFields) -> MixtureSpec:
     )
 
 
-def delta_net_decoder(fields: ConfigFields) -> DecoderSpec:
+def delta_net_decoder(fields: ConfigFields, sections: list[int] | None = None) -> DecoderSpec:
     """Lower all but the MLP. One layer in `full_attention_interval` attends, or `layer_types` says.
 
     A quarter of each head rotates, unless the config says otherwise.
+
+    Args:
+        sections: of M-RoPE, the family's default; None is one position for all.
     """
     num_layers, interval = fields.integer("num_hidden_layers"), fields.integer(INTERVAL, 4)
     types = fields.one_per_layer("layer_types", num_layers)
@@ -172,14 +175,21 @@ def delta_net_decoder(fields: ConfigFields) -> DecoderSpec:
     delta = delta_net(fields)
     partial = fields.number("partial_rotary_factor", 0.25)
     head_dim = fields.integer("head_dim", 256)
-    # Positions in text have one part: sections of M-RoPE change nothing.
-    for name in ("rope_parameters", "rope_scaling"):
-        params = {k: v for k, v in fields.table(name).items() if k not in MROPE}
-        fields.values = {**fields.values, name: params}
+    if sections is None:
+        table = rope(fields, head_dim, 10_000.0, partial=partial)
+    else:
+        table = mrope(
+            fields,
+            head_dim=head_dim,
+            theta=10_000.0,
+            sections=sections,
+            interleaved=True,
+            partial=partial,
+        )
     return decoder(
         fields,
         head_dim=256,
-        ropes=(rope(fields, head_dim, 10_000.0, partial=partial),),
+        ropes=(table,),
         layers=tuple(LayerSpec(mixer=delta if kind == LINEAR else None) for kind in types),
         norm=Norm.RMS_ONE_PLUS,
         qk_norm=QKNorm.PER_HEAD,
