@@ -18,6 +18,11 @@ const char *headrace_cpu_kernels() {
     return headrace::best_kernels();
 }
 
+// The bytes of the structs that follow: a caller of another version has other ones.
+int64_t headrace_cpu_struct_bytes() {
+    return sizeof(Config) + sizeof(LayerConfig) + sizeof(RopeConfig) + sizeof(Step);
+}
+
 // Null when memory does not suffice. Pages and states lie in `memory`, unless that is null.
 void *headrace_cpu_create(const Config *config, const LayerConfig *layers, const RopeConfig *ropes,
                           void *memory) {

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
-from headrace.errors import ModelError
+from headrace.errors import HeadraceError, ModelError
 
 # The arithmetic of a model that is stored in bf16.
 BF16: dict[str, Any] = {
@@ -564,3 +565,15 @@ def test_progress_counts_to_the_end() -> None:
     cpu(SPEC, progress=lambda done, total: seen.append((done, total)))
     total = len(weight_shapes(SPEC))
     assert seen == [(done, total) for done in range(total + 1)]
+
+
+@pytest.mark.parametrize("functions", [{}, {"headrace_cpu_struct_bytes": lambda: 8}])
+def test_a_core_of_another_version_is_refused(
+    functions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OtherCore(SimpleNamespace):
+        __getitem__ = SimpleNamespace.__getattribute__
+
+    monkeypatch.setattr(cpu_executor, "load_core", lambda: OtherCore(**functions))
+    with pytest.raises(HeadraceError, match="is of another version; build it"):
+        cpu_executor.declared_core.__wrapped__()
