@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Self
 
 import httpx
@@ -34,6 +35,11 @@ class StartFailed(Exception):
         return (str(self).splitlines() or ["it said nothing"])[-1]
 
 
+def end(number: int, _frame: FrameType | None) -> None:
+    """End this process by an exception."""
+    raise SystemExit(128 + number)
+
+
 class Server:
     """A server of any kind, in a process group of its own."""
 
@@ -44,7 +50,11 @@ class Server:
         env: dict[str, str] | None = None,
         health: str = "/health",
     ) -> None:
-        """Start it and wait until `health` answers with 200, or raise `StartFailed`."""
+        """Start it and wait until `health` answers with 200, or raise `StartFailed`.
+
+        From then on SIGTERM ends this process as SystemExit, so that no server outlives it.
+        """
+        signal.signal(signal.SIGTERM, end)
         self._health = health
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
