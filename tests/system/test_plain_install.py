@@ -75,7 +75,7 @@ def test_a_plain_install_embeds() -> None:
         (
             LLAVA,
             [],
-            "takes images: the package pillow is missing; `pip install 'headrace[images]'`",
+            "--max-images 0 takes none): the package pillow is missing; `pip install 'headrace[",
         ),
     ],
     ids=["modules", "model-impl", "encoder", "images"],
