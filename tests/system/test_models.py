@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,7 +16,6 @@ from headrace.config.model_card import find_demo_model
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 BYTES = "bytes"  # the name of a model whose tokens are bytes
-IGNORE: Callable[[], None] = lambda: None  # noqa: E731
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +47,9 @@ def together(models: dict[str, str]) -> Iterator[RunningServer]:
     assert running.stop() == 0
 
 
-async def read_mixed(
-    url: str, names: list[str], seen: Callable[[], None] = IGNORE
-) -> dict[str, list[Any]]:
-    """Return the answers of all models, asked at once."""
-    found = await asyncio.gather(*(read_all(url, seen, model=name) for name in names))
+async def read_mixed(url: str, names: list[str], **options: Any) -> dict[str, list[Any]]:
+    """Return the answers of all models, asked at once; `options` are those of `read_all`."""
+    found = await asyncio.gather(*(read_all(url, model=name, **options) for name in names))
     return dict(zip(names, found, strict=True))
 
 
@@ -108,7 +105,7 @@ def test_models_heal_at_a_death(
 ) -> None:
     before = restarts(together)
     killer = Killer(together, victim, moments=(40,))
-    answers = asyncio.run(read_mixed(together.url, list(alone), killer))
+    answers = asyncio.run(read_mixed(together.url, list(alone), seen=killer))
     assert killer.killed
     for name, expected in alone.items():
         assert not difference(answers[name], expected), name

@@ -85,15 +85,25 @@ def split_head_dim(fields: ConfigFields) -> int:
     return fields.integer("hidden_size") // fields.integer("num_attention_heads")
 
 
+def rope_params(fields: ConfigFields) -> Mapping[str, Any]:
+    """Return what a config says of RoPE."""
+    return fields.table("rope_scaling") or fields.table("rope_parameters")
+
+
 def rope(
     fields: ConfigFields,
     head_dim: int,
     theta: float,
     partial: float | None = None,
     interleaved: bool = False,
+    params: Mapping[str, Any] | None = None,
 ) -> RopeTable:
-    """Lower the RoPE that all layers share: `rope_parameters`, or the older `rope_scaling`."""
-    params = fields.table("rope_scaling") or fields.table("rope_parameters")
+    """Lower the RoPE that all layers share: `rope_parameters`, or the older `rope_scaling`.
+
+    Args:
+        params: in place of these.
+    """
+    params = rope_params(fields) if params is None else params
     if longrope.trained_length(fields.values) and longrope.LENGTH not in params:
         params = {**params, longrope.LENGTH: fields.get(longrope.LENGTH)}
     return rope_table(
@@ -123,21 +133,14 @@ def mrope(
         interleaved: pairs alternate, as Qwen 3's, those of time last; else those of time come
             first, then those of height.
     """
-    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
+    params = {**rope_params(fields)}
     sections = params.pop("mrope_section", sections)
     if params.pop("mrope_interleaved", interleaved) != interleaved:
         raise fields.wrong("rope_scaling", f"with mrope_interleaved {interleaved}")
     for name in ("type", "rope_type"):
         if params.get(name) == "mrope":
             params[name] = "default"
-    table = rope_table(
-        params,
-        owner=fields.owner,
-        head_dim=head_dim,
-        max_position=fields.integer("max_position_embeddings"),
-        theta=fields.number("rope_theta", theta),
-        partial=partial,
-    )
+    table = rope(fields, head_dim=head_dim, theta=theta, partial=partial, params=params)
     num_pairs = len(table.inv_freq)
     axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
     if len(sections) != 3 or (len(axes) != num_pairs and not interleaved):
@@ -499,7 +502,7 @@ def hunyuan(fields: ConfigFields) -> DecoderSpec:
     for name in HUNYUAN_FIELDS:
         fields.get(name, None)
     head_dim = fields.integer("head_dim", split_head_dim(fields))
-    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
+    params = {**rope_params(fields)}
     own = ConfigFields(params, f"the RoPE of {fields.owner}")
     theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
     if params.get("rope_type", params.get("type")) == "dynamic" and params.get("alpha"):

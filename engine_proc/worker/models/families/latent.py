@@ -9,7 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.families.dense import FULL, decoder, rope, split_head_dim
+from headrace.engine_proc.worker.models.families.dense import (
+    FULL,
+    decoder,
+    rope,
+    rope_params,
+    split_head_dim,
+)
 from headrace.engine_proc.worker.models.families.hybrids import LINEAR
 from headrace.engine_proc.worker.models.families.mistral import tempered_rope
 from headrace.engine_proc.worker.models.families.mixtures import (
@@ -69,7 +75,7 @@ def latent_decoder(
 
 def yarn_growth(fields: ConfigFields) -> float:
     """Return what YaRN multiplies scores by, beside the scale of cos and sin."""
-    params = fields.table("rope_scaling") or fields.table("rope_parameters")
+    params = rope_params(fields)
     kind = params.get("rope_type") or params.get("type") or "default"
     scaling = ConfigFields(params, f"the RoPE of {fields.owner}")
     all_dim = scaling.number("mscale_all_dim", 0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from headrace.engine_proc.worker.models.families.dense import decoder, sliding, window
+from headrace.engine_proc.worker.models.families.dense import decoder, rope_params, sliding, window
 from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
@@ -37,9 +37,7 @@ MINISTRAL3_YARN = {
 
 def tempered_rope(fields: ConfigFields) -> tuple[dict[str, Any], QueryTemperature]:
     """Return the fields of RoPE alone, and the temperatures of queries that are among them."""
-    params = {
-        **(fields.table("rope_scaling") or fields.table("rope_parameters") or MINISTRAL3_YARN)
-    }
+    params = {**(rope_params(fields) or MINISTRAL3_YARN)}
     own = ConfigFields(params, f"the RoPE of {fields.owner}")
     trained = own.integer("original_max_position_embeddings")
     tuned = QueryTemperature(scale=own.number("llama_4_scaling_beta"), tokens=trained, offset=0)

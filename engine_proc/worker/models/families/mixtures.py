@@ -17,6 +17,7 @@ from headrace.engine_proc.worker.models.families.dense import (
     layer_types,
     optional_window,
     rope,
+    rope_params,
     sliding,
     split_head_dim,
     window,
@@ -183,7 +184,7 @@ def gpt_oss(fields: ConfigFields) -> DecoderSpec:
         fields.get(name, None)
     head_dim = fields.integer("head_dim", 64)
     table = rope_table(
-        fields.table("rope_scaling") or fields.table("rope_parameters") or GPT_OSS_YARN,
+        rope_params(fields) or GPT_OSS_YARN,
         owner=fields.owner,
         head_dim=head_dim,
         max_position=fields.integer("max_position_embeddings"),
