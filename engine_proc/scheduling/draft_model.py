@@ -1,8 +1,9 @@
 """What the draft model has computed of each sequence, and its next steps. Pure.
 
-The draft model has keys and values of its own in pages with the numbers of the model's. They follow
-a sequence's tokens when it is drafted for: a prompt, and what was not drafted since, comes first. A
-page that is wrong costs acceptance, and changes no token.
+The draft model has keys and values of its own in pages with the numbers of the model's. A layer of
+the model itself has them in the model's pages. They follow a sequence's tokens when it is drafted
+for: a prompt, and what was not drafted since, comes first. A page that is wrong, as one that the KV
+store has filled meanwhile, costs acceptance and changes no token.
 """
 
 from headrace.engine_proc.kv_cache.page_pool import PagePool
@@ -23,7 +24,8 @@ class DraftModel:
             what the draft model has written.
         from_hidden: it is a layer that reads the hidden state before each token, which the model
             leaves in its pages. A first token has none. Those before drafts are guesses, so
-            accepted drafts are computed again.
+            accepted drafts are computed again. A token's keys and values lie one position before
+            its own. So the last position of a shared page is that of the first sequence.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class DraftModel:
         self._pool = pool
         self._vocab_size = vocab_size
         self.has_pages = has_pages
-        self._from_hidden = from_hidden
+        self._shift = int(from_hidden)  # of positions against tokens
         self._full: dict[int, bytes] = {}  # pages computed whole: the digests of their tokens
 
     def settle(self, sequence: Sequence) -> None:
@@ -44,7 +46,7 @@ class DraftModel:
         tokens, first = sequence.tokens, sequence.first_draft
         if sequence.drafts and len(tokens) > first:
             # The last one was drawn alone.
-            computed = NO_TOKENS if self._from_hidden else sequence.drafts[:-1]
+            computed = NO_TOKENS if self._shift else sequence.drafts[:-1]
             told = tokens[first : first + len(computed)]
             num_same = next((i for i, t in enumerate(told) if t != computed[i]), len(told))
             num_drafted = first + num_same
@@ -53,11 +55,12 @@ class DraftModel:
         if not self.has_pages and not sequence.drafts:
             sequence.num_drafted = sequence.num_computed
         page_tokens = self._pool.page_tokens
-        for page in range(sequence.num_drafted // page_tokens, (len(tokens) - 1) // page_tokens):
+        num_full = (len(tokens) - 1 - self._shift) // page_tokens
+        for page in range(self._page_of(sequence.num_drafted), num_full):
             is_there = page < len(sequence.digests) and self.has_pages
             if not is_there or self._full.get(sequence.pages[page]) != sequence.digests[page]:
                 break
-            sequence.num_drafted = (page + 1) * page_tokens
+            sequence.num_drafted = (page + 1) * page_tokens + self._shift
 
     def num_behind(self, sequence: Sequence) -> int:
         """Return how many tokens the draft model has not computed, the newest one included."""
@@ -81,8 +84,7 @@ class DraftModel:
             return None
         if num_missing > 0:
             sequence.pages.extend(self._pool.allocate(num_missing))
-        page_tokens = self._pool.page_tokens
-        for page in range(start // page_tokens, (start + count - 1) // page_tokens + 1):
+        for page in range(self._page_of(start), self._page_of(start + count - 1) + 1):
             self._full.pop(sequence.pages[page], None)
         is_last = count >= num_behind
         return Chunk(sequence, start, count, NO_TOKENS, is_last, is_draft=True)
@@ -102,13 +104,16 @@ class DraftModel:
 
     def _start(self, sequence: Sequence) -> int:
         """Return the first token of a sequence that is to be computed."""
-        return max(sequence.num_drafted, int(self._from_hidden))
+        return max(sequence.num_drafted, self._shift)
+
+    def _page_of(self, token: int) -> int:
+        """Return in which page of its sequence a token's keys and values lie."""
+        return max(0, token - self._shift) // self._pool.page_tokens
 
     def _advance(self, sequence: Sequence, end: int) -> None:
         """Note that all tokens before `end` are computed."""
-        page_tokens = self._pool.page_tokens
-        last = min(end // page_tokens, len(sequence.digests))
-        for page in range(sequence.num_drafted // page_tokens, last):
+        last = min(self._page_of(end), len(sequence.digests))
+        for page in range(self._page_of(sequence.num_drafted), last):
             self._full[sequence.pages[page]] = sequence.digests[page]
         sequence.num_drafted = end
 

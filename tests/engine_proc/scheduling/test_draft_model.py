@@ -137,3 +137,25 @@ def test_layer_of_the_model_computes_accepted_drafts_again() -> None:
     model.settle(sequence)
     chunk = next_chunk(model, sequence)
     assert (chunk.start, chunk.count, chunk.is_last) == (10, 3, True)
+
+
+def test_layer_of_the_model_writes_to_no_page_that_others_share() -> None:
+    pool = PagePool(16, PAGE_TOKENS)
+    model, first = DraftModel(pool, VOCAB_SIZE, from_hidden=True), make(10, pool)
+    draft(model, first, 50)
+    second = make(10, pool)
+    second.pages[:2] = first.pages[:2]
+    model.settle(second)
+    chunk = next_chunk(model, second)
+    assert (chunk.start, chunk.count) == (9, 1)
+    assert chunk.start - 1 >= 2 * PAGE_TOKENS, "a token's keys lie one position before it"
+
+
+def test_layer_of_the_model_completes_a_page_by_the_next_token() -> None:
+    pool = PagePool(16, PAGE_TOKENS)
+    model, first = DraftModel(pool, VOCAB_SIZE, from_hidden=True), make(8, pool)
+    draft(model, first, 50)
+    second = make(10, pool)
+    second.pages[:2] = first.pages[:2]
+    model.settle(second)
+    assert next_chunk(model, second).start == PAGE_TOKENS + 1
