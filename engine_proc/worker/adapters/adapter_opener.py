@@ -1,7 +1,7 @@
 """Opens an adapter for a model: its tensors become weights, each worker takes its share."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -71,7 +71,8 @@ def open_adapter(path: Path, model: AdaptedModel) -> dict[str, LowRank]:
     tensors = {name: own.b for name, own in decoder.items()}
     naming = gguf if is_gguf else hugging_face
     sources: dict[str, dict[str, WeightSource]] = {}  # by tensor
-    for weight, source in naming(model.spec, tensors).items():
+    spec = replace(model.spec, num_mtp_layers=0)  # adapters have nothing around such a layer
+    for weight, source in naming(spec, tensors).items():
         sources.setdefault(source.tensor, {})[weight] = source
     low_ranks: dict[str, LowRank] = {}
     for name, own in decoder.items():

@@ -1,6 +1,6 @@
 """Factors of stacks that hold a matrix of every expert, taken apart as `expert_stacks` does."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
@@ -59,11 +59,45 @@ def parameter_of(module: str, targets: Collection[str]) -> str | None:
     return wrapped[depth] if depth < len(wrapped) else None
 
 
-def of_parameter(name: str, factors: Factors, stacks: ExpertStacks) -> dict[str, Factors]:
+def of_parameters(found: Mapping[str, Factors], stacks: ExpertStacks) -> dict[str, Factors]:
+    """Return PEFT's factors of stacks by expert. Those of square matrices are as all others.
+
+    Raises:
+        AdapterRefused: as `of_parameter`, or all matrices are square; the text names no file.
+    """
+    known = {are_transposed(name, factors, stacks) for name, factors in found.items()} - {None}
+    parts: dict[str, Factors] = {}
+    for name, factors in found.items():
+        is_transposed = are_transposed(name, factors, stacks)
+        if is_transposed is None and len(known) != 1:
+            raise AdapterRefused(
+                f"{name} has square matrices, and no other stack tells whether they are "
+                "transposed; merge the adapter into the model"
+            )
+        if is_transposed is None:
+            (is_transposed,) = known
+        parts |= of_parameter(name, factors, stacks, bool(is_transposed))
+    return parts
+
+
+def are_transposed(name: str, factors: Factors, stacks: ExpertStacks) -> bool | None:
+    """Whether factors are of transposed matrices, as PEFT does not know all stacks that have those.
+
+    The result is None of square ones, which do not tell.
+    """
+    shape = stacks.shape_of(name)
+    assert factors.a is not None
+    if shape[0] == shape[1]:
+        return None
+    return (factors.b.shape[0], factors.a.shape[-1]) == shape[::-1]
+
+
+def of_parameter(
+    name: str, factors: Factors, stacks: ExpertStacks, is_transposed: bool
+) -> dict[str, Factors]:
     """Return PEFT's factors of a stack by expert.
 
-    Those of `lora_A` are rows, expert after expert; columns of `lora_B` take turns. They are of
-    transposed matrices where PEFT does not know that the stack has those.
+    Those of `lora_A` are rows, expert after expert; columns of `lora_B` take turns.
 
     Raises:
         AdapterRefused: they are no factors of so many experts; the text names no file.
@@ -78,8 +112,6 @@ def of_parameter(name: str, factors: Factors, stacks: ExpertStacks) -> dict[str,
             f"{list(factors.b.shape)}, which are not those of {count} experts"
         )
     a, b = plain(factors.a), plain(factors.b)
-    shape = stacks.shape_of(name)
-    is_transposed = (b.shape[0], a.shape[1]) == shape[::-1] != shape
     alternates = stacks.alternates and name.endswith(GATE_UP)
     rank = a.shape[0] // count
     parts: dict[str, Factors] = {}

@@ -15,7 +15,7 @@ import msgspec
 from headrace.engine_proc.worker.adapters.expert_factors import (
     WRAPPED,
     ExpertStacks,
-    of_parameter,
+    of_parameters,
     parameter_of,
 )
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
@@ -168,6 +168,7 @@ def read_peft(folder: Path, stacks: ExpertStacks) -> dict[str, Factors]:
     config = read_config(folder)
     parts: dict[str, dict[str, StoredTensor]] = {}
     factors: dict[str, Factors] = {}
+    stacked: dict[str, Factors] = {}
     for name, tensor in read_tensors(folder).items():
         found = FACTOR.match(name)
         module = name.removeprefix(PREFIX).removesuffix(".weight")
@@ -180,16 +181,12 @@ def read_peft(folder: Path, stacks: ExpertStacks) -> dict[str, Factors]:
             raise AdapterRefused(f"{folder}: tensor {name!r} is no factor of a linear layer")
     for module, own in parts.items():
         parameter = parameter_of(module, config.target_parameters or ())
-        found_factors = factors_of(folder, config, parameter or module, own)
-        try:
-            factors |= (
-                {f"{module}.weight": found_factors}
-                if parameter is None
-                else of_parameter(parameter, found_factors, stacks)
-            )
-        except AdapterRefused as error:
-            raise AdapterRefused(f"{folder}: {error}") from None
-    return factors
+        into, name = (factors, f"{module}.weight") if parameter is None else (stacked, parameter)
+        into[name] = factors_of(folder, config, parameter or module, own)
+    try:
+        return factors | of_parameters(stacked, stacks)
+    except AdapterRefused as error:
+        raise AdapterRefused(f"{folder}: {error}") from None
 
 
 def is_saved(config: PeftConfig, module: str) -> bool:

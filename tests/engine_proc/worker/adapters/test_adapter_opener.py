@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused
+from headrace.engine_proc.worker.models.mtp import with_mtp_layer
 from headrace.engine_proc.worker.parallel.shard import shards
 
 RANK = 4
@@ -48,6 +49,12 @@ def test_modules_become_weights(tmp_path: Path) -> None:
         @ (given[f"base_model.model.{Q}.lora_A.weight"])
     )
     np.testing.assert_allclose(found["layers.1.q"].delta, expected, rtol=1e-5)
+
+
+def test_model_with_a_layer_that_drafts_takes_adapters(tmp_path: Path) -> None:
+    model = dataclasses.replace(MODEL, spec=with_mtp_layer(SPEC))
+    found = open_adapter(write(tmp_path, tensors()), model)
+    assert found.keys() == {"layers.1.q", "layers.0.down"}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from random_models import random_model
 from worker_teams import Team
 
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
-from headrace.engine_proc.worker.adapters.factors import AdapterRefused
-from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.adapters.expert_factors import ExpertStacks, of_parameters
+from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
@@ -116,3 +117,24 @@ def open_dense(folder: Path) -> DecoderSpec:
     """Return the spec of a model without experts."""
     random_model("llama", TINY).save_pretrained(folder / "dense")
     return open_model(folder / "dense").spec
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_square_stack_is_as_another_one_tells(is_transposed: bool) -> None:
+    stacks = ExpertStacks(num_experts=2, hidden_size=8, intermediate_size=8, alternates=False)
+    rng = np.random.default_rng(0)
+
+    def factors(rows: int, columns: int) -> Factors:
+        a, b = rng.random((2, columns), np.float32), rng.random((rows, 2), np.float32)
+        return Factors(StoredTensor.of(a), StoredTensor.of(b))
+
+    down = {"experts.down_proj": factors(8, 8)}
+    gate_up = {"experts.gate_up_proj": factors(*((8, 16) if is_transposed else (16, 8)))}
+    found = of_parameters(down | gate_up, stacks)["experts.down_proj[1]"]
+    given = down["experts.down_proj"]
+    assert found.a is not None and given.a is not None
+    a, b = given.a.to_float32()[1:], given.b.to_float32()[:, 1:]
+    expected = (b @ a).T if is_transposed else b @ a
+    np.testing.assert_array_equal(found.b.to_float32() @ found.a.to_float32(), expected)
+    with pytest.raises(AdapterRefused, match="no other stack tells whether they are transposed"):
+        of_parameters(down, stacks)
