@@ -30,15 +30,17 @@ class EmbeddingStore:
 
     Args:
         row_size: numbers of a row.
+        maker: the libraries that make rows; other versions make other ones.
     """
 
-    def __init__(self, tier: StoreTier, row_size: int) -> None:
+    def __init__(self, tier: StoreTier, row_size: int, maker: str) -> None:
         self._tier = tier
+        self._maker = maker
         self._record: Floats = np.zeros((RECORD_ROWS, row_size), np.float32)
 
     @classmethod
     def open(
-        cls, directory: str, num_bytes: int, fingerprint: str, model: str, row_size: int
+        cls, directory: str, num_bytes: int, fingerprint: str, model: str, row_size: int, maker: str
     ) -> Self | None:
         """Open the files of a fingerprint; None where the disk has no room for them."""
         record_bytes = RECORD_ROWS * row_size * ROW_NUMBER_BYTES
@@ -50,13 +52,16 @@ class EmbeddingStore:
         except OSError as error:
             log.warning("--kv-store %s keeps no embeddings of images: %s", directory, error)
             return None
-        return cls(StoreTier(TierName.DISK, own, files), row_size)
+        return cls(StoreTier(TierName.DISK, own, files), row_size, maker)
+
+    def refresh(self) -> None:
+        """Look at what other servers have written."""
+        self._tier.refresh()
 
     def read(self, key: bytes, num_rows: int) -> Floats | None:
         """Return the rows of an image; None where any are not here."""
-        self._tier.refresh()
         found: list[Floats] = []
-        for digest, count in records_of(key, num_rows):
+        for digest, count in self._records(key, num_rows):
             if not self._tier.read(EMBEDDINGS, digest, self._bytes):
                 return None
             found.append(self._record[:count].copy())
@@ -65,7 +70,7 @@ class EmbeddingStore:
     def write(self, key: bytes, rows: Floats) -> None:
         """Keep the rows of an image, unless the disk does not take them."""
         start = 0
-        for digest, count in records_of(key, len(rows)):
+        for digest, count in self._records(key, len(rows)):
             self._record[:count] = rows[start : start + count]
             self._record[count:] = 0
             if not self._tier.write(EMBEDDINGS, digest, self._bytes):
@@ -76,9 +81,9 @@ class EmbeddingStore:
     def _bytes(self) -> memoryview:
         return self._record.view(np.uint8).data.cast("B")
 
-
-def records_of(key: bytes, num_rows: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the digest and the number of rows of each record of an image."""
-    for start in range(0, num_rows, RECORD_ROWS):
-        text = repr((key, num_rows, start)).encode()
-        yield blake2b(text, digest_size=DIGEST_BYTES).digest(), min(RECORD_ROWS, num_rows - start)
+    def _records(self, key: bytes, num_rows: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the digest and the number of rows of each record of an image."""
+        for start in range(0, num_rows, RECORD_ROWS):
+            text = repr((self._maker, key, num_rows, start)).encode()
+            digest = blake2b(text, digest_size=DIGEST_BYTES).digest()
+            yield digest, min(RECORD_ROWS, num_rows - start)

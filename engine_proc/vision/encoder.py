@@ -41,6 +41,8 @@ def encode(
     images: dict[int, Tensors] = {}  # by place, like all that follows
     gone: list[int] = []
     num_stored = 0
+    if store is not None:
+        store.refresh()
     for place, tensors in enumerate(message.images):
         rows = np.frombuffer(message.rows[place], np.int32)
         if store is not None and (own := store.read(message.keys[place], len(rows))) is not None:

@@ -1,6 +1,7 @@
-"""Vision process: pixels of images in, rows that decoders take out; keeps nothing of either.
+"""Vision process: pixels of images in, rows that decoders take out; with --kv-store, kept on disk.
 In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,8 @@ def open_store(config: VisionConfig, fingerprint: str) -> EmbeddingStore | None:
         return None
     model, row_size = Path(config.execution.model_path).name, config.execution.image_row_size
     num_bytes = tiers.disk_bytes_of_images
-    return EmbeddingStore.open(tiers.directory, num_bytes, fingerprint, model, row_size)
+    maker = " ".join(f"{library} {version(library)}" for library in ("torch", "transformers"))
+    return EmbeddingStore.open(tiers.directory, num_bytes, fingerprint, model, row_size, maker)
 
 
 def open_tower(config: ExecutionConfig) -> tuple["Tower", TowerReady]:

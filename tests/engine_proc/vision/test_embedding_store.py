@@ -11,13 +11,14 @@ ROW_SIZE = 5
 KEY, OTHER_KEY = b"k" * 16, b"o" * 16
 ROWS = [1, RECORD_ROWS, RECORD_ROWS + 1, 3 * RECORD_ROWS]
 FINGERPRINT = "f" * 32
+MAKER = "torch 1"
 
 
 def open_store(
-    folder: Path, num_bytes: int = 1 << 20, fingerprint: str = FINGERPRINT
+    folder: Path, num_bytes: int = 1 << 20, fingerprint: str = FINGERPRINT, maker: str = MAKER
 ) -> EmbeddingStore:
     """Open a server's store."""
-    store = EmbeddingStore.open(str(folder), num_bytes, fingerprint, "model", ROW_SIZE)
+    store = EmbeddingStore.open(str(folder), num_bytes, fingerprint, "model", ROW_SIZE, maker)
     assert store is not None
     return store
 
@@ -41,10 +42,12 @@ def test_rows_come_back_after_a_restart(count: int, tmp_path: Path) -> None:
 def test_rows_of_another_server_are_read(tmp_path: Path) -> None:
     mine, other = (open_store(tmp_path) for _ in range(2))
     other.write(KEY, rows_of(2))
+    mine.refresh()
     found = mine.read(KEY, 2)
     assert found is not None
     assert np.array_equal(found, rows_of(2))
     assert open_store(tmp_path, fingerprint="0" * 32).read(KEY, 2) is None, "of another model"
+    assert open_store(tmp_path, maker="torch 2").read(KEY, 2) is None, "of another library"
 
 
 def test_damaged_rows_are_not_there(tmp_path: Path) -> None:
@@ -71,4 +74,4 @@ def test_image_that_lost_a_record_to_others_is_not_there(tmp_path: Path) -> None
 def test_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = str(tmp_path / "file")
-    assert EmbeddingStore.open(folder, 1 << 20, FINGERPRINT, "model", ROW_SIZE) is None
+    assert EmbeddingStore.open(folder, 1 << 20, FINGERPRINT, "model", ROW_SIZE, MAKER) is None
