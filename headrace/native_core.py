@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Iterable
 
 from headrace.errors import HeadraceError
 
@@ -18,6 +19,19 @@ def load_core() -> ctypes.CDLL:
     if spec is None or spec.origin is None:
         raise HeadraceError("headrace._core is missing; build it with `make install`")
     return ctypes.CDLL(spec.origin)
+
+
+def check_structs(core: ctypes.CDLL, name: str, structs: Iterable[type[ctypes.Structure]]) -> None:
+    """Check that the core has the structs that are handed to it.
+
+    Args:
+        name: of the function that returns how many bytes they have together.
+
+    Raises:
+        HeadraceError: it was built from another version.
+    """
+    if not hasattr(core, name) or core[name]() != sum(map(ctypes.sizeof, structs)):
+        raise HeadraceError("headrace._core is of another version; build it with `make install`")
 
 
 def best_kernels() -> str:

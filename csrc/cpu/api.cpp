@@ -19,7 +19,7 @@ const char *headrace_cpu_kernels() {
 }
 
 // The bytes of the structs that follow: a caller of another version has other ones.
-int64_t headrace_cpu_struct_bytes() {
+int32_t headrace_cpu_struct_bytes() {
     return sizeof(Config) + sizeof(LayerConfig) + sizeof(RopeConfig) + sizeof(Step);
 }
 
@@ -106,6 +106,11 @@ void headrace_cpu_join(void *model, int32_t rank, int32_t num_ranks, void *group
         num_heads,
         num_kv_heads,
         owns_keys != 0};
+}
+
+// The bytes of a struct that follows, as `headrace_cpu_struct_bytes`.
+int32_t headrace_cpu_adapter_struct_bytes() {
+    return sizeof(headrace::GivenFactors);
 }
 
 // An adapter of `count` factors, in layers and slots as `allocate` counts them, packed in a format.

@@ -199,7 +199,7 @@ template <bool has_second, int num_blocks, class Units>
 void multiply_tiles(const Operands &o, int rows, Units &&units) {
     const SumTiles<has_second, num_blocks> sums(o);
     const size_t x_bytes = size_t(o.x_stride) * 4;
-    const bool is_narrow = o.cols < 32; // and the tiles are
+    const bool is_narrow = o.cols < 32; // the tiles are as narrow
     for (int u = 0; u < std::max(1, o.cols / 32); ++u) {
         add_tiles<has_second, num_blocks>(o.x + u * tile_pairs, x_bytes, units.at(u),
                                           units.stride());

@@ -85,6 +85,7 @@ template <class W> struct GroupPanel {
 template <class W> struct UnitPanel {
     static constexpr bool has_plain_codes = W::zero == 0 && !W::packing.has_table();
     static constexpr int num_bytes = W::packing.most_weight() < 128 ? 1 : 2;
+    static_assert(has_plain_codes || num_bytes == 2); // low bytes are multiplied as unsigned
     static constexpr int byte_bits = has_plain_codes ? 3 : 8; // from the low one to the high one
     uint8_t weights[panel_blocks][num_quarters][num_bytes][tile_rows][64];
     V::Floats floors[panel_blocks][slab_groups][parts_of<W>]; // integers beside `unit_floor`

@@ -161,6 +161,8 @@ class DraftPolicy:
     def num_drafted(self, plan: StepPlan, gains: Items[float], further_s: Items[float]) -> int:
         """Return for how many sequences another draft pays, in one step of the draft model.
 
+        Until its costs are known one sequence drafts, which tells them.
+
         Args:
             gains: the tokens that a draft of each is expected to give, descending.
             further_s: what each takes beside that step.

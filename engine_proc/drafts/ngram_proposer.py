@@ -18,7 +18,8 @@ COPY = 4  # tokens that are copied, and not there by chance
 class Match(NamedTuple):
     """An earlier occurrence of a text's last `size` tokens, and what followed it.
 
-    In the text itself that is from `end` on.
+    `size` may also be `COPIED` or `EDITED`. `end` is where the tokens that followed begin in the
+    text itself; 0 is in another one.
     """
 
     size: int

@@ -43,7 +43,7 @@ NGRAM_RATES = {COPIED: 0.8, EDITED: 0.5, 8: 0.8, 4: 0.6, 3: 0.5, 2: 0.3}
 DRAFTS_PER_STEP = 64  # of all sequences
 CLOSE_RATE = 0.85  # of unlikely drafts that are accepted, by the model in 4 bits
 PROBE_STEPS = 48  # of a sequence without drafts, after which the draft model makes one
-# Drafts that pay for a text which the draft model has to read first; or half of the tokens left.
+# Over so many drafts the cost of reading a text first is spread, or over half of the tokens left.
 CATCH_UP_SHARE = 64
 
 

@@ -11,7 +11,8 @@ from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vocabulary import first_difference, read_vocabulary
 
-BY_MODELS = ("draft_model", "self", MTP)  # of --speculative
+BESIDE = ("draft_model", "self")  # of --speculative, those with a decoder beside the model
+BY_MODELS = (*BESIDE, MTP)
 
 
 class HeldDecoder(NamedTuple):
@@ -34,7 +35,7 @@ def open_draft(
         ModelError: it cannot be opened, or cannot draft for this model.
         ConfigError: both do not fit into the memory.
     """
-    if config.speculative not in BY_MODELS or config.speculative == MTP:
+    if config.speculative not in BESIDE:
         return None
     path = Path(config.draft_model or config.model_path)
     if config.speculative == "self":

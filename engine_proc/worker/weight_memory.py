@@ -84,8 +84,8 @@ def foresee_draft(config: ExecutionConfig) -> int:
     rounds = config.dtype != "float32"
     if config.speculative == MTP:
         whole = open_model(Path(config.model_path), config.load_format, drafts=True)
-        taken = (core_bytes(one.spec, one.weights, dtype, rounds) for one in (whole, model))
-        return next(taken) - next(taken)
+        own = core_bytes(model.spec, model.weights, dtype, rounds)
+        return core_bytes(whole.spec, whole.weights, dtype, rounds) - own
     draft = open_draft(config, model, dtype, memory_limit())
     assert draft is not None
     return core_bytes(draft.model.spec, draft.model.weights, draft.dtype, rounds)

@@ -10,12 +10,10 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, CpuExecutor
 from headrace.engine_proc.worker.execution.held_matrices import OUTER_MATRICES, Place, place_of
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
-from headrace.native_core import load_core
+from headrace.native_core import check_structs, load_core
 
-EMBED, ADAPTED_EMBED = (
-    0,
-    len(OUTER_MATRICES),
-)  # slots outside of layers: of a tied head, of embeddings
+# Slots outside of layers: of a tied head, of embeddings that an adapter changes.
+EMBED, ADAPTED_EMBED = 0, len(OUTER_MATRICES)
 NUMBER_TYPES = (Format.F32, Format.BF16, Format.F16)  # in the order of csrc/cpu
 
 
@@ -154,6 +152,7 @@ def number_rows(factors: StoredTensor) -> NumberRows:
 def declared_core() -> Any:
     """Return the core with the types of the functions used here."""
     core: CDLL = load_core()
+    check_structs(core, "headrace_cpu_adapter_struct_bytes", (GivenFactors,))
     for name, result, arguments in (
         ("create", c_void_p, (c_int32, c_void_p, c_int32)),
         ("destroy", None, (c_void_p,)),

@@ -9,7 +9,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -48,8 +48,8 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 )
 from headrace.engine_proc.worker.models.weight_shapes import is_one_plus, weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
-from headrace.errors import HeadraceError, ModelError
-from headrace.native_core import load_core
+from headrace.errors import ModelError
+from headrace.native_core import check_structs, load_core
 from headrace.system.machine import usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
@@ -106,7 +106,6 @@ FORMATS: tuple[Format | None, ...] = (
     None,  # int8, which no file has
 )  # fmt: skip
 BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
-STRUCT_BYTES = "headrace_cpu_struct_bytes"
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 
 
@@ -566,9 +565,8 @@ def declared_core() -> ctypes.CDLL:
         HeadraceError: it was built from another version.
     """
     core = load_core()
-    own = sum(map(sizeof, (Config, LayerConfig, RopeConfig, NativeStep)))
-    if not hasattr(core, STRUCT_BYTES) or core[STRUCT_BYTES]() != own:
-        raise HeadraceError("headrace._core is of another version; build it with `make install`")
+    structs = (Config, LayerConfig, RopeConfig, NativeStep)
+    check_structs(core, "headrace_cpu_struct_bytes", structs)
     where = (c_void_p, c_int32, c_int32)
     for name, result, arguments in (
         (

@@ -27,7 +27,7 @@ from random_decoders import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
-from headrace.engine_proc.worker.execution import cpu_executor
+from headrace.engine_proc.worker.execution import cpu_adapters, cpu_executor
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import Isa, KVDtype, UnsupportedSpec
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -575,5 +575,7 @@ def test_a_core_of_another_version_is_refused(
         __getitem__ = SimpleNamespace.__getattribute__
 
     monkeypatch.setattr(cpu_executor, "load_core", lambda: OtherCore(**functions))
-    with pytest.raises(HeadraceError, match="is of another version; build it"):
-        cpu_executor.declared_core.__wrapped__()
+    monkeypatch.setattr(cpu_adapters, "load_core", lambda: OtherCore(**functions))
+    for declare in (cpu_executor.declared_core.__wrapped__, cpu_adapters.declared_core):
+        with pytest.raises(HeadraceError, match="is of another version; build it"):
+            declare()
