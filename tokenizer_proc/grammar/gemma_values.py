@@ -18,10 +18,12 @@ from headrace.tokenizer_proc.grammar.argument_rules import (
 from headrace.tokenizer_proc.requests.constraints import quoted
 
 GEMMA_QUOTE = '<|"|>'
+MAX_HOPS = 8  # from a reference to the next
 MAX_NESTED = 200  # values within those of a tool: references may repeat them without end
 NOTES = {"title", "description", "default", "examples", "$schema", *DEFINITIONS}
 OF_OBJECT = {"type", "properties", "required", "additionalProperties"}
 OF_LIST = {"type", "items", "minItems", "maxItems"}
+OF_STRING = {"type", "enum"}
 REFERENCE = "$ref"
 
 
@@ -66,9 +68,9 @@ class GemmaValues:
             parts = [line for name, one in pairs for line in self._value(name, shared | one)]
             return [f"{rule}: {' | '.join(names)}", *parts]
         match schema.get("type"):
-            case "string":
+            case "string" if kinds <= OF_STRING and has_plain_texts(schema):
                 return self._string(rule, schema)
-            case "array" if kinds <= OF_LIST and isinstance(schema.get("items"), dict):
+            case "array" if kinds <= OF_LIST and has_plain_counts(schema):
                 return self._list(rule, schema, shared | schema["items"])
             case "object" if kinds <= OF_OBJECT and has_plain_names(schema):
                 inner = self._nested()
@@ -77,7 +79,7 @@ class GemmaValues:
 
     def _string(self, rule: str, schema: Schema) -> list[str]:
         if "enum" in schema:
-            texts = " | ".join(quoted(str(text)) for text in schema["enum"])
+            texts = " | ".join(quoted(text) for text in schema["enum"] if isinstance(text, str))
             return [f"{rule}: {self._quote} ({texts}) {self._quote}"]
         free, rest = self._free_text(f"{rule}_text", GEMMA_QUOTE)
         written = " ".join(part for part in (self._quote, f"{rule}_text", rest) if part)
@@ -85,21 +87,22 @@ class GemmaValues:
 
     def _list(self, rule: str, schema: Schema, items: Schema) -> list[str]:
         fewest, most, item = schema.get("minItems", 0), schema.get("maxItems"), self._nested()
-        more = f"{max(fewest - 1, 0)},{'' if most is None else max(most - 1, 0)}"
-        some = f'{item} ("," {item}){{{more}}}'
-        listed = '""' if most == 0 else f"({some}){'' if fewest else '?'}"
+        more = f"{max(fewest - 1, 0)},{'' if most is None else most - 1}"
+        some = item if most == 1 else f'{item} ("," {item}){{{more}}}'
+        listed = f"({some}){'' if fewest else '?'}"
         return [f'{rule}: "[" {listed} "]"', *self._value(item, items)]
 
 
 def resolved(schema: Schema) -> Schema:
     """Return a schema that is no reference to a definition beside it, where it is one."""
     kinds = schema.keys() - NOTES
-    for _ in range(len(schema)):
+    for _ in range(MAX_HOPS):
         if kinds != {REFERENCE}:
             break
         _, _, path = str(schema[REFERENCE]).partition("#/")
         group, _, name = path.partition("/")
-        found = schema.get(group, {}).get(name) if group in DEFINITIONS else None
+        named = schema.get(group) if group in DEFINITIONS else None
+        found = named.get(name) if isinstance(named, dict) else None
         if not isinstance(found, dict):
             break
         schema = {name: schema[name] for name in DEFINITIONS if name in schema} | found
@@ -115,6 +118,20 @@ def options_of(schema: Schema) -> list[Schema]:
     if schema.keys() - NOTES == {"anyOf"} and isinstance(options, list):
         return options if all(isinstance(one, dict) for one in options) else []
     return []
+
+
+def has_plain_texts(schema: Schema) -> bool:
+    """Whether a string may be any text, or one of some."""
+    texts = schema.get("enum", [""])
+    return isinstance(texts, list) and any(isinstance(text, str) for text in texts)
+
+
+def has_plain_counts(schema: Schema) -> bool:
+    """Whether a list has items of one schema, and bounds that hold for some list but the empty."""
+    fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+    is_bound = type(fewest) is int and fewest >= 0
+    is_bound &= most is None or (type(most) is int and most >= max(fewest, 1))
+    return is_bound and isinstance(schema.get("items"), dict)
 
 
 def has_plain_names(schema: Schema) -> bool:

@@ -198,26 +198,63 @@ NESTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_gemma_s_nested_values_are_written_as_its_own(special: bool) -> None:
+def test_gemma_s_nested_values_are_written_as_its_own() -> None:
     function = {"name": "f", "parameters": NESTED}
-    grammar = grammar_of(ToolFormat.GEMMA4, function, special=special)
+    grammar = grammar_of(ToolFormat.GEMMA4, function)
     for arguments, is_valid in (
         ('rows:[{name:<|"|>a,"}]<|"|>,n:3},{name:<|"|><|"|>}]', True),
         ('rows:[{name:<|"|>a<|"|>}],note:null,tags:[<|"|>x<|"|>,<|"|>y<|"|>]', True),
         ('rows:[{name:<|"|>a<|"|>}],note:<|"|>b<|"|>,tags:null,more:{"k": 1}', True),
-        ('rows:[{"name": "a"}]', False),
         ("rows:[]", False),
         ('rows:[{name:<|"|>a<|"|>},{name:<|"|>a<|"|>},{name:<|"|>a<|"|>}]', False),
         ('rows:[{name:<|"|>a<|"|>}],tags:[<|"|>z<|"|>]', False),
     ):
         text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
-        if special:
-            assert allows(grammar, text) == is_valid, arguments
+        assert allows(grammar, text) == is_valid, arguments
         parser = parser_of(Parsing(tools=ToolFormat.GEMMA4))
         (call,) = gathered(parser.feed(text) + parser.flush()).calls
-        assert valid(call.arguments, NESTED) == is_valid or '"name"' in arguments
+        assert valid(call.arguments, NESTED) == is_valid
         assert ('"k": 1' in arguments) == ('"more": {"k": 1}' in call.arguments)
+
+
+def test_gemma_s_own_values_are_not_written_as_json() -> None:
+    grammar = grammar_of(ToolFormat.GEMMA4, {"name": "f", "parameters": NESTED})
+    assert not allows(grammar, '<|tool_call>call:f{rows:[{"name": "a"}]}<tool_call|>')
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, "[1]", "[1,2]"),
+        (
+            {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+            "[1,2]",
+            "[1]",
+        ),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 0}, "[]", "[1]"),
+        ({"type": ["string", "null"], "enum": ["a", None]}, '<|"|>a<|"|>', '<|"|>None<|"|>'),
+        ({"type": "string", "pattern": "^a+$"}, '"aa"', '<|"|>b<|"|>'),
+    ],
+)
+def test_gemma_s_values_keep_bounds(schema: dict[str, Any], right: str, wrong: str) -> None:
+    parameters = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
+    grammar = grammar_of(ToolFormat.GEMMA4, {"name": "f", "parameters": parameters})
+    for value in (right, wrong):
+        text = f"<|tool_call>call:f{{v:{value}}}<tool_call|>"
+        assert allows(grammar, text) == (value == right), text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "integer"}, "minItems": "x"},
+        {"$ref": "#/$defs/x", "$defs": []},
+    ],
+)
+def test_gemma_s_broken_schemas_are_refused(schema: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"v": schema}}
+    with pytest.raises(AssertionError, match="failed to compile JSON schema"):
+        matcher(grammar_of(ToolFormat.GEMMA4, {"name": "f", "parameters": parameters}))
 
 
 def valid(text: str, schema: dict[str, Any]) -> bool:
@@ -233,7 +270,7 @@ def test_gemma_s_nested_values_are_read_back(seed: int) -> None:
     text = some_text(matcher(grammar), random.Random(seed), ('<|"|>', "]", "}", ",", "null"))
     parser = parser_of(Parsing(tools=ToolFormat.GEMMA4))
     calls = gathered(parser.feed(text) + parser.flush()).calls
-    assert all(valid(call.arguments, NESTED) for call in calls), text
+    assert calls and all(valid(call.arguments, NESTED) for call in calls), text
 
 
 def test_gemma_s_values_that_repeat_without_end_are_json() -> None:
