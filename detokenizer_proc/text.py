@@ -5,6 +5,7 @@ token that completes it. What never becomes a character is U+FFFD, as in decodin
 """
 
 import codecs
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -52,17 +53,18 @@ class Vocabulary(Protocol):
 
 
 class ByteStream:
-    """A stream over a table of each token's bytes."""
+    """A stream over a table of each token's bytes. Special tokens `kept` are never skipped."""
 
     def __init__(
         self,
         table: TokenTable,
         skip_special_tokens: bool,
-        kept: frozenset[str] = frozenset(),
+        kept: Collection[int] = (),
     ) -> None:
         self._token_bytes = table.token_bytes
         self._skipped = table.special if skip_special_tokens else frozenset[int]()
-        self._skipped -= special_tokens(table, kept).keys()
+        if kept and self._skipped:
+            self._skipped = self._skipped.difference(kept)
         self._strips_space = table.strips_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -87,6 +89,7 @@ class TableVocabulary:
 
     def __init__(self, table: TokenTable) -> None:
         self.table = table
+        self._special: dict[frozenset[str], dict[int, str]] = {}  # by contents; these are few
 
     def stream(
         self,
@@ -95,11 +98,14 @@ class TableVocabulary:
         kept: frozenset[str] = frozenset(),
     ) -> TextStream:
         """Open a stream. Nothing is put between tokens."""
-        return ByteStream(self.table, skip_special_tokens, kept)
+        return ByteStream(self.table, skip_special_tokens, self.special_tokens(kept))
 
     def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
         """Return those special tokens, by id, whose text is one of `contents`."""
-        return special_tokens(self.table, contents)
+        found = self._special.get(contents)
+        if found is None:
+            found = self._special[contents] = special_tokens(self.table, contents)
+        return found
 
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""

@@ -33,7 +33,7 @@ class ByteVocabulary:
         spaces_between: bool = True,
         kept: frozenset[str] = frozenset(),
     ) -> TextStream:
-        return ByteStream(TABLE, skip_special_tokens, kept)
+        return ByteStream(TABLE, skip_special_tokens, special_tokens(TABLE, kept))
 
     def special_tokens(self, contents: frozenset[str]) -> dict[int, str]:
         return special_tokens(TABLE, contents)
