@@ -116,8 +116,9 @@ class ModelNotFound(RequestError):
 
     status, code = 404, "model_not_found"
 
-    def __init__(self, model: str, served: str) -> None:
-        super().__init__(f"the model '{model}' does not exist; this server has '{served}'", "model")
+    def __init__(self, model: str, *served: str) -> None:
+        names = ", ".join(f"'{name}'" for name in served)
+        super().__init__(f"the model '{model}' does not exist; this server has {names}", "model")
 
 
 class RouteNotFound(RequestError):

@@ -115,7 +115,7 @@ class InfoRoutes:
             return ImmediateResponse(200, self._models[request.path])
         adapter = None if self._adapters is None else self._adapters.find(name)
         if adapter is None:
-            raise ModelNotFound(name, "', '".join(card.name for card in self._cards))
+            raise ModelNotFound(name, *(card.name for card in self._cards))
         return json_response(
             adapter_model_of(self._cards[0], self._config.started_at, adapter.name, adapter.path)
         )

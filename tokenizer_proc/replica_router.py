@@ -85,7 +85,7 @@ class ReplicaRouter:
 
     def _engine_of(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int:
         """Choose an engine, and count why."""
-        if request.engine >= 0 and self._is_ready(request.engine):
+        if request.engine in replicas and self._is_ready(request.engine):
             self._slot.add(TokenizerField.RESUME_ROUTED)
             return request.engine
         loads = self._loads(replicas, prompts)

@@ -91,7 +91,7 @@ class RoutedModels:
         """Return the job of a request, with the stages of the model that its body names."""
         name = named(body) if len(self._all) > 1 else None
         if name is not None and name not in self._places:
-            error = ModelNotFound(name, "', '".join(self._places))
+            error = ModelNotFound(name, *self._places)
             return Job(request, len(body), refused(error))
         place = 0 if name is None else self._places[name]
         return Job(request, len(body), stages(self._all[place], request, body), place)

@@ -78,7 +78,7 @@ class Service:
             load = partial(load_images, config, context, aborts)
         patience_s = None if self._offload is None else TEMPLATE_CPU_S
         self.models = RoutedModels(config, context.board, patience_s, load)
-        self._images = self.models[0].images
+        self._images = self.models[0].images  # they go with one model alone
         for model in self.models:
             if model.lacks_tools and context.index == 0:
                 log.info(

@@ -213,10 +213,11 @@ def configs_from_flags(
     parts: list[dict[str, Any]] = []
     if path is not None:
         file = read_file(Path(path))
-        if MODELS in file and "model" in file:
-            raise ConfigError(f"{CONFIG} {path} has model and {MODELS}; give one of them")
         parts = parts_of(file.pop(MODELS, []), f"{CONFIG} {path}: {MODELS}", parser)
-        values = parse(list(file_flags(file, f"{CONFIG} {path}")), parser) | values
+        of_file = parse(list(file_flags(file, f"{CONFIG} {path}")), parser)
+        if parts and "model" in of_file:
+            raise ConfigError(f"{CONFIG} {path} has model and {MODELS}; give one of them")
+        values = of_file | values
     names = values.pop("model", ())
     if names:  # as any flag, they win over the file
         parts = [{"model": name} for name in names]

@@ -80,7 +80,7 @@ def read_mistral_vocabulary(path: Path) -> tuple[GgufVocabulary, PreTokenizer | 
         return tekken_vocabulary(data) if path.name == TEKKEN else (piece_vocabulary(data), None)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except (*BAD_JSON, IndexError, struct.error) as error:
+    except (*BAD_JSON, IndexError, KeyError, TypeError, struct.error) as error:
         raise ModelError(f"{path}: not a tokenizer of its name: {error}") from None
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None

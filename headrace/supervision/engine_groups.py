@@ -27,9 +27,11 @@ class EngineGroup(msgspec.Struct, frozen=True):
         """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag.
 
         Weights may be held in three quarters of their bytes, rounded to a quarter, and mapped by
-        all replicas.
+        all replicas. On GPUs they take none.
         """
         config = self.config
+        if config.device == "cuda":
+            return 0
         is_as_stored = config.quantization == "none" and config.dtype == "auto"
         weights = self.card.weight_bytes * (3 if is_as_stored else 1) // 4
         return weights + config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
@@ -80,12 +82,13 @@ def check_groups(groups: Sequence[EngineGroup]) -> None:
         size, card = group.config.data_parallel_size, group.card
         if card.takes_images and size > 1:
             raise ConfigError(
-                f"--data-parallel-size {size} is for models of text alone, and this one takes "
-                "images; leave it out"
+                f"--data-parallel-size {size} is for models of text alone, and {card.path} takes "
+                "images; leave it out, or give --max-images 0"
             )
         if card.takes_images and len(groups) > 1:
             raise ConfigError(
-                f"{card.path} takes images, which go with one model alone; serve it by itself"
+                f"{card.path} takes images, which go with one model alone; serve it by itself, or "
+                "with --max-images 0"
             )
     names = [group.card.name for group in groups]
     for place, name in enumerate(names):

@@ -64,9 +64,8 @@ class CpuLimit:
         if left_s > 0:
             signal.setitimer(signal.ITIMER_VIRTUAL, left_s)
             return
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if not is_over:  # else no timer must be left
-            signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
+        signal.setitimer(signal.ITIMER_PROF, 0 if is_over else self._deadly_s)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0 if is_over else self._seconds)
         raise CpuLimitExceeded(f"more than {self._seconds:g} s of CPU time")
 
 

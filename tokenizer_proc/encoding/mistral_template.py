@@ -74,7 +74,6 @@ class MistralTemplate(ChatTemplate):
                     reasoning_effort=effort,
                 )
                 ids = self._tokenizer.encode_chat_completion(chat).tokens
-                text = self._tokenizer.decode(ids, SpecialTokenPolicy.KEEP)
         except CpuLimitExceeded as error:
             raise TemplateTooSlow(
                 f"messages: mistral-common takes {error} for them", "messages"
@@ -85,6 +84,7 @@ class MistralTemplate(ChatTemplate):
                 f"says: {in_a_line(error)}",
                 "messages",
             ) from error
+        text = self._tokenizer.decode(ids, SpecialTokenPolicy.KEEP)
         return Text(text, add_special_tokens=False, ids=ids_of(ids))
 
     def _check(self, request: Conversation, variables: dict[str, Any]) -> None:

@@ -104,8 +104,7 @@ def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpel
 
 
 def lines(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
-    """Pixtral and Mistral 3: a row is some patches of the image, which keeps its shape. Marks
-    stand between its lines of rows."""
+    """Pixtral and Mistral 3: a row is some patches; marks stand between lines of rows."""
     image = token(config["image_token_index"])
     side: int = settings.get("patch_size", 16) * settings.get("spatial_merge_size", 1)
     between: str = settings.get("image_break_token", "[IMG_BREAK]")

@@ -194,7 +194,7 @@ EXAMPLES: dict[str, Examples] = {
 }
 
 
-def examples_of(path: str, offers_tools: bool = True, follows_grammars: bool = True) -> Examples:
+def examples_of(path: str, offers_tools: bool, follows_grammars: bool) -> Examples:
     """Return the examples of a route that this server can answer."""
     absent = set[str]()
     if not follows_grammars:

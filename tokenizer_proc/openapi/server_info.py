@@ -17,7 +17,7 @@ def model_info(card: ModelCard) -> ModelInfo:
     """Return the body of SGLang's `/model_info`."""
     return ModelInfo(
         model_path=card.path,
-        tokenizer_path=card.path,
+        tokenizer_path=card.tokenizer_path,
         is_generation=card.pooling is None,
         preferred_sampling_params=None,
         weight_version="default",
@@ -26,8 +26,11 @@ def model_info(card: ModelCard) -> ModelInfo:
 
 
 def server_info(card: ModelCard, board: Board) -> ServerInfo:
-    """Return the body of SGLang's `/server_info`, limited to what applies here."""
-    engines = list(board.of("engine"))
+    """Return the body of SGLang's `/server_info`, limited to what applies here.
+
+    It tells of the server's first model.
+    """
+    engines = [engine for engine in board.of("engine") if engine[EngineField.MODEL] == 0]
     speed = sum(
         engine[EngineField.TOKENS_PER_SECOND] for engine in engines if engine[EngineField.RUNNING]
     )
@@ -36,7 +39,7 @@ def server_info(card: ModelCard, board: Board) -> ServerInfo:
     )
     return ServerInfo(
         model_path=card.path,
-        tokenizer_path=card.path,
+        tokenizer_path=card.tokenizer_path,
         served_model_name=card.name,
         context_length=card.max_model_len,
         max_total_num_tokens=num_tokens,
