@@ -8,8 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from headrace.config.process_configs import EngineConfig, VisionConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
@@ -144,12 +142,12 @@ class VisionClient:
         """Have the next images encoded, unless some are being encoded.
 
         Args:
-            fingerprint: of the KV store's files, once that is ready.
+            fingerprint: as `EncoderQueue.next_batch` has it.
         """
         if self._child is not None and self._ready is not None:
-            batch = images.next_batch(self._ready.max_numbers)
+            batch = images.next_batch(self._ready.max_numbers, fingerprint)
             if batch is not None:
-                self._child.send(msgspec.structs.replace(batch, fingerprint=fingerprint))
+                self._child.send(batch)
 
     def stop(self) -> None:
         """End it, if there is one."""

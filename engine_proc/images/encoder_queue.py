@@ -142,11 +142,12 @@ class EncoderQueue:
         if not job.needed_by and all(job is not other for other, _ in self._in_progress):
             del self._jobs[key]
 
-    def next_batch(self, max_numbers: int) -> Encode | None:
+    def next_batch(self, max_numbers: int, fingerprint: str = "") -> Encode | None:
         """Choose the next batch to encode, if images wait and none is in progress.
 
         Args:
             max_numbers: as in `can_join`.
+            fingerprint: of the KV store's files, once that is ready.
         """
         if self._in_progress:
             return None
@@ -163,7 +164,8 @@ class EncoderQueue:
         if not images:
             return None
         rows = [self.pool.rows(image.key).tobytes() for image in images]
-        return Encode([image.tensors for image in images], rows, [image.key for image in images])
+        keys = [image.key for image in images]
+        return Encode([image.tensors for image in images], rows, keys, fingerprint)
 
     def _urgency(self, job: EncoderJob) -> tuple[int, int]:
         """Return the importance of the most important sequence that needs an image."""
