@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import mistral_common
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 DATA = Path(mistral_common.__file__).parent / "data"
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,3 +59,9 @@ def write_tekken(
     path = folder / "tekken.json"
     path.write_text(json.dumps(content | (more or {})))
     return path
+
+
+def right_ids(file: Path, body: dict[str, Any]) -> list[int]:
+    """Return the prompt of a chat, as mistral-common encodes it."""
+    request = ChatCompletionRequest.from_openai(**body)
+    return MistralTokenizer.from_file(file).encode_chat_completion(request).tokens

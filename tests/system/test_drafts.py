@@ -103,6 +103,8 @@ def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: st
         before = server.metric("generation_tokens_total")
         num_drafts = server.metric("spec_decode_num_draft_tokens_total")
         assert num_drafts > 0
+        if method == "draft_model":  # it is the model itself
+            assert server.metric("spec_decode_num_accepted_tokens_total") > 0
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(complete_all, server)
             wait_until(

@@ -9,9 +9,7 @@ import httpx
 import pytest
 import torch
 import transformers
-from mistral_common.protocol.instruct.request import ChatCompletionRequest
-from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-from mistral_files import SPECIAL, VOCAB_SIZE, write_tekken
+from mistral_files import SPECIAL, VOCAB_SIZE, right_ids, write_tekken
 from servers import RunningServer
 
 MESSAGES = [
@@ -63,21 +61,16 @@ def post(client: httpx.Client, path: str, **fields: Any) -> Any:
     return response.json()
 
 
-def right_ids(folder: Path, **fields: Any) -> list[int]:
-    tokenizer = MistralTokenizer.from_file(folder / "tekken.json")
-    request = ChatCompletionRequest.from_openai(**fields)
-    return tokenizer.encode_chat_completion(request).tokens
-
-
 def test_prompts_have_the_ids_of_mistral_common(client: httpx.Client, folder: Path) -> None:
     fields = {"messages": MESSAGES, "tools": [TOOL]}
-    ids = right_ids(folder, **fields)
+    ids = right_ids(folder / "tekken.json", fields)
     assert post(client, "/tokenize", **fields)["tokens"] == ids
     answer = post(client, "/v1/chat/completions", **fields, max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == len(ids)
     started = [*MESSAGES, {"role": "assistant", "content": "a ban"}]
     goes_on = {"messages": started, "continue_final_message": True}
-    assert post(client, "/tokenize", **goes_on)["tokens"] == right_ids(folder, **goes_on)
+    ids = right_ids(folder / "tekken.json", goes_on)
+    assert post(client, "/tokenize", **goes_on)["tokens"] == ids
 
 
 def test_names_of_special_tokens_in_a_text_are_text(client: httpx.Client) -> None:

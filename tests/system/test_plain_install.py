@@ -75,7 +75,8 @@ def test_a_plain_install_embeds() -> None:
         (
             LLAVA,
             [],
-            "--max-images 0 takes none): the package pillow is missing; `pip install 'headrace[",
+            "takes images (--max-images 0 takes none): the package pillow is missing; "
+            "`pip install 'headrace[images]'`",
         ),
     ],
     ids=["modules", "model-impl", "encoder", "images"],

@@ -21,7 +21,8 @@ NUM_TOKENS = 12
 PAGE_TOKENS = 32
 NUM_STORY_TOKENS = 300
 TIMEOUT_S = 300
-OTHERS = {"llava": 1, "smolvlm": 2, "gemma3": 2}  # families, and workers that share the model
+# Families, and workers that share the model.
+OTHERS = {"llava": 1, "smolvlm": 2, "gemma3": 2, "qwen2_5_vl": 2}
 LOW: dict[str, dict[str, Any]] = {"smolvlm": {"do_image_splitting": False}}  # others see no less
 Messages = list[dict[str, Any]]
 

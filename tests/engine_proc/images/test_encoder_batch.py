@@ -60,6 +60,9 @@ def test_batch_takes_images_in_order() -> None:
         (image(64, 1176, image_grid_thw=[1, 3]), image(16, 1176, image_grid_thw=[1, 3]), True),
         (image(64, 1176, image_grid_thw=[1, 3]), image(64, 1176), False),
         (image(1, 8), image(1, 8, dtype="f2"), False),
+        # Pixtral and Mistral 3 have images of any size, which stands beside them.
+        (image(1, 3, 8, 8, image_sizes=[1, 2]), image(1, 3, 8, 8, image_sizes=[1, 2]), True),
+        (image(1, 3, 8, 8, image_sizes=[1, 2]), image(1, 3, 8, 9, image_sizes=[1, 2]), False),
     ],
 )
 def test_images_go_together_whose_tensors_can_be_joined(

@@ -51,11 +51,12 @@ def test_weights_of_a_tower_can_be_made_up(tmp_path: Path) -> None:
     assert made_up[0].shape == real.shape
 
 
-@pytest.mark.parametrize("family", [name for name in IMAGE_PROCESSORS if name not in SIZED])
+@pytest.mark.parametrize("family", IMAGE_PROCESSORS)
 def test_rows_of_several_images_are_those_of_each(family: str, tmp_path: Path) -> None:
     make_vision_folder(tmp_path, family)
     tower = Tower(load(tmp_path))
-    images = [prepare(tmp_path, picture(seed, *size)) for seed, size in enumerate(SIZES)]
+    sizes = SIZES[:1] * len(SIZES) if family in SIZED else SIZES  # those of one size go together
+    images = [prepare(tmp_path, picture(seed, *size)) for seed, size in enumerate(sizes)]
     expected = [alone(tower, image) for image in images]
     for order in ([0, 1, 2, 3], [3, 1], [2]):
         found = tower.encode([images[place] for place in order])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -87,8 +88,8 @@ def test_an_error_leaves_no_timer_behind() -> None:
 
 def test_each_limit_says_its_own_time() -> None:
     short, long = CpuLimit(10), CpuLimit(20)
-    for limit, time in ((short, "10 s"), (long, "20 s"), (short, "10 s")):
-        with pytest.raises(CpuLimitExceeded, match=f"more than {time}"), limit:
+    for limit, said in ((short, "10 s"), (long, "20 s"), (short, "10 s")):
+        with pytest.raises(CpuLimitExceeded, match=f"more than {said}"), limit:
             signal.raise_signal(signal.SIGVTALRM)
 
 
@@ -101,10 +102,11 @@ def test_an_interrupt_leaves_no_timer_behind() -> None:
 
 def test_an_interruption_that_is_swallowed_comes_again() -> None:
     limit, num_swallowed = CpuLimit(0.02), 0
+    end = time.process_time() + 5
     with pytest.raises(CpuLimitExceeded), limit:
-        while True:
+        while time.process_time() < end:
             try:
-                while True:
+                while time.process_time() < end:
                     hashlib.sha256(b"")
             except CpuLimitExceeded:  # as a callback of the garbage collector does
                 num_swallowed += 1

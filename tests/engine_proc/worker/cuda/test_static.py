@@ -19,7 +19,7 @@ PINNED = "Triton 3.7.1"  # of torch 2.13 for GPUs
 KIB = 1 << 10
 SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * KIB}
 # Bytes of a thread's stack: what a kernel may lack in registers, at most.
-STACK_BYTES = {"attention_kernel": 144, "draw_kernel": 560}
+STACK_BYTES = {"attention_kernel": 48, "heads of 256": 144, "draw_kernel": 560}
 DEADLINE_S = 300
 SOME = "attention_kernel.*IS_SPLIT=True|rope_store|norm_kernel.*NUM=4096|inputs"
 
@@ -40,9 +40,11 @@ def test_a_processor_has_the_memory_that_kernels_share(arch: str) -> None:
 
 
 def test_registers_of_a_hopper_do_for_all_but_some_kernels() -> None:
-    for name, row in table()[PINNED].items():
-        most = STACK_BYTES.get(name.split()[0], 0)
-        assert row.get("90", [0, 0, 0])[2] <= most, name
+    found = {name: row["90"] for name, row in table()[PINNED].items() if "90" in row}
+    assert len(found) > 390
+    for name, row in found.items():
+        kind = "heads of 256" if "HEAD_DIM=256" in name else name.split()[0]
+        assert row[2] <= STACK_BYTES.get(kind, 0), name
 
 
 def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:

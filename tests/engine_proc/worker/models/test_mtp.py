@@ -78,7 +78,7 @@ def check(reference: MtpReference, path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(ours), logits[-1:], atol=2e-3, rtol=2e-3)
     ours = text.draft(count, count + 1)
     torch.testing.assert_close(torch.from_numpy(ours), further[-1:], atol=2e-3, rtol=2e-3)
-    assert further[-1].argmax() != logits[-1].argmax() or further.abs().max() > 1
+    assert (further[-1] - logits[-1]).abs().max() > 0.1  # far more than the tolerance
 
 
 @pytest.mark.parametrize("case", ["deepseek_v3", "glm4_moe"])
