@@ -20,6 +20,7 @@ import random
 import tempfile
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -224,13 +225,11 @@ def measure_llama(model: Path, num_tokens: int, python: str, report: Report) -> 
         known, state = agent.tokens, f"{folder}/state"
         with start(model, *store) as server:
             ours = [agent.turn(server)]
-        theirs = LlamaProcess(python, model, threads)
-        theirs.ask({"save": state, "prompt": known})
-        theirs.close()
-        theirs = LlamaProcess(python, model, threads)
-        theirs.ask({"prefill": known[:1]})  # loads the model
-        seconds, _ = theirs.ask({"restore": state, "prompt": agent.tokens[:-ANSWER_TOKENS]})
-        theirs.close()
+        with closing(LlamaProcess(python, model, threads)) as theirs:
+            theirs.ask({"save": state, "prompt": known})
+        with closing(LlamaProcess(python, model, threads)) as theirs:
+            theirs.ask({"prefill": known[:1]})  # loads the model
+            seconds, _ = theirs.ask({"restore": state, "prompt": agent.tokens[:-ANSWER_TOKENS]})
     samples = {"headrace": ours, "llama.cpp": [seconds]}
     report.add(Quantity("next turn after a restart, pages or state saved", "s", samples))
 

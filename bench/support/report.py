@@ -68,8 +68,12 @@ class Quantity:
     @classmethod
     def from_json(cls, row: dict[str, Any], commit: str | None) -> "Quantity":
         """Return the row that `as_json` gave, measured with the code of `commit`."""
-        is_rate = row["unit"].endswith("/s")  # older files do not say which way is better
-        is_higher = row.get("higher_is_better", is_rate)
+        is_higher = row.get("higher_is_better")
+        if is_higher is None:
+            raise SystemExit(
+                f"--add: the saved run is older and does not say which way {row['quantity']} is "
+                "better; save without --add"
+            )
         return cls(row["quantity"], row["unit"], row["samples"], is_higher, commit)
 
 
