@@ -302,6 +302,13 @@ def test_models_of_a_file_have_flags_of_their_own(tmp_path: Path) -> None:
     assert (config.model, config.port) == ("c", 7), "the command line wins"
 
 
+def test_models_have_tokenizers_and_images_of_their_own(tmp_path: Path) -> None:
+    text = "models: [{model: a, tokenizer_mode: mistral}, {model: b, max_images: 0}]"
+    first, second = configs_from_flags(["--config", str(write(tmp_path / "flags.yaml", text))])
+    assert (first.tokenizer_mode, second.tokenizer_mode) == ("mistral", "auto")
+    assert first.max_images > second.max_images == 0
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -309,6 +316,7 @@ def test_models_of_a_file_have_flags_of_their_own(tmp_path: Path) -> None:
         ("models: [a, {tpp: 1}]", "models[1]: tpp is not known; did you mean tp?"),
         ("models: a", "models is a list of models, each a name, or its flags with its name"),
         ("{model: a, models: [b]}", "has model and models; give one of them"),
+        ("{model_path: a, models: [b]}", "has model and models; give one of them"),
         ("{models: [a, b], mmproj: x}", "--mmproj goes with one model; run a server for each"),
         ("{models: [a, b], enable_lora: true}", "--enable-lora goes with one model; run a server"),
         ("{models: [a, b], draft_model: x}", "--draft-model is for one of several models; give"),

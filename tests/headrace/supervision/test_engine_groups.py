@@ -62,3 +62,5 @@ def test_memory_of_other_models_is_reserved() -> None:
     first = group("a", nbytes=100, data_parallel_size=2, kv_cache_memory_bytes=7)
     second = group("b", nbytes=100, quantization="int8")
     assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 89]
+    on_gpus = group("c", nbytes=100, device="cuda")
+    assert reserved_bytes([first, on_gpus], 0) == 0, "it is not in the CPU's memory"
