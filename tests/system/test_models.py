@@ -1,7 +1,9 @@
 """Several models behind one port: each answers as it does alone, and heals alone."""
 
 import asyncio
+import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,8 @@ from headrace.config.model_card import find_demo_model
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 BYTES = "bytes"  # the name of a model whose tokens are bytes
+CHAOS_S = float(os.environ.get("CHAOS_S", "0"))
+KILLS_PER_S = 0.2 if CHAOS_S <= 60 else 0.01  # so that some live for long
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +117,29 @@ def test_models_heal_at_a_death(
     grown = {seat for seat, count in restarts(together).items() if count > before[seat]}
     assert grown == {victim} | ({"worker 0"} if victim == "engine 0" else set())
     together.settle()
+
+
+@pytest.mark.skipif(not CHAOS_S, reason="long: `make soak`")
+def test_chaos_changes_no_answer_of_models_with_replicas(
+    models: dict[str, str], alone: dict[str, list[Any]]
+) -> None:
+    roles = ("worker", "tokenizer", "detokenizer", "engine")
+    rules = [f"kill={role}:{KILLS_PER_S}/s" for role in roles]
+    rules += [f"stop={role}:{KILLS_PER_S / 10}/s" for role in roles]
+    server = RunningServer(
+        *(*models.values(), *FLAGS, "--data-parallel-size", "2", "--chaos", ",".join(rules)),
+        *("--tokenizer-procs", "2", "--detokenizer-procs", "2"),
+    )
+    end = time.monotonic() + CHAOS_S
+    try:
+        while time.monotonic() < end:
+            answers = asyncio.run(read_mixed(server.url, list(alone)))
+            for name, expected in alone.items():
+                assert not difference(answers[name], expected), name
+        assert server.metric("process_restarts_total") > 0
+    finally:
+        server.close()
+        print(server.log)
 
 
 def test_models_that_do_not_go_together_are_refused(models: dict[str, str]) -> None:
