@@ -62,6 +62,7 @@ tests all_reduce_tests 600 2 $worker/parallel
 tests kernel_tests 900 "$many" $worker/cuda/kernels $worker/cuda/matrices
 tests executor_tests 900 "$many" $worker/cuda \
     --ignore=$worker/cuda/kernels --ignore=$worker/cuda/matrices
+tests host_tier_test 240 1 tests/system/test_host_tier.py
 bench cuda_kernels 420 --rounds 10
 bench cuda_decode 240 --rounds 10
 bench cuda_prefill 180 --rounds 5

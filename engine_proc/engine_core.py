@@ -5,7 +5,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -22,6 +22,7 @@ from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.kv_cache.cache_table import NO_CACHE
 from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.page_copies import PageCopies
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
@@ -51,9 +52,6 @@ from headrace.ipc.messages import (
 from headrace.ipc.sockets import Frame, Inbox
 from headrace.ipc.worker_messages import ITEM_BYTES, Step, StepFailed
 from headrace.logs import about
-
-if TYPE_CHECKING:
-    pass
 
 IDLE_MS = 500
 QUIET_S = 2.0  # without work, before what is seldom needed is loaded
@@ -87,6 +85,7 @@ class EngineCore:
         prompts: Backlog | None = None,
         store: StoreClient | None = None,
         adapters: AdapterLoads | None = None,
+        copies: PageCopies | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -108,6 +107,7 @@ class EngineCore:
         self._vision = vision
         self._store = store
         self._adapters = adapters
+        self._copies = copies
         self._intake = Intake()
         self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
@@ -152,11 +152,9 @@ class EngineCore:
         """Whether sequences wait for grammars, images, adapters or pages."""
         has_images = self._images is not None and self._images.num_waiting > 0
         is_loading = self._adapters is not None and self._adapters.is_busy
-        return self._grammars.is_busy or has_images or is_loading or self._is_fetching
-
-    @property
-    def _is_fetching(self) -> bool:
-        return self._store is not None and self._store.is_busy
+        is_fetching = self._store is not None and self._store.is_busy
+        is_copying = self._copies is not None and self._copies.is_busy
+        return self._grammars.is_busy or has_images or is_loading or is_fetching or is_copying
 
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
@@ -222,13 +220,15 @@ class EngineCore:
         self._vision.ask(self._images, fingerprint)
 
     def poll_store(self) -> None:
-        """Take what the KV store has fetched, and ask for more. A suspect gets all pages.
+        """Take what the KV store has fetched, and ask for more.
+
+        It does not while a suspect gets all pages, and while new workers may have other pages.
 
         Raises:
             WorkerDied: too many died in a row.
         """
         if self._store is not None:
-            self._store.poll(may_ask=not self._scheduler.has_suspects)
+            self._store.poll(may_ask=not (self._scheduler.has_suspects or self._has_new_workers))
 
     def abort_expired(self) -> None:
         """Abort the requests whose leases have expired or whose frontend was replaced."""
@@ -290,37 +290,52 @@ class EngineCore:
             self._can_step = workers.are_ready()
             if not self._can_step:
                 return
-            if self._has_new_workers:
-                self._take_pages(workers.cache_id)
-            if self._adapters is not None:
-                self._fail_all(self._adapters.tend(workers))
+            self._tend(workers)
             if self._scheduler.has_work:
                 self.step(workers)
             else:
                 workers.check()
         except WorkerDied as death:
-            if self._store is not None:  # it may write to what is about to be cleared
-                self._store.settle()
-            ids = self._scheduler.ids_in_step
-            is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
-            if is_for_memory and (num_tokens := self._scheduler.tokens_in_step):
-                self._step_limit.failed(num_tokens)
-            deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_chaos))
-            self._sent.clear()
-            self._set_step_deadline()
-            if deadly is not None:
-                self._fail(deadly, "workers have died twice while they were at it alone")
-            is_explained = is_for_memory or death.is_chaos or deadly is not None
-            workers.replace(death, ids, is_explained)
-            self._can_step, self._has_new_workers = False, True
-            if self._adapters is not None:
-                self._fail_all(self._adapters.lose_workers())
-            self._update_board()
+            self._replace_workers(workers, death)
+
+    def _tend(self, workers: WorkerGroup) -> None:
+        """Look after what workers do beside steps, and first after pages of new ones."""
+        if self._has_new_workers:
+            self._take_pages(workers.cache_id)
+        if self._adapters is not None:
+            self._fail_all(self._adapters.tend(workers))
+        if self._copies is not None:  # a suspect gets all pages
+            self._copies.tend(workers, may_begin=not self._scheduler.has_suspects)
+
+    def _replace_workers(self, workers: WorkerGroup, death: WorkerDied) -> None:
+        """Roll back what the workers were at, and start others."""
+        if self._store is not None:  # it may write to what is about to be cleared
+            self._store.settle()
+        if self._copies is not None:
+            self._copies.lose_workers()
+        ids = self._scheduler.ids_in_step
+        is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
+        if is_for_memory and (num_tokens := self._scheduler.tokens_in_step):
+            self._step_limit.failed(num_tokens)
+        deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_chaos))
+        self._sent.clear()
+        self._set_step_deadline()
+        if deadly is not None:
+            self._fail(deadly, "workers have died twice while they were at it alone")
+        is_explained = is_for_memory or death.is_chaos or deadly is not None
+        workers.replace(death, ids, is_explained)
+        self._can_step, self._has_new_workers = False, True
+        if self._adapters is not None:
+            self._fail_all(self._adapters.lose_workers())
+        self._update_board()
 
     def _take_pages(self, cache_id: bytes) -> None:
         """Go on with the pages of new workers; recompute all sequences if they have others."""
         self._has_new_workers = False
-        if cache_id and cache_id == self._pool.cache_id:
+        if self._copies is not None:
+            self._scheduler.recompute()
+            self._copies.take_workers(cache_id)
+        elif cache_id and cache_id == self._pool.cache_id:
             self._slot.add(EngineField.RECOVERED_PAGES, self._pool.num_cached)
         else:
             self._scheduler.recompute(cache_id or NO_CACHE)

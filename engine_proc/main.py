@@ -21,10 +21,12 @@ from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
+from headrace.engine_proc.kv_cache.host_tier import HostTier
 from headrace.engine_proc.kv_cache.kv_event_log import KvEventLog
 from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
+from headrace.engine_proc.page_copies import PageCopies
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
@@ -40,7 +42,13 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.sockets import Inbox, address
-from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE, CacheLayout, WorkerReady
+from headrace.ipc.worker_messages import (
+    SLOTS_PER_SEQUENCE,
+    CacheLayout,
+    OpenStore,
+    RecordKind,
+    WorkerReady,
+)
 from headrace.runtime.process import Context
 from headrace.system.cpu_share import take_share
 
@@ -84,11 +92,14 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             store = StoreClient(config, context)
         workers = WorkerGroup(config, context, area, tower_bytes)
         ready = workers.wait_ready()
-        pool_table, slot_table = open_tables(config, ready, workers.cache_id)
-        pool = make_pool(ready, config, pool_table)
+        page_table, slot_table = open_tables(config, ready, workers.cache_id)
+        pool = make_pool(ready, config, None if ready.num_host_pages else page_table)
+        tier = make_host_tier(pool, workers, page_table, store) if ready.num_host_pages else None
         publisher = publish_events(config, pool)
         adapter_pool = make_adapters(config)
-        scheduler = make_scheduler(pool, ready, config, images, slot_table, adapter_pool, store)
+        scheduler = make_scheduler(
+            pool, ready, config, images, slot_table, adapter_pool, store, tier
+        )
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
@@ -109,13 +120,12 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             ahead_s=ahead_s(config, ready),
             store=store,
             adapters=make_adapter_loads(config, adapter_pool, scheduler, context.index),
+            copies=None if tier is None else make_copies(tier, context),
         )
+        if tier is not None:
+            tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
-            layout, slots = open_layout(workers), scheduler.slots
-            fetcher = PageFetcher(
-                pool, slots, layout, engine.prompt_s, time.monotonic, engine.step_s
-            )
-            store.open(layout, fetcher, waits=not pool.num_cached)  # an engine before had some
+            open_store(store, workers, engine, pool, scheduler.slots, tier)
         context.ready()
         serve(engine, workers, inbox, publisher, context.slot)
     finally:
@@ -154,6 +164,33 @@ def publish_events(config: EngineConfig, pool: PagePool) -> KvEventPublisher:
     return KvEventPublisher(config.kv_events, pool.events)
 
 
+def open_store(
+    store: StoreClient,
+    workers: WorkerGroup,
+    engine: EngineCore,
+    pool: PagePool,
+    slots: StateSlots,
+    tier: HostTier | None,
+) -> None:
+    """Have the KV store open its files beneath the pool, or beneath a GPU's host tier.
+
+    Where an engine before had some pages, it is not waited for.
+
+    Raises:
+        ConfigError: the workers' memory is their own.
+    """
+    layout, host = open_layout(workers), None if tier is None else tier.host
+    step_s = engine.step_s if host is None else never  # a GPU's steps do not need the store's core
+    fetcher = PageFetcher(pool, slots, layout, engine.prompt_s, time.monotonic, step_s, host)
+    has_pages = (pool if host is None else host).num_cached > 0
+    store.open(OpenStore(layout, workers.numerics), fetcher, waits=not has_pages)
+
+
+def never() -> float:
+    """Return the time of steps where none runs."""
+    return 0.0
+
+
 def open_layout(workers: WorkerGroup) -> CacheLayout:
     """Return the records of workers whose pages a KV store can copy.
 
@@ -162,8 +199,8 @@ def open_layout(workers: WorkerGroup) -> CacheLayout:
     """
     if not workers.cache_id:
         raise ConfigError(
-            "--kv-store and --kv-store-bytes need pages in shared memory, as on CPUs in Headrace's "
-            "own code; leave them out"
+            "--kv-store and --kv-store-bytes need pages in shared memory, as Headrace's own code "
+            "has them; leave them out"
         )
     return workers.cache_layout
 
@@ -173,9 +210,10 @@ def open_tables(
 ) -> tuple[CacheTable, CacheTable]:
     """Return the tables of pages and state slots. Those of the engine before are kept.
 
-    They are not, where they tell of other memory than the workers have.
+    They are not, where they tell of other memory than the workers have. Pages are those of a GPU's
+    host tier, if there is one.
     """
-    counts = ready.num_pages, ready.num_states
+    counts = ready.num_host_pages or ready.num_pages, ready.num_states
     if not cache_id:
         pages, states = (CacheTable(count) for count in counts)
         return pages, states
@@ -208,6 +246,24 @@ def make_pool(
     return PagePool(ready.num_pages, ready.page_tokens, table, index)
 
 
+def make_copies(tier: HostTier, context: Context) -> PageCopies:
+    """Return what has workers copy pages."""
+    store_slot = context.board.slot("kv_store", context.index)
+    return PageCopies(tier, context.slot, store_slot)
+
+
+def make_host_tier(
+    pool: PagePool, workers: WorkerGroup, table: CacheTable, store: StoreClient | None
+) -> HostTier:
+    """Return the tier beneath the pool of GPUs, and above a KV store on disk."""
+    layout = workers.cache_layout
+    host = PagePool(layout.num_pages, pool.page_tokens, table)
+    page_bytes = layout.record_bytes(RecordKind.PAGES)
+    if store is None or not store.has_directory:
+        return HostTier(pool, host, page_bytes)
+    return HostTier(pool, host, page_bytes, store.enter)
+
+
 def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
     """Return how long a step may take for another to be sent while it is computed."""
     if config.async_scheduling is not None:
@@ -235,6 +291,7 @@ def make_scheduler(
     slot_table: CacheTable | None = None,
     adapters: AdapterPool | None = None,
     store: StoreClient | None = None,
+    tier: HostTier | None = None,
 ) -> Scheduler:
     """Return the scheduler for the flags."""
     execution = config.execution
@@ -249,6 +306,7 @@ def make_scheduler(
             execution.max_num_seqs,
         )
     longest = execution.max_model_len if ready.whole_prompts else 0
+    lower = tier or store  # what is beneath the pool
     return Scheduler(
         pool,
         SchedulerLimits(
@@ -263,7 +321,8 @@ def make_scheduler(
         images,
         slots,
         adapters,
-        None if store is None else store.enter,
+        None if lower is None else lower.enter,
+        None if tier is None else tier.copy_in,
     )
 
 

@@ -93,7 +93,7 @@ WITHIN = {
         "worker.reference": "worker.checkpoints worker.execution worker.models worker.models.specs",
         "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "
         "worker.reference",
-        "worker.cuda": "collectives step worker.checkpoints worker.cuda.kernels "
+        "worker.cuda": "collectives shm step worker.checkpoints worker.cuda.kernels "
         "worker.cuda.matrices worker.cuda.mixtures worker.execution worker.models "
         "worker.models.specs worker.parallel",
         "worker.cuda.kernels": "worker.models worker.models.specs worker.reference",

@@ -14,7 +14,6 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.ipc.page_digests import DIGEST_BYTES
 from headrace.ipc.worker_messages import (
-    CacheLayout,
     Drain,
     Drained,
     FromStore,
@@ -53,7 +52,7 @@ class StoreClient:
         self._restarts = RestartBackoff()
         self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while there is none
-        self._layout: CacheLayout | None = None
+        self._opening: OpenStore | None = None
         self._fetcher: PageFetcher | None = None
         self.fingerprint = ""
         self._is_ready = False
@@ -82,7 +81,7 @@ class StoreClient:
             self._context, slot, store_config, (asks, answers), fds, config.watchdog_timeout
         )
 
-    def open(self, layout: CacheLayout, fetcher: PageFetcher, waits: bool = True) -> None:
+    def open(self, opening: OpenStore, fetcher: PageFetcher, waits: bool = True) -> None:
         """Have the store open its files. The pool's tables are in shared memory.
 
         Args:
@@ -91,12 +90,18 @@ class StoreClient:
         Raises:
             WorkerDied: it cannot open them, or too many died in a row.
         """
-        self._layout, self._fetcher = layout, fetcher
+        self._opening, self._fetcher = opening, fetcher
         assert self._child is not None
-        self._child.send(OpenStore(layout))
+        self._child.send(opening)
         while waits and not self._is_ready:
             self._context.slot.beat()
             self.poll(WAIT_S)
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether it keeps pages on disk."""
+        tiers = self._config.store_tiers
+        return tiers is not None and tiers.directory is not None
 
     @property
     def is_busy(self) -> bool:
@@ -118,9 +123,9 @@ class StoreClient:
             WorkerDied: a store could not start.
         """
         if self._child is None:
-            if self._clock() >= self._start_at and self._layout is not None:
+            if self._clock() >= self._start_at and self._opening is not None:
                 self._child = self._start()
-                self._child.send(OpenStore(self._layout))
+                self._child.send(self._opening)
             return
         answer = self._child.receive(wait_s)
         if answer is None:

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -27,9 +28,11 @@ from headrace.ipc.worker_messages import (
     SAMPLING_ROW,
     AdapterLoaded,
     CacheLayout,
+    CopyPages,
     FromWorker,
     LoadAdapter,
     Masks,
+    PagesCopied,
     Resume,
     Step,
     StepFailed,
@@ -47,6 +50,7 @@ MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
 MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
 
 Worker = ChildProcess[ToWorker, FromWorker]
+Answer = TypeVar("Answer", AdapterLoaded, PagesCopied)  # to what goes on beside steps
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +148,7 @@ class WorkerGroup:
         self._readies: list[WorkerReady | None] = []  # by rank
         self._layout: WorkerReady | None = None
         self._adapters: list[deque[AdapterLoaded]] = []  # by rank, those not yet taken
+        self._copies: list[deque[PagesCopied]] = []
         self._start()
 
     def _start(self) -> None:
@@ -171,6 +176,7 @@ class WorkerGroup:
         self._loading = list(self._all)
         self._readies = [None] * num_ranks
         self._adapters = [deque() for _ in range(num_ranks)]
+        self._copies = [deque() for _ in range(num_ranks)]
         self._group = None
         if group_fd is not None:
             self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
@@ -203,7 +209,8 @@ class WorkerGroup:
         """Note that a worker is ready. All have one layout of the cache, later ones, too."""
         assert isinstance(message, WorkerReady)
         self._readies[rank] = message
-        layout = msgspec.structs.replace(message, cache_id=b"", page_bytes=0, state_bytes=0)
+        own = {"cache_id": b"", "page_bytes": 0, "state_bytes": 0, "numerics": ""}
+        layout = msgspec.structs.replace(message, **own)
         assert self._layout in (None, layout), f"workers disagree: {self._layout}, {layout}"
         self._layout = layout
 
@@ -214,15 +221,20 @@ class WorkerGroup:
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """The records of the memory of workers that are ready."""
+        """The records of the memory that workers leave, of those that are ready."""
         assert self._layout is not None
         readies = [ready for ready in self._readies if ready is not None]
         return CacheLayout(
-            self._layout.num_pages,
+            self._layout.num_host_pages or self._layout.num_pages,
             self._layout.num_states,
             [ready.page_bytes for ready in readies],
             [ready.state_bytes for ready in readies],
         )
+
+    @property
+    def numerics(self) -> str:
+        """What decides about bits on GPUs with a host tier; there may be several kinds."""
+        return ", ".join(dict.fromkeys(r.numerics for r in self._readies if r is not None))
 
     def are_ready(self) -> bool:
         """Whether steps can be run; otherwise new workers are on their way.
@@ -277,17 +289,39 @@ class WorkerGroup:
 
     def loaded_adapters(self) -> Iterator[AdapterLoaded]:
         """Yield the slots that all workers have answered for; one failure is that of all."""
+        for answers in self._answers(self._adapters):
+            yield next((answer for answer in answers if answer.why_not), answers[0])
+
+    def copy_pages(self, copies: CopyPages) -> None:
+        """Have the workers copy pages while they run steps."""
+        for worker in self._all:
+            worker.send(copies)
+
+    def copied_pages(self) -> Iterator[float]:
+        """Yield for each copy that all workers have made the seconds that it took."""
+        for answers in self._answers(self._copies):
+            yield max(answer.seconds for answer in answers)
+
+    def _answers(self, waiting: list[deque[Answer]]) -> Iterator[list[Answer]]:
+        """Yield what all workers have answered, by rank."""
         if not self._num_computing:  # else results come first
             for worker in self._all:
                 while (message := worker.receive(0)) is not None:
-                    self._note_adapter(worker, message)
-        while self._adapters and all(self._adapters):
-            answers = [waiting.popleft() for waiting in self._adapters]
-            yield next((answer for answer in answers if answer.why_not), answers[0])
+                    is_answer = self._note_answer(worker, message)
+                    assert is_answer, f"a message without a step: {message}"
+        while waiting and all(waiting):
+            yield [of_rank.popleft() for of_rank in waiting]
 
-    def _note_adapter(self, worker: Worker, message: FromWorker) -> None:
-        assert isinstance(message, AdapterLoaded)
-        self._adapters[self._all.index(worker)].append(message)
+    def _note_answer(self, worker: Worker, message: FromWorker) -> bool:
+        """Keep an answer to what goes on beside steps; return whether the message is one."""
+        rank = self._all.index(worker)
+        if isinstance(message, AdapterLoaded):
+            self._adapters[rank].append(message)
+        elif isinstance(message, PagesCopied):
+            self._copies[rank].append(message)
+        else:
+            return False
+        return True
 
     def resume(self) -> None:
         """Have the workers run steps again after one that has failed; all have answered all."""
@@ -311,12 +345,10 @@ class WorkerGroup:
         while True:
             self._context.slot.beat()
             result = worker.receive(WAIT_S)
-            if isinstance(result, AdapterLoaded):
-                self._note_adapter(worker, result)
-                continue
-            if result is not None:
+            if result is None:
+                self.check()
+            elif not self._note_answer(worker, result):
                 return result
-            self.check()
             if self._clock() > ends_at:
                 worker.give_up("is stuck in a step: its GPU may hang")
 

@@ -1,7 +1,8 @@
 """Has sequences wait for what the KV store has of their prompts, where that is quicker. Pure.
 
-What is fetched is put into the pool, where the scheduler finds it as any cached prefix. A sequence
-that waits is blocked; it stops waiting when to compute its prompt would have taken as long.
+What is fetched is put into the pool, where the scheduler finds it as any cached prefix. Where GPUs
+have a host tier, it is put there. A sequence that waits is blocked; it stops waiting when to
+compute its prompt would have taken as long.
 
 While sequences run, copies take `COPY_SHARE` of a core: pieces are small, with rests between them.
 """
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from headrace.engine_proc.kv_cache.copy_cost import CopyCost
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.sequence import Sequence
@@ -29,8 +31,6 @@ from headrace.ipc.worker_messages import (
 FETCH_PAGES = 64  # at a time, at most; between them it is decided whether to go on
 COPY_SHARE = 0.03  # of the time of steps: as much longer they take
 FIRST_S_PER_BYTE = 1e-9  # before any is measured
-DECAY = 0.5  # of measurements, per fetch
-HOPE = 0.9  # times the cost, each time that it was too high: the disk may have become faster
 LONGEST_WAIT_S = 10.0  # while no step has told what computing costs
 
 
@@ -55,7 +55,9 @@ class PageFetcher:
 
     Args:
         prompt_s: how long so many tokens of a prompt take; infinity where that is not known.
-        step_s: how long a step of the sequences that run takes; 0 where none runs.
+        step_s: how long a step of the sequences that run takes; 0 where none runs, or where steps
+            do not need the store's core.
+        host: of the host tier, whose pages are fetched in place of the pool's.
     """
 
     def __init__(
@@ -66,15 +68,17 @@ class PageFetcher:
         prompt_s: Callable[[int], float],
         clock: Callable[[], float],
         step_s: Callable[[], float] = lambda: 0.0,
+        host: PagePool | None = None,
     ) -> None:
         self._pool = pool
+        self._fetched = pool if host is None else host  # where pages are put
         self._slots = slots
         self._page_bytes = layout.record_bytes(RecordKind.PAGES)
         self._state_bytes = layout.record_bytes(RecordKind.STATES) if layout.num_states else 0
         self._prompt_s = prompt_s
         self._clock = clock
         self._step_s = step_s
-        self._s_per_byte = self._cpu_s_per_byte = FIRST_S_PER_BYTE
+        self._cost, self._cpu_cost = CopyCost(FIRST_S_PER_BYTE), CopyCost(FIRST_S_PER_BYTE)
         self._rests_until = -math.inf
         self._waits: deque[FetchWait] = deque()
         self._fetch: Fetch | None = None  # of the first that waits
@@ -137,12 +141,15 @@ class PageFetcher:
         """Return from how many pages a sequence can go on, with those of the store."""
         count = 0
         for page, digest in enumerate(digests):
-            if not self._pool.has(digest) and not any(pages[page : page + 1]):
+            if not self._has(digest) and not any(pages[page : page + 1]):
                 break
             is_end = not self._state_bytes or self._slots.has(digest)
             if is_end or any(states[page : page + 1]):
                 count = page + 1
         return count
+
+    def _has(self, digest: bytes) -> bool:
+        return self._pool.has(digest) or self._fetched.has(digest)
 
     def _fetch_for(self, wait: FetchWait) -> Fetch:
         """Yield messages to the store, and take its answers, until a sequence need not wait."""
@@ -150,9 +157,10 @@ class PageFetcher:
         assert isinstance(found, LookupResult)
         digests = wait.sequence.digests
         digests = digests[: self._reach(digests, found.pages, found.states)]
-        held = self._pool.match_prefix(digests)  # so that none is evicted for another
+        pool = self._fetched
+        held = pool.match_prefix([d for d in digests if pool.has(d)])  # none is evicted for another
         try:
-            lacking = [i for i, digest in enumerate(digests) if not self._pool.has(digest)]
+            lacking = [i for i, digest in enumerate(digests) if not self._has(digest)]
             while lacking:
                 while self._is_resting and not wait.is_over:
                     yield None
@@ -161,7 +169,7 @@ class PageFetcher:
                 count = self._num_pages_now()
                 places, lacking = lacking[:count], lacking[count:]
                 batch = [digests[place] for place in places]
-                pages = self._pool.allocate(len(batch))
+                pages = pool.allocate(len(batch))
                 held += pages
                 began_at = self._clock()
                 fetched = yield FetchRecords(RecordKind.PAGES, b"".join(batch), pages.tobytes())
@@ -170,13 +178,13 @@ class PageFetcher:
                 self._rests_until = began_at + fetched.cpu_s / COPY_SHARE
                 for place, page, is_there in zip(places, pages, fetched.is_there, strict=True):
                     if is_there:
-                        self._pool.cache_of(wait.sequence, place, page)
+                        pool.cache_of(wait.sequence, place, page)
                 if not all(fetched.is_there):
                     return
             if digests and self._state_bytes and not self._slots.has(digests[-1]):
                 yield from self._fetch_state(digests[-1])
         finally:
-            self._pool.free(held)
+            pool.free(held)
 
     def _fetch_state(self, digest: bytes) -> Fetch:
         if not self._slots.num_free:
@@ -191,25 +199,32 @@ class PageFetcher:
             self._slots.free(slot)
 
     def _is_worth(self, wait: FetchWait, num_held: int, num_pages: int) -> bool:
-        """Whether there is room for the whole sequence, and pages come sooner than computed."""
-        num_more = self._pool.pages_for(len(wait.sequence.tokens) + 1) - num_held
-        if not self._pool.can_allocate(num_more):
-            wait.sequence.seeks_pages = True
+        """Whether there is room, and pages come sooner than computed."""
+        if not self._has_room(wait.sequence, num_held, num_pages):
             return False
         num_bytes = num_pages * self._page_bytes + self._state_bytes
-        s_per_byte = self._s_per_byte
+        seconds = self._cost.seconds(num_bytes)
         if self._step_s():
-            s_per_byte = max(s_per_byte, self._cpu_s_per_byte / COPY_SHARE)
-        if num_bytes * s_per_byte < self._prompt_s(num_pages * self._pool.page_tokens):
+            seconds = max(seconds, self._cpu_cost.seconds(num_bytes) / COPY_SHARE)
+        if seconds < self._prompt_s(num_pages * self._pool.page_tokens):
             return True
-        self._s_per_byte *= HOPE
-        self._cpu_s_per_byte *= HOPE
+        self._cost.hope()
+        self._cpu_cost.hope()
         return False
+
+    def _has_room(self, sequence: Sequence, num_held: int, num_pages: int) -> bool:
+        """Whether there is room for the pages; in the sequences' own pool, for a whole sequence."""
+        if self._fetched is not self._pool:
+            return self._fetched.can_allocate(num_pages)
+        num_more = self._pool.pages_for(len(sequence.tokens) + 1) - num_held
+        has_room = self._pool.can_allocate(num_more)
+        sequence.seeks_pages |= not has_room
+        return has_room
 
     def _num_pages_now(self) -> int:
         """Return how many pages a step has time for beside it."""
         step_s = self._step_s()
-        pages = COPY_SHARE * step_s / (self._page_bytes * self._cpu_s_per_byte)
+        pages = COPY_SHARE * step_s / self._cpu_cost.seconds(self._page_bytes)
         return max(1, int(min(pages, FETCH_PAGES))) if step_s else FETCH_PAGES
 
     @property
@@ -218,5 +233,5 @@ class PageFetcher:
         return step_s > 0 and self._clock() + step_s / 2 < self._rests_until
 
     def _measure(self, fetched: FetchedRecords, num_bytes: int) -> None:
-        self._s_per_byte += DECAY * (fetched.seconds / num_bytes - self._s_per_byte)
-        self._cpu_s_per_byte += DECAY * (fetched.cpu_s / num_bytes - self._cpu_s_per_byte)
+        self._cost.measure(fetched.seconds, num_bytes)
+        self._cpu_cost.measure(fetched.cpu_s, num_bytes)

@@ -7,6 +7,7 @@ without users keeps its contents until it is allocated again. Eviction is least 
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 
 from headrace.engine_proc.kv_cache.cache_table import NO_CACHE, CacheTable
 from headrace.engine_proc.kv_cache.kv_event_log import KvEventLog
@@ -22,6 +23,9 @@ class PagePool:
         table: of the pages. What it has is cached from the start.
         index: tells tokenizers what is cached.
         events: where to note what can be found, if that is published.
+
+    Attributes:
+        on_cached: called with the digest of each page that can be found from then on.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class PagePool:
         events: KvEventLog | None = None,
     ) -> None:
         self.events = events
+        self.on_cached: Callable[[bytes], None] = lambda _: None
         self.num_pages = num_pages
         self.page_tokens = page_tokens
         self._table = table or CacheTable(num_pages)
@@ -125,6 +130,7 @@ class PagePool:
         self._table.record(page, digest)
         if self._index is not None:
             self._index.add(digest)
+        self.on_cached(digest)
         return True
 
     def cache_of(self, sequence: Sequence, place: int, page: int) -> None:

@@ -4,6 +4,7 @@ In: ToStore (engine_proc).  Out: FromStore (engine_proc)."""
 import fcntl
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.board.board import Slot
@@ -14,7 +15,10 @@ from headrace.engine_proc.kv_store.kv_store import KvStore
 from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.engine_proc.worker.execution.cache_fingerprint import content_fingerprint
+from headrace.engine_proc.worker.execution.cache_fingerprint import (
+    content_digest,
+    content_fingerprint,
+)
 from headrace.errors import ConfigError
 from headrace.ipc.worker_messages import (
     CacheLayout,
@@ -47,10 +51,11 @@ def main(config: KvStoreConfig, context: Context) -> None:
     heartbeat = context.keep_beating()  # a file of weights may be long
     heartbeat.begin(context.progress)
     wait_for_predecessor(config.cache_fds[0])
-    fingerprint = content_fingerprint(config.execution)
+    content = content_digest(config.execution)
     while not isinstance(ask := asks.receive(IDLE_S), OpenStore):
         pass
-    store = open_store(config, ask.layout, fingerprint)
+    fingerprint = content_fingerprint(config.execution, content, ask.numerics)
+    store = open_store(config, ask, fingerprint)
     heartbeat.end()
     context.ready()
     answers.send(StoreReady(fingerprint))
@@ -79,8 +84,11 @@ def wait_for_predecessor(fd: int) -> None:
     fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def open_store(config: KvStoreConfig, layout: CacheLayout, fingerprint: str) -> KvStore:
-    """Open the files of all tiers."""
+def open_store(config: KvStoreConfig, ask: OpenStore, fingerprint: str) -> KvStore:
+    """Open the files of all tiers. The memory of a host tier is all that there is of memory."""
+    layout = ask.layout
+    if ask.numerics:
+        config = replace(config, tiers=replace(config.tiers, memory_fds=()))
     kinds = [kind for kind in RecordKind if layout.count(kind)]
     sizes = [table_bytes(layout.count(kind)) for kind in RecordKind]
     tables = [

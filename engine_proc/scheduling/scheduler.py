@@ -76,6 +76,7 @@ class Scheduler:
 
     Args:
         fetch: has a queued sequence wait for pages, if the KV store may have some.
+        copy_in: has one that is to run wait for pages of a GPU's host tier.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Scheduler:
         slots: StateSlots | None = None,
         adapters: AdapterPool | None = None,
         fetch: Callable[[Sequence], None] | None = None,
+        copy_in: Callable[[Sequence], None] | None = None,
     ) -> None:
         self._pool = pool
         self._images = images
@@ -97,7 +99,7 @@ class Scheduler:
         caches = reuses_prefixes and not limits.whole_prompts
         self.slots = slots or StateSlots(0)
         self._states = SequenceStates(self.slots, pool, caches)
-        self._pages = SequencePages(pool, self._states, caches, self._give_back, fetch)
+        self._pages = SequencePages(pool, self._states, caches, self._give_back, fetch, copy_in)
         self._limits = replace(limits, max_num_seqs=self._states.limit(limits.max_num_seqs))
         self.running: list[Sequence] = []  # the most important first
         self._shares = FairShare()
@@ -336,7 +338,7 @@ class Scheduler:
                 return
             if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return
-            if self._pages.waits_for_fetch(sequence):
+            if self._pages.waits_for_pages(sequence):
                 continue
             num_reused = self._pages.reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image

@@ -22,6 +22,7 @@ class SequencePages:
         caches: whether full pages are found again.
         give_back: frees pages and state slots once no open step may write to them.
         fetch: has a sequence wait for what the KV store has of it.
+        copy_in: has it wait for what a GPU's host tier has of it.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class SequencePages:
         caches: bool,
         give_back: "Callable[[array[int], array[int]], None]",
         fetch: Callable[[Sequence], None] | None,
+        copy_in: Callable[[Sequence], None] | None = None,
     ) -> None:
         self._pool = pool
         self._states = states
         self._caches = caches
         self._give_back = give_back
         self.fetch = fetch or (lambda _: None)
+        self._copy_in = copy_in or (lambda _: None)
 
     def digest(self, sequence: Sequence, num_tokens: int) -> None:
         """Bring the digests of a sequence's full pages up to `num_tokens`."""
@@ -68,14 +71,19 @@ class SequencePages:
         sequence.num_computed = (first + len(found)) * page_tokens
         return sequence.num_computed - num_before
 
-    def waits_for_fetch(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits for pages of the KV store; asks for them once there is room."""
+    def waits_for_pages(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for pages of a tier beneath; asks for them once there is room.
+
+        What the KV store has comes first: it goes through the host tier, if there is one.
+        """
         if sequence.seeks_pages:
             missing = self.num_missing(sequence, sequence.num_pending + 1)
             if self._pool.can_allocate(missing):
                 sequence.seeks_pages = False
                 self.fetch(sequence)
-        return sequence.is_fetching
+        if self._caches and not (sequence.is_fetching or sequence.needs_prompt_logprobs):
+            self._copy_in(sequence)
+        return sequence.is_fetching or sequence.is_copying
 
     def remember(self, chunk: Chunk, end: int) -> None:
         """Put the pages that a chunk, and its drafts up to `end`, have filled into the cache."""

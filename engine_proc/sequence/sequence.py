@@ -72,6 +72,7 @@ class Sequence:
     images: list[ImagePlaceholder] = field(default_factory=list)  # see `EncoderQueue`
     rope: MRopePositions | None = None  # where an image makes them others than positions
     is_fetching: bool = False  # it waits for pages, see `PageFetcher`
+    is_copying: bool = False  # it waits for pages, see `HostTier`
     seeks_pages: bool = False  # they were lost, or there was no room for them
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow
@@ -161,7 +162,9 @@ class Sequence:
     @property
     def is_blocked(self) -> bool:
         """Whether no token can be computed yet: it waits for an image, an adapter or pages."""
-        if self.is_fetching or (self.adapter is not None and not self.adapter.is_loaded):
+        if self.is_fetching or self.is_copying:
+            return True
+        if self.adapter is not None and not self.adapter.is_loaded:
             return True
         return bool(self.images) and self.computable_end <= self.num_computed
 

@@ -79,7 +79,7 @@ def work(config: WorkerConfig, context: Context) -> None:
     heartbeat.begin(context.progress)
     group = join(config, config.rank)
     loaded = load(config, progress, group, embeddings(config))
-    inbox = StepInbox(steps, loaded.adapters, results.send)
+    inbox = StepInbox(steps, loaded.adapters, loaded.copier, results.send)
     can_rejoin = group if loaded.can_rejoin else None
     attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.execution.tp == 1)
     answers = ResultSender(results.send)
@@ -97,6 +97,8 @@ def work(config: WorkerConfig, context: Context) -> None:
             loaded.cache_id,
             loaded.page_bytes,
             loaded.state_bytes,
+            loaded.num_host_pages,
+            loaded.numerics,
         )
     )
     while True:

@@ -1,11 +1,16 @@
-"""What the engine sends a worker: steps, and loads of adapters, which go on beside them."""
+"""What the engine sends a worker: steps, and what goes on beside them.
+
+These are loads of adapters, and copies of pages between a GPU and its host tier.
+"""
 
 from collections.abc import Callable
 
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
+from headrace.engine_proc.worker.execution.loaded_model import PageCopier
 from headrace.ipc.worker_messages import (
-    AdapterLoaded,
+    CopyPages,
+    FromWorker,
     LoadAdapter,
     Masks,
     Resume,
@@ -13,14 +18,15 @@ from headrace.ipc.worker_messages import (
     ToWorker,
 )
 
-POLL_INTERVAL_S = 1e-4  # while an adapter is loaded, and no step has come
+POLL_INTERVAL_S = 1e-4  # while something goes on beside steps, and no step has come
 
 
 class StepInbox:
-    """A worker's messages but for loads: these begin, and are answered, while it receives.
+    """A worker's steps, masks and resumes. All else begins, and is answered, while it receives.
 
     Args:
         adapters: None where the engine has none.
+        copier: None without a host tier.
         send: answers the engine.
     """
 
@@ -28,10 +34,12 @@ class StepInbox:
         self,
         steps: StepChannel[ToWorker],
         adapters: AdapterLoader | None,
-        send: Callable[[AdapterLoaded], None],
+        copier: PageCopier | None,
+        send: Callable[[FromWorker], None],
     ) -> None:
         self._steps = steps
         self._adapters = adapters
+        self._copier = copier
         self._send = send
 
     def receive(self, timeout_s: float, look_us: int | None = None) -> Step | Masks | Resume | None:
@@ -41,10 +49,15 @@ class StepInbox:
             look_us: as in `StepChannel.receive`.
         """
         is_loading = self._adapters is not None and self._adapters.settle(self._send)
-        wait_s = min(POLL_INTERVAL_S, timeout_s) if is_loading else timeout_s
+        is_copying = self._copier is not None and self._copier.settle(self._send)
+        wait_s = min(POLL_INTERVAL_S, timeout_s) if is_loading or is_copying else timeout_s
         message = self._steps.receive(wait_s, look_us)
-        if not isinstance(message, LoadAdapter):
+        if isinstance(message, LoadAdapter):
+            assert self._adapters is not None
+            self._adapters.begin(message)
+        elif isinstance(message, CopyPages):
+            assert self._copier is not None
+            self._copier.begin(message)
+        else:
             return message
-        assert self._adapters is not None
-        self._adapters.begin(message)
         return None

@@ -197,10 +197,13 @@ class VisionField(BoardField):
 
 
 class KvStoreField(BoardField):
-    """Fields of the KV store. Those of two words are of the tiers: memory, disk."""
+    """Fields of the KV store. Those of two words are of the tiers: memory, disk.
 
-    FOUND = COUNTER, 2  # records fetched,
-    NOT_FOUND = COUNTER  # and those that were asked for and were not there, or not right
+    On GPUs memory is their host tier, of which the engine writes.
+    """
+
+    FOUND = COUNTER, 2  # records fetched; pages that GPUs got from their host tier
+    NOT_FOUND = COUNTER  # records that were asked for and were not there, or not right
     FETCHED_BYTES = COUNTER
     FETCH_NS = COUNTER  # spent on fetches
     STORED = COUNTER  # records
@@ -209,6 +212,8 @@ class KvStoreField(BoardField):
     FAILED_WRITES = COUNTER, 2
     USED_BYTES = GAUGE, 2  # of this server's records,
     TOTAL_BYTES = GAUGE, 2  # and the room for them
+    COPIED_OUT = COUNTER  # pages copied from GPUs to their host tier; the engine writes it,
+    COPY_IN_NS = COUNTER  # and what copies back have taken
 
 
 class FetcherField(BoardField):

@@ -178,7 +178,7 @@ class ServerConfig:
         "a folder that keeps evicted pages; a restarted server finds them, others may share it",
     )
     kv_store_disk_bytes: int = flag(16 << 30, "disk space of this server in --kv-store")
-    kv_store_bytes: int = flag(0, "memory beside the KV cache for evicted pages; 0 is none")
+    kv_store_bytes: int = flag(0, "memory beside the KV cache for its pages; 0 is none")
     kv_events_config: str | None = flag(
         None, "publish which pages are cached, in vLLM's format: JSON with endpoint and topic"
     )

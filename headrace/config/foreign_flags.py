@@ -127,7 +127,7 @@ def from_gib(number: str) -> str:
     try:
         return str(round(float(number) * 2**30))
     except ValueError:
-        raise ConfigError(f"{number} is not a number; use --image-memory-bytes") from None
+        raise ConfigError(f"{number} is not a number of GiB") from None
 
 
 def milliseconds(seconds: str) -> str:
@@ -147,7 +147,7 @@ CHECKPOINTS = ("gguf", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-t
 QUANTIZATIONS = spelled({"w8a8_int8": "int8"} | dict.fromkeys(CHECKPOINTS, "none"))
 ONE_MACHINE = "run one server per machine, behind a load balancer"
 NO_FILES = "send images in data: URLs, or serve them and use --allowed-media-domains"
-NO_SECOND_TIER = "raise --kv-cache-memory-bytes"
+HOST_TIER = "use --kv-store-bytes, the bytes of all workers together"
 ON_REQUESTS = "send chat_template_kwargs with each request"
 
 ROWS = [
@@ -475,11 +475,19 @@ ROWS = [
         ("--enable-memory-saver",),
         RefusedFlag("stop the server: it starts in seconds"),
     ),
+    Row("KV offload", ("--kv-offloading-size",), (), Same("kv_store_bytes", from_gib)),
+    Row("KV offload", ("--kv-offloading-backend",), (), Already(("native",), HOST_TIER)),
     Row(
         "KV offload",
-        ("--kv-offloading-size", "--cpu-offload-gb"),
-        ("--enable-hierarchical-cache", "--hicache-ratio"),
-        RefusedFlag(NO_SECOND_TIER),
+        (),
+        ("--enable-hierarchical-cache", "--hicache-ratio", "--hicache-size"),
+        RefusedFlag(HOST_TIER),
+    ),
+    Row(
+        "weight offload",
+        ("--cpu-offload-gb",),
+        ("--cpu-offload-gb",),
+        RefusedFlag("use --quantization, or more GPUs by --tp"),
     ),
 ]
 

@@ -179,6 +179,8 @@ class ExecutionConfig:
     max_lora_rank: int
     lora_dtype: str
     speculative: str
+    kv_store: str | None
+    kv_store_bytes: int
     mmproj: str | None = None
     draft_model: str | None = None  # of the draft model
     reserved_bytes: int = 0  # of memory, that other models of the server take at least

@@ -84,6 +84,23 @@ class AdapterLoaded(Message, tag="adapter", frozen=True):
     why_not: str = ""  # it could not be loaded, and why, fit for the client
 
 
+class CopyPages(Message, tag="copy_pages", frozen=True):
+    """Full pages to copy between a GPU and its host tier: engine -> every worker, beside the steps.
+
+    `PagesCopied` answers. Before that no step writes to what is read, or uses what is written.
+    """
+
+    to_host: bool  # or else to the GPU
+    pages: bytes  # i32, of the GPU,
+    host_pages: bytes  # i32, and those of the host tier: one for each
+
+
+class PagesCopied(Message, tag="pages_copied", frozen=True):
+    """The oldest `CopyPages` without an answer is done: every worker -> engine."""
+
+    seconds: float  # that it took
+
+
 U64 = Annotated[int, "Q"]
 I32 = Annotated[int, "i"]
 F32 = Annotated[float, "f"]
@@ -161,10 +178,13 @@ class WorkerReady(Message, tag="ready", frozen=True):
     cache_id: bytes = b""  # of its own pages, which outlive it: new whenever they are cleared
     page_bytes: int = 0  # of its share of a page, where pages outlive it,
     state_bytes: int = 0  # and of a state
+    # Pages of a GPU's host tier. These outlive the worker, and not its own; 0 is no such tier.
+    num_host_pages: int = 0
+    numerics: str = ""  # of a GPU with a host tier: what decides about bits beside model and flags
 
 
-ToWorker = Step | Masks | Resume | LoadAdapter
-FromWorker = StepResult | StepFailed | WorkerReady | AdapterLoaded
+ToWorker = Step | Masks | Resume | LoadAdapter | CopyPages
+FromWorker = StepResult | StepFailed | WorkerReady | AdapterLoaded | PagesCopied
 
 
 # Between the engine and its vision worker, in shared memory
@@ -236,6 +256,9 @@ class OpenStore(Message, tag="open_store", frozen=True):
     """The workers are ready: engine -> KV store, once. `StoreReady` answers."""
 
     layout: CacheLayout
+    # Of GPUs, as in `WorkerReady`. The layout is then that of their host tier, which has the bytes
+    # of --kv-store-bytes: the store itself has no tier in memory.
+    numerics: str = ""
 
 
 class Lookup(Message, tag="lookup", frozen=True):

@@ -14,7 +14,10 @@ from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
+from headrace.engine_proc.kv_cache.host_tier import HostTier
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.main import make_pool, make_scheduler
+from headrace.engine_proc.page_copies import PageCopies
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.exit_status import ExitStatus
@@ -170,7 +173,8 @@ class Rig:
     ) -> None:
         self.config = engine_config(run_dir=str(run_dir), **flags)
         seat = Seat("engine", 0)
-        self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
+        seats = [seat, Seat("kv_store", 0), *(Seat("detokenizer", i) for i in range(2))]
+        self.board = Board.create(seats)
         self.slot = self.board.slot("engine")
         self.inbox: Inbox[ToEngine] = Inbox(address(str(run_dir), "engine"), ToEngine)
         self.outbox = Outbox(address(str(run_dir), "engine"))
@@ -182,7 +186,10 @@ class Rig:
         self.images = images or EncoderQueue(
             EncoderCache(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
         )
-        self.scheduler = make_scheduler(pool, ready, self.config, self.images)
+        self.host = PagePool(ready.num_host_pages, ready.page_tokens)
+        tier = HostTier(pool, self.host, ready.page_bytes) if ready.num_host_pages else None
+        self.scheduler = make_scheduler(pool, ready, self.config, self.images, tier=tier)
+        store_slot = self.board.slot("kv_store")
         self.eyes = Eyes()
         self.now = 0.0
         self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
@@ -199,6 +206,7 @@ class Rig:
             vision=sight or self.eyes,  # type: ignore[arg-type]
             clock=lambda: self.now,
             ahead_s=ahead_s,
+            copies=None if tier is None else PageCopies(tier, self.slot, store_slot),
         )
         self.workers = Sevens()
 

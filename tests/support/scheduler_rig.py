@@ -213,6 +213,7 @@ class Rig:
     max_num_seqs: int
     depth: int = 1  # steps that are open at once; with 2, one is sent while another is run
     slots: StateSlots | None = None  # of a model with states
+    copied: Callable[[], set[int]] = set  # the pages in use for copies, which steps may wait for
 
     def __post_init__(self) -> None:
         self.worker = FakeWorker(self.pool)
@@ -287,7 +288,8 @@ class Rig:
     def start(self) -> bool:
         """Send a step, if one can be chosen now, and check what must hold of it."""
         chunks = self.scheduler.schedule(self.limit.within(None))
-        assert chunks or self.open or not self.scheduler.has_work, "a step without work"
+        has_reason = self.open or self.copied() or not self.scheduler.has_work
+        assert chunks or has_reason, "a step without work"
         if not chunks:
             return False
         assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
@@ -327,6 +329,7 @@ class Rig:
     def check_pages(self) -> None:
         """Every page is free or used, and no two write to one, whenever they do."""
         used = {page for sequence in self.scheduler.running for page in sequence.pages}
+        used |= self.copied()
         used |= {p for step in self.scheduler._open for pages in step.given_up for p in pages}
         assert len(used) + self.pool.num_free == self.pool.num_pages
         written = [

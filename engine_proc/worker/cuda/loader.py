@@ -3,16 +3,21 @@
 import importlib
 import importlib.util
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.cuda_page_copier import CudaPageCopier
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler
 from headrace.engine_proc.worker.cuda.device_memory import (
@@ -34,6 +39,9 @@ from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
+from headrace.engine_proc.worker.cuda.pinned_memory import pin
+from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
+from headrace.engine_proc.worker.execution.cache_split import CacheSplit
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Masks, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -43,6 +51,7 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     Progress,
     threads_of_rank,
 )
+from headrace.engine_proc.worker.execution.memory_check import check_host_tier
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Runner
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel
@@ -50,8 +59,9 @@ from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 from headrace.engine_proc.worker.parallel.tensor_parallel_group import open_group
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 from headrace.ipc.worker_messages import Step
+from headrace.storage.checksum import digest_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"fp8": E4M3}  # others are those of the weights
@@ -71,10 +81,11 @@ def load_on_gpu(
         embeds: the embedding area, of a model that takes images.
 
     Raises:
-        ConfigError: the GPU has no room for one sequence, or for what the flags ask for.
+        ConfigError: the GPU, or the host, has no room for what the flags ask for.
         ModelError: it has no 8-bit floats, and the flags ask for some.
     """
     execution = config.execution
+    check_host_tier(execution)
     host = None if group is None else HostPeers(group)
     device = torch.device("cpu")
     if not INTERPRETED:
@@ -116,7 +127,62 @@ def load_on_gpu(
             around = nullcontext if peers is None else peers.group.capture
             executor.capture(buckets, CudaGraphs, around, part(progress, 1))
     is_generating = isinstance(runner, CudaRunner)
-    return LoadedModel(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
+    loaded = LoadedModel(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
+    if not execution.kv_store_bytes or config.cache_fd is None:
+        return loaded
+    return with_host_tier(loaded, execution, executor, config.cache_fd, host)
+
+
+def with_host_tier(
+    loaded: LoadedModel,
+    config: ExecutionConfig,
+    executor: CudaExecutor,
+    fd: int,
+    host: HostPeers | None,
+) -> LoadedModel:
+    """Return a model whose pages are copied to memory of the host, and back.
+
+    Args:
+        fd: of that memory, which outlives this process.
+
+    Raises:
+        ConfigError: no page fits into it, or the driver does not pin it.
+    """
+    page_bytes = executor.page_bytes
+    all_bytes = sum([page_bytes] if host is None else host.gather_number(page_bytes))
+    num_pages = config.kv_store_bytes // all_bytes
+    if not num_pages:
+        raise ConfigError(
+            f"--kv-store-bytes {config.kv_store_bytes} has no room for a page of {all_bytes} "
+            "bytes; raise it"
+        )
+    numerics = numerics_of(executor.device, config)
+    num_bytes = num_pages * page_bytes
+    fingerprint = cache_fingerprint(config, CacheSplit(num_pages, 0), numerics)
+    memory = CacheMemory(fd, num_bytes, fingerprint)
+    if executor.device.type == "cuda":
+        pin(memory.address, num_bytes, torch.cuda.cudart().cudaHostRegister)
+    return replace(
+        loaded,
+        cache_id=memory.cache_id,
+        page_bytes=page_bytes,
+        num_host_pages=num_pages,
+        numerics=numerics,
+        copier=CudaPageCopier(executor.kv, memory, num_pages),
+    )
+
+
+def numerics_of(device: torch.device, config: ExecutionConfig) -> str:
+    """Return what decides about the bits of a GPU beside the model and the flags of its types.
+
+    These are its generation, the compilers, our kernels, and which code attends and sums.
+    """
+    name = "interpreter"
+    if device.type == "cuda":
+        name = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    kernels = digest_files(sorted(Path(__file__).parent.rglob("*.py"))).hex()
+    flags = config.attention_backend, config.disable_custom_all_reduce
+    return f"{name}, torch {torch.__version__}, triton {triton.__version__}, {kernels}, {flags}"
 
 
 def part(progress: Progress, index: int) -> Progress:

@@ -13,6 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.errors import ConfigError
+
+PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process
+
 MakeRoom = Callable[[int], Tensor]  # returns so many zeros, [numbers], int32
 
 
@@ -46,3 +50,19 @@ def pinned(num: int, memory: HostMemory) -> Tensor:
     # Where the process ends, so does the memory, and there may be no driver to ask any more.
     weakref.finalize(block, memory.free_host, address).atexit = False
     return torch.from_numpy(np.frombuffer(memoryview(block), np.int32)).zero_()
+
+
+def pin(address: int, num_bytes: int, register: Callable[[int, int, int], object]) -> None:
+    """Pin memory that this process has mapped, until it ends.
+
+    Args:
+        register: `cudaHostRegister`; 0 is success.
+
+    Raises:
+        ConfigError: the driver does not.
+    """
+    code = register(address, num_bytes, PORTABLE)
+    if int(code):  # type: ignore[call-overload]
+        raise ConfigError(
+            f"--kv-store-bytes: the driver pins no {num_bytes} bytes of memory ({code}); lower it"
+        )

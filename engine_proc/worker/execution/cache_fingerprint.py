@@ -25,26 +25,38 @@ NUMERICS = (
 )
 
 
-def cache_fingerprint(config: ExecutionConfig, split: CacheSplit) -> bytes:
+def cache_fingerprint(config: ExecutionConfig, split: CacheSplit, numerics: str = "") -> bytes:
     """Return the fingerprint of pages on this machine, for as long as the server lives.
 
     A file of the model, or the core, that has been replaced is another one: its size or its time
     of change differs.
+
+    Args:
+        numerics: of a GPU, as in `WorkerReady`; by default those of the CPU.
     """
     states = [state for path in sources(config) for state in file_states(path)]
-    return fingerprint(config, split, states)
+    return fingerprint(config, numerics, split, states)
 
 
-def content_fingerprint(config: ExecutionConfig) -> str:
-    """Return the fingerprint of pages on any machine, at any time: it reads all files."""
-    paths = [path for source in sources(config) for path in files_of(source)]
-    return fingerprint(config, PAGE_TOKENS, digest_files(paths)).hex()
+def content_digest(config: ExecutionConfig) -> bytes:
+    """Return a digest of all files that pages depend on: it reads them."""
+    return digest_files([path for source in sources(config) for path in files_of(source)])
 
 
-def fingerprint(config: ExecutionConfig, *parts: object) -> bytes:
+def content_fingerprint(config: ExecutionConfig, content: bytes, numerics: str = "") -> str:
+    """Return the fingerprint of pages on any machine, at any time.
+
+    Args:
+        content: of `content_digest`.
+        numerics: as of `cache_fingerprint`.
+    """
+    return fingerprint(config, numerics, PAGE_TOKENS, content).hex()
+
+
+def fingerprint(config: ExecutionConfig, numerics: str, *parts: object) -> bytes:
     """Return a hash of the parts, and of what else decides about bits."""
-    numerics = [best_kernels(), *(getattr(config, name) for name in NUMERICS)]
-    text = repr([numerics, parts]).encode()
+    names = [numerics or best_kernels(), *(getattr(config, name) for name in NUMERICS)]
+    text = repr([names, parts]).encode()
     return blake2b(text, digest_size=FINGERPRINT_BYTES).digest()
 
 

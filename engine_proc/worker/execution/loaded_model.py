@@ -2,14 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.runner import Runner
+from headrace.ipc.worker_messages import CopyPages, PagesCopied
 from headrace.system.machine import usable_cores
 
 PAGE_TOKENS = 32  # of a page of the KV cache
 
 Progress = Callable[[int, int], None]  # takes the parts that are loaded, and their number
+
+
+class PageCopier(Protocol):
+    """Copies pages between a device and its host tier, beside a worker's steps."""
+
+    def begin(self, copies: CopyPages) -> None:
+        """Begin a copy, after those before it."""
+
+    def settle(self, send: Callable[[PagesCopied], None]) -> bool:
+        """Answer for the copies that are done; return whether others are under way."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,9 @@ class LoadedModel:
     cache_id: bytes = b""  # as in `WorkerReady`, like the next
     page_bytes: int = 0
     state_bytes: int = 0
+    num_host_pages: int = 0  # as in `WorkerReady`, like the next
+    numerics: str = ""
+    copier: PageCopier | None = None  # with host pages
     adapters: AdapterLoader | None = None  # with `--enable-lora`
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 

@@ -23,6 +23,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 )
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.errors import ConfigError
+from headrace.system.machine import memory_limit
 
 GIB = 1 << 30
 
@@ -35,6 +36,22 @@ def check_kv_cache(kv_bytes: int, memory_bytes: int) -> None:
         raise ConfigError(
             f"--kv-cache-memory-bytes {kv_bytes} is more than the {memory_bytes} bytes of memory "
             "that this machine, or the container, has for it; lower it"
+        )
+
+
+def check_host_tier(config: ExecutionConfig) -> None:
+    """Raise `ConfigError` if a GPU's pages cannot be kept as the flags ask."""
+    if config.kv_store is not None and not config.kv_store_bytes:
+        raise ConfigError(
+            f"--kv-store {config.kv_store}: pages of GPUs reach it through memory of the host; "
+            "give that --kv-store-bytes, such as 4G"
+        )
+    memory_bytes = max(memory_limit() - config.reserved_bytes, 0)
+    if config.kv_store_bytes > memory_bytes:
+        raise ConfigError(
+            f"--kv-store-bytes {config.kv_store_bytes} is pinned as a whole for GPUs, more than "
+            f"the {memory_bytes} bytes of memory that this machine, or the container, has for it; "
+            "lower it"
         )
 
 

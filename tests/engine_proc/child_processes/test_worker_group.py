@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,15 @@ from headrace.engine_proc.child_processes.worker_group import HANG_S, WorkerGrou
 from headrace.engine_proc.step.sampling_metadata import pack
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import Sampling
-from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
+from headrace.ipc.worker_messages import (
+    CopyPages,
+    FromWorker,
+    PagesCopied,
+    Step,
+    StepResult,
+    ToWorker,
+    WorkerReady,
+)
 from headrace.runtime.process import Context
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.watchdog import HangWatchdog
@@ -214,6 +223,22 @@ def hung_group(said: list[str], *, looks_ahead: bool) -> WorkerGroup:
     group._all, group._num_computing, group._page, group._group = workers, 1, None, None
     group._restarts = RestartBackoff()
     return group
+
+
+def test_copies_are_made_once_all_workers_have_made_them() -> None:
+    group = hung_group([], looks_ahead=True)
+    group._adapters, group._copies = ([deque(), deque()] for _ in range(2))
+    said: list[list[FromWorker]] = [[PagesCopied(1.0), StepResult(b"1")], [StepResult(b"1")]]
+    sent: list[ToWorker] = []
+    for worker, own in zip(group._all, said, strict=True):
+        worker.receive = lambda _, own=own: own.pop(0) if own else None  # type: ignore[misc]
+        worker.send = sent.append  # type: ignore[method-assign]
+    group.copy_pages(CopyPages(True, b"", b""))
+    assert len(sent) == 2
+    assert group.finish(patience_s=1.0) == StepResult(b"1"), "answers to copies come between"
+    assert [*group.copied_pages()] == []
+    said[1] += [PagesCopied(3.0), PagesCopied(2.0)]
+    assert [*group.copied_pages()] == [3.0]
 
 
 def test_a_gpu_that_hangs_is_given_up_within_a_bound() -> None:

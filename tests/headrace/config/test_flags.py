@@ -145,6 +145,8 @@ def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str)
           "max_loras": 2}),
         ('--limit-mm-per-prompt {"image":3} --mm-processor-cache-gb 0.25',
          {"max_images": 3, "image_memory_bytes": 256 << 20}),
+        ("--kv-offloading-size 1.5 --kv-offloading-backend native",
+         {"kv_store_bytes": 3 << 29}),
     ],
 )  # fmt: skip
 def test_flags_of_vllm_and_sglang_are_understood(argv: str, expected: dict[str, Any]) -> None:
@@ -166,7 +168,7 @@ def test_flags_of_vllm_and_sglang_are_understood(argv: str, expected: dict[str, 
         ("--enable-lora --lora-modules a=b a=c", "--lora-modules names a twice"),
         ("--max-loras 8 --max-cpu-loras 4", "--max-cpu-loras 4 is too small; it must be at le"),
         ('--limit-mm-per-prompt {"video":3}', '{"video":3} says nothing of images; use --max-i'),
-        ("--mm-processor-cache-gb x", "x is not a number; use --image-memory-bytes"),
+        ("--mm-processor-cache-gb x", "x is not a number of GiB"),
         ("--chunked-prefill-size -1", "--chunked-prefill-size -1 is not supported; raise --max-"),
         ('--speculative-config {"method":"eagle"}', "--speculative-config with method eagle is "),
         ("--speculative-config x", "--speculative-config is not a JSON object: "),
