@@ -20,14 +20,14 @@ import numpy.typing as npt
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.checkpoints.file_order import fits_twice, in_file_order
-from headrace.engine_proc.worker.checkpoints.mapped_file import ReadAhead, release
-from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
+from headrace.engine_proc.worker.checkpoints.file_reader import FileReader
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
 from headrace.engine_proc.worker.execution.cpu_layers import (
     LayerConfig,
     RopeConfig,
     gemma_fields,
+    held_vector,
     layer_configs,
-    numbers_per_channel,
     why_no_gemma,
     why_no_mixer,
 )
@@ -36,6 +36,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.held_matrices import (
     LANES,
     HeldMatrix,
+    Place,
     held_matrices,
     is_vector,
     place_of,
@@ -46,7 +47,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     NormPlacement,
     QKNorm,
 )
-from headrace.engine_proc.worker.models.weight_shapes import is_one_plus, weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import check_structs, load_core
@@ -56,6 +57,7 @@ BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 GROUP = 32  # numbers under one scale, of Q8_0 and Q4_0
 WAITING_WEIGHTS = 64  # that are being packed, or will be next
+WAITING_THREADS = 4  # that wait for files while others pack
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
 KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilities take more
 
@@ -274,93 +276,88 @@ class CpuExecutor:
         """Load all weights of our share."""
         is_rounded = self.activation_bits != 0
         self.matrices = held_matrices(
-            self.spec,
-            lambda name: held_format(name, weights[name], self.weight_dtype, is_rounded),
+            self.spec, lambda name: held_format(name, weights[name], self.weight_dtype, is_rounded)
         )
         places = in_file_order(weights, weight_shapes(self.spec))
-        extents = list(places.values())
-        ahead = ReadAhead(extents, keeps_cache=self.peers is not None or fits_twice(extents))
+        extents = places.values()
+        reader = FileReader(extents, keeps_cache=self.peers is not None or fits_twice(extents))
         waiting: deque[tuple[int, list[Future[None]]]] = deque()
 
         def finish_first() -> None:
             index, parts = waiting.popleft()
             for packed in parts:
                 packed.result()
-            ahead.end_use(index)
             progress(index + 1, len(places))
 
         progress(0, len(places))
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(threads + WAITING_THREADS) as pool:
             for matrix in self.matrices.values():
-                self.allocate(matrix, weights)
+                self.allocate(matrix, weights, reader)
             for index, name in enumerate(places):
-                ahead.use(index)
-                waiting.append((index, self.load(name, weights[name], pool)))
+                waiting.append((index, self.load(name, weights[name], reader, pool)))
                 if len(waiting) > WAITING_WEIGHTS:
                     finish_first()
             while waiting:
                 finish_first()
 
-    def allocate(self, matrix: HeldMatrix, weights: Weights) -> None:
+    def allocate(self, matrix: HeldMatrix, weights: Weights, reader: FileReader) -> None:
         """Find memory for a matrix."""
         first = weights[matrix.names[0]]
         number = FORMATS.index(matrix.format)
-        if self.suits_bf12(first, matrix.format):
+        if matrix.format == first.format == Format.BF16 and self.suits_bf12(
+            reader.read(sample(first))
+        ):
             number = BF12
         where = (self.model, matrix.place.layer, matrix.place.slot)
         if not self.core.headrace_cpu_allocate(*where, number, matrix.num_rows, first.shape[1]):
             raise MemoryError(f"weight {matrix.names[0]!r} does not fit")
 
-    def load(self, name: str, tensor: Weight, pool: ThreadPoolExecutor) -> list[Future[None]]:
+    def load(
+        self, name: str, tensor: Weight, reader: FileReader, pool: ThreadPoolExecutor
+    ) -> list[Future[None]]:
         """Load one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
         place = place_of(self.spec, name)
-        where = (self.model, place.layer, place.slot)
         if is_vector(name, tensor.shape):
-            numbers = np.ascontiguousarray(tensor.to_float32()).ravel()
-            if is_one_plus(self.spec, name):
-                numbers = numbers + np.float32(1.0)
-            own = numbers_per_channel(self.spec, place.layer, name)
-            if own > 1:  # the core has channels side by side
-                numbers = np.ascontiguousarray(numbers.reshape(-1, own).T).ravel()
-            if place.is_expert:
-                numbers = np.pad(numbers, (0, -len(numbers) % LANES))
-            self.core.headrace_cpu_set_vector(
-                *where, place.first_row, numbers.ctypes.data, len(numbers)
-            )
+            self.set_vector(name, place, tensor, reader)
             return []
-        format = self.matrices[place.layer, place.slot].format
         num_rows, num_cols = tensor.shape
         step = max(LANES, PACK_NUMBERS // num_cols // LANES * LANES)
 
         def pack(first: int) -> None:
-            rows = tensor.rows(first, min(first + step, num_rows)).stored()
-            if format == Format.Q8_0 != tensor.format:
-                rows = rows.to_q8_0()
-            elif format == Format.Q4_0 != tensor.format:
-                rows = rows.to_q4_0()
-            kept = Format.Q8_0 if format is None else format  # what need not be decoded
-            if kept == rows.format and kept != Format.F32:
-                data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
-                store = self.core.headrace_cpu_pack_stored
-            else:
-                data = np.ascontiguousarray(rows.to_float32())
-                store = self.core.headrace_cpu_pack_float
-            store(*where, place.first_row + first, rows.shape[0], data.ctypes.data)
-            release(rows.data)
+            rows = tensor.rows(first, min(first + step, num_rows))
+            self.pack(place, first, reader.read(rows).stored())
 
         return [pool.submit(pack, first) for first in range(0, num_rows, step)]
 
-    def suits_bf12(self, tensor: Weight, format: Format | None) -> bool:
-        """Return whether the core can hold a matrix of bf16 in 12 bits, by some of its rows."""
-        if not format == tensor.format == Format.BF16:
-            return False
-        num_rows, num_cols = tensor.shape
-        first = max(0, num_rows - SAMPLED_ROWS) // 2
-        rows = tensor.rows(first, min(first + SAMPLED_ROWS, num_rows)).stored()
-        data = np.ascontiguousarray(rows.data)
-        return bool(
-            self.core.headrace_cpu_suits_bf12(self.model, data.ctypes.data, rows.shape[0], num_cols)
+    def set_vector(self, name: str, place: Place, tensor: Weight, reader: FileReader) -> None:
+        """Load a weight that the core has as numbers."""
+        numbers = held_vector(self.spec, name, place, reader.read(tensor).to_float32())
+        where = (self.model, place.layer, place.slot)
+        self.core.headrace_cpu_set_vector(
+            *where, place.first_row, numbers.ctypes.data, len(numbers)
         )
+
+    def pack(self, place: Place, first: int, rows: StoredTensor) -> None:
+        """Pack rows of a weight, from its row `first` on."""
+        format = self.matrices[place.layer, place.slot].format
+        if format == Format.Q8_0 != rows.format:
+            rows = rows.to_q8_0()
+        elif format == Format.Q4_0 != rows.format:
+            rows = rows.to_q4_0()
+        kept = Format.Q8_0 if format is None else format  # what need not be decoded
+        if kept == rows.format and kept != Format.F32:
+            data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
+            store = self.core.headrace_cpu_pack_stored
+        else:
+            data = np.ascontiguousarray(rows.to_float32())
+            store = self.core.headrace_cpu_pack_float
+        where = (self.model, place.layer, place.slot)
+        store(*where, place.first_row + first, rows.shape[0], data.ctypes.data)
+
+    def suits_bf12(self, rows: Weight) -> bool:
+        """Return whether the core can hold a matrix in 12 bits, by some of its rows of bf16."""
+        data = np.ascontiguousarray(rows.stored().data)
+        return bool(self.core.headrace_cpu_suits_bf12(self.model, data.ctypes.data, *rows.shape))
 
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
@@ -463,6 +460,13 @@ class CpuExecutor:
         if status == 3:
             assert self.peers is not None
             self.peers.group.check()
+
+
+def sample(tensor: Weight) -> Weight:
+    """Return rows that tell whether a matrix of bf16 suits bf12."""
+    num_rows = tensor.shape[0]
+    first = max(0, num_rows - SAMPLED_ROWS) // 2
+    return tensor.rows(first, min(first + SAMPLED_ROWS, num_rows))
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:

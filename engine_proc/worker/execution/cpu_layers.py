@@ -4,7 +4,11 @@ from ctypes import POINTER, Structure, c_float, c_int32
 from dataclasses import astuple
 from typing import Any
 
+import numpy as np
+
 from headrace.engine_proc.worker.execution.cpu_mixture import MixtureConfig, mixture_config
+from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.execution.held_matrices import LANES, Place
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -15,6 +19,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Mixer,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.weight_shapes import is_one_plus
 
 UNLIMITED = 2**31 - 1
 # `Mixer` of csrc/cpu/model.h
@@ -23,7 +28,6 @@ CONVOLUTIONS = (".conv", ".conv_x", ".conv_b", ".conv_c")
 MAX_CONV_KERNEL = 16  # of csrc/cpu/causal_conv.h
 MAX_LATENT_DIM = 1024  # of csrc/cpu/latent_segment.h
 MAX_RESIDUALS = 8  # of csrc/cpu/gemma.cpp
-LANES = 16  # of csrc/cpu/matrix.h
 LATENT_UNIT = 16  # numbers of a vector, which no two heads share
 
 
@@ -184,6 +188,17 @@ def numbers_per_channel(spec: DecoderSpec, layer: int, name: str) -> int:
     if mixer is None or isinstance(mixer, LatentAttentionSpec) or not name.endswith(CONVOLUTIONS):
         return 1
     return mixer.kernel_size
+
+
+def held_vector(spec: DecoderSpec, name: str, place: Place, numbers: Floats) -> Floats:
+    """Return the numbers of a vector as the core has them: channels side by side."""
+    numbers = np.ascontiguousarray(numbers).ravel()
+    if is_one_plus(spec, name):
+        numbers = numbers + np.float32(1.0)
+    own = numbers_per_channel(spec, place.layer, name)
+    if own > 1:
+        numbers = np.ascontiguousarray(numbers.reshape(-1, own).T).ravel()
+    return np.pad(numbers, (0, -len(numbers) % LANES)) if place.is_expert else numbers
 
 
 def why_no_latents(latent: LatentAttentionSpec) -> str:

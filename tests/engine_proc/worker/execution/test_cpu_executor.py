@@ -304,9 +304,9 @@ def test_bf16_in_12_bits_is_bf16(rounds: bool, monkeypatch: pytest.MonkeyPatch) 
     weights = wide_weights(spec)
     options: dict[str, Any] = {"rounds_activations": rounds}
     executor = cpu(spec, weights, **options)
-    if not executor.suits_bf12(stored(np.zeros((16, 96), np.float32), Format.BF16), Format.BF16):
+    if not executor.suits_bf12(stored(np.zeros((16, 96), np.float32), Format.BF16)):
         pytest.skip("this processor does not read them")
-    assert executor.suits_bf12(weights["embed"], Format.BF16)
+    assert executor.suits_bf12(weights["embed"])
     monkeypatch.setattr(cpu_executor.CpuExecutor, "suits_bf12", lambda *_: False)
     plain = cpu(spec, weights, **options)
     cuts = [0, 1, 3, 6, 13, 29, 62, 110]  # few rows, and one or two tiles of them, and more
@@ -335,7 +335,7 @@ def test_12_bits_are_for_exponents_that_differ_little() -> None:
 
     def suits(halves: npt.NDArray[np.uint16]) -> bool:
         tensor = StoredTensor(Format.BF16, halves.shape, halves.view(np.uint8).reshape(-1))
-        return executor.suits_bf12(tensor, Format.BF16)
+        return executor.suits_bf12(tensor)
 
     usual = (rng.standard_normal((300, 64), np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if not suits(usual):
