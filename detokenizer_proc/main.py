@@ -2,18 +2,19 @@
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 import time
-from collections.abc import Callable
 
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
-from headrace.board.fields import CommonField, DetokenizerField, EngineField
+from headrace.board.fields import CommonField, DetokenizerField, EngineField, Seating
+from headrace.board.replacements import num_deaths
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
 from headrace.detokenizer_proc.text import load_vocabulary
+from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import ResponseFrames, ToDetokenizer
-from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
+from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
 from headrace.runtime.process import Context
 from headrace.system.cpu_limit import CpuLimit
 from headrace.system.malloc import give_back
@@ -48,9 +49,9 @@ class Detokenizer:
         self._vocabularies = [load_vocabulary(path) for path in config.tokenizer_paths]
         give_back()  # what the tables were made of
         self._limit = CpuLimit(PARSER_CPU_S)
-        engines = list(context.board.of("engine"))
-        self._engines = [EngineLink(config.run_dir, slot, self._slot.beat) for slot in engines]
-        self._responses = [self._no_responses(engine) for engine in self._engines]  # by engine
+        self._engines = [EngineWatch(slot) for slot in context.board.of("engine")]
+        self._links = EngineLinks(config.run_dir, context.board, self._slot.beat)
+        self._responses: dict[int, InflightResponses] = {}  # by engine
         self._stats = ResponseStatsCollector() if config.traces else None
         self._backlog = detokenizer_backlog(context.board, context.index)
         self._backlog.settle()
@@ -68,7 +69,7 @@ class Detokenizer:
 
     def work(self) -> None:
         """Handle and render pending messages; block if there are none."""
-        wait_ms = IDLE_MS if all([engine.is_ready for engine in self._engines]) else AWAY_MS
+        wait_ms = AWAY_MS if any([engine.is_away for engine in self._engines]) else IDLE_MS
         if self._is_holding:
             wait_ms = POLL_INTERVAL_MS
         elif self._is_writing:
@@ -77,7 +78,7 @@ class Detokenizer:
         self._begin_anew(all_is_here=received is None)
         num_steps = 0
         while received is not None:
-            self._responses[received[0].engine].feed(*received)
+            self._responses_of(received[0].engine).feed(*received)
             if self._stats is not None:
                 self._stats.feed(received[0], time.monotonic_ns())
             self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
@@ -90,18 +91,18 @@ class Detokenizer:
             self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle_idle()
-        self._slot[DetokenizerField.OPEN_RESPONSES] = sum(map(len, self._responses))
+        self._slot[DetokenizerField.OPEN_RESPONSES] = sum(map(len, self._responses.values()))
 
     @property
     def _is_writing(self) -> bool:
         """Whether there are whole responses of which a part is still to be rendered."""
-        return any([responses.is_writing for responses in self._responses])
+        return any([responses.is_writing for responses in self._responses.values()])
 
     def _send_frames(self) -> None:
         """Send rendered output to all frontends without a backlog."""
-        for engine, responses in zip(self._engines, self._responses, strict=True):
+        for engine, responses in self._responses.items():
             for stop in responses.stops():
-                engine.outbox.send(stop)
+                self._links[engine].send(stop)
             for place, times in responses.readings().items():
                 self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
         self._is_holding = False
@@ -109,7 +110,7 @@ class Detokenizer:
             if self._frontends.backlog(frontend) >= MAX_BEHIND:
                 self._is_holding = True
                 continue
-            for index, responses in enumerate(self._responses):
+            for index, responses in self._responses.items():
                 frames = responses.render(frontend)
                 if frames is not None:
                     self._send(frontend, frames.message(index), frames.data())
@@ -121,7 +122,7 @@ class Detokenizer:
         self._slot.add(DetokenizerField.FRAMES)
 
     def _begin_anew(self, all_is_here: bool) -> None:
-        """Send the engines of a model the tokens that were generated under one that is replaced.
+        """Send the engines of a model the tokens that were generated under one that has died.
 
         The requests will be sent again, to any of these: what is here belongs to their old ids.
 
@@ -130,27 +131,31 @@ class Detokenizer:
                 sent by its predecessor.
         """
         for index, engine in enumerate(self._engines):
-            if not engine.is_another or not (all_is_here or engine.is_ready):
+            if not engine.has_died or not (all_is_here or engine.is_ready):
                 continue
             engine.note()
-            if len(self._responses[index]):
-                generated = self._responses[index].generated()
-                for each in self._engines:
-                    if each is engine or (each.model == engine.model and each.is_ready):
-                        each.outbox.send(*generated)
-                self._responses[index] = self._no_responses(engine)
+            responses = self._responses.pop(index, None)
+            if responses is not None and len(responses):
+                generated = responses.generated()
+                for other, each in enumerate(self._engines):
+                    if each.model == engine.model and (each.is_ready or each.is_starting):
+                        self._links[other].send(*generated)
             if self._stats is not None:
                 self._stats.clear()
 
-    def _no_responses(self, engine: "EngineLink") -> InflightResponses:
-        config = self._config
-        return InflightResponses(
-            self._vocabularies[engine.model],
-            config.num_frontends,
-            config.stream_interval,
-            self._limit,
-            in_progress=self._in_progress,
-        )
+    def _responses_of(self, engine: int) -> InflightResponses:
+        """Return the responses of an engine."""
+        found = self._responses.get(engine)
+        if found is None:
+            config = self._config
+            found = self._responses[engine] = InflightResponses(
+                self._vocabularies[self._engines[engine].model],
+                config.num_frontends,
+                config.stream_interval,
+                self._limit,
+                in_progress=self._in_progress,
+            )
+        return found
 
     def _in_progress(self, request: int) -> None:
         """Publish the response to blame if this process dies; 0 is none."""
@@ -159,16 +164,14 @@ class Detokenizer:
     def close(self) -> None:
         """Drop all links."""
         self._inbox.close()
-        for engine in self._engines:
-            engine.outbox.close()
+        self._links.close()
         self._frontends.close()
 
 
-class EngineLink:
-    """The link to an engine, and what the board tells of the process in its seat."""
+class EngineWatch:
+    """What the board tells of the process in an engine's seat."""
 
-    def __init__(self, run_dir: str, slot: Slot, on_wait: Callable[[], None]) -> None:
-        self.outbox = Outbox(address(run_dir, "engine", slot.seat.index), on_wait=on_wait)
+    def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self.model = slot[EngineField.MODEL]
         self.note()
@@ -179,13 +182,29 @@ class EngineLink:
         return self._slot[CommonField.STATE] == State.READY
 
     @property
-    def is_another(self) -> bool:
-        """Whether a process has started in its seat since the last `note`."""
-        return self._slot[CommonField.STARTS] != self._starts
+    def is_starting(self) -> bool:
+        """Whether it will."""
+        return self._slot[CommonField.STATE] == State.STARTING
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether the seat is to be had."""
+        return self._slot[EngineField.SEATING] == Seating.VACANT
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there will be another engine soon."""
+        return not (self.is_ready or self.is_vacant)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an engine has died since the last `note`, and another starts or none will."""
+        is_decided = self._slot[CommonField.STATE] != State.DEAD or self.is_vacant
+        return is_decided and num_deaths(self._slot) != self._num_deaths
 
     def note(self) -> None:
-        """Take note of the process that is in its seat now."""
-        self._starts = self._slot[CommonField.STARTS]
+        """Take note of the deaths up to now."""
+        self._num_deaths = num_deaths(self._slot)
 
 
 def mark_start(slot: Slot) -> None:

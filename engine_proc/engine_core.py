@@ -112,7 +112,7 @@ class EngineCore:
         self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
         self._prompts = prompts
-        self._has_replicas = config.num_replicas > 1
+        self._may_have_replicas = config.prefix_fd is not None
         self._can_step = True
         self._has_new_workers = False
         self._quiet_since = clock()
@@ -127,6 +127,8 @@ class EngineCore:
         wait_ms = 0
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
+            if self._may_have_replicas:
+                self._slot[EngineField.IS_BUSY] = self._is_busy
             self._sequence_stats.settle()
             wait_ms = BESIDE_MS if self._is_busy_beside else IDLE_MS
             wait_ms = wait_ms if self._can_step else LOADING_MS
@@ -159,6 +161,7 @@ class EngineCore:
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
             case GenerateRequest():
+                self._slot[EngineField.IS_BUSY] = 1  # before it counts as taken
                 self._slot.add(EngineField.TAKEN_TOKENS, len(bulk) // ITEM_BYTES)
                 self._add(Sequence.of(message, bulk, time.monotonic_ns()))
             case Abort(request):
@@ -467,9 +470,9 @@ class EngineCore:
         self._slot.add(EngineField.FINISHED, len(ended))
         for sequence in ended:
             self._resume_cache.keep_ended(sequence, self._clock())
+        self._publish(news)
         self._update_board()
         self._sequence_stats.take(news, time.monotonic_ns())
-        self._publish(news)
 
     def _retry(self, workers: WorkerGroup, why: str) -> None:
         """Reschedule the oldest step, which ran out of memory, as smaller ones.
@@ -519,13 +522,20 @@ class EngineCore:
             if mine:
                 self._detokenizers.hold(index, *step_output(mine))
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether there are requests, in whatever state, or outputs that are not sent."""
+        has_requests = bool(self._scheduler.requests or self._grammars.requests)
+        return has_requests or self._detokenizers.are_holding
+
     def _update_board(self) -> None:
         """Bring the board up to date."""
         self._slot[EngineField.RUNNING] = len(self._scheduler.running)
         self._slot[EngineField.WAITING] = len(self._scheduler.waiting)
         self._slot[EngineField.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
-        if self._has_replicas:
+        if self._may_have_replicas:
             self._slot[EngineField.PENDING_TOKENS] = self._scheduler.num_pending
+            self._slot[EngineField.IS_BUSY] = self._is_busy
         self._slot[EngineField.PAGES_TOTAL] = self._pool.num_pages
         self._slot[EngineField.PAGES_FREE] = self._pool.num_free
         self._slot[EngineField.STATES_TOTAL] = self._scheduler.slots.num_slots

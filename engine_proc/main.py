@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Slot
+from headrace.board.fields import EngineField, Seating
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.adapter_loads import AdapterLoads
@@ -41,7 +42,7 @@ from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
-from headrace.ipc.sockets import Inbox, address
+from headrace.ipc.sockets import Inbox, address, deliver
 from headrace.ipc.worker_messages import (
     SLOTS_PER_SEQUENCE,
     CacheLayout,
@@ -55,6 +56,7 @@ from headrace.system.cpu_share import take_share
 if TYPE_CHECKING:
     from headrace.model.grammar_compiler import GrammarCompiler
 
+LAST_MS = 2000  # for the last outputs of an engine that leaves to reach their detokenizers
 SHORT_STEP_S = 0.004  # longer steps gain nothing ahead, and a new request waits for two
 
 MOCK = "headrace.engine_proc.mock.main:main"  # by name: the engine does not load the mock
@@ -66,7 +68,11 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     """Run the engine that the config names until SIGTERM, or until workers die one by one."""
     run: Callable[[EngineConfig, Context], NoReturn]
     run = pkgutil.resolve_name(MOCK) if config.engine == "mock" else run_with_workers
-    run(config, context)
+    try:
+        run(config, context)
+    finally:
+        if context.slot[EngineField.SEATING] == Seating.VACANT:
+            deliver(LAST_MS)
 
 
 def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:

@@ -1,11 +1,12 @@
 """`/admin`: status and actions for operators, with a key of their own.
 
 Answers come from the board and the kernel. Requests are noted on the board, for the supervisor and
-the workers (`admin_requests.py`). Names have no characters that JSON would escape.
+the workers (`admin_requests.py`, `replicas.py`). Names have no characters that JSON would escape;
+those of models come encoded.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from urllib.parse import parse_qsl
 
 from headrace.board.admin_requests import (
@@ -17,15 +18,26 @@ from headrace.board.admin_requests import (
 )
 from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField, FrontendField
+from headrace.config.process_configs import ServedModel
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
+from headrace.frontend.replica_requests import AdminResponse, ReplicaRequests, invalid
 from headrace.routes import KV_WARM, ROUTES, Need
+from headrace.system.machine import memory_limit
 from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
+REPLICAS = "/admin/replicas"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
-METHODS = {PROCESSES: "GET", RESTART: "POST", DRAIN: "POST", **dict.fromkeys(PROFILES, "POST")}
+READS, ACTS = ("GET", "HEAD"), ("POST",)
+METHODS = {
+    PROCESSES: READS,
+    REPLICAS: (*READS, *ACTS),
+    RESTART: ACTS,
+    DRAIN: ACTS,
+    **dict.fromkeys(PROFILES, ACTS),
+}
 
 NO_PROFILES = Rejection(
     404,
@@ -71,14 +83,6 @@ def is_for_operators(path: str) -> bool:
     return path.startswith(PREFIX) or path in PROFILES
 
 
-@dataclass(frozen=True)
-class AdminResponse:
-    """An answer, as JSON."""
-
-    status: int
-    body: bytes
-
-
 class Admin:
     """The endpoints below `PREFIX`, and profiles. Without an API key they are closed.
 
@@ -86,6 +90,7 @@ class Admin:
         supervisor: its process id.
         profiles: whether workers keep some.
         opens_adapters: whether clients without the key load adapters.
+        models: of the server.
     """
 
     def __init__(
@@ -96,8 +101,10 @@ class Admin:
         supervisor: int,
         profiles: bool,
         opens_adapters: bool = False,
+        models: Sequence[ServedModel] = (),
     ) -> None:
         self.opens_adapters = opens_adapters
+        self._replicas = ReplicaRequests(models, board, slot, memory_limit)
         self._profiles = profiles
         self._key_auth = key_auth
         self._board = board
@@ -129,15 +136,23 @@ class Admin:
         if path not in METHODS:
             return invalid(404, f"there is nothing here; there are {', '.join(METHODS)}")
         taken = METHODS[path]
-        if method != taken and (method, taken) != ("HEAD", "GET"):
-            return invalid(405, f"{path} takes {taken}", "GET, HEAD" if taken == "GET" else taken)
+        if method not in taken:
+            told = " and ".join(one for one in taken if one != "HEAD")
+            return invalid(405, f"{path} takes {told}", ", ".join(taken))
+        return self._execute(method, path, query)
+
+    def _execute(self, method: str, path: str, query: bytes) -> AdminResponse | Rejection:
         if path == PROCESSES:
             return AdminResponse(200, self._processes())
+        asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        if path == REPLICAS:
+            if method in READS:
+                return AdminResponse(200, self._replicas.status())
+            return self._replicas.handle(asked)
         if path == DRAIN:
             return self._admin_request(STOP)
         if path in PROFILES:
             return self._admin_request(PROFILES[path]) if self._profiles else NO_PROFILES
-        asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         if any(name != "role" or value not in RENEWABLE for name, value in asked):
             return invalid(
                 400, f"{path} takes role=NAME, one of {', '.join(RENEWABLE)}, or nothing"
@@ -155,13 +170,8 @@ class Admin:
         entries = [
             f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}'
         ]
-        entries += [process_of(slot, now_ns) for slot in self._board.slots]
+        entries += [process_of(slot, now_ns) for slot in self._board.occupied()]
         return f'{{"processes":[{",".join(entries)}]}}'.encode("ascii")
-
-
-def invalid(status: int, message: str, allow: str = "") -> Rejection:
-    """Return the refusal of what cannot be asked."""
-    return Rejection(status, message, "invalid_request_error", "invalid_request", allow=allow)
 
 
 def process_of(slot: Slot, now_ns: int) -> str:

@@ -36,9 +36,10 @@ def health_of(
     Args:
         since_ns: since when this process has been awake (`wake_clock.py`).
     """
-    found = [(slot, slot.unhealthy_reason(now_ns, since_ns)) for slot in board.slots]
+    slots = board.occupied()
+    found = [(slot, slot.unhealthy_reason(now_ns, since_ns)) for slot in slots]
     faults = {slot.seat: why for slot, why in found if why is not None}
-    if path == STARTUP and all(map(has_started, board.slots)):
+    if path == STARTUP and all(map(has_started, slots)):
         faults.clear()
     elif path == READY:
         spared = spared_engines(board, faults.keys())
@@ -48,9 +49,11 @@ def health_of(
     reasons = list(faults.values())
     if path == READY and is_draining:
         reasons.append("the server stops when open requests are answered")
-    progress = min((slot[CommonField.PROGRESS] for slot in board.of("worker")), default=1000) / 1000
+    progress = (
+        min((slot[CommonField.PROGRESS] for slot in board.occupied("worker")), default=1000) / 1000
+    )
     told = ",".join(f'"{reason}"' for reason in reasons)
-    processes = ",".join(process_of(board, slot, now_ns) for slot in board.slots)
+    processes = ",".join(process_of(board, slot, now_ns) for slot in slots)
     body = (
         f'{{"status":"{"unhealthy" if reasons else "ok"}","reasons":[{told}],'
         f'"loaded":{progress:.3f},"processes":[{processes}]}}'

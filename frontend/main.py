@@ -78,7 +78,6 @@ class Frontend:
         self._links = Router(config.run_dir, config.num_tokenizers, context.board, context.slot)
         self._open_requests = OpenRequests(context.index, context.slot)
         limits = AdmissionLimits(
-            num_requests=config.max_num_requests,
             num_waiting_tokens=config.max_queued_tokens,
             num_body_bytes=config.max_kept_bytes,
         )
@@ -89,6 +88,7 @@ class Frontend:
             config.max_body_bytes,
             context.board,
             context.slot,
+            [model.max_num_requests for model in config.models],
         )
         self._reports: RequestReports | None = None
         if config.reports:
@@ -112,6 +112,7 @@ class Frontend:
             context.parent,
             config.profiles,
             config.opens_adapters,
+            config.models,
         )
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         self._awake = WakeClock()

@@ -4,6 +4,9 @@ That is the engine with the fewest tokens to compute before the first one of the
 those of other sequences, and those of the prompt that its prefix cache lacks. Replicas have equal
 shares of one machine, so tokens stand for time. What tokenizers have sent counts at once, by
 counters on the board. All sequences of a request go to one engine.
+
+An engine that leaves its seat gets no new requests. It ends once it has taken all that is counted
+as sent to it, so that a request is counted first and chosen anew where its engine has left.
 """
 
 import itertools
@@ -13,12 +16,12 @@ from dataclasses import dataclass
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board, Slot, State
-from headrace.board.fields import CommonField, EngineField, TokenizerField
+from headrace.board.fields import CommonField, EngineField, Seating, TokenizerField
 from headrace.config.process_configs import TokenizerConfig
+from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.messages import GenerateRequest, HttpRequest
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PrefixIndex
-from headrace.ipc.sockets import Outbox, address
 from headrace.tokenizer_proc.jobs.stages import Ids
 
 Prompts = list[tuple[GenerateRequest, Ids]]  # of one request
@@ -54,10 +57,7 @@ class ReplicaRouter:
     def __init__(self, config: TokenizerConfig, board: Board, slot: Slot) -> None:
         self._slot = slot
         self._engines = list(board.of("engine"))
-        self._outboxes = [
-            Outbox(address(config.run_dir, "engine", engine.seat.index), on_wait=slot.beat)
-            for engine in self._engines
-        ]
+        self._links = EngineLinks(config.run_dir, board, slot.beat)
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
         self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
         self._replicas: list[list[int]] = [[] for _ in config.cards]  # engines, by model
@@ -70,24 +70,34 @@ class ReplicaRouter:
 
         It waits while a link is full. Models are given by their places.
         """
-        parcels: list[Prompts] = [[] for _ in self._engines]
+        parcels: dict[int, Prompts] = {}
         for model, request, prompts in requests:
-            if not prompts:
-                continue
-            replicas = self._replicas[model]
-            is_only = len(replicas) == 1
-            engine = replicas[0] if is_only else self._engine_of(replicas, request, prompts)
-            num_tokens = sum(len(ids) for _, ids in prompts)
+            if prompts:
+                engine = self._reserve(self._replicas[model], request, prompts)
+                parcels.setdefault(engine, []).extend(prompts)
+        for engine, parcel in parcels.items():
+            self._links[engine].send_all(parcel)
+
+    def _reserve(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int:
+        """Choose an engine that keeps its seat until it has taken the prompts."""
+        num_tokens = sum(len(ids) for _, ids in prompts)
+        while True:
+            engine = self._engine_of(replicas, request, prompts)
             self._slot.add(TokenizerField.SENT_TOKENS + engine, num_tokens)
-            parcels[engine] += prompts
-        for outbox, parcel in zip(self._outboxes, parcels, strict=True):
-            outbox.send_all(parcel)
+            if self._engines[engine][EngineField.SEATING] != Seating.VACANT:
+                return engine
+            self._slot.add(TokenizerField.SENT_TOKENS + engine, -num_tokens)
 
     def _engine_of(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int:
         """Choose an engine, and count why."""
+        if len(replicas) == 1:
+            return replicas[0]
         if request.engine in replicas and self._is_ready(request.engine):
             self._slot.add(TokenizerField.RESUME_ROUTED)
             return request.engine
+        replicas = self._takers(replicas)
+        if len(replicas) == 1:
+            return replicas[0]
         loads = self._loads(replicas, prompts)
         chosen = choose(loads, next(self._turns) % len(loads))
         num_cached = loads[chosen].num_cached
@@ -95,6 +105,15 @@ class ReplicaRouter:
         self._slot.add(TokenizerField.PREFIX_ROUTED if is_best else TokenizerField.LOAD_ROUTED)
         self._slot.add(TokenizerField.ROUTED_CACHED_TOKENS, num_cached)
         return replicas[chosen]
+
+    def _takers(self, replicas: list[int]) -> list[int]:
+        """Return the engines that take new requests."""
+        present = self._links.present
+        there = [index for index in replicas if index in present]
+        takers = [
+            index for index in there if self._engines[index][EngineField.SEATING] == Seating.SEATED
+        ]
+        return takers or there or replicas
 
     def _loads(self, replicas: list[int], prompts: Prompts) -> list[ReplicaLoad]:
         page_tokens = max(self._engines[index][EngineField.PAGE_TOKENS] for index in replicas)
@@ -110,12 +129,14 @@ class ReplicaRouter:
         ]
 
     def _is_ready(self, engine: int) -> bool:
-        return self._engines[engine][CommonField.STATE] == State.READY
+        """Whether an engine serves, even if it is leaving."""
+        slot = self._engines[engine]
+        is_there = slot[EngineField.SEATING] != Seating.VACANT
+        return is_there and slot[CommonField.STATE] == State.READY
 
     def close(self) -> None:
         """Drop all links."""
-        for outbox in self._outboxes:
-            outbox.close()
+        self._links.close()
 
 
 def digests_of(request: GenerateRequest, ids: Ids, page_tokens: int) -> list[bytes]:

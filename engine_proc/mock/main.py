@@ -220,6 +220,7 @@ class MockEngine:
         is_idle = not self.has_work
         if is_idle:
             self._detokenizers.flush()
+            self._note_busy()
         received = inbox.receive(self._idle_ms if is_idle else 0)
         if received is None:
             return
@@ -233,6 +234,7 @@ class MockEngine:
         """Handle one message; `bulk` is a prompt's token ids."""
         match message:
             case GenerateRequest():
+                self._slot[EngineField.IS_BUSY] = 1  # before it counts as taken
                 self._slot.add(EngineField.TAKEN_TOKENS, len(bulk) // 4)
                 self._add(message, len(bulk) // 4)
             case Abort(request):
@@ -445,3 +447,9 @@ class MockEngine:
         self._slot[EngineField.PENDING_TOKENS] = self._num_waiting_tokens + self._num_generating
         used = -(-self._num_context // PAGE_TOKENS)
         self._slot[EngineField.PAGES_FREE] = max(0, self._num_pages - used)
+        self._note_busy()
+
+    def _note_busy(self) -> None:
+        """Publish whether there are sequences, or outputs that are not sent."""
+        is_busy = bool(self._sequences) or self._detokenizers.are_holding
+        self._slot[EngineField.IS_BUSY] = is_busy

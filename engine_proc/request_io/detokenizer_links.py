@@ -33,6 +33,11 @@ class DetokenizerLinks:
         return len(self._outboxes)
 
     @property
+    def are_holding(self) -> bool:
+        """Whether there are outputs that are not sent."""
+        return any(self._held)
+
+    @property
     def are_serving(self) -> bool:
         """Whether all detokenizers are there."""
         return all(slot[CommonField.STATE] == State.READY for slot in self._slots)

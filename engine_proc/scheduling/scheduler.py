@@ -17,7 +17,7 @@ running set and keeps its pages until another sequence needs them.
 
 from array import array
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
@@ -123,7 +123,7 @@ class Scheduler:
         return bool(self._suspects)
 
     @property
-    def requests(self) -> Iterable[int]:
+    def requests(self) -> KeysView[int]:
         """The ids of all requests that have sequences here."""
         return self._by_request.keys()
 

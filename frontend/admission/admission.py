@@ -21,7 +21,6 @@ MEMORY_S = 10.0  # over which rates are averaged
 class AdmissionLimits:
     """Limits of the server. 0 is no limit."""
 
-    num_requests: int  # in all of the server
     num_waiting_tokens: int  # to compute for waiting sequences
     num_body_bytes: int  # of requests that are not answered, or being read
 
@@ -32,6 +31,7 @@ class Load(NamedTuple):
     num_requests: int
     num_waiting_tokens: int
     num_body_bytes: int
+    max_num_requests: int  # its limit, which is that of the engines there are; 0 is none
 
 
 class DrainRate:
@@ -71,8 +71,8 @@ class Admission:
         A client that returns after Retry-After finds the queue half empty, at the present rate.
         """
         limits = self._limits
-        if limits.num_requests and load.num_requests >= limits.num_requests:
-            excess = load.num_requests - limits.num_requests // 2
+        if 0 < load.max_num_requests <= load.num_requests:
+            excess = load.num_requests - load.max_num_requests // 2
             return overloaded(
                 self.requests.seconds_for(excess),
                 "too many requests are waiting",

@@ -1,7 +1,9 @@
 """The gate of a frontend: authentication, and admission by the numbers on the board."""
 
+from collections.abc import Sequence
+
 from headrace.board.board import Board, Slot
-from headrace.board.fields import EngineField, FrontendField
+from headrace.board.fields import EngineField, FrontendField, Seating
 from headrace.frontend.admission.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.conformance import body_fault
@@ -22,7 +24,13 @@ class Gate:
         max_body_bytes: int,
         board: Board,
         slot: Slot,
+        max_num_requests: Sequence[int] = (),
     ) -> None:
+        """Admit all that `admission` does.
+
+        Args:
+            max_num_requests: open in each engine, by model; their sum over the engines is a limit.
+        """
         self._key_auth = key_auth
         self._admission = admission
         self._max_body_bytes = max_body_bytes
@@ -30,6 +38,7 @@ class Gate:
         self.is_closed = False  # the server stops when all is answered
         self._frontends = list(board.of("frontend"))
         self._engines = list(board.of("engine"))
+        self._max_num_requests = max_num_requests
 
     def enter(
         self, method: str, head: RequestHead, has_admin_key: bool = False
@@ -90,6 +99,19 @@ class Gate:
             num_requests=sum([slot[FrontendField.ADMITTED] for slot in self._frontends]),
             num_waiting_tokens=self._total(EngineField.WAITING_TOKENS),
             num_body_bytes=self._num_body_bytes,
+            max_num_requests=self._num_places,
+        )
+
+    @property
+    def _num_places(self) -> int:
+        """How many requests may be open: as many as all engines take."""
+        limits = self._max_num_requests
+        return sum(
+            [
+                limits[slot[EngineField.MODEL]]
+                for slot in self._engines
+                if limits and slot[EngineField.SEATING] != Seating.VACANT
+            ]
         )
 
     def _total(self, field: EngineField) -> int:

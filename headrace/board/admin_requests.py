@@ -7,7 +7,7 @@ Counters only grow, so nothing is lost when either of them is busy or replaced.
 from headrace.board.board import Board, Slot
 from headrace.board.fields import FrontendField
 
-RENEWABLE = ("frontend", "tokenizer", "detokenizer", "fetcher")  # one after the other, unnoticed
+RENEWABLE = ("frontend", "tokenizer", "detokenizer", "fetcher", "engine")  # one after the other
 STOP = "drain"
 START_PROFILE, STOP_PROFILE = "start_profile", "stop_profile"
 SUPERVISED = (STOP, *RENEWABLE)  # to stop when all is answered, or to renew a role's processes

@@ -20,6 +20,7 @@ from headrace.board.fields import (
     TIMER_GAUGE,
     CommonField,
     EngineField,
+    Seating,
     WorkerField,
 )
 from headrace.board.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
@@ -29,8 +30,8 @@ from headrace.errors import ConfigError
 
 SLOT_WORDS = 5632  # of 8 bytes: whole pages, so neighbors never share a cache line
 LAST_WORDS = FIELD_WORDS  # here a slot's text begins, 512 bytes
-MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
-HISTOGRAMS = 192  # and here its histograms
+MESSAGES_SENT = LAST_WORDS + 64  # here how many messages it has sent to each frontend
+HISTOGRAMS = MESSAGES_SENT + 64  # and here its histograms
 LOG_WORDS = 1024
 LOG = SLOT_WORDS - LOG_WORDS  # here the end of its log: how many bytes there were, and a ring
 HTTP = LOG - HTTP_WORDS  # here what it counts of HTTP
@@ -166,8 +167,12 @@ class Slot:
             self.add(CommonField.STARTS)
             self[LOG] = 0
             self.open_ids = ()
-            for word in self._gauge_words:
-                self._words[word] = 0
+            self.clear_gauges()
+
+    def clear_gauges(self) -> None:
+        """Reset what tells of a process that has ended."""
+        for word in self._gauge_words:
+            self._words[word] = 0
 
     @property
     def work(self) -> list[int]:
@@ -293,7 +298,17 @@ class Board:
         model = engine[EngineField.MODEL]
         return [slot for slot in self.of("engine") if slot[EngineField.MODEL] == model]
 
+    def is_vacant(self, slot: Slot) -> bool:
+        """Whether a slot is of an engine that has left its seat, or of such an engine's child."""
+        engine = self.engine_of(slot)
+        return engine is not None and engine[EngineField.SEATING] == Seating.VACANT
+
+    def occupied(self, role: str | None = None) -> list[Slot]:
+        """Return the slots of a role, or all, without vacant ones."""
+        slots = self.slots if role is None else self.of(role)
+        return [slot for slot in slots if not self.is_vacant(slot)]
+
     def unhealthy(self) -> list[Seat]:
         """Return the processes that do not serve; empty means healthy."""
         now_ns = time.monotonic_ns()
-        return [s.seat for s in self.slots if not s.healthy(now_ns)]
+        return [s.seat for s in self.occupied() if not s.healthy(now_ns)]

@@ -8,10 +8,18 @@ them. A definition is a kind and, for a field of several words, their number:
 
 import enum
 
-FIELD_WORDS = 64  # of a slot, for fields
+FIELD_WORDS = 96  # of a slot, for fields
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 MAX_REPLICAS = 16  # engines
+
+
+class Seating(enum.IntEnum):
+    """Whether an engine has its seat: `EngineField.SEATING`."""
+
+    SEATED = 0  # requests go to it
+    LEAVING = 1  # it ends those it has
+    VACANT = 2  # nothing goes to it
 
 
 class Kind(enum.Enum):
@@ -78,6 +86,7 @@ class CommonField(BoardField):
     STARTS = COUNTER  # of processes in this seat
     STACKS_FD = KEPT  # the process's own descriptor of its `StackFile`
     HARMED_PID = KEPT  # the process that --chaos has sent a signal; the supervisor writes it
+    LEFT = COUNTER  # of STARTS, those that ended when they had no request; the supervisor counts
 
     @classmethod
     def first_word(cls) -> int:
@@ -112,7 +121,8 @@ class FrontendField(BoardField):
     LOST_REPORTS = COUNTER  # reports that the telemetry process did not get
     IS_LEAVING = GAUGE  # 1: another process takes the seat once open requests are answered
     FORWARDED = COUNTER  # requests sent to tokenizers, but GETs
-    WISHES = COUNTER, 7  # admin requests, by `WISHES`
+    WISHES = COUNTER, 8  # admin requests, by `WISHES`
+    REPLICAS = KEPT, MAX_REPLICAS  # that operators want, by model: `replicas.py` has the format
     # Of bodies, by tokenizer: those for all prompts, for long ones, for images, for GETs.
     FORWARDED_BYTES = COUNTER, MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1
 
@@ -178,7 +188,9 @@ class EngineField(BoardField):
     RECOVERED_PAGES = COUNTER  # full pages that a death of workers or engine has left
     TAKEN_TOKENS = COUNTER  # of `TokenizerField.SENT_TOKENS`, those that have come
     PENDING_TOKENS = GAUGE  # to compute for all sequences; where the model has replicas
-    MODEL = KEPT  # place of its model among the server's; the supervisor writes it
+    IS_BUSY = GAUGE  # 1: it has requests, in whatever state, or outputs that are not sent
+    MODEL = KEPT  # place of its model among the server's; the supervisor writes it,
+    SEATING = KEPT  # and a `Seating`
 
 
 class WorkerField(BoardField):

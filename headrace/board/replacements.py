@@ -37,5 +37,6 @@ def is_ready(slot: Slot) -> bool:
 
 
 def num_deaths(slot: Slot) -> int:
-    """Return how many processes have died in a seat."""
-    return max(slot[CommonField.STARTS] - (slot[CommonField.STATE] != State.DEAD), 0)
+    """Return how many processes have died in a seat. One that left had nothing to lose."""
+    is_alive = slot[CommonField.STATE] in (State.STARTING, State.READY)
+    return max(slot[CommonField.STARTS] - slot[CommonField.LEFT] - is_alive, 0)

@@ -81,6 +81,17 @@ class CrashConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What a frontend knows of a model."""
+
+    name: str
+    encoded_name: str  # as JSON
+    max_num_requests: int  # open in each of its engines
+    shared_bytes: int  # of a CPU's memory, by all of its engines together,
+    replica_bytes: int  # and by each of them beside that
+
+
+@dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
     """For a frontend. `listen_fd` is its bound socket."""
 
@@ -88,8 +99,8 @@ class FrontendConfig:
     listen_fd: int
     num_tokenizers: int
     max_body_bytes: int
-    max_num_requests: int  # open in all frontends; more get a 429, as with the next two
-    max_queued_tokens: int
+    models: tuple[ServedModel, ...]
+    max_queued_tokens: int  # in all frontends; more get a 429, as with bodies
     drain_timeout: int  # seconds
     max_kept_bytes: int  # of bodies, held or on their way to a tokenizer process
     api_key_digests: list[bytes]

@@ -17,6 +17,7 @@ from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.board.replacements import ReplacementWatch
+from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.inflight import InflightRequest, InflightRequests, R
 from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
@@ -54,19 +55,17 @@ class Router:
         self._about = num_all - 1  # answers GETs
         # Empty where the model takes none.
         self._images = range(num_tokenizers + 1, num_all - handles_gets)
-        self._engines = [
-            Outbox(address(run_dir, "engine", slot.seat.index)) for slot in board.of("engine")
-        ]
+        self._engines = EngineLinks(run_dir, board)
+        self._engine_aborts: dict[int, deque[Abort]] = {}
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._detokenizer_slots = list(board.of("detokenizer"))
         self._num_detokenizers = len(self._detokenizer_slots)
         self._watch = ReplacementWatch(board, ("tokenizer", "engine", "detokenizer"))
         self._are_unsent = False  # requests that are to be sent again
         self._slot = slot
-        self._tokenizer_aborts = [Outbox(address(run_dir, "aborts", i)) for i in range(num_all)]
-        self._aborts: dict[Outbox, deque[Abort]] = {
-            outbox: deque() for outbox in (*self._engines, *self._tokenizer_aborts)
-        }
+        self._tokenizer_aborts = [
+            (Outbox(address(run_dir, "aborts", i)), deque[Abort]()) for i in range(num_all)
+        ]
         self._renewed_at = 0.0
 
     def backlog(self, tokenizer: int) -> int:
@@ -132,7 +131,7 @@ class Router:
                 seat, in_progress, self._num_detokenizers, give_up
             ):
                 self._withdraw(id, tokenizer)
-                if is_given_up or (engine < 0 and len(self._engines) > 1):
+                if is_given_up or (engine < 0 and len(self._engines.present) > 1):
                     self._abort_in_engines(id)
             self._are_unsent = True
         if self._are_unsent:
@@ -161,33 +160,46 @@ class Router:
         self.flush()
 
     def _abort_in_engines(self, id: int) -> None:
-        for engine in self._engines:
-            self._aborts[engine].append(Abort(id))
+        for engine in self._engines.present:
+            self._engine_aborts.setdefault(engine, deque()).append(Abort(id))
 
     def _withdraw(self, id: int, tokenizer: int) -> None:
         """Have the tokenizer that may be at a request let it be; -1 is none."""
         if tokenizer >= 0:
-            self._aborts[self._tokenizer_aborts[tokenizer]].append(Abort(id))
+            self._tokenizer_aborts[tokenizer][1].append(Abort(id))
 
     def renew(self, requests: Iterable[int]) -> None:
         """Renew the leases of open requests at the engines, periodically."""
         now = time.monotonic()
         if now - self._renewed_at < RENEW_S:
             return
+        present = self._engines.present
+        for engine in self._engine_aborts.keys() - present:
+            del self._engine_aborts[engine]
         ids = array("Q", requests)
         data = ids.tobytes()
-        if not ids or all([engine.try_send(RenewLeases(), data) for engine in self._engines]):
+        if not ids or all([self._engines[one].try_send(RenewLeases(), data) for one in present]):
             self._renewed_at = now
 
     def flush(self) -> None:
         """Send forwarded requests, and pending aborts."""
         for tokenizer in self._tokenizers:
             tokenizer.flush()
-        for outbox, aborts in self._aborts.items():
-            while aborts and outbox.try_send(aborts[0]):
-                aborts.popleft()
+        for outbox, aborts in self._tokenizer_aborts:
+            send_some(outbox, aborts)
+        for engine, aborts in self._engine_aborts.items():
+            send_some(self._engines[engine], aborts)
 
     def close(self) -> None:
         """Drop all links."""
-        for outbox in (*self._tokenizers, *self._aborts):
+        for outbox in self._tokenizers:
             outbox.close()
+        for outbox, _ in self._tokenizer_aborts:
+            outbox.close()
+        self._engines.close()
+
+
+def send_some(outbox: Outbox, aborts: deque[Abort]) -> None:
+    """Send as many aborts as a link takes."""
+    while aborts and outbox.try_send(aborts[0]):
+        aborts.popleft()

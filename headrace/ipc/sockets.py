@@ -201,6 +201,11 @@ class Outbox:
         self._socket.close(linger=0)
 
 
+def deliver(patience_ms: int) -> None:
+    """Close all links of this process once what was sent has left it, or after some time."""
+    zmq.Context.instance().destroy(linger=patience_ms)
+
+
 def is_to_copy(bulk: Frame | None) -> bool:
     """Whether bulk is copied: all but large `bytes`, which cannot change while they are sent."""
     return not isinstance(bulk, bytes) or len(bulk) < COPIED_BYTES

@@ -147,7 +147,12 @@ class EmbeddedServer:
         started = self._read(data)
         assert isinstance(started, Started)
         takes_images = self._card.takes_images
-        seats = seats_of(self.config, takes_images=takes_images, handles_gets=self._handles_gets)
+        seats = seats_of(
+            self.config,
+            takes_images=takes_images,
+            handles_gets=self._handles_gets,
+            may_grow=self.config.admin_api_key is not None,
+        )
         self.board = Board(fds[0], seats)
         os.close(fds[0])  # the memory is mapped
         return started

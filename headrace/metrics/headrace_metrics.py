@@ -27,6 +27,7 @@ from headrace.board.fields import (
 )
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import HEADRACE
+from headrace.board.replicas import count_replicas
 from headrace.config.process_configs import ModelCard
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.metrics.exposition import Exposition, HistogramFamily
@@ -122,6 +123,11 @@ GAUGES: list[tuple[str, str, BoardField]] = [
     ("embedding_rows_free", "Those that no sequence needs", EngineField.EMBEDDING_ROWS_FREE),
     ("replies_open", "Responses being rendered", DetokenizerField.OPEN_RESPONSES),
 ]
+REPLICAS = [  # as in `ReplicaCount`
+    ("replicas_wanted", "Engines that a model is to have"),
+    ("replicas_ready", "Those that serve"),
+    ("replicas_leaving", "Engines that end their last requests"),
+]
 HISTOGRAMS = [
     ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
     ("time_to_first_token_seconds", "From the head read to the first text", Timing.FIRST_TOKEN),
@@ -152,23 +158,23 @@ class BoardCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         up = GaugeMetricFamily("headrace:process_up", "Whether the process serves", labels=LABELS)
-        for slot in self._board.slots:
+        for slot in self._board.occupied():
             up.add_metric(self._labels.of(slot), slot[CommonField.STATE] == State.READY)
         yield up
         restarts = CounterMetricFamily(
             "headrace:process_restarts", "Processes that died and were replaced", labels=LABELS
         )
-        for slot in self._board.slots:
+        for slot in self._board.occupied():
             restarts.add_metric(self._labels.of(slot), max(slot[CommonField.STARTS], 1) - 1)
         yield restarts
         for name, help, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
-            for slot in self._board.of(field.role):
+            for slot in self._board.occupied(field.role):
                 counter.add_metric(self._labels.of(slot), slot[field])
             yield counter
         for name, help, field in GAUGES:
             gauge = GaugeMetricFamily(f"headrace:{name}", help, labels=LABELS)
-            for slot in self._board.of(field.role):
+            for slot in self._board.occupied(field.role):
                 gauge.add_metric(self._labels.of(slot), slot[field])
             yield gauge
         yield from self._histograms()
@@ -184,13 +190,25 @@ class BoardCollector(Collector):
         usage = GaugeMetricFamily(
             "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
         )
-        for slot in self._board.of("engine"):
+        for slot in self._board.occupied("engine"):
             total = slot[EngineField.PAGES_TOTAL]
             used = 1 - slot[EngineField.PAGES_FREE] / total if total else 0.0
             usage.add_metric(self._labels.of(slot), used)
         yield usage
+        yield from self._replicas()
         yield from self._backlogs()
         yield from self._vitals()
+
+    def _replicas(self) -> Iterator[Metric]:
+        """How many engines each model has."""
+        families = [
+            GaugeMetricFamily(f"headrace:{name}", help, labels=["model_name"])
+            for name, help in REPLICAS
+        ]
+        for model, name in enumerate(self._labels.names):
+            for family, count in zip(families, count_replicas(self._board, model), strict=True):
+                family.add_metric([name], count)
+        yield from families
 
     def _backlogs(self) -> Iterator[Metric]:
         """Backlogs: bodies sent to tokenizer processes, messages sent to frontends."""
@@ -257,14 +275,16 @@ class MetricsPage:
         adapters: AdapterRegistry | None = None,
     ) -> None:
         labels = ProcessLabels(board, cards)
-        self._collectors: list[Collector] = [
+        self._board = board
+        self._cards = cards
+        self._dialect = DIALECTS[dialect]
+        self._own: list[Collector] = [
             BoardCollector(board, labels),
             KvStoreCollector(board, labels),
-            DIALECTS[dialect](board, cards),
-            HTTP_DIALECTS[dialect](board),
         ]
+        self._others: list[Collector] = [HTTP_DIALECTS[dialect](board)]
         if adapters is not None and dialect == "vllm":
-            self._collectors.append(LoraCollector(adapters))
+            self._others.append(LoraCollector(adapters))
         self._exposition = Exposition()
 
     def render(self) -> bytes:
@@ -273,7 +293,8 @@ class MetricsPage:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        for collector in self._collectors:
+        of_engines = self._dialect(self._board, self._cards)  # those that have seats now
+        for collector in (*self._own, of_engines, *self._others):
             yield from collector.collect()
 
 

@@ -38,7 +38,7 @@ class KvStoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        slots = list(self._board.of("kv_store"))
+        slots = self._board.occupied("kv_store")
         for name, help, field in BY_TIER:
             kind = GaugeMetricFamily if field.is_gauge else CounterMetricFamily
             family = kind(f"headrace:{name}", help, labels=[*LABELS, "tier"])

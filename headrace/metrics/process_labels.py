@@ -10,22 +10,26 @@ LABELS = ["model_name", "process"]
 
 
 class ProcessLabels:
-    """Values of `LABELS`. A process that serves several models has an empty `model_name`."""
+    """Values of `LABELS`. A process that serves several models has an empty `model_name`.
+
+    Attributes:
+        names: of all models.
+    """
 
     def __init__(self, board: Board, cards: Sequence[ModelCard]) -> None:
         self._board = board
-        self._names = [card.name for card in cards]
+        self.names = [card.name for card in cards]
         self._known: dict[Seat, tuple[str, str]] = {}
 
     @property
     def shared(self) -> str:
         """The name of the only model, or an empty one."""
-        return self._names[0] if len(self._names) == 1 else ""
+        return self.names[0] if len(self.names) == 1 else ""
 
     def name_of(self, slot: Slot) -> str:
         """Return the name of a process's model."""
         engine = self._board.engine_of(slot)
-        return self.shared if engine is None else self._names[engine[EngineField.MODEL]]
+        return self.shared if engine is None else self.names[engine[EngineField.MODEL]]
 
     def of(self, slot: Slot) -> tuple[str, str]:
         """Return the values for a process."""

@@ -81,9 +81,11 @@ class SglangCollector(Collector):
     def __init__(self, board: Board, cards: Sequence[ModelCard]) -> None:
         ranks = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
         self._models, self._engines = [], []
-        is_single = sum(1 for _ in board.of("engine")) == 1
+        is_single = len(board.occupied("engine")) == 1
         for model, card in enumerate(cards):
-            engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
+            engines = [
+                slot for slot in board.occupied("engine") if slot[EngineField.MODEL] == model
+            ]
             labels = {"model_name": card.name, "engine_type": "unified"}
             self._models.append((BoardTotals(engines), Families("sglang:", labels)))
             for rank, slot in enumerate(engines):

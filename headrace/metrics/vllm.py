@@ -142,7 +142,7 @@ class VllmCollector(Collector):
     def __init__(self, board: Board, cards: Sequence[ModelCard]) -> None:
         names = ProcessLabels(board, cards)
         self._engines = []
-        for slot in board.of("engine"):
+        for slot in board.occupied("engine"):
             card = cards[slot[EngineField.MODEL]]
             labels = {"model_name": card.name, "engine": str(board.replicas_of(slot).index(slot))}
             self._engines.append((BoardTotals([slot]), Families("vllm:", labels), card))

@@ -1,11 +1,11 @@
 """The config of each process of a ring, by its seat."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.board.board import Seat
+from headrace.board.board import Board, Seat
+from headrace.board.fields import EngineField, Seating
 from headrace.config.api_keys import digest
 from headrace.config.config import ServerConfig
 from headrace.config.kv_events_config import parse_kv_events
@@ -18,33 +18,15 @@ from headrace.config.process_configs import (
     FetcherConfig,
     FrontendConfig,
     ModelCard,
-    StoreTiers,
     TelemetryConfig,
     TokenizerConfig,
 )
 from headrace.ipc.arena import Arena
-from headrace.supervision.engine_groups import EngineGroup, places_of, reserved_bytes
+from headrace.supervision.engine_files import EngineFiles
+from headrace.supervision.engine_groups import EngineGroup, reserved_bytes
 
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
-
-
-def make_cache_files(tp: int) -> tuple[int, ...]:
-    """Return memory of an engine that outlives all processes: its tables, each worker's pages."""
-    names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(tp))]
-    return tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
-
-
-def make_store_tiers(config: ServerConfig, takes_images: bool) -> StoreTiers:
-    """Return the tiers of the KV store; those in memory outlive all other processes."""
-    names = ("headrace-store-pages", "headrace-store-states") if config.kv_store_bytes else ()
-    return StoreTiers(
-        memory_fds=tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names),
-        memory_bytes=config.kv_store_bytes,
-        directory=None if config.kv_store is None else os.path.abspath(config.kv_store),
-        disk_bytes=config.kv_store_disk_bytes,
-        takes_images=takes_images,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +41,8 @@ class ChildConfigs:
     admin_keys: Sequence[str]  # none, or one
     arena: Arena | None
     fetched: Arena | None
-    cache_fds: Sequence[tuple[int, ...]]  # by engine
-    prefix_fds: dict[int, int]  # by engine; none of an engine without replicas
-    store_tiers: Sequence[StoreTiers]  # by engine; none without a KV store
+    board: Board
+    files: EngineFiles
     crash: CrashConfig
 
     @property
@@ -74,12 +55,6 @@ class ChildConfigs:
         """The models."""
         return tuple(group.card for group in self.groups)
 
-    @property
-    def max_num_requests(self) -> int:
-        """How many requests may be open: as many as all engines take."""
-        configs = [group.config for group in self.groups]
-        return sum(c.data_parallel_size * (c.max_num_seqs + c.max_num_queued) for c in configs)
-
     def of(self, seat: Seat) -> Any:
         """Return the config of the process in a seat."""
         c, role = self.config, seat.role
@@ -90,7 +65,7 @@ class ChildConfigs:
                 listen_fd=self.listen_fds[seat.index],
                 num_tokenizers=c.tokenizer_procs,
                 max_body_bytes=c.max_body_bytes,
-                max_num_requests=self.max_num_requests,
+                models=tuple(group.served for group in self.groups),
                 max_queued_tokens=c.max_queued_tokens,
                 drain_timeout=c.drain_timeout,
                 max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
@@ -127,7 +102,7 @@ class ChildConfigs:
                 handles_gets=self.listen_fds is not None,
                 takes_scripts=c.engine == "mock",
                 traces=self._traces,
-                prefix_fds=self.prefix_fds,
+                prefix_fds=self.files.prefix_fds,
                 enable_lora=c.enable_lora,
                 lora_dir=c.lora_dir,
                 **self._arena_fields,
@@ -157,11 +132,18 @@ class ChildConfigs:
         return self.config.otlp_traces_endpoint is not None
 
     def _engine_config(self, index: int) -> EngineConfig:
-        place = places_of([group.config for group in self.groups])[index]
-        c, card = self.groups[place.group].config, self.groups[place.group].card
+        slot = self.board.slot("engine", index)
+        model = slot[EngineField.MODEL]
+        c, card = self.groups[model].config, self.groups[model].card
+        seated = [
+            one
+            for one in self.board.replicas_of(slot)
+            if one[EngineField.SEATING] == Seating.SEATED
+        ]
+        workers = [s for s in self.board.of("worker") if self.board.engine_of(s) is slot]
         return EngineConfig(
             run_dir=self.run_dir,
-            execution=ExecutionConfig.of(c, card, reserved_bytes(self.groups, place.group)),
+            execution=ExecutionConfig.of(c, card, reserved_bytes(self.groups, model)),
             num_detokenizers=c.detokenizer_procs,
             max_num_queued=c.max_num_queued,
             scheduling_policy=c.scheduling_policy,
@@ -179,12 +161,12 @@ class ChildConfigs:
             whole_images=card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
-            cache_fds=self.cache_fds[index],
-            first_worker=place.first_worker,
-            num_replicas=c.data_parallel_size,
-            replica=place.replica,
-            prefix_fd=self.prefix_fds.get(index),
-            store_tiers=self.store_tiers[index] if self.store_tiers else None,
+            cache_fds=self.files.cache_fds[index],
+            first_worker=workers[0].seat.index if workers else 0,
+            num_replicas=len(seated),
+            replica=seated.index(slot),
+            prefix_fd=self.files.prefix_fds.get(index),
+            store_tiers=self.files.store_tiers[index] if self.files.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),
             **self._arena_fields,
         )

@@ -63,7 +63,7 @@ class CrashReports:
         """
         if self._directory is None:
             return
-        found = stacks_of(self._board.slots)
+        found = stacks_of(self._board.occupied())
         if stacks:
             found[slot.seat] = stacks
         now, now_ns = time.time(), time.monotonic_ns()
@@ -74,7 +74,7 @@ class CrashReports:
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
             "requests_at_hand": [f"{id:x}" for id in requests or () if id],
             "log": slot.log_tail.splitlines(),
-            "processes": [self._reading(s, found, now_ns) for s in self._board.slots],
+            "processes": [self._reading(s, found, now_ns) for s in self._board.occupied()],
             "flags": self._flags,
             "headrace": __version__,
             "python": platform.python_version(),

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.board.board import Board
-from headrace.board.fields import MAX_REPLICAS, EngineField, WorkerField
-from headrace.config.config import ServerConfig
-from headrace.config.process_configs import ModelCard
+from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
+from headrace.config.config import CPU_KV_BYTES, ServerConfig
+from headrace.config.kv_events_config import parse_kv_events
+from headrace.config.process_configs import ModelCard, ServedModel
 from headrace.errors import ConfigError
 
 
@@ -24,17 +25,46 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
     @property
     def least_bytes(self) -> int:
-        """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag.
-
-        Weights may be held in three quarters of their bytes, rounded to a quarter, and mapped by
-        all replicas. On GPUs they take none.
-        """
+        """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag."""
         config = self.config
         if config.device == "cuda":
             return 0
+        return self.shared_bytes + config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
+
+    @property
+    def shared_bytes(self) -> int:
+        """What weights take of a CPU's memory at least.
+
+        They may be held in three quarters of their bytes, rounded to a quarter, and mapped by all
+        replicas. On GPUs they take none.
+        """
+        config = self.config
+        if config.device == "cuda" or config.engine == "mock":
+            return 0
         is_as_stored = config.quantization == "none" and config.dtype == "auto"
-        weights = self.card.weight_bytes * (3 if is_as_stored else 1) // 4
-        return weights + config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
+        return self.card.weight_bytes * (3 if is_as_stored else 1) // 4
+
+    @property
+    def replica_bytes(self) -> int:
+        """What a replica takes of a CPU's memory beside the weights, its KV cache being full."""
+        config = self.config
+        if config.device == "cuda" or config.engine == "mock":
+            return 0
+        return (
+            CPU_KV_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+        )
+
+    @property
+    def served(self) -> ServedModel:
+        """What frontends know of it."""
+        config = self.config
+        return ServedModel(
+            name=self.card.name,
+            encoded_name=msgspec.json.encode(self.card.name).decode(),
+            max_num_requests=config.max_num_seqs + config.max_num_queued,
+            shared_bytes=self.shared_bytes,
+            replica_bytes=self.replica_bytes,
+        )
 
 
 class EnginePlace(NamedTuple):
@@ -45,22 +75,41 @@ class EnginePlace(NamedTuple):
     first_worker: int
 
 
-def places_of(configs: Sequence[ServerConfig]) -> list[EnginePlace]:
+def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
+    """Return how many engines each model may have.
+
+    Args:
+        may_grow: more than it begins with.
+    """
+    sizes = [config.data_parallel_size for config in configs]
+    if not may_grow or parse_kv_events(configs[0].kv_events_config) is not None:
+        return sizes
+    num_spare = (MAX_REPLICAS - sum(sizes)) // len(sizes)
+    return [size + num_spare for size in sizes]
+
+
+def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[EnginePlace]:
     """Return the place of each engine, by its index."""
     found: list[EnginePlace] = []
     first_worker = 0
-    for group, config in enumerate(configs):
-        for replica in range(config.data_parallel_size):
+    sizes = num_seats(configs, may_grow)
+    for group, (config, size) in enumerate(zip(configs, sizes, strict=True)):
+        for replica in range(size):
             found.append(EnginePlace(group, replica, first_worker))
             first_worker += config.tp
     return found
 
 
-def write_places(board: Board, configs: Sequence[ServerConfig]) -> None:
-    """Publish which model each engine has, and which engine each worker belongs to."""
+def write_places(board: Board, configs: Sequence[ServerConfig], may_grow: bool = False) -> None:
+    """Publish which model each engine has, and which engine each worker belongs to.
+
+    Seats beyond those of the flags are vacant.
+    """
     workers = list(board.of("worker"))
-    for slot, place in zip(board.of("engine"), places_of(configs), strict=True):
+    for slot, place in zip(board.of("engine"), places_of(configs, may_grow), strict=True):
         slot[EngineField.MODEL] = place.group
+        if place.replica >= configs[place.group].data_parallel_size:
+            slot[EngineField.SEATING] = Seating.VACANT
         end = place.first_worker + configs[place.group].tp
         for worker in workers[place.first_worker : end]:
             worker[WorkerField.ENGINE] = slot.seat.index

@@ -27,6 +27,7 @@ import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have li
 from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
+from headrace.board.replicas import ReplicaWishes
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.config import ServerConfig
 from headrace.config.lora_modules import lora_modules
@@ -41,19 +42,20 @@ from headrace.errors import ConfigError, HeadraceError, InvalidValue
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
-from headrace.ipc.prefix_index import create_prefix_index
 from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
-from headrace.supervision.child_configs import ChildConfigs, make_cache_files, make_store_tiers
+from headrace.supervision.child_configs import ChildConfigs
 from headrace.supervision.crash_reports import CrashReports, crash_directory
+from headrace.supervision.engine_files import EngineFiles
 from headrace.supervision.engine_groups import (
     EngineGroup,
     check_groups,
     places_of,
     write_places,
 )
+from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
@@ -90,19 +92,25 @@ class SeatedProcess:
     pidfd: int
     restarts: RestartBackoff = field(default_factory=RestartBackoff)
     start_at: float | None = None  # when another is to start, where this one has died
+    is_new: bool = False  # an engine that has not served yet, in a server that does
 
 
 def seats_of(
-    *configs: ServerConfig, takes_images: bool = False, handles_gets: bool = True
+    *configs: ServerConfig,
+    takes_images: bool = False,
+    handles_gets: bool = True,
+    may_grow: bool = False,
 ) -> list[Seat]:
     """Return one seat per process; workers, vision's too, are children of the engine.
 
     Args:
         configs: of the models; flags of the server are read from the first one.
         handles_gets: false of an embedded ring without frontends, which is asked nothing by GET.
+        may_grow: there are seats for further engines, but of models that take images.
     """
-    config, num_engines = configs[0], sum(each.data_parallel_size for each in configs)
-    num_workers = sum(each.data_parallel_size * each.tp for each in configs)
+    config, places = configs[0], places_of(configs, may_grow and not takes_images)
+    num_engines = len(places)
+    num_workers = sum(configs[place.group].tp for place in places)
     num_preprocessors = config.preprocess_procs if takes_images else 0
     reports = config.access_log or config.otlp_traces_endpoint is not None
     has_store = config.has_kv_store and config.engine != "mock"
@@ -139,26 +147,24 @@ class Supervisor:
         self._config = config = configs[0]
         self._listeners = listeners
         takes_images = groups[0].card.takes_images
-        seats = seats_of(*configs, takes_images=takes_images, handles_gets=listeners is not None)
+        may_grow = admin_key is not None
+        seats = seats_of(
+            *configs,
+            takes_images=takes_images,
+            handles_gets=listeners is not None,
+            may_grow=may_grow,
+        )
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
-        write_places(self.board, configs)
+        write_places(self.board, configs, may_grow and not takes_images)
         self._arena = None
         if takes_images:
             self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
         self._fetched = None
         if Seat("fetcher", 0) in seats:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
-        tps = [configs[place.group].tp for place in places_of(configs)]  # by engine, as the next
-        cache_fds = [make_cache_files(tp) if config.engine != "mock" else () for tp in tps]
-        prefix_fds = {
-            slot.seat.index: create_prefix_index()
-            for slot in self.board.of("engine")
-            if len(self.board.replicas_of(slot)) > 1
-        }
-        num_stores = sum(seat.role == "kv_store" for seat in seats)
-        store_tiers = [make_store_tiers(config, takes_images) for _ in range(num_stores)]
+        self._files = EngineFiles(self.board, configs, takes_images)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         registry = AdapterRegistry(self.run_dir, config.lora_dir)
@@ -169,6 +175,8 @@ class Supervisor:
                 raise ConfigError(f"--lora-modules {module.name}: {error}") from None
         self._children: list[SeatedProcess] = []
         self._admin_requests = AdminRequests(self.board)
+        self._wishes = ReplicaWishes(self.board)
+        self._engine_seats = EngineSeats(self.board, config.drain_timeout)
         self._is_up = False  # all have been ready
         self._hang_watchdog: Watchdog = HangWatchdog(config.watchdog_timeout)
         self._limit_watchdogs: tuple[Watchdog, ...] = (
@@ -188,9 +196,8 @@ class Supervisor:
             admin_keys=() if admin_key is None else (admin_key,),
             arena=self._arena,
             fetched=self._fetched,
-            cache_fds=cache_fds,
-            prefix_fds=prefix_fds,
-            store_tiers=store_tiers,
+            board=self.board,
+            files=self._files,
             crash=crash,
         )
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
@@ -217,20 +224,16 @@ class Supervisor:
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         for role in RENEWABLE:
             self._renew_all(role)
-        for engine in self.board.of("engine"):
-            if len(self.board.replicas_of(engine)) > 1:  # a single one would leave a pause
-                self._renew_all("engine", engine.seat.index)
 
     def _drain(self) -> None:
         """Stop when open requests are answered."""
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self._config.drain_timeout
 
-    def _renew_all(self, role: str, index: int | None = None) -> None:
-        """Have the processes of a role, or the one of an index, replaced, each at its turn."""
+    def _renew_all(self, role: str) -> None:
+        """Have the processes of a role replaced, each at its turn."""
         for child in self._children:
-            is_meant = child.seat.role == role and index in (None, child.seat.index)
-            if is_meant and child not in self._to_renew:
+            if child.seat.role == role and child not in self._to_renew:
                 self._to_renew.append(child)
 
     def _apply_admin_requests(self) -> None:
@@ -241,6 +244,10 @@ class Supervisor:
                 self._drain()
             else:
                 self._renew_all(what)
+        for model, count in self._wishes.take().items():
+            log.info("admin request: %d engines of %s", count, self._configs.cards[model].name)
+            for engine in self._engine_seats.resize(model, count):
+                self._add_engine(engine)
 
     def stop_with(self, fd: int) -> None:
         """End the server when `fd` becomes readable."""
@@ -262,13 +269,14 @@ class Supervisor:
             if not self._stopping:
                 on_ready()
             while not self._stopping and not self._is_drained():
-                is_draining = self._drain_until is not None
-                interval_s = STARTUP_POLL_INTERVAL_S if is_draining else POLL_INTERVAL_S
+                is_changing = self._drain_until is not None or self._engine_seats.are_changing
+                interval_s = STARTUP_POLL_INTERVAL_S if is_changing else POLL_INTERVAL_S
                 self._wait(min(self._restart(), interval_s))
                 self._kill_unhealthy()
                 self._inject_faults()
                 self._apply_admin_requests()
                 self._renew()
+                self._end_leaving()
         finally:
             self._stop()
 
@@ -281,6 +289,8 @@ class Supervisor:
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
+            if self.board.is_vacant(slot):
+                continue
             child = SeatedProcess(slot.seat, *self._spawn(slot.seat, is_copy=True))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -291,6 +301,8 @@ class Supervisor:
         Raises:
             OSError: the system is short of processes, files or memory.
         """
+        if seat.role == "engine":
+            self._engine_seats.take(seat.index)
         config = self._configs.of(seat)
         fds = [config.listen_fd] if isinstance(config, FrontendConfig) else []
         if self._arena is not None and isinstance(config, TokenizerConfig | EngineConfig):
@@ -362,14 +374,60 @@ class Supervisor:
             child, before = self._renewing
             slot = self.board.slot(child.seat.role, child.seat.index)
             if child.process is before or slot[CommonField.STATE] != State.READY:
-                if child.process is before and child.seat.role != "frontend":
+                if child.process is before and child.seat.role not in ("frontend", "engine"):
                     before.send_signal(signal.SIGTERM)  # once more: it may have got lost
                 return
             self._renewing = None
         if self._to_renew:
             child = self._to_renew.popleft()
-            self._renewing = child, child.process
+            if is_engine(child):
+                self._renew_engine(child)
+                return
             child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
+            self._renewing = child, child.process
+
+    def _renew_engine(self, child: SeatedProcess) -> None:
+        """Replace an engine, if others of its model serve meanwhile."""
+        if not self._engine_seats.has_replicas(child.seat.index):
+            log.info("%s is not replaced: its model has no other engine", child.seat)
+        elif child.start_at is None:  # else it is being replaced
+            if self._engine_seats.renew(child.seat.index):
+                self._renewing = child, child.process
+            else:  # the others start
+                self._to_renew.appendleft(child)
+
+    def _end_leaving(self) -> None:
+        """End engines that leave and have no requests any more, or have had the time for them."""
+        due = self._engine_seats.due()
+        for child in list(self._children):
+            if is_engine(child) and child.seat.index in due:
+                if child.start_at is None:
+                    child.process.send_signal(signal.SIGTERM)
+                else:  # it has died meanwhile
+                    self._engine_seats.end(child.seat.index, 0)
+                    self._vacate(child)
+
+    def _add_engine(self, index: int) -> None:
+        """Start an engine in a vacant seat. If it cannot start, the seat is vacant again."""
+        seat = Seat("engine", index)
+        try:
+            child = SeatedProcess(seat, *self._spawn(seat), is_new=True)
+        except OSError as error:
+            log.error("%s cannot be started: %s", seat, error)
+            self._engine_seats.vacate(index)
+            return
+        self._children.append(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _vacate(self, child: SeatedProcess) -> None:
+        """Give up an engine that has ended, its seat and its memory."""
+        self._children.remove(child)
+        self._engine_seats.vacate(child.seat.index)
+        self._files.clear(child.seat.index)
+        if child in self._to_renew:
+            self._to_renew.remove(child)
+        if self._renewing is not None and self._renewing[0] is child:
+            self._renewing = None
 
     def _inject_faults(self) -> None:
         """Inject the faults of --chaos."""
@@ -412,11 +470,12 @@ class Supervisor:
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _all_ready(self) -> bool:
-        return all(slot[CommonField.STATE] == State.READY for slot in self.board.slots)
+        return all(slot[CommonField.STATE] == State.READY for slot in self.board.occupied())
 
     def _progress(self) -> float:
         """Return the share of start-up work done: the worker's, which is nearly all of it."""
-        return min((s[CommonField.PROGRESS] for s in self.board.of("worker")), default=1000) / 1000
+        workers = self.board.occupied("worker")
+        return min((s[CommonField.PROGRESS] for s in workers), default=1000) / 1000
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for a signal or the death of a child."""
@@ -434,7 +493,7 @@ class Supervisor:
         reap_orphans({child.process.pid for child in self._children})
 
     def _handle_exit(self, child: SeatedProcess, code: int) -> None:
-        """Have a child that has died replaced.
+        """Have a child that has died replaced, but for an engine that leaves for good.
 
         Raises:
             ChildDied: it gave up, died before all were up, or too often in a row.
@@ -442,17 +501,25 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         slot = self.board.slot(child.seat.role, child.seat.index)
+        is_wanted = self._renewing is not None and self._renewing[0] is child
+        leaving = self._engine_seats.end(child.seat.index, code) if is_engine(child) else None
+        if leaving is not None:
+            is_wanted = leaving.told_at is not None
+        is_leaving = leaving is not None and not leaving.returns
         if slot[CommonField.STATE] == State.READY:
             child.restarts.worked()
+            child.is_new = False
         slot[CommonField.STATE] = State.DEAD
         is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.exit_reason)
-        is_wanted = self._renewing is not None and self._renewing[0] is child
-        how = "was replaced on request" if is_wanted else death.how
+        how = f"was {'ended' if is_leaving else 'replaced'} on request" if is_wanted else death.how
         slot.last_death.record(child.process.pid, how)
-        if delay_s is not None:
-            log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
+        is_given_up = is_leaving or (delay_s is None and child.is_new)
+        if delay_s is not None or is_given_up:
+            next = "its seat is vacant" if is_given_up else "starting another"
+            level = logging.INFO if is_wanted else logging.WARNING
+            log.log(level, "%s %s; %s", child.seat, how, next)
         if self._is_up and not is_wanted:
             hands = {
                 "tokenizer": TokenizerField.AT_HAND,
@@ -462,9 +529,12 @@ class Supervisor:
             in_progress = [slot[hands[role]]] if role in hands else []
             self._crash_reports.make(slot, ending(code), child.process.stacks.take(), in_progress)
         child.process.stacks.close()
+        slot.exit_reason = ""
+        if is_given_up:
+            self._vacate(child)
+            return
         if delay_s is None:
             raise death
-        slot.exit_reason = ""
         child.start_at = time.monotonic() + delay_s
 
     def _stop(self) -> None:
@@ -494,6 +564,11 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 left.append(child)
         return left
+
+
+def is_engine(child: SeatedProcess) -> bool:
+    """Whether a child has the seat of an engine."""
+    return child.seat.role == "engine"
 
 
 def reap_orphans(own: Container[int]) -> None:

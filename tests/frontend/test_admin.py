@@ -67,7 +67,7 @@ def test_what_is_asked_for_is_noted(
 @pytest.mark.parametrize(
     ("method", "path", "query", "status"),
     [
-        ("POST", RESTART, b"role=engine", 400),
+        ("POST", RESTART, b"role=worker", 400),
         ("POST", RESTART, b"role=", 400),
         ("POST", RESTART, b"rolle=tokenizer", 400),
         ("GET", RESTART, b"", 405),

@@ -37,7 +37,7 @@ async def frontend(board: Board, tmp_path: Path) -> AsyncIterator[Frontend]:
         listen_fd=listener.detach(),
         num_tokenizers=0,
         max_body_bytes=1,
-        max_num_requests=0,
+        models=(),
         max_queued_tokens=0,
         drain_timeout=0,
         max_kept_bytes=0,

@@ -154,9 +154,9 @@ class Site:
         self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
         self.open_requests = OpenRequests(0, self.slot)
         self.links = FakeLinks()
-        admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
+        admission = Admission(AdmissionLimits(1000, 10 * LIMIT))
         key_auth = ApiKeyAuth(map(digest, keys))
-        gate = Gate(key_auth, admission, LIMIT, self.board, self.slot)
+        gate = Gate(key_auth, admission, LIMIT, self.board, self.slot, [MAX_REQUESTS])
         forwarder = Forwarder(
             self.open_requests, self.links, self.slot, gate, LIMIT, metrics=metrics
         )

@@ -160,7 +160,7 @@ class RingReader:
         now_ns = time.monotonic_ns()
         frontends = [self._frontend(slot, now_ns) for slot in board.of("frontend")]
         tokenizers = [self._tokenizer(slot, now_ns) for slot in board.of("tokenizer")]
-        engines = [self._engine(slot, now_ns) for slot in board.of("engine")]
+        engines = [self._engine(slot, now_ns) for slot in board.occupied("engine")]
         detokenizers = [self._detokenizer(slot, now_ns) for slot in board.of("detokenizer")]
         return RingState(
             at=round(time.time(), 3),
@@ -176,7 +176,7 @@ class RingReader:
                     engine=slot[WorkerField.ENGINE],
                     steps=slot[WorkerField.COMPUTED_STEPS],
                 )
-                for slot in board.of("worker")
+                for slot in board.occupied("worker")
             ],
             visions=[
                 process_state(VisionState, slot, now_ns, images=slot[VisionField.ENCODED_IMAGES])

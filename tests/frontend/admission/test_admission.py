@@ -11,8 +11,8 @@ from headrace.frontend.admission.admission import (
     Load,
 )
 
-LIMITS = AdmissionLimits(num_requests=100, num_waiting_tokens=1000, num_body_bytes=5000)
-IDLE = Load(0, 0, 0)
+LIMITS = AdmissionLimits(num_waiting_tokens=1000, num_body_bytes=5000)
+IDLE = Load(0, 0, 0, 100)
 
 
 def rate(per_s: float) -> DrainRate:
@@ -26,10 +26,10 @@ def rate(per_s: float) -> DrainRate:
     ("load", "length", "why"),
     [
         (IDLE, 10**9, None),  # alone, any body is taken
-        (Load(99, 999, 4000), 1000, None),
-        (Load(100, 0, 0), 0, "--max-num-queued"),
-        (Load(0, 1000, 0), 0, "--max-queued-tokens"),
-        (Load(0, 0, 4000), 1001, "bodies of 4000 bytes"),
+        (Load(99, 999, 4000, 100), 1000, None),
+        (Load(100, 0, 0, 100), 0, "--max-num-queued"),
+        (Load(0, 1000, 0, 100), 0, "--max-queued-tokens"),
+        (Load(0, 0, 4000, 100), 1001, "bodies of 4000 bytes"),
     ],
 )
 def test_limits_are_kept(load: Load, length: int, why: str | None) -> None:
@@ -41,15 +41,15 @@ def test_limits_are_kept(load: Load, length: int, why: str | None) -> None:
 
 
 def test_zero_is_no_limit() -> None:
-    assert Admission(AdmissionLimits(0, 0, 0)).refuse(Load(10**6, 10**9, 10**12), 10**12) is None
+    assert Admission(AdmissionLimits(0, 0)).refuse(Load(10**6, 10**9, 10**12, 0), 10**12) is None
 
 
 def test_retry_after_is_when_the_queue_will_be_half_empty() -> None:
     admission = Admission(LIMITS)
     admission.requests, admission.tokens = rate(10.5), rate(260)
-    rejection = admission.refuse(Load(100, 0, 0), 0)
+    rejection = admission.refuse(Load(100, 0, 0, 100), 0)
     assert rejection is not None and rejection.retry_after_s == 5
-    rejection = admission.refuse(Load(0, 1500, 0), 0)
+    rejection = admission.refuse(Load(0, 1500, 0, 100), 0)
     assert rejection is not None and rejection.retry_after_s == 4
 
 

@@ -1,0 +1,110 @@
+"""Requests of operators for more or fewer replicas of a model. The supervisor acts on them."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.board.board import Board, Slot
+from headrace.board.replicas import count_replicas, num_seats, wish_replicas
+from headrace.config.process_configs import ServedModel
+from headrace.frontend.http.rejections import Rejection
+
+GIB = 1 << 30
+NUMBER = re.compile("[0-9]{1,9}")
+USAGE = "/admin/replicas takes replicas=NUMBER and, of several models, model=NAME"
+NO_MODEL = Rejection(
+    404, "there is no such model; see /v1/models", "invalid_request_error", "model_not_found"
+)
+
+
+@dataclass(frozen=True)
+class AdminResponse:
+    """An answer, as JSON."""
+
+    status: int
+    body: bytes
+
+
+class ReplicaRequests:
+    """The replicas of all models.
+
+    Args:
+        slot: of this frontend, which writes what is wanted.
+        memory_limit: returns the bytes of memory of this machine, or its container.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        board: Board,
+        slot: Slot,
+        memory_limit: Callable[[], int],
+    ) -> None:
+        self._models = models
+        self._board = board
+        self._slot = slot
+        self._memory_limit = memory_limit
+
+    def status(self) -> bytes:
+        """Return how many engines each model has, as JSON."""
+        entries = [self._entry(model) for model in range(len(self._models))]
+        return f'{{"models":[{",".join(entries)}]}}'.encode()
+
+    def handle(self, asked: Sequence[tuple[str, str]]) -> AdminResponse | Rejection:
+        """Note how many engines of a model are wanted, or return why there cannot be as many.
+
+        Args:
+            asked: the parameters of the query.
+        """
+        fields = dict(asked)
+        if len(fields) < len(asked) or not {"replicas"} <= fields.keys() <= {"replicas", "model"}:
+            return invalid(400, USAGE)
+        names = [model.name for model in self._models]
+        name = fields.get("model", names[0] if len(names) == 1 else "")
+        if not name:
+            return invalid(400, USAGE)
+        if name not in names:
+            return NO_MODEL
+        model = names.index(name)
+        most, text = num_seats(self._board, model), fields["replicas"]
+        count = int(text) if NUMBER.fullmatch(text) else 0
+        if not 1 <= count <= most:
+            return invalid(400, f"replicas must be 1 to {most}")
+        if (rejection := self._refuse_memory(model, count)) is not None:
+            return rejection
+        wish_replicas(self._slot, model, count)
+        return AdminResponse(202, self._entry(model, count).encode())
+
+    def _refuse_memory(self, model: int, count: int) -> Rejection | None:
+        """Return why there is no memory for so many engines of a model, or None."""
+        num_bytes = 0
+        for place, each in enumerate(self._models):
+            has = count_replicas(self._board, place).wanted
+            num_engines = count if place == model else has
+            if place == model and count <= has:
+                return None
+            num_bytes += each.shared_bytes + num_engines * each.replica_bytes
+        limit = self._memory_limit()
+        if num_bytes <= limit:
+            return None
+        return Rejection(
+            409,
+            f"{count} replicas may take {num_bytes / GIB:.1f} GiB with all else that is served, of "
+            f"{limit / GIB:.1f} GiB of memory; a lower --kv-cache-memory-bytes leaves room",
+            "invalid_request_error",
+            "not_enough_memory",
+        )
+
+    def _entry(self, model: int, wanted: int | None = None) -> str:
+        """Return a model's numbers as JSON. `wanted` are those that the board does not show yet."""
+        count = count_replicas(self._board, model)
+        return (
+            f'{{"model":{self._models[model].encoded_name},'
+            f'"replicas":{count.wanted if wanted is None else wanted},"ready":{count.ready},'
+            f'"leaving":{count.leaving},"max_replicas":{num_seats(self._board, model)}}}'
+        )
+
+
+def invalid(status: int, message: str, allow: str = "") -> Rejection:
+    """Return the refusal of what cannot be asked."""
+    return Rejection(status, message, "invalid_request_error", "invalid_request", allow=allow)

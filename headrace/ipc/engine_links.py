@@ -1,0 +1,51 @@
+"""Links to the engines. Each is made when it is first used: a seat may be vacant for ever."""
+
+from collections.abc import Callable
+
+from headrace.board.board import Board, Slot, State
+from headrace.board.fields import CommonField, EngineField, Seating
+from headrace.ipc.sockets import Outbox, address
+
+
+class EngineLinks:
+    """The links of one sender to the engines of a server.
+
+    Args:
+        on_wait: as `Outbox` has it.
+    """
+
+    def __init__(
+        self, run_dir: str, board: Board, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        self._run_dir = run_dir
+        self._slots = list(board.of("engine"))
+        self._on_wait = on_wait
+        self._outboxes: dict[int, Outbox] = {}
+
+    def __getitem__(self, engine: int) -> Outbox:
+        """Return the link to an engine."""
+        found = self._outboxes.get(engine)
+        if found is None:
+            where = address(self._run_dir, "engine", engine)
+            found = self._outboxes[engine] = Outbox(where, on_wait=self._on_wait)
+        return found
+
+    @property
+    def present(self) -> list[int]:
+        """The engines that have a seat, or end. Other links are dropped, with what waits there."""
+        present = [slot.seat.index for slot in self._slots if is_present(slot)]
+        for engine in self._outboxes.keys() - present:
+            self._outboxes.pop(engine).close()
+        return present
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._outboxes.clear()
+
+
+def is_present(slot: Slot) -> bool:
+    """Whether an engine is in its seat, or another comes."""
+    is_vacant = slot[EngineField.SEATING] == Seating.VACANT
+    return not is_vacant or slot[CommonField.STATE] in (State.STARTING, State.READY)
