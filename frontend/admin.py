@@ -18,7 +18,7 @@ from headrace.board.admin_requests import (
 )
 from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField, FrontendField
-from headrace.config.process_configs import ServedModel
+from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.replica_requests import AdminResponse, ReplicaRequests, invalid
@@ -101,7 +101,7 @@ class Admin:
         supervisor: int,
         profiles: bool,
         opens_adapters: bool = False,
-        models: Sequence[ServedModel] = (),
+        models: Sequence[ModelCapacity] = (),
     ) -> None:
         self.opens_adapters = opens_adapters
         self._replicas = ReplicaRequests(models, board, slot, memory_limit)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.board.board import Board, Slot
 from headrace.board.replicas import count_replicas, num_seats, wish_replicas
-from headrace.config.process_configs import ServedModel
+from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 
 GIB = 1 << 30
@@ -35,7 +35,7 @@ class ReplicaRequests:
 
     def __init__(
         self,
-        models: Sequence[ServedModel],
+        models: Sequence[ModelCapacity],
         board: Board,
         slot: Slot,
         memory_limit: Callable[[], int],

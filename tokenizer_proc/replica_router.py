@@ -6,7 +6,7 @@ shares of one machine, so tokens stand for time. What tokenizers have sent count
 counters on the board. All sequences of a request go to one engine.
 
 An engine that leaves its seat gets no new requests. It ends once it has taken all that is counted
-as sent to it, so that a request is counted first and chosen anew where its engine has left.
+as sent to it. So a request is counted first, and its engine chosen anew where that has left.
 """
 
 import itertools

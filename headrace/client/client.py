@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 
@@ -32,6 +33,8 @@ from headrace.client.responses import (
     ModelList,
     Prompt,
     Ranking,
+    ReplicaList,
+    Replicas,
     ScoreList,
     Tokens,
     Usage,
@@ -71,12 +74,19 @@ from headrace.routes import (
     TOKENIZE,
 )
 
+REPLICAS = "/admin/replicas"
 BASE_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0  # between two bytes; a long prompt is silent until its first token
 MAX_RETRIES = 2
 
 T = TypeVar("T")
 C = TypeVar("C", "Client", "AsyncClient")
+
+
+def scaling(count: int, model: str | None) -> str:
+    """Return the path that asks for so many engines of a model."""
+    asked = {"replicas": count} if model is None else {"replicas": count, "model": model}
+    return f"{REPLICAS}?{urlencode(asked)}"
 
 
 def refusal(response: httpx.Response, body: bytes) -> ApiError:
@@ -308,6 +318,17 @@ class Client:
         """
         return decode(checked(self._send("GET", MODELS)), ModelList).data
 
+    def replicas(self) -> list[Replicas]:
+        """Return how many engines each model has. It takes the key of `/admin`."""
+        return decode(checked(self._send("GET", REPLICAS)), ReplicaList).models
+
+    def scale(self, count: int, model: str | None = None) -> Replicas:
+        """Have a model so many engines, without a failed request; `replicas` tells when they serve.
+
+        It takes the key of `/admin`. Of several models one is named.
+        """
+        return decode(checked(self._send("POST", scaling(count, model))), Replicas)
+
     def version(self) -> str:
         """Return the server's version."""
         return decode(checked(self._send("GET", "/version")), Version).version
@@ -462,6 +483,17 @@ class AsyncClient:
     async def models(self) -> list[Model]:
         """Return the models that the server has."""
         return decode(checked(await self._send("GET", MODELS)), ModelList).data
+
+    async def replicas(self) -> list[Replicas]:
+        """Return how many engines each model has. It takes the key of `/admin`."""
+        return decode(checked(await self._send("GET", REPLICAS)), ReplicaList).models
+
+    async def scale(self, count: int, model: str | None = None) -> Replicas:
+        """Have a model so many engines, without a failed request; `replicas` tells when they serve.
+
+        It takes the key of `/admin`. Of several models one is named.
+        """
+        return decode(checked(await self._send("POST", scaling(count, model))), Replicas)
 
     async def version(self) -> str:
         """Return the server's version."""

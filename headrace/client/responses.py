@@ -187,6 +187,25 @@ class Warmed(msgspec.Struct):
     usage: Usage
 
 
+class Replicas(msgspec.Struct):
+    """The engines of a model: those that it is to have, and how many of them serve.
+
+    Those that are leaving end their last requests.
+    """
+
+    model: str
+    replicas: int
+    ready: int
+    leaving: int
+    max_replicas: int
+
+
+class ReplicaList(msgspec.Struct):
+    """Response of `GET /admin/replicas`."""
+
+    models: list[Replicas]
+
+
 class FunctionDelta(msgspec.Struct):
     """More of a function's call: the name once, then the arguments piece by piece."""
 

@@ -81,8 +81,8 @@ class CrashConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel:
-    """What a frontend knows of a model."""
+class ModelCapacity:
+    """What a frontend knows of a model: its name, and what its engines hold."""
 
     name: str
     encoded_name: str  # as JSON
@@ -99,7 +99,7 @@ class FrontendConfig:
     listen_fd: int
     num_tokenizers: int
     max_body_bytes: int
-    models: tuple[ServedModel, ...]
+    models: tuple[ModelCapacity, ...]
     max_queued_tokens: int  # in all frontends; more get a 429, as with bodies
     drain_timeout: int  # seconds
     max_kept_bytes: int  # of bodies, held or on their way to a tokenizer process

@@ -65,7 +65,7 @@ class ChildConfigs:
                 listen_fd=self.listen_fds[seat.index],
                 num_tokenizers=c.tokenizer_procs,
                 max_body_bytes=c.max_body_bytes,
-                models=tuple(group.served for group in self.groups),
+                models=tuple(group.capacity for group in self.groups),
                 max_queued_tokens=c.max_queued_tokens,
                 drain_timeout=c.drain_timeout,
                 max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),

@@ -13,7 +13,7 @@ from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
 from headrace.config.config import CPU_KV_BYTES, ServerConfig
 from headrace.config.kv_events_config import parse_kv_events
-from headrace.config.process_configs import ModelCard, ServedModel
+from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.errors import ConfigError
 
 
@@ -55,10 +55,10 @@ class EngineGroup(msgspec.Struct, frozen=True):
         )
 
     @property
-    def served(self) -> ServedModel:
-        """What frontends know of it."""
+    def capacity(self) -> ModelCapacity:
+        """What frontends know of the model."""
         config = self.config
-        return ServedModel(
+        return ModelCapacity(
             name=self.card.name,
             encoded_name=msgspec.json.encode(self.card.name).decode(),
             max_num_requests=config.max_num_seqs + config.max_num_queued,

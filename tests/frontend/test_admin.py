@@ -20,7 +20,8 @@ class Rig:
     """The routes of a frontend, and what the supervisor hears of them."""
 
     def __init__(self, *keys: bytes, profiles: bool = True) -> None:
-        self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
+        seats = [Seat("frontend", 0), Seat("engine", 0), Seat("worker", 0)]
+        self.board = Board.create(seats)
         self.slot = self.board.slot("frontend")
         self.admin_requests = AdminRequests(self.board, WISHES)
         key_auth = ApiKeyAuth(map(digest, keys))
@@ -99,7 +100,7 @@ def test_each_process_is_reported() -> None:
     rig.board.slot("worker")[CommonField.PID] = 2**22 + 1  # above any process id
     answer = rig.ask("GET", PROCESSES)
     assert isinstance(answer, AdminResponse)
-    supervisor, frontend, worker = json.loads(answer.body)["processes"]
+    supervisor, frontend, _, worker = json.loads(answer.body)["processes"]
     assert (supervisor["process"], supervisor["pid"]) == ("supervisor", os.getppid())
     assert frontend["resident_bytes"] > 1 << 20
     assert 0 <= frontend["heartbeat_age_s"] < 60

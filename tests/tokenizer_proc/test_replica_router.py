@@ -8,7 +8,7 @@ import pytest
 from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import CommonField, EngineField, TokenizerField
+from headrace.board.fields import CommonField, EngineField, Seating, TokenizerField
 from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.messages import GenerateRequest, HttpRequest, Sampling, ToEngine, request_id
 from headrace.ipc.page_digests import chain_digests
@@ -150,3 +150,38 @@ def test_resumed_request_goes_to_its_engine_if_that_serves(fleet: Fleet) -> None
     fleet.slots[2][CommonField.STATE] = State.DEAD
     assert fleet.send(PROMPT, engine=2) != 2
     assert fleet.reasons() == [0, 1, 1]
+
+
+def test_an_engine_that_leaves_gets_only_what_it_had(fleet: Fleet) -> None:
+    fleet.cache(2, PROMPT)
+    fleet.slots[2][EngineField.SEATING] = Seating.LEAVING
+    assert {fleet.send(PROMPT) for _ in range(4)} == {0, 1}
+    assert fleet.send(PROMPT, engine=2) == 2, "the sequences are there"
+    fleet.slots[2][EngineField.SEATING] = Seating.VACANT
+    assert fleet.send(PROMPT, engine=2) != 2
+    assert fleet.sent[2] == len(PROMPT)
+
+
+def test_the_only_engine_left_gets_all(fleet: Fleet) -> None:
+    for slot in fleet.slots[1:]:
+        slot[EngineField.SEATING] = Seating.VACANT
+    fleet.slots[0][EngineField.PENDING_TOKENS] = 1000
+    assert {fleet.send(PROMPT) for _ in range(3)} == {0}
+    assert fleet.reasons() == [0, 0, 0], "there was no choice"
+
+
+def test_an_engine_that_left_meanwhile_is_not_chosen(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, add = fleet.slots[0], fleet.slot.add
+
+    def vacate(field: int, amount: int = 1) -> None:
+        if field == TokenizerField.SENT_TOKENS:
+            slot[EngineField.SEATING] = Seating.VACANT
+        add(field, amount)
+
+    monkeypatch.setattr(fleet.slot, "add", vacate)
+    for other in fleet.slots[1:]:
+        other[EngineField.PENDING_TOKENS] = 1000
+    assert fleet.send(PROMPT) in (1, 2)
+    assert fleet.sent[0] == 0

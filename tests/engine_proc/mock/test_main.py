@@ -64,6 +64,10 @@ class Heard(DetokenizerLinks):
     def flush(self) -> None:
         pass
 
+    @property
+    def are_holding(self) -> bool:
+        return False
+
 
 class Rig:
     """A mock engine and two detokenizers."""

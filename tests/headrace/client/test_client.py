@@ -489,6 +489,20 @@ def test_models_are_listed() -> None:
     assert (found.id, found.max_model_len) == ("tiny", 128)
 
 
+COUNTS = {"model": "a b", "replicas": 3, "ready": 1, "leaving": 0, "max_replicas": 16}
+
+
+def test_replicas_are_asked_for_and_told() -> None:
+    server = serving(COUNTS)
+    with connect(server) as client:
+        assert client.scale(3).ready == 1
+        assert (server.path, server.requests[-1].url.query) == ("/admin/replicas", b"replicas=3")
+        client.scale(2, model="a b")
+        assert server.requests[-1].url.query == b"replicas=2&model=a+b"
+    with connect(serving({"models": [COUNTS]})) as client:
+        assert [each.max_replicas for each in client.replicas()] == [16]
+
+
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
 def test_health_is_the_status(status: int, healthy: bool) -> None:
     with connect(Server(lambda: httpx.Response(status))) as client:
@@ -546,6 +560,10 @@ async def test_async_models_and_health() -> None:
     async with connect_async(serving({"data": []})) as client:
         assert await client.models() == []
         assert await client.health()
+    async with connect_async(serving(COUNTS)) as client:
+        assert (await client.scale(3)).replicas == 3
+    async with connect_async(serving({"models": []})) as client:
+        assert await client.replicas() == []
 
 
 def test_events_may_end_lines_as_windows_does_and_hold_comments() -> None:

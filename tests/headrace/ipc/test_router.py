@@ -346,7 +346,7 @@ def test_a_tokenizer_that_takes_no_aborts_holds_up_no_others(tokenizers: Tokeniz
     stuck, other = Owner(tokenizers, 2).sent
     stuck.tokenizer, other.tokenizer = 0, 1
     num_stuck = 0
-    while not any(tokenizers.links._aborts.values()):
+    while not any(aborts for _, aborts in tokenizers.links._tokenizer_aborts):
         tokenizers.links.abort(stuck)
         assert tokenizers.aborted() == stuck.request.id
         num_stuck += 1
@@ -355,7 +355,7 @@ def test_a_tokenizer_that_takes_no_aborts_holds_up_no_others(tokenizers: Tokeniz
     for _ in range(num_stuck):
         assert tokenizers.aborted(0) == stuck.request.id
         tokenizers.links.flush()
-    assert not any(tokenizers.links._aborts.values())
+    assert not any(aborts for _, aborts in tokenizers.links._tokenizer_aborts)
 
 
 def test_engine_gets_lease_renewals_of_open_requests(

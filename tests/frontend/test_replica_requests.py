@@ -1,0 +1,94 @@
+"""What operators are told of replicas, and may ask for."""
+
+import json
+
+import pytest
+
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import EngineField, Seating
+from headrace.board.replicas import ReplicaWishes
+from headrace.config.process_configs import ModelCapacity
+from headrace.frontend.http.rejections import Rejection
+from headrace.frontend.replica_requests import AdminResponse, ReplicaRequests
+
+
+class Rig:
+    """Two models: four seats with one engine, and two seats with both."""
+
+    def __init__(self, num_bytes: int = 100) -> None:
+        engines = [Seat("engine", index) for index in range(6)]
+        board = Board.create([Seat("frontend", 0), *engines])
+        for index, slot in enumerate(board.of("engine")):
+            slot[EngineField.MODEL] = index // 4
+            if 0 < index < 4:
+                slot[EngineField.SEATING] = Seating.VACANT
+        board.slot("engine", 4).enter(State.READY)
+        models = [
+            ModelCapacity(
+                name=name,
+                encoded_name=json.dumps(name, ensure_ascii=False),
+                max_num_requests=1,
+                shared_bytes=20,
+                replica_bytes=15,
+            )
+            for name in ("a", 'b"\N{FOX FACE}')
+        ]
+        self.requests = ReplicaRequests(models, board, board.slot("frontend"), lambda: num_bytes)
+        self._wishes = ReplicaWishes(board)
+
+    def ask(self, *asked: tuple[str, str]) -> tuple[int, str]:
+        """Return the status of a request, and the message or the code of its answer."""
+        answer = self.requests.handle(asked)
+        if isinstance(answer, Rejection):
+            assert not self._wishes.take()
+            return answer.status, answer.message
+        return answer.status, str(json.loads(answer.body)["replicas"])
+
+    @property
+    def wished(self) -> dict[int, int]:
+        return self._wishes.take()
+
+
+def test_replicas_of_each_model_are_told() -> None:
+    first, second = json.loads(Rig().requests.status())["models"]
+    assert first == {"model": "a", "replicas": 1, "ready": 0, "leaving": 0, "max_replicas": 4}
+    assert (second["model"], second["replicas"], second["ready"]) == ('b"\N{FOX FACE}', 2, 1)
+
+
+def test_a_number_of_replicas_is_noted() -> None:
+    rig = Rig()
+    answer = rig.requests.handle([("model", "a"), ("replicas", "2")])
+    assert isinstance(answer, AdminResponse)
+    assert (answer.status, json.loads(answer.body)["replicas"]) == (202, 2)
+    assert rig.wished == {0: 2}
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ([("model", "a"), ("replicas", "0")], 400, "replicas must be 1 to 4"),
+        ([("model", "a"), ("replicas", "5")], 400, "replicas must be 1 to 4"),
+        ([("model", "a"), ("replicas", "-1")], 400, "replicas must be 1 to 4"),
+        ([("model", "a"), ("replicas", "\N{ARABIC-INDIC DIGIT TWO}")], 400, "must be 1 to 4"),
+        ([("model", "c"), ("replicas", "1")], 404, "there is no such model"),
+        ([("replicas", "1")], 400, "of several models, model=NAME"),
+        ([("model", "a")], 400, "takes replicas=NUMBER"),
+        ([("model", "a"), ("replicas", "1"), ("replicas", "2")], 400, "takes replicas=NUMBER"),
+        ([("model", "a"), ("replicas", "1"), ("count", "2")], 400, "takes replicas=NUMBER"),
+        ([("model", "a"), ("replicas", "3")], 409, "3 replicas may take 0.0 GiB with all else"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    query: list[tuple[str, str]], status: int, text: str
+) -> None:
+    found, message = Rig().ask(*query)
+    assert found == status
+    assert text in message
+
+
+def test_fewer_replicas_need_no_memory() -> None:
+    for count in ("1", "2"):
+        assert Rig(num_bytes=0).ask(("model", 'b"\N{FOX FACE}'), ("replicas", count)) == (
+            202,
+            count,
+        )

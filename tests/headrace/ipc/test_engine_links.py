@@ -1,0 +1,55 @@
+"""Links to engines that come and go."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField, EngineField, Seating
+from headrace.ipc.engine_links import EngineLinks
+from headrace.ipc.messages import Abort, ToEngine
+from headrace.ipc.sockets import Inbox, address
+
+DEADLINE_MS = 120_000
+
+
+@pytest.fixture
+def board() -> Board:
+    """A board of three engines; the second seat is vacant."""
+    board = Board.create([Seat("engine", index) for index in range(3)])
+    board.slot("engine", 1)[EngineField.SEATING] = Seating.VACANT
+    return board
+
+
+@pytest.fixture
+def links(board: Board, tmp_path: Path) -> Iterator[EngineLinks]:
+    made = EngineLinks(str(tmp_path), board)
+    yield made
+    made.close()
+
+
+def test_engines_are_present_until_they_have_ended(board: Board, links: EngineLinks) -> None:
+    assert links.present == [0, 2]
+    slot = board.slot("engine", 2)
+    slot.enter(State.READY)
+    slot[EngineField.SEATING] = Seating.VACANT
+    assert links.present == [0, 2], "it still reads"
+    slot[CommonField.STATE] = State.ABSENT
+    assert links.present == [0]
+
+
+def test_what_waits_for_an_engine_that_has_left_is_dropped(
+    board: Board, links: EngineLinks, tmp_path: Path
+) -> None:
+    slot = board.slot("engine", 2)
+    links[2].send(Abort(1))
+    slot[EngineField.SEATING] = Seating.VACANT
+    assert links.present == [0]
+    slot[EngineField.SEATING] = Seating.SEATED
+    links[2].send(Abort(2))
+    inbox: Inbox[ToEngine] = Inbox(address(str(tmp_path), "engine", 2), ToEngine)
+    received = inbox.receive(DEADLINE_MS)
+    inbox.close()
+    assert received is not None
+    assert received[0] == Abort(2)

@@ -1,0 +1,115 @@
+"""A model gets and loses replicas while it serves: no request fails, no text changes."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from killer import OPERATOR
+from servers import HELD, RunningServer, survivors, wait_until
+from stream_reader import REQUESTS, TIMEOUT_S, read
+
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
+MIXED = [REQUESTS[place] for place in (1, 2, 4, 6, 8)]  # sampled, several, logprobs, JSON, whole
+Answers = list[dict[str, Any]]
+
+
+class Fleet(RunningServer):
+    """A server whose replicas come and go."""
+
+    def want(self, count: int) -> None:
+        """Ask for so many replicas."""
+        path = f"{self.url}/admin/replicas?replicas={count}"
+        answer = httpx.post(path, headers=OPERATOR)
+        assert (answer.status_code, answer.json()["replicas"]) == (202, count), answer.text
+
+    @property
+    def num_leaving(self) -> int:
+        """How many replicas end their last requests."""
+        return int(self._replicas["leaving"])
+
+    def num_sequences(self, engine: int) -> int:
+        """How many sequences an engine has."""
+        told = httpx.get(f"{self.url}/health").json()["processes"]
+        (found,) = (one for one in told if one["process"] == f"engine {engine}")
+        return int(found["running"] + found["waiting"])
+
+    def has(self, count: int) -> bool:
+        """Whether there are so many replicas, all of which serve, and no others."""
+        found = self._replicas
+        return found["replicas"] == found["ready"] == count and not found["leaving"]
+
+    @property
+    def _replicas(self) -> dict[str, Any]:
+        (model,) = httpx.get(f"{self.url}/admin/replicas", headers=OPERATOR).json()["models"]
+        assert isinstance(model, dict)
+        return model
+
+    @property
+    def engines(self) -> dict[str, psutil.Process]:
+        """The processes of engines and workers, by title."""
+        ring = self.ring.items()
+        return {title: one for title, one in ring if "engine" in title or "worker" in title}
+
+    async def read(self, **fields: Any) -> Answers:
+        """Return what requests of several kinds are answered, sent at once."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S) as client:
+            return await asyncio.gather(
+                *(read(client, path, body | fields, lambda: None) for path, body in MIXED)
+            )
+
+    def serve_until(self, count: int, expected: Answers) -> None:
+        """Send requests without a pause until there are so many replicas."""
+        is_there = False
+        while not is_there:
+            is_there = self.has(count)
+            assert asyncio.run(self.read()) == expected
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """A server with one engine."""
+    running = Fleet(*FLAGS, *HELD)
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def expected(fleet: Fleet) -> Answers:
+    """The answers of one engine."""
+    return asyncio.run(fleet.read())
+
+
+def test_replicas_come_and_go_under_load(fleet: Fleet, expected: Answers) -> None:
+    fleet.want(3)
+    wait_until(lambda: "headrace: engine 2" in fleet.engines, "the last one starts")
+    fleet.engines["headrace: engine 2"].kill()
+    fleet.serve_until(3, expected)
+    before = fleet.engines
+    assert len(before) == 6
+    fleet.want(1)
+    fleet.serve_until(1, expected)
+    wait_until(lambda: len(fleet.engines) == 2, "four processes have ended")
+    assert not survivors(set(before.values()) - set(fleet.engines.values()))
+    health = httpx.get(f"{fleet.url}/health")
+    assert health.status_code == 200
+    assert "engine 1" not in health.text
+
+
+def test_streams_go_on_where_a_leaving_replica_dies(fleet: Fleet, expected: Answers) -> None:
+    fleet.want(2)
+    wait_until(lambda: fleet.has(2), "there are two")
+    fleet.engines["headrace: worker 1"].suspend()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(asyncio.run, fleet.read())
+        try:
+            wait_until(lambda: fleet.num_sequences(1) > 0, "the second one has requests")
+            fleet.want(1)
+            wait_until(lambda: fleet.num_leaving == 1, "it leaves")
+        finally:
+            fleet.engines["headrace: engine 1"].kill()
+        assert reading.result() == expected
+    wait_until(lambda: fleet.has(1), "one is left")
