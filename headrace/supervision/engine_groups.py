@@ -1,7 +1,7 @@
 """The engines of a server: a group for each model, whose members are its replicas.
 
 Groups follow each other in the order of the models, and so do the seats of their engines and of
-these engines' workers.
+these engines' workers. Seats for further engines come after all of those.
 """
 
 from collections.abc import Sequence
@@ -90,13 +90,16 @@ def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
 
 def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[EnginePlace]:
     """Return the place of each engine, by its index."""
+    sizes = num_seats(configs, may_grow)
+    engines = [
+        (i, replica) for i, c in enumerate(configs) for replica in range(c.data_parallel_size)
+    ]
+    further = [(i, replica) for i, size in enumerate(sizes) for replica in range(size)]
     found: list[EnginePlace] = []
     first_worker = 0
-    sizes = num_seats(configs, may_grow)
-    for group, (config, size) in enumerate(zip(configs, sizes, strict=True)):
-        for replica in range(size):
-            found.append(EnginePlace(group, replica, first_worker))
-            first_worker += config.tp
+    for group, replica in dict.fromkeys(engines + further):
+        found.append(EnginePlace(group, replica, first_worker))
+        first_worker += configs[group].tp
     return found
 
 

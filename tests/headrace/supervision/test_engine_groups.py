@@ -7,12 +7,13 @@ import pytest
 from tiny_card import TINY_CARD
 
 from headrace.board.board import Board
-from headrace.board.fields import EngineField
+from headrace.board.fields import MAX_REPLICAS, EngineField
 from headrace.config.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.supervision.engine_groups import (
     EngineGroup,
     check_groups,
+    num_seats,
     places_of,
     reserved_bytes,
     write_places,
@@ -30,7 +31,27 @@ def group(name: str, images: bool = False, nbytes: int = 0, **flags: Any) -> Eng
 
 
 def test_engines_of_a_model_are_adjacent_as_are_their_workers() -> None:
-    assert places_of(CONFIGS) == [(0, 0, 0), (1, 0, 2), (1, 1, 3), (2, 0, 4)]
+    places = [(0, 0, 0), (1, 0, 2), (1, 1, 3), (2, 0, 4)]
+    assert places_of(CONFIGS) == places
+    further = places_of(CONFIGS, may_grow=True)
+    assert further[: len(places) + 2] == [*places, (0, 1, 5), (0, 2, 7)]
+    assert num_seats(CONFIGS, may_grow=True) == [5, 6, 5]
+    assert len(further) == MAX_REPLICAS
+
+
+def test_further_seats_are_vacant() -> None:
+    configs = [ServerConfig(tp=2), ServerConfig(data_parallel_size=2)]
+    board = Board.create(seats_of(*configs, may_grow=True))
+    write_places(board, configs, may_grow=True)
+    assert [str(slot.seat) for slot in board.occupied("worker")] == [
+        f"worker {index}" for index in range(4)
+    ]
+    assert len(board.occupied("engine")) == 3
+
+
+def test_models_that_take_images_have_no_further_seats() -> None:
+    seats = seats_of(ServerConfig(), takes_images=True, may_grow=True)
+    assert sum(seat.role == "engine" for seat in seats) == 1
 
 
 def test_board_tells_which_processes_belong_together() -> None:
