@@ -1,16 +1,20 @@
 """A model gets and loses replicas while it serves: no request fails, no text changes."""
 
 import asyncio
+import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 from killer import OPERATOR
-from servers import HELD, RunningServer, survivors, wait_until
+from servers import HELD, PATIENCE_S, RunningServer, survivors, wait_until
 from stream_reader import REQUESTS, TIMEOUT_S, read
+from tiny_models import make_folder
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 MIXED = [REQUESTS[place] for place in (1, 2, 4, 6, 8)]  # sampled, several, logprobs, JSON, whole
@@ -113,3 +117,22 @@ def test_streams_go_on_where_a_leaving_replica_dies(fleet: Fleet, expected: Answ
             fleet.engines["headrace: engine 1"].kill()
         assert reading.result() == expected
     wait_until(lambda: fleet.has(1), "one is left")
+
+
+def test_an_engine_that_cannot_start_is_given_up(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    make_folder(folder, "llama")
+    running = Fleet(str(folder), "--admin-api-key", "operator")
+    try:
+        shutil.rmtree(folder)  # the engine has what it needs
+        running.want(2)
+        deadline = time.monotonic() + PATIENCE_S
+        while "engine 1 exited" not in running.log:
+            running.read_log(deadline)
+        wait_until(lambda: running.has(1), "one is left")
+        body = {"prompt": "a", "max_tokens": 1}
+        assert httpx.post(f"{running.url}/v1/completions", json=body).status_code == 200
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert running.stop() == 0
+    finally:
+        running.close()
