@@ -77,13 +77,13 @@ class ReplicaRequests:
 
     def _refuse_memory(self, model: int, count: int) -> Rejection | None:
         """Return why there is no memory for so many engines of a model, or None."""
-        num_bytes = 0
-        for place, each in enumerate(self._models):
-            has = count_replicas(self._board, place).wanted
-            num_engines = count if place == model else has
-            if place == model and count <= has:
-                return None
-            num_bytes += each.shared_bytes + num_engines * each.replica_bytes
+        counts = [count_replicas(self._board, place).wanted for place in range(len(self._models))]
+        if count <= counts[model]:
+            return None
+        counts[model] = count
+        num_bytes = sum(
+            count * each.replica_bytes for count, each in zip(counts, self._models, strict=True)
+        )
         limit = self._memory_limit()
         if num_bytes <= limit:
             return None

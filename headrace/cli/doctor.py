@@ -1,4 +1,4 @@
-"""`headrace doctor [MODEL] [flags]`: this machine's hardware, the choices made, the problems.
+"""`headrace doctor [MODEL ...] [flags]`: this machine's hardware, the choices made, the problems.
 
 It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
 """
@@ -8,7 +8,7 @@ import os
 import pkgutil
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,13 +16,14 @@ from typing import Any
 
 from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ServerConfig
-from headrace.config.flags import from_flags, server_parser
+from headrace.config.flags import configs_from_flags, server_parser
 from headrace.config.model_card import read_card, weight_bytes
 from headrace.config.process_configs import ExecutionConfig, ModelCard
 from headrace.errors import HeadraceError, end_command
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.mmproj import projector_of
 from headrace.native_core import load_core
+from headrace.supervision.engine_groups import EngineGroup, check_groups
 from headrace.supervision.listeners import listen
 from headrace.system.all_reduce_policy import Topology, describe, disabled_by
 from headrace.system.cpu_share import num_nodes
@@ -190,6 +191,8 @@ def plan(
     elif card.image_token is not None:
         yield "images", "taken; the tower runs in transformers' modules"
     yield "runs in", executor
+    if config.data_parallel_size > 1:
+        yield "replicas", f"{config.data_parallel_size} engines"
     yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
     if card.embeds:
         yield "kind", f"embeddings of {card.embedding_size} numbers"
@@ -296,19 +299,31 @@ def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) -> Iterator[Finding]:
-    """Yield problems of serving a model on a machine."""
-    if config.engine == "mock":
-        return
+def cpu_bytes(config: ServerConfig, card: ModelCard, machine: Machine) -> int:
+    """Return what the engines of a model take of the CPU's memory."""
+    if config.engine == "mock" or is_for_gpus(config, machine):
+        return 0
     needed = weight_memory(config, card) + (0 if card.embeds else kv_bytes(config))
-    if needed > machine.free_bytes and not is_for_gpus(config, machine):
+    return config.data_parallel_size * needed
+
+
+def wrong_with_models(groups: Sequence[EngineGroup], machine: Machine) -> Iterator[Finding]:
+    """Yield problems of serving some models together on a machine."""
+    try:
+        check_groups(groups)
+    except HeadraceError as error:
+        yield Finding(str(error), fatal=True)
+    needed = sum(cpu_bytes(group.config, group.card, machine) for group in groups)
+    if needed > machine.free_bytes:
         yield Finding(
             f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "
             "lower --kv-cache-memory-bytes, or use --quantization or a smaller model",
             fatal=True,
         )
-    if not card.embeds and not card.chat_template:
-        yield Finding("the model has no chat template: /v1/chat/completions will refuse")
+    for config, card in ((group.config, group.card) for group in groups):
+        if config.engine != "mock" and not card.embeds and not card.chat_template:
+            which = "the model" if len(groups) == 1 else card.name
+            yield Finding(f"{which} has no chat template: /v1/chat/completions will refuse")
 
 
 def wrong_with_install(found: dict[str, str | None]) -> Iterator[Finding]:
@@ -346,19 +361,28 @@ def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) 
     return findings
 
 
-def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
-    """Print the findings and return the problems."""
+def examine_models(configs: Sequence[ServerConfig], machine: Machine) -> list[Finding]:
+    """Print what will be used for each model, and return their problems."""
+    findings, groups = [], []
+    for config in configs:
+        try:
+            card = read_card(config)
+        except HeadraceError as error:
+            findings.append(Finding(str(error), fatal=True))
+        else:
+            groups.append(EngineGroup(config, card))
+            findings += examine_model(config, card, is_for_gpus(config, machine))
+    return [*findings, *wrong_with_models(groups, machine)]
+
+
+def examine(configs: Sequence[ServerConfig], machine: Machine) -> list[Finding]:
+    """Print the findings and return the problems. Flags of the server are the first model's."""
+    config = configs[0]
     report("machine", chain(facts(machine), all_reduce(config, machine, find_topology)))
     findings = [*wrong_with_machine(machine)]
     if machine.gpus and config.device != "cpu":
         findings += examine_gpus(config, find_gpus)
-    try:
-        card = read_card(config)
-    except HeadraceError as error:
-        findings.append(Finding(str(error), fatal=True))
-    else:
-        findings += examine_model(config, card, is_for_gpus(config, machine))
-        findings += wrong_with_model(config, card, machine)
+    findings += examine_models(configs, machine)
     found = packages()
     versions = (f"{name} {version}" for name, version in found.items() if version)
     report("packages", iter([("headrace", __version__), ("its needs", ", ".join(versions))]))
@@ -374,7 +398,8 @@ def main(argv: list[str]) -> None:
     """Print a report; exit with 1 if the server could not start."""
     try:
         parser = server_parser("headrace doctor", DESCRIPTION)
-        findings = examine(from_flags(argv, has_gpus(), parser, num_nodes()), Machine.look())
+        configs = configs_from_flags(argv, has_gpus(), parser, num_nodes())
+        findings = examine(configs, Machine.look())
     except HeadraceError as error:
         end_command("headrace doctor", error)
     print("what is wrong:" if findings else "nothing is wrong")

@@ -87,8 +87,7 @@ class ModelCapacity:
     name: str
     encoded_name: str  # as JSON
     max_num_requests: int  # open in each of its engines
-    shared_bytes: int  # of a CPU's memory, by all of its engines together,
-    replica_bytes: int  # and by each of them beside that
+    replica_bytes: int  # of a CPU's memory, that each of its engines may take
 
 
 @dataclass(frozen=True, kw_only=True)

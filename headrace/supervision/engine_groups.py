@@ -25,34 +25,34 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
     @property
     def least_bytes(self) -> int:
-        """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag."""
+        """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag.
+
+        Replicas may share weights.
+        """
         config = self.config
         if config.device == "cuda":
             return 0
-        return self.shared_bytes + config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
+        num_bytes = config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
+        return self.least_weight_bytes + num_bytes
 
     @property
-    def shared_bytes(self) -> int:
+    def least_weight_bytes(self) -> int:
         """What weights take of a CPU's memory at least.
 
-        They may be held in three quarters of their bytes, rounded to a quarter, and mapped by all
-        replicas. On GPUs they take none.
+        They may be held in three quarters of their bytes, rounded to a quarter.
         """
         config = self.config
-        if config.device == "cuda" or config.engine == "mock":
-            return 0
         is_as_stored = config.quantization == "none" and config.dtype == "auto"
         return self.card.weight_bytes * (3 if is_as_stored else 1) // 4
 
     @property
     def replica_bytes(self) -> int:
-        """What a replica takes of a CPU's memory beside the weights, its KV cache being full."""
+        """What an engine takes of a CPU's memory with a full KV cache; nothing on GPUs."""
         config = self.config
         if config.device == "cuda" or config.engine == "mock":
             return 0
-        return (
-            CPU_KV_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
-        )
+        num_bytes = config.kv_cache_memory_bytes
+        return self.least_weight_bytes + (CPU_KV_BYTES if num_bytes is None else num_bytes)
 
     @property
     def capacity(self) -> ModelCapacity:
@@ -62,7 +62,6 @@ class EngineGroup(msgspec.Struct, frozen=True):
             name=self.card.name,
             encoded_name=msgspec.json.encode(self.card.name).decode(),
             max_num_requests=config.max_num_seqs + config.max_num_queued,
-            shared_bytes=self.shared_bytes,
             replica_bytes=self.replica_bytes,
         )
 

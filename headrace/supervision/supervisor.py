@@ -245,7 +245,7 @@ class Supervisor:
             else:
                 self._renew_all(what)
         for model, count in self._wishes.take().items():
-            log.info("admin request: %d engines of %s", count, self._configs.cards[model].name)
+            log.info("admin request: replicas of %s: %d", self._configs.cards[model].name, count)
             for engine in self._engine_seats.resize(model, count):
                 self._add_engine(engine)
 

@@ -28,8 +28,7 @@ class Rig:
                 name=name,
                 encoded_name=json.dumps(name, ensure_ascii=False),
                 max_num_requests=1,
-                shared_bytes=20,
-                replica_bytes=15,
+                replica_bytes=25,
             )
             for name in ("a", 'b"\N{FOX FACE}')
         ]

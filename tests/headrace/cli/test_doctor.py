@@ -16,10 +16,11 @@ from mmproj_twins import write as write_gguf
 
 from headrace.cli import doctor
 from headrace.config.config import ServerConfig
-from headrace.config.model_card import read_card
+from headrace.config.model_card import find_demo_model, read_card
 from headrace.config.process_configs import ModelCard
 from headrace.errors import HeadraceError
 from headrace.model.gguf import read_metadata
+from headrace.supervision.engine_groups import EngineGroup
 from headrace.system import machine
 from headrace.system.all_reduce_policy import Topology
 from headrace.system.gpus import Gpu
@@ -238,7 +239,7 @@ def test_gpus_that_cannot_be_asked_end_nothing() -> None:
 
 def test_a_machine_that_is_well_has_nothing_wrong() -> None:
     assert not list(doctor.wrong_with_machine(WELL))
-    assert not list(doctor.wrong_with_model(ServerConfig(), CARD, WELL))
+    assert not list(doctor.wrong_with_models([EngineGroup(ServerConfig(), CARD)], WELL))
 
 
 @pytest.mark.parametrize(
@@ -262,15 +263,34 @@ def test_a_model_that_does_not_fit_cannot_be_served(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(31 * GB)  # of nothing
     card = replace(CARD, path=str(tmp_path), chat_template=None)
-    too_large, no_template = doctor.wrong_with_model(ServerConfig(), card, WELL)
+    group = EngineGroup(ServerConfig(), card)
+    too_large, no_template = doctor.wrong_with_models([group], WELL)
     assert too_large.fatal
     assert "weights and KV cache take 33.0 GiB, and 32.0 GiB are free" in too_large.text
     assert "/v1/chat/completions will refuse" in no_template.text
     with_gpu = replace(WELL, gpus=["NVIDIA H200"])  # which says itself what it has room for
-    assert not [f for f in doctor.wrong_with_model(ServerConfig(), card, with_gpu) if f.fatal]
-    smaller = ServerConfig(kv_cache_memory_bytes=GB)
-    assert not [f for f in doctor.wrong_with_model(smaller, card, WELL) if f.fatal]
-    assert not list(doctor.wrong_with_model(ServerConfig(engine="mock"), card, WELL))
+    assert not [f for f in doctor.wrong_with_models([group], with_gpu) if f.fatal]
+    smaller = EngineGroup(ServerConfig(kv_cache_memory_bytes=GB), card)
+    assert not [f for f in doctor.wrong_with_models([smaller], WELL) if f.fatal]
+    mock = EngineGroup(ServerConfig(engine="mock"), card)
+    assert not list(doctor.wrong_with_models([mock], WELL))
+
+
+def test_models_that_fit_alone_may_not_fit_together(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(15 * GB)  # of nothing
+    first = EngineGroup(ServerConfig(), replace(CARD, path=str(tmp_path), name="a"))
+    second = EngineGroup(ServerConfig(), replace(first.card, name="b", chat_template=None))
+    (no_template,) = doctor.wrong_with_models([second], WELL)
+    assert no_template.text.startswith("the model has no chat template")
+    too_large, no_template = doctor.wrong_with_models([first, second], WELL)
+    assert "weights and KV cache take 34.0 GiB" in too_large.text
+    assert no_template.text.startswith("b has no chat template")
+    twice = EngineGroup(ServerConfig(data_parallel_size=2), first.card)
+    (too_large,) = doctor.wrong_with_models([twice], WELL)
+    assert "weights and KV cache take 34.0 GiB" in too_large.text
+    same, _ = doctor.wrong_with_models([first, first], WELL)
+    assert (same.fatal, "two models are called a" in same.text) == (True, True)
 
 
 def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
@@ -376,9 +396,11 @@ def test_doctor_exits_with_1_when_nothing_can_be_served(
     assert "machine:\n  processor " in told
     assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
     assert "\n  runs in        the C++ core: it runs llama models; " in told
+    demo = find_demo_model()
     with pytest.raises(SystemExit) as ended:
-        doctor.main(["/no/such/model", "--host", "192.0.2.1"])
+        doctor.main(["/no/such/model", str(demo), "--host", "192.0.2.1"])
     assert ended.value.code == 1
     told = capsys.readouterr().out
+    assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
     assert "  ! /no/such/model: no such file or folder\n" in told
     assert "  ! cannot listen on --host 192.0.2.1 --port 8000: " in told
