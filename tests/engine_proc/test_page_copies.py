@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_rig import Rig, Sevens, generate
@@ -80,6 +81,32 @@ def test_pages_come_back_after_the_death_of_workers(rig: Rig) -> None:
     rig.turn()
     output, _ = rig.heard()
     assert sum(output.cached.values()) == 32
+
+
+class Asked:
+    """A KV store's client that notes whether it may ask the store."""
+
+    def __init__(self) -> None:
+        self.may_ask: list[bool] = []
+
+    def poll(self, may_ask: bool) -> None:
+        self.may_ask.append(may_ask)
+
+    def settle(self) -> None: ...
+
+
+def test_a_store_fetches_nothing_while_new_workers_load(rig: Rig) -> None:
+    """They may have other memory, whose pages are then all forgotten."""
+    asked: Any = Asked()
+    rig.engine._store = asked
+    rig.engine.poll_store()
+    rig.workers.lives = 0
+    rig.turn()
+    rig.engine.poll_store()
+    rig.workers = Copying()
+    rig.turn()
+    rig.engine.poll_store()
+    assert asked.may_ask == [True, False, True]
 
 
 def test_copies_in_flight_at_a_death_are_not_counted(rig: Rig) -> None:

@@ -22,8 +22,10 @@ CACHED = PROMPT_PAGES * PAGE_TOKENS
 PAGE_BYTES = 2 * PAGE_TOKENS * 16 * 4
 FLAGS = ("--dtype", "float32", "--kv-cache-dtype", "float32", "--max-model-len", "96")
 SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "40", "--enforce-eager")
-ON_KERNELS = ("--device", "cuda", "--tp", os.environ.get("HOST_TIER_TP", "1"))
-ROOM = ("--kv-cache-memory-bytes", str(3 * PAGE_BYTES))  # for one sequence; the host has more
+TP = int(os.environ.get("HOST_TIER_TP", "1"))
+ON_KERNELS = ("--device", "cuda", "--tp", str(TP))
+# For one sequence, whose only KV head each worker has; the host has room for more.
+ROOM = ("--kv-cache-memory-bytes", str(3 * PAGE_BYTES * TP))
 KILLS = os.environ.get("HOST_TIER_KILLS", "worker 0").split(",")
 ENV = {} if has_gpus() else {"TRITON_INTERPRET": "1"}
 TIMEOUT_S = 300

@@ -110,7 +110,8 @@ class CudaPageCopier:
 
     def settle(self, send: Callable[[PagesCopied], None]) -> bool:
         """See `PageCopier`."""
-        self._launch()
+        if self._copies:
+            self._launch()
         while self._copies and self._copies[0].is_done:
             copy = self._copies.popleft()
             send(PagesCopied(copy.began.elapsed_time(copy.ended) / 1000))

@@ -92,6 +92,23 @@ def test_pages_are_not_evicted_while_they_are_copied() -> None:
     assert rig.pool.num_free == NUM_PAGES
 
 
+def test_pages_of_the_host_stay_while_they_are_copied() -> None:
+    rig = Rig()
+    sequence = rig.keep(5)
+    pages = rig.pool.allocate(2)
+    for place, page in enumerate(pages):
+        rig.pool.cache_of(sequence, place, page)
+    rig.pool.free(pages)
+    rig.tier.copy_in(sequence)
+    copies = rig.tier.next()
+    assert copies is not None and len(copies.pages) == 4 * 3
+    assert rig.host.num_free == rig.host.num_pages - 3
+    assert rig.pool.num_free == NUM_PAGES - 5, "the first two, too"
+    rig.tier.take(0.0)
+    rig.copy()
+    assert rig.pool.count_cached(sequence.digests) == 5
+
+
 def test_a_sequence_waits_for_pages_of_the_host() -> None:
     rig = Rig()
     sequence = rig.keep(5)

@@ -1,5 +1,6 @@
 """`--device cuda` loads a model into kernels, or says why it cannot."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,10 @@ from headrace.engine_proc.worker.cuda import cuda_sampler
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets
+from headrace.engine_proc.worker.execution.cache_fingerprint import (
+    content_digest,
+    content_fingerprint,
+)
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner
 from headrace.engine_proc.worker.loader import in_transformers, load
@@ -124,6 +129,57 @@ class Card:
         return 0
 
     def trim(self) -> None: ...
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_host_tier_outlives_workers_of_the_same_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = os.memfd_create("host pages")
+    sizes = {"kv_store_bytes": 5 * PAGE_BYTES + 1}
+
+    def cache_id(**changes: Any) -> bytes:
+        loaded = load(replace(config_of(folder, **sizes | changes), cache_fd=fd), ignore)
+        assert loaded.num_host_pages == 5 and loaded.page_bytes == PAGE_BYTES
+        copier: Any = loaded.copier
+        copier._memory.close()
+        return loaded.cache_id
+
+    first = cache_id()
+    assert cache_id() == first
+    others = [cache_id(attention_backend="triton")]
+    monkeypatch.setattr(torch, "__version__", "another")
+    others.append(cache_id())
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_loader, "numerics_of", lambda *_: "sm_80")
+    others.append(cache_id())
+    assert len({first, *others}) == 4
+    os.close(fd)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"kv_store_bytes": 1}, f"--kv-store-bytes 1 has no room for a page of {PAGE_BYTES} bytes"),
+        ({"kv_store_bytes": 1 << 60}, "is pinned as a whole for GPUs, more than the"),
+        ({"kv_store": "folder"}, "--kv-store folder: pages of GPUs reach it through memory"),
+    ],
+)
+def test_a_host_tier_that_cannot_be_is_one_clear_line(
+    changes: dict[str, Any], text: str, folder: Path
+) -> None:
+    fd = os.memfd_create("host pages")
+    with pytest.raises(ConfigError, match=text):
+        load(replace(config_of(folder, **changes), cache_fd=fd), ignore)
+    os.close(fd)
+
+
+def test_what_a_store_keeps_of_gpus_is_not_found_by_cpus(folder: Path) -> None:
+    execution = config_of(folder).execution
+    content = content_digest(execution)
+    gpus = [cuda_loader.numerics_of(torch.device("cpu"), execution), "sm_80", "sm_90", ""]
+    assert len({content_fingerprint(execution, content, numerics) for numerics in gpus}) == 4
 
 
 @pytest.mark.parametrize(("num_pages", "fits"), [(7, True), (21, False)])
