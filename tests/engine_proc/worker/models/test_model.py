@@ -13,6 +13,9 @@ from demo_in_transformers import demo_file, demo_model, says
 from gguf_twins import tiny_model, write_gguf
 from safetensors.torch import load_file, save_file
 
+from headrace.engine_proc.worker.checkpoints import file_order
+from headrace.engine_proc.worker.checkpoints.mapped_file import MappedFile
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
@@ -70,6 +73,30 @@ def test_a_split_gguf_executes_as_a_whole_one(tmp_path: Path) -> None:
     assert len(parts) > 2
     whole = write_gguf(tmp_path / "whole.gguf", model)
     np.testing.assert_array_equal(execute(parts[1]), execute(whole))
+
+
+def test_files_larger_than_half_of_memory_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_model("llama"))
+    bypass_cache = MappedFile.bypass_cache
+    bypassed: list[Path] = []
+    logits: list[Floats] = []
+
+    def bypass(file: MappedFile) -> None:
+        bypassed.append(file.path)
+        bypass_cache(file)
+
+    monkeypatch.setattr(MappedFile, "bypass_cache", bypass)
+    for limit, seen in ((1 << 40, []), (path.stat().st_size, [path])):
+        monkeypatch.setattr(file_order, "memory_limit", lambda limit=limit: limit)
+        model = open_model(path)
+        executor = CpuExecutor(model.spec, model.weights, num_pages=1, page_tokens=16)
+        rows = np.arange(len(PROMPT), dtype=np.int32)
+        tokens, page = np.array(PROMPT, np.int32), np.zeros((1, 1), np.int32)
+        logits.append(executor.forward(Batch(tokens, rows, rows * 0, page, rows)))
+        assert bypassed == seen
+    np.testing.assert_array_equal(logits[0], logits[1])
 
 
 def test_gguf_of_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
