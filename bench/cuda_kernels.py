@@ -23,8 +23,11 @@ from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, attend
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
-from headrace.engine_proc.worker.cuda.matrices.experts import DenseExperts
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
+    ExpertWeights,
+    gated_expert_linear,
+)
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
 from headrace.engine_proc.worker.models.model import open_model
@@ -115,7 +118,7 @@ def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
     logits = torch.randn(num_rows, MIXTURE.num_experts, device=device)
     choice = choose_experts(MIXTURE, logits, None, torch.zeros(num_rows, device=device))
     tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertGate(Activation.SILU)
-    matrices = DenseExperts(weight)
+    matrices = ExpertWeights(weight.flatten(0, 1))
     own = [(choice.experts == expert).any(1).nonzero()[:, 0] for expert in range(len(weight))]
     chosen = [(expert, rows) for expert, rows in enumerate(own) if len(rows)]
 
@@ -124,7 +127,7 @@ def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
             gates, ups = F.linear(x[rows], weight[expert]).chunk(2, 1)
             torch.mul(F.silu(gates), ups)
 
-    return {OURS: [lambda: matrices.apply_gated(x, tiles, gate)], CUBLASLT: [one_by_one]}
+    return {OURS: [lambda: gated_expert_linear(x, matrices, tiles, gate)], CUBLASLT: [one_by_one]}
 
 
 def attention(

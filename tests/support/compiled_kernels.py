@@ -10,12 +10,14 @@ import numpy as np
 import torch
 import triton
 from kernel_compiler import CompiledLaunches, Variant, compile_variant
-from random_decoders import NUM_PAGES, SPEC, batch, random_weights
+from quantized_experts import FORMATS
+from random_decoders import NUM_PAGES, SPEC, batch, random_weights, with_latents
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.gated_linear import gated_linear
 from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
@@ -26,10 +28,16 @@ from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
-from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3, Fp8Matrix
+from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
+from headrace.engine_proc.worker.cuda.matrices.matrices import load_experts
+from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import gated_expert_linear
+from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
+from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
+    LatentAttentionSpec,
     LayerSpec,
     MixtureSpec,
     QKNorm,
@@ -55,6 +63,10 @@ MIXTURE = MixtureSpec(
     shared_gate=True,
 )
 WITH_MIXTURE = dataclasses.replace(DECODER, layers=(LayerSpec(window=20, mixture=MIXTURE),))
+
+
+LATENT = LatentAttentionSpec(query_rank=32, rank=64, nope_dim=32, rope_dim=16, value_dim=32)
+WITH_LATENTS = with_latents(dataclasses.replace(DECODER, layers=(LayerSpec(),)), LATENT)
 
 
 def compile_new(variant: Variant) -> None:
@@ -103,6 +115,14 @@ if __name__ == "__main__":
     )
     for length in (80, 20):
         mixture.forward(batch([(0, 0, length), (1, 0, 2)]))
+    for length in (20, 2):
+        cuda_executor.CudaExecutor(
+            WITH_LATENTS,
+            random_weights(WITH_LATENTS),
+            num_pages=NUM_PAGES,
+            page_tokens=16,
+            device="cpu",
+        ).forward(batch([(0, 0, length), (1, 0, 2)]))
     num_variants = len(launches.names)
     for length in (1, 7, 16):
         executor.forward(batch([(0, 0, length)]))
@@ -110,6 +130,7 @@ if __name__ == "__main__":
     codes = torch.zeros(64, 128, dtype=torch.uint8)
     fp8_weight = torch.zeros(64, 256).to(E4M3)
     rows = torch.zeros(3, 256, dtype=torch.bfloat16)
+    whole_rows = torch.zeros(3, dtype=torch.int64)
     Fp8Matrix(fp8_weight, torch.ones(64, 2), 128).apply(rows)
     for num_rows, num_terms in ((3, 512), (130, 64), (130, 512), (300, 64), (300, 512)):
         many = torch.zeros(num_rows, num_terms, dtype=torch.bfloat16)  # in each tile, and in parts
@@ -118,6 +139,12 @@ if __name__ == "__main__":
     for num_rows in (130, 300):
         many = torch.zeros(num_rows, 64, dtype=torch.bfloat16)
         gated_linear(many, many[:64].contiguous(), None, Activation.SILU)
+    for name in FORMATS:
+        part = FORMATS[name]((64, 256))
+        experts = load_experts([part] * 4, None, rows.device, rows.dtype, "none")
+        choice = choose_experts(MIXTURE, rows.float(), None, whole_rows)
+        tiles = sort_by_expert(MIXTURE, choice, rows.dtype)
+        gated_expert_linear(rows, experts, tiles, ExpertGate(Activation.SILU))
     for size in (32, 128):
         num_groups = 256 // size
         zeros = torch.zeros(64, num_groups, dtype=torch.uint8)

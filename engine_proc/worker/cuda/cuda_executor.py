@@ -19,12 +19,19 @@ from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
 from headrace.engine_proc.worker.cuda.kernels.attention import TILING, Stretches, Tiling, attend
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
+from headrace.engine_proc.worker.cuda.kernels.latent_attention import (
+    LATENT_TILING,
+    attend_latents,
+)
+from headrace.engine_proc.worker.cuda.kernels.latent_store import latent_store
 from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
-from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
-from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
+from headrace.engine_proc.worker.cuda.matrices.matrices import HEAD_MATRICES, load_weights
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import expert_linear
+from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles, tiles_of_heads
 from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
@@ -33,6 +40,7 @@ from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Norm,
     NormPlacement,
@@ -59,6 +67,7 @@ class DeviceStep:
     rotations: list[Rotations]  # by the spec's `ropes`
     images: ImageInputs | None = None
     prompts: FlashInferAttention | None = None  # attends in our kernel's place
+    heads: ExpertTiles | None = None  # of tokens' heads, where attention is latent
 
 
 class CudaExecutor:
@@ -71,7 +80,7 @@ class CudaExecutor:
         kv_scales: of each layer's keys and values in e4m3 pages; none are 1.
         largest: no step is larger; more rows than these have logits, but not in graphs.
         max_model_len: tokens of a sequence; default: the spec's.
-        tiling: other tilings give other bits.
+        tiling: of attention; other tilings give other bits.
         progress: called with (weights loaded, weights in all) while loading.
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
             model's. All run the same steps in the same order; each returns the same.
@@ -89,7 +98,7 @@ class CudaExecutor:
         quantization: str = "none",
         kv_dtype: torch.dtype | None = None,
         kv_scales: Sequence[tuple[float, float]] = (),
-        tiling: Tiling = TILING,
+        tiling: Tiling | None = None,
         largest: Sizes = LARGEST,
         max_model_len: int | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -105,8 +114,8 @@ class CudaExecutor:
         self.kv_dtype = kv_dtype or dtype
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
         self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * len(spec.layers)
-        self.tiling = tiling
-        self.turns = new_turns(tiling.enough_programs, self.device)
+        self.tiling = tiling or (TILING if spec.latent is None else LATENT_TILING)
+        self.turns = new_turns(self.tiling.enough_programs, self.device)
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
         self.loaded = load_weights(
@@ -135,8 +144,9 @@ class CudaExecutor:
         """Have so many empty pages from here on. Graphs that there are know the old ones."""
         spec = self.spec
         page = (num_pages, self.page_tokens, spec.num_kv_heads, spec.head_dim)
+        planes = (len(spec.layers), 2 if spec.latent is None else 1)  # keys and values, or latents
         self.kv = torch.empty(0)  # what was there is free first
-        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=self.kv_dtype)
+        self.kv = torch.zeros(*planes, *page, device=self.device, dtype=self.kv_dtype)
 
     @property
     def page_bytes(self) -> int:
@@ -246,6 +256,9 @@ class CudaExecutor:
         if images is not None and images.rope_positions is not None:
             positions = images.rope_positions
         rotations = self.rotations(positions)
+        heads = None
+        if self.spec.latent is not None:
+            heads = tiles_of_heads(sizes.num_tokens, self.spec.num_heads, self.dtype, self.device)
         return DeviceStep(
             inputs.token_ids,
             inputs.kv_rows,
@@ -254,6 +267,7 @@ class CudaExecutor:
             rotations,
             images=images,
             prompts=prompts,
+            heads=heads,
         )
 
     def rotations(self, positions: Tensor) -> list[Rotations]:
@@ -319,7 +333,16 @@ class CudaExecutor:
         return (x, out) if before else (x + out * multiplier, None)
 
     def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
-        """Write keys and values to their pages, then attend to them, [tokens, hidden]."""
+        """Write what pages hold of the tokens, then attend to it, [tokens, hidden]."""
+        if isinstance(layer.mixer, LatentAttentionSpec):
+            attended = self.attend_to_latents(index, layer, layer.mixer, x, step)
+        else:
+            attended = self.attend_to_keys(index, layer, x, step)
+        own = self.matrices[f"layers.{index}.o"].apply(attended.flatten(1))
+        return self.shard_group.sum(own)
+
+    def attend_to_keys(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
+        """Write keys and values, and attend to them, [tokens, heads, head_dim]."""
         spec, name = self.spec, f"layers.{index}"
         keys, values = self.kv[index]
         qkv = self.matrices[f"{name}.qkv"].apply(x)
@@ -338,22 +361,69 @@ class CudaExecutor:
             kv_scales=self.kv_scales[index],
         )
         if step.prompts is not None:
-            attended = step.prompts.attend(queries, keys, values, layer.window)
+            return step.prompts.attend(queries, keys, values, layer.window)
+        return attend(
+            queries,
+            keys,
+            values,
+            step.stretches,
+            scale=spec.attention_scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            sinks=self.weights.get(f"{name}.sinks"),
+            kv_scales=self.kv_scales[index],
+            tiling=self.tiling,
+            turns=self.turns,
+        )
+
+    def attend_to_latents(
+        self,
+        index: int,
+        layer: LayerSpec,
+        latent: LatentAttentionSpec,
+        x: Tensor,
+        step: DeviceStep,
+    ) -> Tensor:
+        """Write latents, and attend to them, [tokens, heads, value_dim].
+
+        Each head's query is multiplied by its keys' matrix, what it attends to by its values'.
+        """
+        spec, name = self.spec, f"layers.{index}"
+        latents, kv_scale = self.kv[index, 0], self.kv_scales[index][0]
+        assert step.heads is not None
+        kv = self.matrices[f"{name}.qkv_a"].apply(x)
+        if latent.query_rank is None:
+            q = self.matrices[f"{name}.qkv"].apply(x)
         else:
-            attended = attend(
-                queries,
-                keys,
-                values,
-                step.stretches,
-                scale=spec.attention_scale,
-                window=layer.window,
-                softcap=spec.attention_softcap,
-                sinks=self.weights.get(f"{name}.sinks"),
-                kv_scales=self.kv_scales[index],
-                tiling=self.tiling,
-                turns=self.turns,
-            )
-        return self.shard_group.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
+            compressed, kv = kv[:, : latent.query_rank], kv[:, latent.query_rank :]
+            weight = self.weights[f"{name}.q_a_norm"]
+            normed = norm(compressed, weight, scaling=Scaling.RMS, eps=latent.norm_eps)
+            q = self.matrices[f"{name}.q_b"].apply(normed)
+        q = q.view(len(x), spec.num_heads, latent.query_dim)
+        turned = latent_store(
+            q,
+            kv,
+            latents,
+            step.kv_rows,
+            rotations=None if layer.rope is None else step.rotations[layer.rope],
+            weight=self.weights[f"{name}.kv_a_norm"],
+            eps=latent.norm_eps,
+            kv_scale=kv_scale,
+        )
+        of_keys, of_values = (self.loaded.experts[f"{name}.{which}"] for which in HEAD_MATRICES)
+        kept = q.flatten(0, 1)[:, : latent.nope_dim]
+        attended = attend_latents(
+            expert_linear(kept, of_keys, step.heads).view(len(x), spec.num_heads, latent.rank),
+            turned,
+            latents,
+            step.stretches,
+            scale=spec.attention_scale,
+            kv_scale=kv_scale,
+            tiling=self.tiling,
+            turns=self.turns,
+        )
+        values = expert_linear(attended.flatten(0, 1), of_values, step.heads)
+        return values.view(len(x), spec.num_heads, latent.value_dim)
 
     def norm_heads(self, name: str, qkv: Tensor) -> None:
         """Norm queries and keys over all heads, in place."""

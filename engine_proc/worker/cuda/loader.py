@@ -32,11 +32,11 @@ from headrace.engine_proc.worker.cuda.device_memory import (
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, why_not
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import TILE_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
-from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.cuda.pinned_memory import pin
@@ -120,7 +120,7 @@ def load_on_gpu(
         if execution.attention_backend == "flashinfer":
             executor.prompts = flashinfer_for(executor)
     runner = runner_of(execution, executor, model, embeds)
-    num_pages = count_pages(config, executor, runner, buckets, host, memory, free_before)
+    num_pages = count_pages(config, executor.page_bytes, runner, buckets, host, memory, free_before)
     with fitting(f"{num_pages} pages and the graphs", LESS_CACHE):
         executor.take_pages(num_pages)
         if memory is not None and len(buckets):
@@ -261,7 +261,7 @@ def runner_of(
 
 def count_pages(
     config: WorkerConfig,
-    executor: CudaExecutor,
+    own_bytes: int,
     runner: Runner,
     buckets: Buckets,
     host: HostPeers | None,
@@ -273,11 +273,11 @@ def count_pages(
     The largest step is run first, for what it takes, and so that all is compiled.
 
     Args:
+        own_bytes: of a page.
         memory: None is the host's, of an interpreter.
         free_before: of it, when nothing was loaded.
     """
     execution = config.execution
-    own_bytes = executor.page_bytes
     all_bytes = [own_bytes] if host is None else host.gather_number(own_bytes)
     if memory is None:
         return execution.cpu_kv_bytes // sum(all_bytes)

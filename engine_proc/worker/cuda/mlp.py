@@ -6,6 +6,10 @@ from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
+    expert_linear,
+    gated_expert_linear,
+)
 from headrace.engine_proc.worker.cuda.mixtures.expert_sum import add_experts
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
@@ -40,8 +44,8 @@ def run_mixture(
     choice = choose_experts(mixture, logits, bias, kv_rows)
     tiles = sort_by_expert(mixture, choice, x.dtype)
     gate = ExpertGate(activation, mixture.clamp or 0.0, mixture.swish_beta)
-    inner = weights.experts[f"{name}.experts.gate_up"].apply_gated(x, tiles, gate)
-    outputs = weights.experts[f"{name}.experts.down"].apply(inner, tiles)
+    inner = gated_expert_linear(x, weights.experts[f"{name}.experts.gate_up"], tiles, gate)
+    outputs = expert_linear(inner, weights.experts[f"{name}.experts.down"], tiles)
     has_shared = mixture.shared_intermediate_size > 0
     shared = run_mlp(weights, f"{name}.shared", activation, x) if has_shared else None
     return add_experts(mixture, outputs, choice, shared, logits)

@@ -1,41 +1,20 @@
-"""A matrix of every expert of a mixture."""
+"""The matrices of a mixture's experts, loaded as one matrix, for `expert_linear`."""
 
-from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
-
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
-from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
-    expert_linear,
-    gated_expert_linear,
-)
-from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
+from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
+from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
+from headrace.engine_proc.worker.cuda.matrices.mxfp4 import GROUP, Mxfp4Matrix
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
 
 
-class Experts(Protocol):
-    """Matrices that rows are multiplied with, each with that of its expert."""
-
-    def apply(self, x: Tensor, tiles: ExpertTiles) -> Tensor:
-        """Return `x @ weight.T + bias`, [pairs, terms] -> [pairs, columns]."""
-        ...
-
-    def apply_gated(self, x: Tensor, tiles: ExpertTiles, gate: ExpertGate) -> Tensor:
-        """Return the gate of `x @ weight.T + bias`, [tokens, terms] -> [pairs, columns / 2]."""
-        ...
-
-
-@dataclass(frozen=True)
-class DenseExperts:
-    """`Experts`, of the type that they are multiplied in."""
-
-    weight: Tensor  # [experts, columns, terms]
-    bias: Tensor | None = None  # [experts, columns]
-
-    def apply(self, x: Tensor, tiles: ExpertTiles) -> Tensor:
-        """Return `x @ weight.T + bias`, [pairs, terms] -> [pairs, columns]."""
-        return expert_linear(x, self.weight, self.bias, tiles)
-
-    def apply_gated(self, x: Tensor, tiles: ExpertTiles, gate: ExpertGate) -> Tensor:
-        """Return the gate of `x @ weight.T + bias`, [tokens, terms] -> [pairs, columns / 2]."""
-        return gated_expert_linear(x, self.weight, self.bias, tiles, gate)
+def experts_of(matrix: DenseMatrix | Fp8Matrix | Int4Matrix | Mxfp4Matrix) -> ExpertWeights:
+    """Return experts whose matrices, one after the other, are a matrix."""
+    match matrix:
+        case DenseMatrix(weight, bias):
+            return ExpertWeights(weight, bias)
+        case Fp8Matrix(codes, scales, size, bias):
+            return ExpertWeights(codes, bias, ExpertFormat.FP8, scales, group_size=size)
+        case Int4Matrix(codes, zeros, scales, size, _, bias):
+            return ExpertWeights(codes, bias, ExpertFormat.INT4, scales, zeros, size)
+        case Mxfp4Matrix(codes, exponents, bias):
+            return ExpertWeights(codes, bias, ExpertFormat.MXFP4, exponents, group_size=GROUP)

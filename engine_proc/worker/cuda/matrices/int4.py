@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.checkpoints.int4_packings import Codes
 from headrace.engine_proc.worker.checkpoints.int4_weight import Int4Weight
 from headrace.engine_proc.worker.checkpoints.weights import Weight
+from headrace.engine_proc.worker.cuda.kernels.four_bits import decode_int4
 from headrace.engine_proc.worker.cuda.kernels.linear import (
     BLOCK,
     ENOUGH_PROGRAMS,
@@ -178,6 +179,7 @@ def int4_kernel(
     row, column = find_tile(num_rows, NUM_COLUMNS, BLOCK, BLOCK, GROUP_ROWS)
     rows = (row + tl.arange(0, BLOCK)).to(tl.int64)
     columns = column + tl.arange(0, BLOCK)
+    wide, is_column = columns.to(tl.int64), columns < NUM_COLUMNS
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
     for begin in range(tl.program_id(1) * PART_TERMS, NUM_TERMS, tl.num_programs(1) * PART_TERMS):
         part = tl.zeros([BLOCK, BLOCK], tl.float32)
@@ -188,7 +190,7 @@ def int4_kernel(
                 mask=(rows < num_rows)[:, None] & (terms < NUM_TERMS)[None, :],
                 other=0.0,
             )
-            b = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
+            b = decode_int4(codes, zeros, scales, wide, is_column, first, NUM_TERMS, GROUP, BLOCK)
             part = dot(a, tl.trans(rounded(b, a.dtype)), part)
         sums += part
     if tl.num_programs(1) > 1:
@@ -210,42 +212,13 @@ def decode_kernel(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    is_column = columns < NUM_COLUMNS
     first = tl.program_id(1) * BLOCK
     terms = first + tl.arange(0, BLOCK)
-    numbers = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
+    numbers = decode_int4(codes, zeros, scales, columns, is_column, first, NUM_TERMS, GROUP, BLOCK)
     tl.store(
-        out + columns.to(tl.int64)[:, None] * NUM_TERMS + terms[None, :],
+        out + columns[:, None] * NUM_TERMS + terms[None, :],
         rounded(numbers, out.dtype.element_ty),
-        mask=(columns < NUM_COLUMNS)[:, None] & (terms < NUM_TERMS)[None, :],
+        mask=is_column[:, None] & (terms < NUM_TERMS)[None, :],
     )
-
-
-@triton.jit
-def decode(
-    codes: tl.tensor,
-    zeros: tl.tensor,
-    scales: tl.tensor,
-    columns: tl.tensor,
-    first: tl.tensor,
-    NUM_COLUMNS: tl.constexpr,
-    NUM_TERMS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Return the numbers of a tile, [columns, terms] from `first` on; 0 beyond the matrix."""
-    NUM_GROUPS: tl.constexpr = (NUM_TERMS + GROUP - 1) // GROUP
-    TILE_GROUPS: tl.constexpr = BLOCK // GROUP if GROUP < BLOCK and GROUP < NUM_TERMS else 1
-    is_column = columns < NUM_COLUMNS
-    wide = columns.to(tl.int64)[:, None]
-    pair = first // 2 + tl.arange(0, BLOCK // 2)[None, :]
-    is_pair = is_column[:, None] & (pair < NUM_TERMS // 2)
-    packed = tl.load(codes + wide * (NUM_TERMS // 2) + pair, mask=is_pair, other=0)
-    steps = tl.interleave(packed & 15, packed >> 4).to(tl.float32)
-    group = first // GROUP + tl.arange(0, TILE_GROUPS)[None, :]
-    is_group = is_column[:, None] & (group < NUM_GROUPS)
-    zero = tl.load(zeros + wide * NUM_GROUPS + group, mask=is_group, other=0).to(tl.float32)
-    scale = tl.load(scales + wide * NUM_GROUPS + group, mask=is_group, other=0.0)
-    steps = tl.reshape(steps, [BLOCK, TILE_GROUPS, BLOCK // TILE_GROUPS])
-    numbers = (steps - zero[:, :, None]) * scale[:, :, None]
-    return tl.reshape(numbers, [BLOCK, BLOCK])

@@ -1,11 +1,12 @@
 """Weights on the device: matrices in every format, and vectors.
 
-Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. So are those
-of all experts of a layer, `experts.gate_up` and `experts.down`. The gate of a shared MLP is a row
-of `router`. A format is kept if there is a product for it and all parts of a matrix have it; else
-they are decoded.
+Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`, `qkv_a`. So
+are those of all experts of a layer, `experts.gate_up` and `experts.down`. The gate of a shared MLP
+is a row of `router`. A format is kept if there is a product for it and all parts of a matrix have
+it; else they are decoded.
 """
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +15,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.engine_proc.worker.checkpoints.fp8_weight import Fp8Weight
+from headrace.engine_proc.worker.checkpoints.int4_weight import Int4Weight
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
-from headrace.engine_proc.worker.cuda.matrices.experts import DenseExperts, Experts
+from headrace.engine_proc.worker.cuda.matrices.experts import experts_of
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
+from headrace.engine_proc.worker.cuda.matrices.mxfp4 import Mxfp4Matrix
 from headrace.engine_proc.worker.cuda.matrices.upload import to_device
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, QKNorm
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 
 FUSED = {  # matrices that one product takes
     **dict.fromkeys(("q", "k", "v"), "qkv"),
     **dict.fromkeys(("gate", "up"), "gate_up"),
+    **dict.fromkeys(("q_a", "kv_a"), "qkv_a"),  # of latent attention
 }
+HEAD_MATRICES = ("k_b", "v_b")  # of latent attention: a matrix for each head, as experts have
 OF_EXPERT = re.compile(r"\.experts\.\d+$")
 ROUTER, EXPERTS = ".router", ".experts."  # in names
 FP8 = "fp8"  # what `--quantization` can say here, beside "none"
+
+log = logging.getLogger(__name__)
 
 
 class Matrix(Protocol):
@@ -47,7 +56,8 @@ class DeviceWeights:
     matrices: Mapping[str, Matrix]  # with their biases; `head` is there if it is tied, too
     tensors: Mapping[str, Tensor]  # norms and sinks, fp32; `embed`; `qk_norm`, [2, head_dim]
     routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
-    experts: Mapping[str, Experts] = field(default_factory=dict)
+    # Of mixtures, and the matrices of heads of latent attention.
+    experts: Mapping[str, ExpertWeights] = field(default_factory=dict)
 
 
 def load_weights(
@@ -69,7 +79,8 @@ def load_weights(
     matrices: dict[str, Matrix] = {}
     tensors: dict[str, Tensor] = {}
     routers: dict[str, DenseMatrix] = {}
-    experts: dict[str, Experts] = {}
+    experts: dict[str, ExpertWeights] = {}
+    decoded: list[str] = []
     sources = fused(spec)
     for done, (name, parts) in enumerate(sources.items()):
         progress(done, len(sources))
@@ -84,14 +95,26 @@ def load_weights(
             bias = to_device(biases, device, dtype) if biases else None
             if name.endswith(ROUTER):
                 routers[name] = DenseMatrix(to_device(stored, device, dtype), bias)
+            elif name.endswith(tuple(f".{which}" for which in HEAD_MATRICES)):
+                experts[name] = ExpertWeights(to_device(stored, device, dtype))
             elif EXPERTS in name:
-                experts[name] = load_experts(name, stored, bias, device, dtype)
+                experts[name] = load_experts(stored, bias, device, dtype, quantization)
+                if is_decoded(experts[name], stored):
+                    decoded.append(name)
             else:
                 own = "none" if name == "head" else quantization
                 matrices[name] = load_matrix(stored, bias, device, dtype, own)
     if spec.tied_head:
         matrices["head"] = DenseMatrix(tensors["embed"])
     progress(len(sources), len(sources))
+    if decoded:
+        log.warning(
+            "%s and %d other matrices of experts are decoded to %s: no kernel of GPUs multiplies "
+            "with what the files hold",
+            decoded[0],
+            len(decoded) - 1,
+            dtype,
+        )
     return DeviceWeights(matrices, tensors, routers, experts)
 
 
@@ -101,7 +124,7 @@ def load_matrix(
     device: torch.device,
     dtype: torch.dtype,
     quantization: str,
-) -> Matrix:
+) -> DenseMatrix | Fp8Matrix | Int4Matrix:
     """Load a matrix, given its parts, rows after rows."""
     matrix = Int4Matrix.of(parts, bias, device) or Fp8Matrix.of(parts, bias, device)
     if matrix is not None:
@@ -112,17 +135,26 @@ def load_matrix(
 
 
 def load_experts(
-    name: str,
     parts: Sequence[Weight],
     bias: Tensor | None,
     device: torch.device,
     dtype: torch.dtype,
-) -> Experts:
+    quantization: str,
+) -> ExpertWeights:
     """Load a matrix of every expert, given their parts, expert by expert."""
-    num_experts = len(parts) // (2 if name.endswith("gate_up") else 1)
-    weight = to_device(parts, device, dtype)
-    biases = None if bias is None else bias.view(num_experts, -1)
-    return DenseExperts(weight.view(num_experts, -1, weight.shape[1]), biases)
+    packed = Mxfp4Matrix.of(parts, bias, device)
+    if packed is not None:
+        return experts_of(packed)
+    matrix = load_matrix(parts, bias, device, dtype, quantization)
+    if isinstance(matrix, Int4Matrix) and matrix.order is not None:
+        matrix = DenseMatrix(to_device(parts, device, dtype), bias)
+    return experts_of(matrix)
+
+
+def is_decoded(experts: ExpertWeights, parts: Sequence[Weight]) -> bool:
+    """Whether experts are held in more bits than a file has them in."""
+    is_packed = any(isinstance(p, Fp8Weight | Int4Weight) or p.block_numbers > 1 for p in parts)
+    return is_packed and experts.format == ExpertFormat.DENSE
 
 
 def fused(spec: DecoderSpec) -> dict[str, list[str]]:

@@ -1,14 +1,20 @@
 """Products of rows with the matrix of an expert of theirs, in one launch for all experts.
 
-A sum is one over all terms, 64 at once, in order. So tiles of all sizes have the same bits, and a
-row has them wherever it stands. They are those of `linear` where that takes a sum in one part.
+A sum is one over all terms, so many at once, in order. So tiles of all sizes have the same bits,
+and a row has them wherever it stands. They are those of the expert's matrix alone, in its format,
+where that takes a sum in one part.
 """
+
+from dataclasses import dataclass
+from enum import IntEnum
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import rounded_rows
+from headrace.engine_proc.worker.cuda.kernels.four_bits import decode_int4, decode_mxfp4
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS
 from headrace.engine_proc.worker.cuda.kernels.linear import BLOCK, GROUP_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
@@ -16,79 +22,113 @@ from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate, jo
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import reference as gate_in_torch
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
 
+FP8_BLOCK = 128  # terms that are multiplied at once in e4m3: all scales are of so many, or more
 
-def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: ExpertTiles) -> Tensor:
+
+class ExpertFormat(IntEnum):
+    """The format of experts' numbers."""
+
+    DENSE = 0  # as they are multiplied
+    FP8 = 1  # e4m3, as rows are then, too
+    INT4 = 2
+    MXFP4 = 3
+
+
+FP8 = tl.constexpr(int(ExpertFormat.FP8))
+INT4 = tl.constexpr(int(ExpertFormat.INT4))
+MXFP4 = tl.constexpr(int(ExpertFormat.MXFP4))
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The matrices of a layer's experts, one after the other: [experts * columns, ...]."""
+
+    numbers: Tensor  # [..., terms], or of 4 bits [..., terms / 2]
+    bias: Tensor | None = None  # [...]
+    format: ExpertFormat = ExpertFormat.DENSE
+    scales: Tensor | None = None  # [..., groups], fp32; of MXFP4 exponents, uint8
+    zeros: Tensor | None = None  # [..., groups], uint8, of INT4
+    group_size: int = 1  # terms under a scale
+
+
+def expert_linear(x: Tensor, weights: ExpertWeights, tiles: ExpertTiles) -> Tensor:
     """Return `x @ weight[expert].T + bias[expert]` of each pair, summed in fp32 and rounded once.
 
     Rows of pairs that are not in `tiles` are undefined.
 
     Args:
         x: [pairs, terms]
-        weight: [experts, columns, terms]
-        bias: [experts, columns]
     Returns:
         [pairs, columns]
     """
-    out = x.new_empty(len(x), weight.shape[1])
-    launch(out, x, weight, bias, tiles, tiles.tile.columns, None)
+    out = x.new_empty(len(x), len(weights.numbers) // tiles.num_experts)
+    launch(out, x, weights, tiles, tiles.tile.columns, None)
     return out
 
 
 def gated_expert_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tiles: ExpertTiles, gate: ExpertGate
+    x: Tensor, weights: ExpertWeights, tiles: ExpertTiles, gate: ExpertGate
 ) -> Tensor:
     """Return what `gate` makes of `x @ weight[expert].T + bias[expert]` of each pair.
 
     Args:
         x: [tokens, terms]
-        weight: [experts, 2 * numbers, terms], gates first
-        bias: [experts, 2 * numbers]
+        weights: of 2 * numbers columns, gates first.
     Returns:
-        [pairs, numbers]
+        [pairs, numbers]; 0 for pairs that are not in `tiles`, where rows are rounded to e4m3 next.
     """
-    out = x.new_empty(len(tiles.pairs), weight.shape[1] // 2)
-    launch(out, x, weight, bias, tiles, tiles.tile.columns // 2, gate)
+    num = len(weights.numbers) // tiles.num_experts // 2
+    new = x.new_zeros if weights.format == ExpertFormat.FP8 else x.new_empty
+    out = new((len(tiles.pairs), num))
+    launch(out, x, weights, tiles, tiles.tile.columns // 2, gate)
     return out
 
 
 def launch(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    weights: ExpertWeights,
     tiles: ExpertTiles,
     num_columns: int,
     gate: ExpertGate | None,
 ) -> None:
     """Compute `out`, in tiles of so many columns."""
-    assert x.shape[1] == weight.shape[2]
-    assert x.stride(1) == 1
-    assert weight.is_contiguous()
     num_pairs, num = out.shape
-    tile = tiles.tile
+    num_terms, tile = x.shape[1], tiles.tile
+    is_fp8 = weights.format == ExpertFormat.FP8
+    is_packed = weights.format in (ExpertFormat.INT4, ExpertFormat.MXFP4)
+    assert weights.numbers.shape[1] == (num_terms // 2 if is_packed else num_terms)
+    assert x.stride(1) == 1
+    assert weights.numbers.is_contiguous()
     if num_pairs == 0:
         return
+    x, x_scales = rounded_rows(x, weights.group_size) if is_fp8 else (x, None)
     expert_kernel[(len(tiles.table) * triton.cdiv(num, num_columns),)](
         out,
         x,
-        weight,
-        weight if bias is None else bias,
+        x if x_scales is None else x_scales,
+        weights.numbers,
+        weights.numbers if weights.scales is None else weights.scales,
+        weights.numbers if weights.zeros is None else weights.zeros,
+        weights.numbers if weights.bias is None else weights.bias,
         tiles.pairs,
         tiles.table,
         tiles.count,
         x.stride(0),
+        FORMAT=int(weights.format),
         NUM=num,
-        NUM_TERMS=x.shape[1],
+        NUM_TERMS=num_terms,
+        GROUP=weights.group_size,
         PAIRS_PER_ROW=1 if gate is None else tiles.pairs_per_token,
-        HAS_BIAS=bias is not None,
+        HAS_BIAS=weights.bias is not None,
         IS_GATED=gate is not None,
         KIND=0 if gate is None else KINDS.index(gate.activation),
         CLAMP=0.0 if gate is None else gate.clamp,
         BETA=0.0 if gate is None else gate.beta,
         BLOCK_ROWS=tile.rows,
         BLOCK_COLUMNS=num_columns,
-        BLOCK=BLOCK,
-        GROUP=GROUP_ROWS,
+        BLOCK=FP8_BLOCK if is_fp8 else BLOCK,
+        GROUP_TILES=GROUP_ROWS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
@@ -99,14 +139,19 @@ def launch(
 def expert_kernel(
     out: tl.tensor,
     x: tl.tensor,
+    x_scales: tl.tensor,
     weight: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
     bias: tl.tensor,
     pairs: tl.tensor,
     table: tl.tensor,
     num_tiles: tl.tensor,
     x_stride: tl.tensor,
+    FORMAT: tl.constexpr,
     NUM: tl.constexpr,
     NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
@@ -116,37 +161,39 @@ def expert_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP_TILES: tl.constexpr,
 ) -> None:
     NUM_COLUMN_TILES: tl.constexpr = (NUM + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     num = tl.load(num_tiles)
     if tl.program_id(0) >= num * NUM_COLUMN_TILES:
         return
-    tile, column_tile = find_tile(num, NUM_COLUMN_TILES, GROUP)
+    tile, column_tile = find_tile(num, NUM_COLUMN_TILES, GROUP_TILES)
     columns = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     expert, pair, is_pair = find_pairs(pairs, table, tile, BLOCK_ROWS)
     is_column = columns < NUM
-    MATRIX: tl.constexpr = 2 * NUM if IS_GATED else NUM
-    rows = x + (pair // PAIRS_PER_ROW)[:, None] * x_stride
-    of_first = weight + (expert * MATRIX + columns)[None, :] * NUM_TERMS
+    at = expert * (2 * NUM if IS_GATED else NUM) + tl.minimum(columns, NUM - 1)
+    ups_at = at + NUM
+    x += (pair // PAIRS_PER_ROW * x_stride)[:, None]
+    x_scales += pair // PAIRS_PER_ROW * ((NUM_TERMS + GROUP - 1) // GROUP)
     sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     ups = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     for first in range(0, NUM_TERMS, BLOCK):
-        terms = first + tl.arange(0, BLOCK)
-        is_term = terms < NUM_TERMS
-        a = tl.load(rows + terms[None, :], mask=is_pair[:, None] & is_term[None, :], other=0.0)
-        is_weight = is_column[None, :] & is_term[:, None]
-        b = tl.load(of_first + terms[:, None], mask=is_weight, other=0.0)
-        sums = dot(a, b, sums)
+        terms = first + tl.arange(0, BLOCK)[None, :]
+        a = tl.load(x + terms, mask=is_pair[:, None] & (terms < NUM_TERMS), other=0.0)
+        if FORMAT == FP8 and out.dtype.element_ty == tl.float32:  # see `fp8_kernel`
+            a = a.to(tl.bfloat16)
+        sums = add_block(
+            sums, a, x_scales, weight, scales, zeros, at, first, FORMAT, NUM_TERMS, GROUP
+        )
         if IS_GATED:
-            b = tl.load(of_first + NUM * NUM_TERMS + terms[:, None], mask=is_weight, other=0.0)
-            ups = dot(a, b, ups)
-    at = bias + expert * MATRIX + columns
+            ups = add_block(
+                ups, a, x_scales, weight, scales, zeros, ups_at, first, FORMAT, NUM_TERMS, GROUP
+            )
     if HAS_BIAS:
-        sums += tl.load(at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(bias + at).to(tl.float32)[None, :]
     if IS_GATED:
         if HAS_BIAS:
-            ups += tl.load(at + NUM, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            ups += tl.load(bias + ups_at).to(tl.float32)[None, :]
         sums = rounded(sums, out.dtype.element_ty).to(tl.float32)
         ups = rounded(ups, out.dtype.element_ty).to(tl.float32)
         sums = join(sums, ups, KIND, CLAMP, BETA)
@@ -155,6 +202,41 @@ def expert_kernel(
         rounded(sums, out.dtype.element_ty),
         mask=is_pair[:, None] & is_column[None, :],
     )
+
+
+@triton.jit
+def add_block(
+    sums: tl.tensor,
+    a: tl.tensor,
+    x_scales: tl.tensor,
+    weight: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    at: tl.tensor,
+    first: tl.tensor,
+    FORMAT: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
+    """Add the products of some terms, from `first` on, of rows with the matrices' rows `at`."""
+    BLOCK: tl.constexpr = a.shape[1]
+    if FORMAT == INT4:
+        b = decode_int4(weight, zeros, scales, at, at >= 0, first, NUM_TERMS, GROUP, BLOCK)
+        return dot(a, tl.trans(rounded(b, a.dtype)), sums)
+    elif FORMAT == MXFP4:
+        b = decode_mxfp4(weight, scales, at, at >= 0, first, NUM_TERMS, GROUP, BLOCK)
+        return dot(a, tl.trans(rounded(b, a.dtype)), sums)
+    else:
+        terms = first + tl.arange(0, BLOCK)[:, None]
+        b = tl.load(weight + at[None, :] * NUM_TERMS + terms, mask=terms < NUM_TERMS, other=0.0)
+        if FORMAT != FP8:
+            return dot(a, b, sums)
+        else:
+            group = first // GROUP
+            of_rows = tl.load(x_scales + group)
+            of_columns = tl.load(scales + at * ((NUM_TERMS + GROUP - 1) // GROUP) + group)
+            part = dot(a, b.to(a.dtype), tl.zeros(sums.shape, tl.float32))
+            return sums + part * of_rows[:, None] * of_columns[None, :]
 
 
 @triton.jit

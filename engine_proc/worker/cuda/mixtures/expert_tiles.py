@@ -6,6 +6,7 @@ are; launches are bounded by the most that there can be.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -29,6 +30,7 @@ class ExpertTiles:
     table: Tensor  # [most tiles, 3], int32: the expert, among those here, its first pair, their end
     count: Tensor  # [1], int32, of tiles
     pairs_per_token: int
+    num_experts: int  # that are here
     tile: Tile
 
 
@@ -55,6 +57,7 @@ def sort_by_expert(mixture: MixtureSpec, choice: ExpertChoice, dtype: torch.dtyp
         table=choice.experts.new_empty(num_tiles, 3),
         count=choice.experts.new_empty(1),
         pairs_per_token=mixture.experts_per_token,
+        num_experts=num_local,
         tile=tile,
     )
     if num_pairs:
@@ -75,6 +78,28 @@ def sort_by_expert(mixture: MixtureSpec, choice: ExpertChoice, dtype: torch.dtyp
             num_warps=4,
         )
     return tiles
+
+
+def tiles_of_heads(
+    num_tokens: int, num_heads: int, dtype: torch.dtype, device: torch.device
+) -> ExpertTiles:
+    """Return the tiles of pairs of a token and a head, each head with a matrix of its own."""
+    num_pairs = num_tokens * num_heads
+    tile = tile_of(num_pairs, num_heads, dtype)
+    int32: dict[str, Any] = {"device": device, "dtype": torch.int32}
+    heads = torch.arange(num_heads, **int32)[:, None]
+    firsts = torch.arange(0, num_tokens, tile.rows, **int32)[None, :]
+    ends = (firsts + tile.rows).clamp(max=num_tokens)
+    columns = (heads + 0 * firsts, heads * num_tokens + firsts, heads * num_tokens + ends)
+    table = torch.stack(columns, 2).flatten(0, 1)
+    return ExpertTiles(
+        pairs=torch.arange(num_pairs, **int32).view(num_tokens, num_heads).T.flatten(),
+        table=table,
+        count=torch.full((1,), len(table), **int32),
+        pairs_per_token=num_heads,
+        num_experts=num_heads,
+        tile=tile,
+    )
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_counts", "first_expert"])

@@ -10,6 +10,7 @@ KERNELS = {"attention", "norm", "squares", "rope_store", "linear", "gated_linear
 KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "draw", "report"}
 KERNELS |= {"fp8", "round", "int4", "decode"}
 KERNELS |= {"router", "sort", "expert", "sum"}
+KERNELS |= {"latent_store", "latent_attention"}
 DEADLINE_S = 900
 
 

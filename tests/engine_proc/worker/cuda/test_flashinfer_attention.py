@@ -20,7 +20,7 @@ from headrace.engine_proc.worker.cuda.flashinfer_attention import (
     why_not,
 )
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
-from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.reference.torch_attention import Reach, attend
 from headrace.errors import ModelError

@@ -1,5 +1,6 @@
 """`--device cuda` loads a model into kernels, or says why it cannot."""
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from engine_configs import execution_config
 from tiny_models import make_byte_folder
 
 from headrace.config.process_configs import WorkerConfig
-from headrace.engine_proc.worker.backend_selection import foresee
+from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.cuda import cuda_sampler
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
@@ -26,8 +27,8 @@ from headrace.engine_proc.worker.execution.cache_fingerprint import (
     content_fingerprint,
 )
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
-from headrace.engine_proc.worker.execution.runner import EmbeddingRunner
-from headrace.engine_proc.worker.loader import in_transformers, load
+from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner
+from headrace.engine_proc.worker.loader import load
 from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.ipc.worker_messages import Step, StepResult
 
@@ -188,10 +189,9 @@ def test_a_worker_that_starts_anew_has_as_many_pages(
 ) -> None:
     """The engine goes on with those of the worker before."""
     config = replace(config_of(folder, kv_cache_memory_bytes=None), num_pages=num_pages)
-    executor: Any = SimpleNamespace(page_bytes=GIB)
     runner: Any = SimpleNamespace(run=lambda step, masks_of: None)
     count = partial(
-        cuda_loader.count_pages, config, executor, runner, Buckets(()), None, Card(), 20 * GIB
+        cuda_loader.count_pages, config, GIB, runner, Buckets(()), None, Card(), 20 * GIB
     )
     if fits:
         assert count() == num_pages
@@ -258,16 +258,36 @@ def test_what_gpus_cannot_do_is_refused(changes: dict[str, Any], text: str, fold
         load(config_of(folder, **changes), ignore)
 
 
+@pytest.mark.usefixtures("threads")
+def test_modules_of_transformers_take_a_gpu(
+    folder: Path, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(folder, model_impl="transformers")
+    with caplog.at_level(logging.INFO):
+        loaded = load(config, ignore)
+    assert "transformers' modules run on GPUs: --device says so" in caplog.messages
+    assert isinstance(loaded.runner, GenerationRunner)
+    assert loaded.num_pages == 14  # in bfloat16 on the CPU, as is `auto` there
+    largest = cuda_loader.largest_step_of(config.execution, embeds=False)
+    masks_of = partial(cuda_loader.all_allowed, vocab_size=257)
+    assert len(loaded.runner.run(largest, masks_of).token_ids) == 4 * 2
+    with pytest.raises(ModelError, match="run on one GPU, not on --tp 2; use --device cpu"):
+        load(config_of(folder, model_impl="transformers", tp=2), ignore)
+
+
 def test_what_our_own_code_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32}'
     )
-    pattern = "^--device cuda runs the models of our own code: .*; use --device cpu$"
-    with pytest.raises(ModelError, match=pattern) as refusal:
+    with pytest.raises(
+        ModelError, match=r"a mixtral model lacks .*; nor can transformers run it: "
+    ):
         load(config_of(tmp_path), ignore)
-    assert "mixtral" in str(refusal.value)
-    with pytest.raises(ModelError, match=pattern):
-        foresee(execution_config(tmp_path, device="cuda"))
+    with pytest.raises(ModelError, match=r"a mixtral model lacks '[a-z_]*'$"):
+        load(config_of(tmp_path, model_impl="headrace"), ignore)
+    told = foresee(execution_config(tmp_path, device="cuda"))
+    assert told.executor == TRANSFORMERS
+    assert told.why.endswith("; on GPUs: --device says so")
 
 
 @pytest.mark.usefixtures("threads")
@@ -302,7 +322,7 @@ def test_8_bit_floats_are_for_gpus_that_have_them(
     with pytest.raises(ConfigError, match="fp8 is for GPUs, and the model runs on the CPU"):
         load(config, ignore)
     with pytest.raises(HeadraceError, match=r"fp8"):
-        in_transformers(config.execution, None, None)  # type: ignore[arg-type]  # not looked at
+        foresee(replace(config.execution, model_impl="transformers"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
     with pytest.raises(ModelError, match="fp8 need Ada or newer, not A100"):
@@ -351,9 +371,8 @@ class Steps:
 
 def count(folder: Path, free: int, **changes: Any) -> int:
     config, steps = config_of(folder, **changes), Steps()
-    executor: Any = steps
     num_pages = cuda_loader.count_pages(
-        config, executor, steps, Buckets(()), None, Gpu(free), 9 * GIB
+        config, Steps.page_bytes, steps, Buckets(()), None, Gpu(free), 9 * GIB
     )
     most = config.execution.max_num_batched_tokens
     assert steps.num_tokens == [*(size for size in (1, 64, 256) if size < most), most, most]

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.matrices.fp8 import (
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import (
     E4M3,
-    Fp8Matrix,
-    fp8_reference,
     rounded_reference,
     rounded_rows,
 )
+from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix, fp8_reference
 
 
 def random_matrix(columns: int, terms: int, group: int, device: torch.device) -> Fp8Matrix:

@@ -10,6 +10,7 @@ from headrace.engine_proc.worker.cuda.kernels.gated_linear import gated_linear
 from headrace.engine_proc.worker.cuda.kernels.linear import linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
+    ExpertWeights,
     expert_linear,
     gated_expert_linear,
     reference,
@@ -38,6 +39,10 @@ def choose(num_tokens: int, device: torch.device) -> ExpertChoice:
 
 def draw(*shape: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return (torch.randn(*shape) / shape[-1] ** 0.5).to(device, dtype)
+
+
+def dense(weight: Tensor, bias: Tensor | None = None) -> ExpertWeights:
+    return ExpertWeights(weight.flatten(0, 1), None if bias is None else bias.flatten())
 
 
 def in_larger(tiles: ExpertTiles, choice: ExpertChoice) -> ExpertTiles:
@@ -83,8 +88,8 @@ def test_products_by_expert_are_those_of_torch(
     gates = draw(5, 70, HIDDEN, device=device, dtype=dtype)
     downs = draw(5, HIDDEN, 35, device=device, dtype=dtype)
     biases = [draw(5, n, device=device, dtype=dtype) if has_bias else None for n in (70, HIDDEN)]
-    inner = gated_expert_linear(x, gates, biases[0], tiles, gate)
-    out = expert_linear(inner, downs, biases[1], tiles)
+    inner = gated_expert_linear(x, dense(gates, biases[0]), tiles, gate)
+    out = expert_linear(inner, dense(downs, biases[1]), tiles)
     tolerance = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
     expected = reference(x, gates, biases[0], choice.experts, gate)
     torch.testing.assert_close(inner, expected, **tolerance)
@@ -101,8 +106,8 @@ def test_rows_have_the_bits_of_a_product_alone(dtype: torch.dtype, device: torch
     choice = choose(90, device)
     tiles = sort_by_expert(OF_5, choice, dtype)
     for own in (tiles, in_larger(tiles, choice)):
-        inner = gated_expert_linear(x, gates, None, own, SILU)
-        out = expert_linear(inner, downs, None, own)
+        inner = gated_expert_linear(x, dense(gates), own, SILU)
+        out = expert_linear(inner, dense(downs), own)
         for token in (0, 57, 89):
             for slot, expert in enumerate(choice.experts[token].tolist()):
                 pair = 2 * token + slot
@@ -117,8 +122,8 @@ def test_experts_that_are_elsewhere_are_not_computed(device: torch.device) -> No
     tiles = sort_by_expert(mixture, choice, torch.float32)
     x = torch.randn(18, HIDDEN, device=device)
     weight = draw(5, 20, HIDDEN, device=device, dtype=torch.float32)
-    whole = expert_linear(x, weight, None, sort_by_expert(OF_5, choice, torch.float32))
-    own = expert_linear(x, weight[3:], None, tiles)
+    whole = expert_linear(x, dense(weight), sort_by_expert(OF_5, choice, torch.float32))
+    own = expert_linear(x, dense(weight[3:]), tiles)
     is_here = choice.experts.flatten() >= 3
     assert is_here.any() and not is_here.all()
     assert torch.equal(own[is_here], whole[is_here])
