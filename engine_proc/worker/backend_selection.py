@@ -6,16 +6,13 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.device_selection import (
-    IN_MODULES,
-    beyond_kernels,
-    check_on_cpu,
+    NAMES,
+    falls_to_modules,
+    lacking_kernel,
     place,
+    place_modules,
 )
-from headrace.engine_proc.worker.models.model import (
-    DecoderModel,
-    NotLowered,
-    open_model,
-)
+from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered, open_model
 from headrace.errors import ModelError
 
 CORE, KERNELS, TRANSFORMERS = "the C++ core", "kernels on GPUs", "transformers"
@@ -37,11 +34,10 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
             packages that run it are missing.
     """
     path = Path(config.model_path)
-    try:
-        found, model = chosen(path, config.required_impl, config.load_format)
-    except NotLowered as error:
-        raise beyond_kernels(error) if config.device == "cuda" else error from None
-    if model is not None:
+    found, model = chosen(path, config.model_impl, config.load_format)
+    if model is not None and falls_to_modules(config, model):
+        found = BackendChoice(TRANSFORMERS, f"no kernel of GPUs has {lacking_kernel(model.spec)}")
+    elif model is not None:
         where = place(config, model)
         executor = CORE if where.name == "cpu" else KERNELS
         return BackendChoice(executor, f"{found.why}; {where.why}")
@@ -50,9 +46,9 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
             f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
             f"{config.quantization}"
         )
-    check_on_cpu(config, IN_MODULES)
+    device = place_modules(config)
     extras.require("modules", f"{path}: runs in transformers ({found.why})")
-    return found
+    return BackendChoice(found.executor, f"{found.why}; on {NAMES[device.name]}: {device.why}")
 
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:

@@ -17,7 +17,6 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
     GatedDeltaNetSpec,
-    LatentAttentionSpec,
     Mamba2Spec,
     MambaSpec,
     QKNorm,
@@ -30,7 +29,7 @@ from headrace.model.mmproj import read_mmproj
 from headrace.model.vision_families import FAMILIES, vision_family
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
 
-IN_MODULES = "transformers' modules do"  # why a model runs on the CPU
+NAMES = {"cpu": "the CPU", "cuda": "GPUs"}  # of devices, for people
 INTERPRET = "TRITON_INTERPRET"  # of Triton: kernels are interpreted, on the CPU, for tests
 
 
@@ -78,12 +77,46 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
     return device
 
 
+def place_modules(config: ExecutionConfig) -> Device:
+    """Return where transformers' modules run a model.
+
+    Raises:
+        ModelError: it cannot run on the device that --device names.
+        ConfigError: the flags ask for what transformers' modules have not, there.
+    """
+    why_not = ""
+    if config.tp > 1:
+        why_not = f"transformers' modules run on one GPU, not on --tp {config.tp}"
+    device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
+    if device.name == "cpu":
+        check_on_cpu(config, device.why)
+    elif config.kv_cache_dtype == "fp8" or config.attention_backend != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} --attention-backend "
+            f"{config.attention_backend}: transformers' modules have none of these; leave them out"
+        )
+    return device
+
+
+def falls_to_modules(config: ExecutionConfig, model: DecoderModel) -> bool:
+    """Whether transformers' modules run one of our decoders.
+
+    They do where `--device` says GPUs, and these lack a kernel; a state is none of theirs.
+    """
+    return (
+        config.device == "cuda"
+        and lacking_kernel(model.spec) != ""
+        and model.spec.state_numbers == 0
+        and config.model_impl != "headrace"
+        and Path(config.model_path).is_dir()
+    )
+
+
 MIXERS = {
     ShortConvSpec: "short convolutions",
     GatedDeltaNetSpec: "gated delta nets",
     Mamba2Spec: "Mamba-2",
     MambaSpec: "Mamba",
-    LatentAttentionSpec: "latent attention",
 }
 
 
@@ -94,6 +127,8 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     lacks = {
         **mixture_lacks(spec),
         **{MIXERS[mixer]: True for mixer in mixers},
+        "windows of latent attention": spec.latent is not None
+        and any(layer.window is not None for layer in spec.layers),
         "tokens that see their whole text": spec.encoder is not None,
         "gates of attention": spec.attention_gate,
         "norms of values": spec.value_norm,
@@ -144,11 +179,6 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     if config.kv_cache_dtype not in ("auto", "fp8", dtype):
         return f"--kv-cache-dtype {config.kv_cache_dtype} is not that of the weights, {dtype}"
     return ""
-
-
-def beyond_kernels(error: ModelError) -> ModelError:
-    """The error for a model that GPUs were to run, and that our own code cannot."""
-    return ModelError(f"--device cuda runs the models of our own code: {error}; use --device cpu")
 
 
 def check_on_cpu(config: ExecutionConfig, why: str) -> None:

@@ -12,9 +12,9 @@ from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.device_selection import (
-    IN_MODULES,
-    beyond_kernels,
-    check_on_cpu,
+    NAMES,
+    falls_to_modules,
+    lacking_kernel,
     place,
 )
 from headrace.engine_proc.worker.draft_opener import BY_MODELS, HeldDecoder, open_draft
@@ -37,9 +37,9 @@ from headrace.engine_proc.worker.execution.loaded_model import (
 from headrace.engine_proc.worker.execution.memory_check import check_kv_cache, check_weights
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
-from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.model_opener import open_for, open_in_modules
 from headrace.engine_proc.worker.models.dense_layers import DenseLayer, dense_modules
-from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
@@ -69,8 +69,6 @@ KV = {
     "bfloat16": KVDtype.BFLOAT16,
 }
 
-NAMES = {"cpu": "the CPU", "cuda": "GPUs"}
-
 log = logging.getLogger(__name__)
 
 
@@ -94,10 +92,12 @@ def load(
         f"--enable-lora: {execution.model_path} does not run in Headrace's own modules on the CPU, "
         "which alone take adapters; merge the adapter into the weights"
     )
-    try:
-        model = open_for(execution, group)
-    except NotLowered as error:
-        raise beyond_kernels(error) if execution.device == "cuda" else error from None
+    model = open_for(execution, group)
+    if isinstance(model, DecoderModel) and falls_to_modules(execution, model):
+        log.info(
+            "no kernel of GPUs has %s; transformers' modules run it", lacking_kernel(model.spec)
+        )
+        model = open_in_modules(execution, group)
     if isinstance(model, DecoderModel):
         device = place(execution, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
@@ -116,7 +116,7 @@ def load(
     refuse_draft(execution, "transformers")
     if embeds is not None:
         raise ModelError(f"{execution.model_path}: takes images, which only our own code can")
-    return in_transformers(execution, model, group)
+    return in_transformers(config, model, group)
 
 
 def refuse_draft(config: ExecutionConfig, where: str) -> None:
@@ -285,19 +285,19 @@ def sum_over(group: ShmAllReduce | None, number: int) -> int:
 
 
 def in_transformers(
-    config: ExecutionConfig, model: "TransformersModel | Classifier", group: ShmAllReduce | None
+    worker: WorkerConfig, model: "TransformersModel | Classifier", group: ShmAllReduce | None
 ) -> LoadedModel:
-    """Run a model in its own modules. Only here is torch loaded."""
+    """Run a model in its own modules. Only here is torch loaded for CPUs."""
     from headrace.engine_proc.worker.hf.classifier import Classifier
     from headrace.engine_proc.worker.hf.encoder_executor import EncoderExecutor
     from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 
+    config, on_gpu = worker.execution, model.module.device.type == "cuda"
     if config.quantization != "none":
         raise ModelError(
             f"{config.model_path}: runs in transformers, which cannot do --quantization "
             f"{config.quantization}"
         )
-    check_on_cpu(config, IN_MODULES)
     if isinstance(model, Classifier):
         embedder = Embedder(model, normalize=False)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
@@ -310,16 +310,30 @@ def in_transformers(
         encoder = EncoderExecutor(model, pooling.kind)
         embedder = Embedder(encoder, normalize=pooling.normalize, dense=dense)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
-    check_kv_cache(config.cpu_kv_bytes, free_memory(config))
-    kv_dtype = KV[config.kv_cache_dtype]
+    if not on_gpu:
+        check_kv_cache(config.cpu_kv_bytes, free_memory(config))
+    own_dtypes = KV | {"auto": model.dtype, "float16": "float16"}  # of GPUs
+    kv_dtype = (own_dtypes if on_gpu else KV)[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
-    num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)
-    executor = TransformersExecutor(
-        model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
-    )
+    executor = TransformersExecutor(model, num_pages=1, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype)
     num_threads = threads_of_rank(config.tp)
     runner = decoder_runner(executor, pooling, dense, model.vocab_size, num_threads)
+    num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)
+    if on_gpu:
+        num_pages = pages_on_gpu(worker, own_bytes, runner)
+    executor.take_pages(num_pages)
     return LoadedModel(runner, num_pages)
+
+
+def pages_on_gpu(config: WorkerConfig, own_bytes: int, runner: Runner) -> int:
+    """Return how many pages of so many bytes there are beside a model that is on the GPU."""
+    from headrace.engine_proc.worker.cuda.device_memory import TorchMemory
+    from headrace.engine_proc.worker.cuda.graph_sizes import Buckets
+    from headrace.engine_proc.worker.cuda.loader import count_pages
+
+    memory = TorchMemory()
+    free_before = memory.free_and_total()[0] + memory.held()
+    return count_pages(config, own_bytes, runner, Buckets(()), None, memory, free_before)
 
 
 def decoder_runner(

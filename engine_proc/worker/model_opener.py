@@ -12,6 +12,7 @@ from headrace import extras
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.device_selection import NAMES, is_interpreted, place_modules
 from headrace.engine_proc.worker.models.model import (
     NO_DUMMY,
     DecoderModel,
@@ -44,7 +45,7 @@ def open_for(
             reasons.
         ConfigError: torch or transformers is missing.
     """
-    path, impl = Path(config.model_path), config.required_impl
+    path, impl = Path(config.model_path), config.model_impl
     if impl == "transformers":
         return open_in_modules(config, group)
     try:
@@ -90,7 +91,9 @@ def open_in_modules(
     extras.require("modules", f"{path}: runs in transformers")
     from headrace.engine_proc.worker.hf.classifier import open_classifier
 
-    return open_classifier(path, dtype=config.dtype, activation=pooling.activation)
+    return open_classifier(
+        path, dtype=config.dtype, activation=pooling.activation, device=modules_device(config)
+    )
 
 
 def open_with_transformers(
@@ -112,6 +115,7 @@ def open_with_transformers(
     from headrace.engine_proc.worker.hf.shard import take_share
 
     pooling = read_pooling(path, read_json(path / "config.json"))
+    device = modules_device(config)
     try:
         model = open_transformers(
             path,
@@ -120,6 +124,7 @@ def open_with_transformers(
             pooling=pooling,
             num_ranks=1 if group is None else group.num_ranks,
             is_dummy=config.load_format == "dummy",
+            device=device,
         )
         if group is None:
             check(model)
@@ -134,8 +139,18 @@ def open_with_transformers(
         raise ModelError(f"{path}: {CANNOT_RUN}: {reason_of(error)}") from error
     if pooling is not None and model.is_causal and pooling.kind != PoolingKind.LAST:
         raise wrong_pooling(path, pooling.kind)
-    log.info("%s runs in transformers, on the CPU", model.architecture)
     return model
+
+
+def modules_device(config: ExecutionConfig) -> str:
+    """Return torch's name of the device of transformers' modules.
+
+    Raises:
+        ModelError, ConfigError: the flags ask for another, or for what it cannot do.
+    """
+    device = place_modules(config)
+    log.info("transformers' modules run on %s: %s", NAMES[device.name], device.why)
+    return "cpu" if is_interpreted() else device.name
 
 
 def reason_of(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.backend_selection import chosen
-from headrace.engine_proc.worker.device_selection import place
+from headrace.engine_proc.worker.device_selection import NAMES, place
 from headrace.engine_proc.worker.draft_opener import BY_MODELS, open_draft
 from headrace.engine_proc.worker.execution.cpu_executor import (
     activation_bits,
@@ -15,7 +15,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     matrix_bytes,
 )
 from headrace.engine_proc.worker.execution.memory_check import core_bytes
-from headrace.engine_proc.worker.loader import NAMES, QUANTIZED, WEIGHTS, refuse_draft
+from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS, refuse_draft
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.mtp import MTP
@@ -75,7 +75,7 @@ def foresee_draft(config: ExecutionConfig) -> int:
     """
     if config.speculative not in BY_MODELS:
         return 0
-    choice, model = chosen(Path(config.model_path), config.required_impl, config.load_format)
+    choice, model = chosen(Path(config.model_path), config.model_impl, config.load_format)
     where = choice.executor if model is None else NAMES[place(config, model).name]
     if model is None or where != NAMES["cpu"]:
         refuse_draft(config, where)

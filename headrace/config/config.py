@@ -304,11 +304,6 @@ class ServerConfig:
                 f"--quantization {self.quantization} says how weights are held; "
                 f"leave out --dtype {self.dtype}"
             )
-        if self.device == "cuda" and self.model_impl == "transformers":
-            raise ConfigError(
-                "--device cuda runs our own kernels only, and --model-impl transformers asks for "
-                "others; use --device cpu"
-            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "

@@ -219,11 +219,6 @@ class ExecutionConfig:
         """Memory of the KV cache on CPUs, of all workers together."""
         return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
-    @property
-    def required_impl(self) -> str:
-        """`model_impl`, where the device leaves a choice: GPUs run our own code only."""
-        return "headrace" if self.device == "cuda" else self.model_impl
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:

@@ -9,7 +9,11 @@ from transformers import PreTrainedModel
 from headrace.engine_proc.worker.checkpoints.safetensors import check_folder
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, sequence_rows
 from headrace.engine_proc.worker.hf.executor import to_floats
-from headrace.engine_proc.worker.hf.model import load_module, open_config
+from headrace.engine_proc.worker.hf.model import (
+    load_module,
+    on_device,
+    open_config,
+)
 from headrace.engine_proc.worker.reference.torch_attention import to_tensor
 from headrace.errors import ModelError
 from headrace.model.pooling import DenseActivation
@@ -41,7 +45,9 @@ class Classifier:
         return to_floats(scores.sigmoid() if self.activation is DenseActivation.SIGMOID else scores)
 
 
-def open_classifier(folder: Path, *, dtype: str, activation: DenseActivation) -> Classifier:
+def open_classifier(
+    folder: Path, *, dtype: str, activation: DenseActivation, device: str = "cpu"
+) -> Classifier:
     """Load the cross-encoder of a folder, without running code from it.
 
     Raises:
@@ -54,4 +60,4 @@ def open_classifier(folder: Path, *, dtype: str, activation: DenseActivation) ->
         module = load_module(folder, config, dtype, auto_class, OWN_ATTENTION)
     except ModelError as error:
         raise ModelError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from error
-    return Classifier(module, activation)
+    return Classifier(on_device(module, device), activation)

@@ -76,9 +76,14 @@ class TransformersExecutor:
         """Allocate pages of `kv_dtype`, one of `DTYPES`."""
         self.module = model.module
         self.page_tokens = page_tokens
-        like = torch.empty(0, dtype=DTYPES[kv_dtype], device=self.module.device)
-        self.pages = PagedAttention(model.layers, num_pages, page_tokens, like)
+        self._layers = model.layers
+        self._like = torch.empty(0, dtype=DTYPES[kv_dtype], device=self.module.device)
+        self.take_pages(num_pages)
         self._takes_rows = "logits_to_keep" in inspect.signature(self.module.forward).parameters
+
+    def take_pages(self, num_pages: int) -> None:
+        """Have so many empty pages from here on."""
+        self.pages = PagedAttention(self._layers, num_pages, self.page_tokens, self._like)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Floats:

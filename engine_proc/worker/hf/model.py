@@ -18,7 +18,7 @@ from headrace.model.pooling import Pooling
 from headrace.model.vision_families import FAMILIES
 from headrace.system.machine import usable_cores
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # RoPE whose frequencies follow the longest sequence of a batch, once that is past a length.
 FOLLOWING_LENGTH = ("dynamic", "longrope")
 
@@ -37,6 +37,11 @@ class TransformersModel:
     def architecture(self) -> str:
         """The class that runs, for messages."""
         return type(self.module).__name__
+
+    @property
+    def dtype(self) -> str:
+        """The key of `DTYPES` that it computes in."""
+        return next(name for name, dtype in DTYPES.items() if dtype == self.module.dtype)
 
     @property
     def is_causal(self) -> bool:
@@ -65,6 +70,7 @@ def open_transformers(
     pooling: Pooling | None = None,
     num_ranks: int = 1,
     is_dummy: bool = False,
+    device: str = "cpu",
 ) -> TransformersModel:
     """Load the model of a folder, without running code from it.
 
@@ -87,6 +93,7 @@ def open_transformers(
         module = random_module(config, dtype, kind, HOOKED)
     else:
         module = load_module(folder, config, dtype, kind, HOOKED)
+    module = on_device(module, device)
     layers = probe(module, max_model_len)
     refuse_by_layers(module, layers)
     model = TransformersModel(module, layers, pooling)
@@ -174,8 +181,6 @@ def load_module(
             type(module).__name__,
         )
         break
-    if module.dtype == torch.float16:  # slow on processors, where they can at all
-        module = module.float()
     loaded: PreTrainedModel = module.eval()
     return loaded
 
@@ -185,13 +190,20 @@ def random_module(
 ) -> PreTrainedModel:
     """Make a model with the random weights that its class begins training with."""
     stored = getattr(config, "dtype", None) or torch.bfloat16
-    own = torch.float32 if stored == torch.float16 else stored  # as `load_module` does
     torch.manual_seed(0)  # all workers have parts of the same
     module = auto_class.from_config(
-        config, dtype=DTYPES.get(dtype, own), attn_implementation=attention
+        config, dtype=DTYPES.get(dtype, stored), attn_implementation=attention
     )
     made: PreTrainedModel = module.eval()
     return made
+
+
+def on_device(module: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Move a model to a device of torch's. On processors float16 is slow, and becomes fp32."""
+    if device == "cpu" and module.dtype == torch.float16:
+        module = module.to(torch.float32)  # type: ignore[arg-type]
+    moved: PreTrainedModel = module.to(device)  # type: ignore[arg-type]
+    return moved
 
 
 def refuse_by_layers(module: PreTrainedModel, layers: Mapping[nn.Module, AttentionLayer]) -> None:

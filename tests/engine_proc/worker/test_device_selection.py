@@ -166,7 +166,10 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
         ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
         ({"layers": (LayerSpec(mixer=MAMBA2),)}, "Mamba-2"),
         ({"layers": (LayerSpec(mixer=MAMBA),)}, "Mamba"),
-        ({"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent),)}, "latent attention"),
+        (
+            {"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent, window=8),)},
+            "windows of latent attention",
+        ),
     ],
 )
 def test_decoders_that_lack_a_kernel_run_on_the_cpu(differences: dict[str, Any], lack: str) -> None:

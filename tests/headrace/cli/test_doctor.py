@@ -18,7 +18,7 @@ from headrace.cli import doctor
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import find_demo_model, read_card
 from headrace.config.process_configs import ModelCard
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.model.gguf import read_metadata
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.system import machine
@@ -301,13 +301,14 @@ def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
     told = "the C++ core: it runs llama models; --device says so"
     assert doctor.executor_of(on_cpu, demo) == told
     assert "runs no model" in doctor.executor_of(ServerConfig(engine="mock"), demo)
-    theirs = ServerConfig(model_impl="transformers")
+    theirs = ServerConfig(device="cpu", model_impl="transformers")
     for config, model_type, why in [
-        (ServerConfig(), "mamba", "model_type 'mamba' is not supported by Headrace's own modules"),
+        (on_cpu, "mamba", "model_type 'mamba' is not supported by Headrace's own modules"),
         (theirs, "llama", "--model-impl says so"),
     ]:
         write(tmp_path, {"config.json": json.dumps(llama | {"model_type": model_type})})
-        assert doctor.executor_of(config, card) == f"transformers: {why}"
+        told = f"transformers: {why}; on the CPU: --device says so"
+        assert doctor.executor_of(config, card) == told
     write(tmp_path, {"config.json": json.dumps(llama | {"model_type": "mamba"})})
     for config, text in [
         (ServerConfig(quantization="int8"), "which cannot do --quantization int8"),
@@ -373,8 +374,25 @@ def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_encoder_that_is_not_lowered_runs_in_transformers(tmp_path: Path) -> None:
     write(tmp_path, {"config.json": json.dumps({"model_type": "bert", "is_decoder": True})})
-    told = doctor.executor_of(ServerConfig(), replace(CARD, path=str(tmp_path)))
-    assert told == "transformers: the config of a bert model lacks 'max_position_embeddings'"
+    card = replace(CARD, path=str(tmp_path))
+    told = doctor.executor_of(ServerConfig(device="cpu"), card)
+    lacks = "transformers: the config of a bert model lacks 'max_position_embeddings'"
+    assert told == f"{lacks}; on the CPU: --device says so"
+
+
+def test_the_doctor_says_that_modules_run_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    write(tmp_path, {"config.json": json.dumps({"model_type": "bert", "is_decoder": True})})
+    card = replace(CARD, path=str(tmp_path))
+    told = doctor.executor_of(ServerConfig(device="cuda"), card)
+    assert told.endswith("; on GPUs: --device says so")
+    with pytest.raises(ModelError, match="modules run on one GPU, not on --tp 2"):
+        doctor.executor_of(ServerConfig(device="cuda", tp=2), card)
+    config = ServerConfig(device="cuda", kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8 .* have none of these"):
+        doctor.executor_of(config, card)
 
 
 def test_a_package_that_is_missing_is_named() -> None:
