@@ -45,11 +45,12 @@ float dot(const float *x, const float *y, int n) {
 }
 
 // A token's embeddings for all layers, which one of the workers has. Those of tokens that the table
-// lacks are the first token's.
+// lacks, and of rows of images, are the first token's.
 void embed_for_layers(const StepState &s, int token) {
     const Matrix &table = s.model.per_layer_embed;
     float *row = s.gemma.inputs + size_t(token) * s.gemma.inputs_stride;
-    const int id = s.step.token_ids[token];
+    const bool is_image = s.step.embed_rows && s.step.embed_rows[token] >= 0;
+    const int id = is_image ? 0 : s.step.token_ids[token];
     const int index = (id < s.config.per_layer_vocab ? id : 0) - s.model.peers.first_token();
     if (index < 0 || index >= table.rows) {
         std::fill_n(row, table.cols, 0.0f);

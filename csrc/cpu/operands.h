@@ -152,11 +152,13 @@ constexpr int segment_tokens = 256; // a multiple of every page size
 constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2
 
 // The keys that a token sees: the newest so many, or those of its own chunk of so many. In a
-// two-sided window, as many from its own on.
+// two-sided window, as many from its own on. In a causal one none behind its own, whatever the mask
+// of the batch says.
 struct Window {
     int32_t tokens; // INT32_MAX: all
     int32_t is_chunked;
     int32_t is_two_sided = 0;
+    int32_t is_causal = 0;
 
     int first_key(int position) const {
         if (is_chunked) {
@@ -166,6 +168,9 @@ struct Window {
     }
     // `last_seen`: where the mask of the whole batch lets the token see to.
     int last_key(int position, int last_seen) const {
+        if (is_causal) {
+            return position;
+        }
         return is_two_sided && last_seen - position >= tokens ? position + tokens - 1 : last_seen;
     }
 };

@@ -26,6 +26,9 @@ from headrace.model.vision_families import FAMILIES, num_deepstack
 from headrace.system.machine import usable_cores
 
 SLACK_BYTES = 64 << 20  # beyond that, for small tensors: torch takes memory in pieces of 2 MiB
+# Further fields that count layers, or what they need.
+DECODER_COUNTS = ("num_kv_shared_layers", "hidden_size_per_layer_input")
+BY_IMAGE = ("image_grid_thw", "image_sizes", "image_position_ids")  # have a row for each image
 
 Tensors = Mapping[str, npt.NDArray[Any]]  # of one image, as its processor names them
 Floats = npt.NDArray[np.float32]
@@ -61,8 +64,9 @@ class Tower:
         deepstack = getattr(made, "deepstack_features", None) or []
         parts = zip(made.pooler_output, *deepstack, strict=True)
         features = [torch.cat(part, -1) for part in parts]
-        # Features come by grid, where there are grids, else by tile, where an image may have some.
-        counts = [len(one.get("image_grid_thw", one["pixel_values"])) for one in taken]
+        # Features come by grid or size, where there is one, else by tile: an image may have some.
+        counted = next((name for name in BY_IMAGE if name in taken[0]), "pixel_values")
+        counts = [len(one[counted]) for one in taken]
         assert sum(counts) == len(features), f"{len(features)} parts of images, not {counts}"
         sizes = [feature.numel() // self.row_size for feature in features]
         ends = [sum(sizes[:end]) for end in accumulate(counts)]
@@ -73,7 +77,8 @@ class Tower:
         """Return what the tower takes; tiles one by one, or beside others they would be padded."""
         taken = {name: tensor for name, tensor in image.items() if name in self._names}
         if "pixel_attention_mask" not in self._names:
-            return taken
+            is_batch = taken["pixel_values"].ndim == 5  # of one image's tiles
+            return taken | {"pixel_values": taken["pixel_values"][0]} if is_batch else taken
         num_dims = {"pixel_values": 3, "pixel_attention_mask": 2}  # of a tile
         return {
             name: tensor.reshape(-1, 1, *tensor.shape[-num_dims[name] :])
@@ -164,8 +169,15 @@ def set_up() -> None:
 
 
 def leave_out_decoder(config: Any) -> None:
-    """Change a config so that its decoder has no layers and a vocabulary of one token."""
+    """Change a config so that its decoder has no layers and a vocabulary of one token.
+
+    Towers for sound are left out, too.
+    """
+    if config.model_type == "gemma4":
+        config.audio_config = None
     text = config.get_text_config()
+    for name in set(DECODER_COUNTS) & text.to_dict().keys():
+        setattr(text, name, 0)
     text.num_hidden_layers, text.layer_types = 0, []
     text.vocab_size, text.pad_token_id = 1, None
 

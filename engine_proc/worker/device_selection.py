@@ -26,7 +26,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 from headrace.errors import ConfigError, ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.mmproj import read_mmproj
-from headrace.model.vision_families import FAMILIES, vision_family
+from headrace.model.vision_families import FAMILIES, sees_whole
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
 
 NAMES = {"cpu": "the CPU", "cuda": "GPUs"}  # of devices, for people
@@ -162,8 +162,7 @@ def sees_whole_images(config: ExecutionConfig) -> bool:
     path = Path(config.model_path)
     if config.mmproj is not None:
         return FAMILIES[read_mmproj(Path(config.mmproj), read_metadata(path)).family].sees_whole
-    family = vision_family(read_json(path / "config.json")) if path.is_dir() else None
-    return family is not None and family.sees_whole
+    return path.is_dir() and sees_whole(read_json(path / "config.json"))
 
 
 def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:

@@ -38,6 +38,7 @@ from headrace.model.vision_families import (
     FAMILIES,
     decoder_config,
     num_deepstack,
+    sees_whole,
     vision_family,
 )
 
@@ -302,8 +303,17 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
         card,
         image_token=_need(config, family.image_token, path / "config.json", int),
         image_row_size=size * (1 + num_deepstack(config)),
-        image_run=config.get("mm_tokens_per_image", 256) if family.sees_whole else 0,
+        image_run=image_run_of(path, config) if sees_whole(config) else 0,
     )
+
+
+def image_run_of(path: Path, config: Mapping[str, Any]) -> int:
+    """Return the most adjacent tokens of an image, in a folder where they see each other."""
+    if config["model_type"] != "gemma4":
+        return int(config.get("mm_tokens_per_image", 256))
+    own = read_json(path / "preprocessor_config.json", optional=True)
+    within = read_json(path / "processor_config.json", optional=True).get("image_processor", {})
+    return int({**within, **own}.get("max_soft_tokens", 280))
 
 
 def with_mistral_tokenizer(card: ModelCard, file: Path) -> ModelCard:

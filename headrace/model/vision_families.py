@@ -40,6 +40,21 @@ GEMMA3 = MappingProxyType(
         "sliding_window": 4096,
     }
 )
+MISTRAL = MappingProxyType(
+    {
+        "model_type": "mistral",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+    }
+)
 # Fields that are not the decoder's, where a config has the two side by side.
 NOT_THE_DECODERS = frozenset(
     {
@@ -61,7 +76,8 @@ class VisionFamily:
     image_token: str  # the field with the token that stands for each row of an image
     decoder: Mapping[str, Any]  # fields of a decoder of this model_type that may be left out
     tied_head: bool = False  # likewise
-    sees_whole: bool = False  # the tokens of an image see each other, later ones included
+    tied_by_text: bool = True  # `tie_word_embeddings` of the text_config counts, too
+    sees_whole: bool = False  # as `sees_whole`, where no config says otherwise
     # Layers of the tower whose features are added behind the decoder's first layers, where
     # `deepstack_visual_indexes` leaves them out.
     deepstack: tuple[int, ...] = ()
@@ -71,16 +87,30 @@ FAMILIES = {
     "idefics3": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
     "smolvlm": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
     "llava": VisionFamily("image_token_index", LLAMA),
+    "llava_next": VisionFamily("image_token_index", LLAMA),
     "qwen2_5_vl": VisionFamily("image_token_id", {"model_type": "qwen2_5_vl_text"}),
     "qwen3_vl": VisionFamily(
         "image_token_id", {"model_type": "qwen3_vl_text"}, deepstack=(8, 16, 24)
     ),
+    "qwen3_vl_moe": VisionFamily(
+        "image_token_id",
+        {"model_type": "qwen3_vl_moe_text"},
+        tied_by_text=False,
+        deepstack=(8, 16, 24),
+    ),
     "qwen3_5": VisionFamily("image_token_id", {"model_type": "qwen3_5_text"}),
     "qwen3_5_moe": VisionFamily("image_token_id", {"model_type": "qwen3_5_moe_text"}),
+    "glm4v": VisionFamily("image_token_id", {"model_type": "glm4v_text"}),
+    "glm4v_moe": VisionFamily(
+        "image_token_id", {"model_type": "glm4v_moe_text", "attention_bias": True}
+    ),
     "internvl": VisionFamily("image_token_id", {"model_type": "qwen2"}, tied_head=True),
     "mistral3": VisionFamily("image_token_index", {"model_type": "mistral"}, tied_head=True),
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
+    "gemma4": VisionFamily("image_token_id", {"model_type": "gemma4_text"}, tied_head=True),
 }
+
+BIDIRECTIONAL = "use_bidirectional_attention"  # of Gemma 4
 
 # Models that take images, of which only the decoder is served: images are refused. Those that are
 # among FAMILIES, too, take images unless they are quantized.
@@ -95,6 +125,14 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
     if kind in TEXT_ONLY and config.get("quantization_config"):
         return None
     return FAMILIES.get(kind)
+
+
+def sees_whole(config: Mapping[str, Any]) -> bool:
+    """Whether the tokens of an image see each other, later ones included."""
+    family = vision_family(config)
+    if family is None:
+        return False
+    return family.sees_whole or decoder_config(config).get(BIDIRECTIONAL) == "vision"
 
 
 def num_deepstack(config: Mapping[str, Any]) -> int:
@@ -124,7 +162,9 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(nested, dict):
         nested = {name: value for name, value in config.items() if name not in NOT_THE_DECODERS}
     kind = nested.get("model_type", family.decoder["model_type"])
-    defaults = family.decoder if kind == family.decoder["model_type"] else {}
+    defaults = family.decoder
+    if kind != family.decoder["model_type"]:  # LLaVA-NeXT's decoders are of both kinds
+        defaults = MISTRAL if kind == "mistral" else {}
     is_tied = config.get("tie_word_embeddings", family.tied_head)
-    is_tied = is_tied or nested.get("tie_word_embeddings", False)
+    is_tied = is_tied or (family.tied_by_text and nested.get("tie_word_embeddings", False))
     return {**defaults, **nested, "tie_word_embeddings": is_tied}

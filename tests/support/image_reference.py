@@ -16,6 +16,14 @@ from transformers.processing_utils import ProcessorMixin
 # Of tokenizers: what published ones name in their settings.
 NAMED_TOKENS = {
     "gemma3": {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"},
+    "gemma4": {
+        "image": "<|image|>",
+        "boi": "<|image>",
+        "eoi": "<image|>",
+        "audio": "<|audio|>",
+        "boa": "<|audio>",
+        "eoa": "<audio|>",
+    },
     "internvl": {
         "context_image": "<IMG_CONTEXT>",
         "start_image": "<img>",
@@ -23,6 +31,7 @@ NAMED_TOKENS = {
         "video": "<video>",
     },
 }
+VIDEOS = ("smolvlm", "internvl", "gemma4", "gemma4_whole")  # beside those with grids
 
 
 class Answer(NamedTuple):
@@ -48,10 +57,12 @@ def transformers_processor(folder: Path, family: str) -> Any:
     images = transformers.AutoImageProcessor.from_pretrained(folder)
     settings = json.loads((folder / "processor_config.json").read_text())
     kind = processor_class(settings.pop("processor_class"))
-    for name, token in NAMED_TOKENS.get(family, {}).items():
+    for name, token in NAMED_TOKENS.get(family.removesuffix("_whole"), {}).items():
         setattr(tokenizer, f"{name}_token", token)
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
-    if family in (*GRIDS, "smolvlm", "internvl"):  # a processor of videos needs torchvision
+    if family.startswith("gemma4"):
+        settings["feature_extractor"] = None
+    if family in (*GRIDS, *VIDEOS):  # a processor of videos needs torchvision
 
         class WithoutVideos(kind):  # type: ignore[misc,valid-type]
             def check_argument_for_proper_class(self, *_: Any) -> None:

@@ -90,5 +90,22 @@ TEMPLATES["mistral3"] = TEMPLATES["pixtral"] = (
     "{{ '[/INST]' if m['role'] == 'user' else eos_token if m['role'] == 'assistant' }}"
     "{% endfor %}"
 )
-TEMPLATES["qwen3_5"] = TEMPLATES["qwen3_vl"]
+TEMPLATES["gemma4"] = TEMPLATES["gemma4_whole"] = (
+    "{{ bos_token }}{% for m in messages %}"
+    "<|turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] | trim }}{% else %}"
+    "{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<|image|>' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
+TEMPLATES["llava_next"] = TEMPLATES["llava"]
+TEMPLATES["qwen3_vl_moe"] = TEMPLATES["qwen3_5"] = TEMPLATES["qwen3_vl"]
+TEMPLATES["glm4v"] = TEMPLATES["glm4v_moe"] = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 TEMPLATES["idefics3"] = TEMPLATES["smolvlm"]

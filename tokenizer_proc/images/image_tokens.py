@@ -4,7 +4,7 @@ A chat template writes a placeholder for an image; what is written in its place 
 the processor has made of the image. As transformers' processors have it, character for character.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,6 +13,8 @@ from headrace.errors import ModelError
 
 FAKE = "<fake_token_around_image>"  # of Idefics3, around each tile
 WHOLE = "<global-img>"  # the image in one tile
+# LLaVA-NeXT's, where a config names none: heights and widths in pixels.
+ANYRES_GRIDS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 Json = Mapping[str, Any]
 
@@ -74,10 +76,7 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageS
         return lines(config, settings, token)
     image = token(config["image_token_index"])
     patch: int = settings.get("patch_size") or config["vision_config"]["patch_size"]
-    strategy = settings.get("vision_feature_select_strategy") or config.get(
-        "vision_feature_select_strategy", "default"
-    )
-    num_more: int = settings.get("num_additional_image_tokens", 0) - (strategy == "default")
+    num_more = further_rows(config, settings)
 
     def spell(made: Json) -> str:
         *_, height, width = made["pixel_values"].shape
@@ -87,8 +86,65 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageS
     return ImageSpelling(settings.get("image_token", image), image, spell, {})
 
 
+def further_rows(config: Json, settings: Json) -> int:
+    """Return how many more rows than patches LLaVA's processors count for an image."""
+    strategy = settings.get("vision_feature_select_strategy") or config.get(
+        "vision_feature_select_strategy", "default"
+    )
+    num_added: int = settings.get("num_additional_image_tokens", 0)
+    return num_added - int(strategy == "default")
+
+
+def anyres(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
+    """LLaVA-NeXT: the whole image, then its tiles without their padding, line by line.
+
+    A line of patches ends with a row that is learned.
+    """
+    image = token(config["image_token_index"])
+    patch: int = settings.get("patch_size") or config["vision_config"]["patch_size"]
+    grids: list[list[int]] = config.get("image_grid_pinpoints") or ANYRES_GRIDS
+    num_more = further_rows(config, settings)
+
+    def spell(made: Json) -> str:
+        *_, tile_height, tile_width = made["pixel_values"].shape
+        height, width = made["image_sizes"][0].tolist()
+        num_lines, num_columns = tile_height // patch, tile_width // patch
+        grid_height, grid_width = best_grid(height, width, grids)
+        lines, columns = without_padding(
+            height,
+            width,
+            grid_height // tile_height * num_lines,
+            grid_width // tile_width * num_columns,
+        )
+        num_rows: int = num_lines * num_columns + num_more + lines * (columns + 1)
+        return image * num_rows
+
+    return ImageSpelling(settings.get("image_token", image), image, spell, {})
+
+
+def best_grid(height: int, width: int, grids: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Return the size that keeps most of an image's pixels, and then the smallest such."""
+
+    def rank(grid: Sequence[int]) -> tuple[int, int]:
+        scale = min(grid[1] / width, grid[0] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - grid[0] * grid[1]
+
+    best_height, best_width = max(grids, key=rank)
+    return best_height, best_width
+
+
+def without_padding(height: int, width: int, lines: int, columns: int) -> tuple[int, int]:
+    """Return how many lines and columns of patches hold an image that is centered in them."""
+    if width / height > columns / lines:
+        kept = int(round(height * (columns / width), 7))
+        return lines - (lines - kept) // 2 * 2, columns
+    kept = int(round(width * (lines / height), 7))
+    return lines, columns - (columns - kept) // 2 * 2
+
+
 def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
-    """Qwen2.5-VL and later: a row is some patches of the image, which keeps its shape."""
+    """Qwen2.5-VL and later, GLM-4V: a row is some patches of the image, which keeps its shape."""
     image = token(config["image_token_id"])
     merged: int = config["vision_config"].get("spatial_merge_size", 2)
 
@@ -142,6 +198,23 @@ def block(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
     return ImageSpelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
 
 
+def soft_tokens(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
+    """Gemma 4: rows of patches that are pooled, of an image that keeps its shape."""
+    begin, end = token(config["boi_token_id"]), token(config["eoi_token_id"])
+    image = token(config["image_token_id"])
+
+    def spell(made: Json) -> str:
+        (num_rows,) = made["num_soft_tokens_per_image"]
+        return f"{begin}{image * int(num_rows)}{end}"
+
+    return ImageSpelling(image, image, spell, {}, few_soft_tokens)
+
+
+def few_soft_tokens(processor: Any) -> Json:
+    """Return options that make the fewest rows that there can be of an image."""
+    return {"max_soft_tokens": LEAST_ROWS} if processor.max_soft_tokens > LEAST_ROWS else {}
+
+
 def crops(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """InternVL: as many rows for every tile of an image, which follow each other."""
     image = token(config["image_token_id"])
@@ -158,23 +231,33 @@ PROCESSORS = (
     "Idefics3Processor",
     "SmolVLMProcessor",
     "LlavaProcessor",
+    "LlavaNextProcessor",
     "PixtralProcessor",
     "Qwen2_5_VLProcessor",
     "Qwen3VLProcessor",
+    "Glm4vProcessor",
+    "Glm46VProcessor",
     "InternVLProcessor",
     "Gemma3Processor",
+    "Gemma4Processor",
 )
+LEAST_ROWS = 70  # of Gemma 4, of an image
 LOW_EDGE = 512  # OpenAI's "low"
 LOW_PIXELS = LOW_EDGE * LOW_EDGE
 FAMILIES = {
     "idefics3": tiles,
     "smolvlm": tiles,
     "llava": patches,
+    "llava_next": anyres,
     "qwen2_5_vl": grid,
     "qwen3_vl": grid,
+    "qwen3_vl_moe": grid,
+    "glm4v": grid,
+    "glm4v_moe": grid,
     "qwen3_5": grid,
     "qwen3_5_moe": grid,
     "internvl": crops,
     "mistral3": lines,
     "gemma3": block,
+    "gemma4": soft_tokens,
 }

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 CPU_S = 10.0  # of an image; one of 50 million pixels takes 4
 MEMORY_BYTES = 2 << 30
 KEY_BYTES = 16
-NOT_FOR_TOWERS = ("rows", "cols", "num_crops", "num_patches")  # a processor's values for the prompt
+# A processor's values for the prompt.
+NOT_FOR_TOWERS = ("rows", "cols", "num_crops", "num_patches", "num_soft_tokens_per_image")
 
 log = logging.getLogger(__name__)
 

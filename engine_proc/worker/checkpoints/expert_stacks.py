@@ -5,7 +5,7 @@ these are `NAME[3][0::2]` and `NAME[3][1::2]`. Nothing is copied before a weight
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,8 +99,11 @@ class Mxfp4Weight:
         return self.stored().to_float32()
 
 
-def unstacked(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+def unstacked(tensors: Mapping[str, Weight], transposed: Collection[str] = ()) -> dict[str, Weight]:
     """Return the tensors with those of experts taken apart.
+
+    Args:
+        transposed: further stacks whose matrices are, beside Llama 4's and gpt-oss's.
 
     Raises:
         ModelError: a tensor of MXFP4 lacks its other part, or differs from it in shape.
@@ -113,8 +116,9 @@ def unstacked(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
             if name.endswith(BLOCKS):
                 apart |= mxfp4_parts(name.removesuffix(BLOCKS), tensor, tensors)
         elif is_stack(name, tensor):
-            is_llama4 = LLAMA4 in name
-            apart |= parts(name, tensor, is_llama4 or is_gpt_oss(name, tensors), not is_llama4)
+            alternates = is_gpt_oss(name, tensors)
+            is_transposed = alternates or LLAMA4 in name or name in transposed
+            apart |= parts(name, tensor, is_transposed, alternates)
         else:
             apart[name] = reshaped(name, tensor)
     return apart

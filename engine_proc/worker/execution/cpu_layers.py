@@ -78,6 +78,7 @@ class LayerConfig(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("rope", "window", "is_chunked", "is_two_sided")),
+        ("is_causal", c_int32),
         ("temperature_scale", c_float),
         ("temperature_tokens", c_int32),
         ("temperature_offset", c_int32),
@@ -256,6 +257,7 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
             UNLIMITED if layer.window is None else layer.window,
             layer.is_chunked,
             spec.encoder is not None,
+            layer.is_causal,
             *((0.0, 1, 0) if layer.temperature is None else astuple(layer.temperature)),
             MixtureConfig() if layer.mixture is None else mixture_config(layer.mixture),
             number_of(layer),

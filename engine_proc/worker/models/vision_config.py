@@ -44,6 +44,10 @@ def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
         raise ModelError("'quantization_config' of a model that takes images is not supported")
     fields = decoder_config(config).items()
     spec = lower_config({name: value for name, value in fields if name not in NOT_THE_DECODERS})
+    if spec.per_layer is not None and vision_family(config) is not None:
+        pad = decoder_config(config).get("pad_token_id", 0)
+        if pad != 0:  # whose embedding for each layer a row of an image has
+            raise ModelError(f"'pad_token_id' is {pad}, and can only be 0 beside images")
     is_text_only = config.get("model_type") in TEXT_ONLY
     if spec.embedding_multiplier != 1 and spec.architecture != "gemma3_text" and not is_text_only:
         raise ModelError(f"a {spec.architecture} model multiplies rows of images, too")

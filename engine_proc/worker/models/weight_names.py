@@ -23,7 +23,7 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
         ModelError: a tensor is missing, has another shape than the spec says, or is left over.
     """
     shapes = weight_shapes(spec)
-    tensors = unstacked(tensors)
+    tensors = unstacked(tensors, transposed_stacks(spec, tensors))
     if (latent := spec.latent) is not None:
         sizes = (spec.num_heads, latent.nope_dim, latent.value_dim)
         tensors = with_heads(tensors, *sizes)
@@ -50,6 +50,27 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
                 f"tensor {name!r} is not part of a {spec.architecture} model of this config"
             )
     return weights
+
+
+def transposed_stacks(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> set[str]:
+    """Return the stacks of experts that are transposed: published folders of Qwen3-VL have them.
+
+    Others of this family do not, so their shapes tell.
+    """
+    mixture = next((layer.mixture for layer in spec.layers if layer.mixture is not None), None)
+    if spec.architecture != "qwen3_vl_moe_text" or mixture is None:
+        return set()
+    size = mixture.intermediate_size
+    shapes = {
+        "experts.gate_up_proj": (2 * size, spec.hidden_size),
+        "experts.down_proj": (spec.hidden_size, size),
+    }
+    return {
+        name
+        for name, tensor in tensors.items()
+        for stack, shape in shapes.items()
+        if name.endswith(stack) and tensor.shape[1:] != shape
+    }
 
 
 def is_redundant(
@@ -103,9 +124,11 @@ TOWERS = (
     "visual.",
     "vision_tower.",
     "multi_modal_projector.",
+    "image_newline",
     "model.visual.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "model.image_newline",
     "model.vision_model.",
     "model.embed_vision.",
     "model.audio_tower.",

@@ -233,7 +233,7 @@ class TorchExecutor:
                 stretch.positions,
                 scale=spec.attention_scale,
                 reach=reach,
-                last_seen=stretch.last_seen,
+                last_seen=None if layer.is_causal else stretch.last_seen,
                 softcap=spec.attention_softcap,
                 sinks=self.weights.get(f"{name}.sinks"),
             )

@@ -11,7 +11,7 @@ import torch
 from tiny_vision import IMAGE_PROCESSORS, SIZED, make_vision_folder, picture, prepare
 
 from headrace.engine_proc.vision import tower as module
-from headrace.engine_proc.vision.tower import Floats, Tensors, Tower, load, move_to_gpu
+from headrace.engine_proc.vision.tower import BY_IMAGE, Floats, Tensors, Tower, load, move_to_gpu
 from headrace.errors import ConfigError, ModelError
 
 SIZES = [(80, 60), (40, 90), (64, 64), (80, 60)]
@@ -158,7 +158,7 @@ def test_tiles_need_no_batch_and_masks_may_be_bytes(tmp_path: Path) -> None:
 
 def reference(model: Any, image: dict[str, Any]) -> Any:
     """Return what the whole model makes of one image."""
-    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes")
+    names = ("pixel_values", "pixel_attention_mask", *BY_IMAGE)
     tensors = {name: torch.from_numpy(image[name]) for name in names if name in image}
     with torch.inference_mode():
         features = model.get_image_features(**tensors)

@@ -124,6 +124,7 @@ def mrope(
     theta: float,
     sections: list[int],
     interleaved: bool = False,
+    adjacent: bool = False,
     partial: float | None = None,
 ) -> RopeTable:
     """Lower M-RoPE: `mrope_section` has the number of pairs that rotate by time, height and width.
@@ -132,6 +133,7 @@ def mrope(
         theta, sections: the family's defaults.
         interleaved: pairs alternate, as Qwen 3's, those of time last; else those of time come
             first, then those of height.
+        adjacent: the numbers of a pair are.
     """
     params = {**rope_params(fields)}
     sections = params.pop("mrope_section", sections)
@@ -140,7 +142,7 @@ def mrope(
     for name in ("type", "rope_type"):
         if params.get(name) == "mrope":
             params[name] = "default"
-    table = rope(fields, head_dim=head_dim, theta=theta, partial=partial, params=params)
+    table = rope(fields, head_dim, theta, partial, interleaved=adjacent, params=params)
     num_pairs = len(table.inv_freq)
     axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
     if len(sections) != 3 or (len(axes) != num_pairs and not interleaved):
@@ -237,11 +239,13 @@ def qwen3(fields: ConfigFields) -> DecoderSpec:
     )
 
 
-def qwen3_vl(fields: ConfigFields) -> DecoderSpec:
-    """Qwen 3 with M-RoPE."""
-    head_dim = fields.integer("head_dim", 128)
+def qwen3_vl(fields: ConfigFields, head_dim: int = 128) -> DecoderSpec:
+    """Qwen 3 with M-RoPE; `head_dim` is the family's default."""
+    head_dim = fields.integer("head_dim", head_dim)
     table = mrope(fields, head_dim=head_dim, theta=5e5, sections=[24, 20, 20], interleaved=True)
-    return decoder(fields, head_dim=128, ropes=(table,), qk_norm=QKNorm.PER_HEAD, **biases(fields))
+    return decoder(
+        fields, head_dim=head_dim, ropes=(table,), qk_norm=QKNorm.PER_HEAD, **biases(fields)
+    )
 
 
 def qwen_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
@@ -323,6 +327,24 @@ def glm4(fields: ConfigFields) -> DecoderSpec:
         placement=NormPlacement.PRE_POST,
         qkv_bias=fields.flag("attention_bias", False),
     )
+
+
+GLM_SECTIONS = [8, 12, 12]  # of M-RoPE
+
+
+def glm4v(fields: ConfigFields) -> DecoderSpec:
+    """GLM-4 with M-RoPE. Queries, keys and values have biases."""
+    if not fields.flag("attention_bias", True):
+        raise fields.wrong("attention_bias", "true")
+    table = mrope(
+        fields,
+        head_dim=split_head_dim(fields),
+        theta=10_000.0,
+        sections=GLM_SECTIONS,
+        adjacent=True,
+        partial=fields.number("partial_rotary_factor", 1.0),
+    )
+    return decoder(fields, ropes=(table,), placement=NormPlacement.PRE_POST, qkv_bias=True)
 
 
 def exaone4(fields: ConfigFields) -> DecoderSpec:
@@ -529,6 +551,7 @@ DENSE: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "smollm3": smollm3,
     "olmo2": olmo2,
     "glm4": glm4,
+    "glm4v_text": glm4v,
     "granite": granite,
     "granite_swa": granite_swa,
     "cohere": cohere,

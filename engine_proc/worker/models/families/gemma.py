@@ -169,6 +169,7 @@ def gemma4_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         layer = LayerSpec(
             rope=1 if slide else 0,
             window=size if slide else None,
+            is_causal=not slide,
             head_dim=heads.integer("head_dim", fields.integer("head_dim", 256)),
             num_kv_heads=heads.integer("num_key_value_heads") if has_own else None,
             has_values=slide or not shared_values,

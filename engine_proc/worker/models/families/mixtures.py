@@ -9,13 +9,16 @@ from typing import Any
 
 from headrace.engine_proc.worker.models.families.dense import (
     FULL,
+    GLM_SECTIONS,
     biases,
     decoder,
     granite,
     granite_swa,
     hunyuan,
     layer_types,
+    mrope,
     optional_window,
+    qwen3_vl,
     rope,
     rope_params,
     sliding,
@@ -31,6 +34,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     NormPlacement,
     QKNorm,
     QueryTemperature,
+    RopeTable,
     RouterScore,
 )
 from headrace.engine_proc.worker.models.specs.rope import rope_table
@@ -138,6 +142,13 @@ def qwen3_moe(fields: ConfigFields) -> DecoderSpec:
     spec = decoder(fields, layers=layers, qk_norm=QKNorm.PER_HEAD, **biases(fields))
     own = mixture(fields, normalized=fields.flag("norm_topk_prob", False))
     return with_mixture(spec, own, qwen_sparse(fields))
+
+
+def qwen3_vl_moe(fields: ConfigFields) -> DecoderSpec:
+    """Qwen3-VL with experts, whose weights are normalized whatever the config says."""
+    fields.get("norm_topk_prob", None)
+    spec = qwen3_vl(fields, split_head_dim(fields))
+    return with_mixture(spec, mixture(fields), qwen_sparse(fields))
 
 
 def olmoe(fields: ConfigFields) -> DecoderSpec:
@@ -280,13 +291,30 @@ def check_groups(fields: ConfigFields, own: MixtureSpec) -> MixtureSpec:
 
 def glm4_moe(fields: ConfigFields) -> DecoderSpec:
     """A part of each head rotates. Layers that predict further tokens are left out."""
-    for name in ("num_nextn_predict_layers", "num_mtp_layers"):
-        fields.get(name, None)
     head_dim = fields.integer("head_dim", split_head_dim(fields))
     partial = fields.number("partial_rotary_factor", 0.5)
+    return glm4_mixture(fields, rope(fields, head_dim, 10_000.0, partial=partial))
+
+
+def glm4v_moe(fields: ConfigFields) -> DecoderSpec:
+    """GLM-4 MoE with M-RoPE."""
+    table = mrope(
+        fields,
+        head_dim=fields.integer("head_dim", split_head_dim(fields)),
+        theta=10_000.0,
+        sections=GLM_SECTIONS,
+        partial=fields.number("partial_rotary_factor", 0.5),
+    )
+    return glm4_mixture(fields, table)
+
+
+def glm4_mixture(fields: ConfigFields, table: RopeTable) -> DecoderSpec:
+    """Lower what GLM-4's mixtures share."""
+    for name in ("num_nextn_predict_layers", "num_mtp_layers"):
+        fields.get(name, None)
     spec = decoder(
         fields,
-        ropes=(rope(fields, head_dim, 10_000.0, partial=partial),),
+        ropes=(table,),
         qk_norm=QKNorm.PER_HEAD if fields.flag("use_qk_norm", False) else QKNorm.NONE,
         qkv_bias=fields.flag("attention_bias", False),
     )
@@ -472,6 +500,7 @@ MIXTURES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
+    "qwen3_vl_moe_text": qwen3_vl_moe,
     "olmoe": olmoe,
     "granitemoe": granitemoe,
     "granitemoe_swa": granitemoe,
@@ -479,6 +508,7 @@ MIXTURES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "gpt_oss": gpt_oss,
     "ernie4_5_moe": ernie4_5_moe,
     "glm4_moe": glm4_moe,
+    "glm4v_moe_text": glm4v_moe,
     "dots1": dots1,
     "flex_olmo": flex_olmo,
     "hunyuan_v1_moe": hunyuan_moe,

@@ -320,6 +320,7 @@ class LayerSpec:
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all
     is_chunked: bool = False  # Llama 4: only tokens of the same chunk of `window` are attended to
+    is_causal: bool = False  # Gemma 4: tokens of an image do not see later ones, as elsewhere
     temperature: QueryTemperature | None = None
     head_dim: int | None = None  # None is the decoder's, as it is of the next two
     num_kv_heads: int | None = None
@@ -360,7 +361,7 @@ class PerLayerSpec:
     """
 
     size: int  # numbers of each layer's
-    vocab_size: int  # tokens beyond have the embedding of token 0
+    vocab_size: int  # tokens beyond have the embedding of token 0, and so have rows of images
 
 
 @dataclass(frozen=True, kw_only=True)

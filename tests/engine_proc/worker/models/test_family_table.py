@@ -21,7 +21,8 @@ from headrace.engine_proc.worker.models.lowering import FAMILIES
 Answers = list[list[int]]
 # No class of transformers has the text alone (test_images.py), or the family at all; encoders
 # generate none (test_cpu_encoder.py).
-LACKED = {"qwen2_5_vl_text", "qwen3_vl_text", "kimi_k2", *ENCODERS}
+LACKED = {"qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "kimi_k2", *ENCODERS}
+LACKED |= {"glm4v_text", "glm4v_moe_text"}
 # Those in which something else than attention, or other keys than a layer's own, go through more.
 OWN_WAYS = HYBRIDS | MAMBAS | LATENT | GEMMAS
 FEW_WAYS = {"alone", "chunked", "tp 2"}

@@ -133,6 +133,99 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "vocab_size": 151936,
         },
     },
+    "Qwen3-VL 30B-A3B": {
+        "model_type": "qwen3_vl_moe",
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "qwen3_vl_moe", "out_hidden_size": 2048},
+        "text_config": {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "decoder_sparse_step": 1,
+            "dtype": "bfloat16",
+            "eos_token_id": 151645,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "initializer_range": 0.02,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 262144,
+            "mlp_only_layers": [],
+            "model_type": "qwen3_vl_moe_text",
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "mrope_interleaved": True,
+                "mrope_section": [24, 20, 20],
+                "rope_type": "default",
+            },
+            "rope_theta": 5000000,
+            "use_cache": True,
+            "vocab_size": 151936,
+        },
+    },
+    "GLM-4.1V 9B": {
+        "model_type": "glm4v",
+        "image_token_id": 151343,
+        "image_start_token_id": 151339,
+        "image_end_token_id": 151340,
+        "video_token_id": 151344,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "glm4v", "depth": 24},
+        "text_config": {
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "eos_token_id": [151329, 151336, 151338, 151348],
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 13696,
+            "max_position_embeddings": 65536,
+            "model_type": "glm4v_text",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "pad_token_id": 151329,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+            "rope_theta": 10000.0,
+            "use_cache": True,
+            "vocab_size": 151552,
+        },
+    },
+    "LLaVA-NeXT Mistral 7B": {
+        "model_type": "llava_next",
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "tie_word_embeddings": False,
+        "use_image_newline_parameter": True,
+        "vision_config": {"model_type": "clip_vision_model"},
+        "text_config": {
+            "_name_or_path": "mistralai/Mistral-7B-Instruct-v0.2",
+            "architectures": ["MistralForCausalLM"],
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "model_type": "mistral",
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 32064,
+        },
+    },
     "InternVL3 1B": {
         "model_type": "internvl",
         "downsample_ratio": 0.5,
@@ -278,6 +371,20 @@ def test_older_and_newer_names_of_weights_are_known(family: str, tmp_path: Path)
     assert model.spec == older.spec and model.weights.keys() == older.weights.keys()
     for name, weight in model.weights.items():
         np.testing.assert_array_equal(weight.to_float32(), older.weights[name].to_float32())
+
+
+def test_stacks_of_experts_may_lie_either_way(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "qwen3_vl_moe")
+    stored = open_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    stacks = [name for name in weights if ".experts." in name]
+    assert len(stacks) == 2 * len(stored.spec.layers)
+    weights |= {name: weights[name].transpose(1, 2).contiguous() for name in stacks}
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    turned = open_model(tmp_path)
+    for name, weight in turned.weights.items():
+        np.testing.assert_array_equal(weight.to_float32(), stored.weights[name].to_float32())
 
 
 def rename(name: str, beginnings: dict[str, str]) -> str:
