@@ -24,7 +24,10 @@ struct Kernels {
     void (*gemm_int8)(const Int16Operands &, int rows, int num_blocks, void *room);
     void (*quantize_row)(const float *x, int cols, Rounding, Int16Group *groups);
     // Null where such products are lacking or slow: rounded activations then remain floats.
-    void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
+    // `room` is as above.
+    void (*gemm_bf16)(const Operands &, int rows, int num_blocks, void *room);
+    // A band of up to `band_rows` rounded rows, for products of many. Null: they need none.
+    void (*pack_rows)(const float *x, int x_stride, int rows, int cols, uint8_t *tiles);
     void (*round_row)(const float *x, int cols, float *out);
     void (*round_to_floats)(const float *x, int cols, float *out);
     // With activations as they are, of few rows (few_rows.h), and rounded, of at most so many.
@@ -151,7 +154,9 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.gemm_int8 = gemm_int8<Byte>;
     kernels.quantize_row = quantize_row<V>;
     if constexpr (V::has_bf16) {
-        kernels.gemm_bf16 = gemm_bf16<V>;
+        kernels.gemm_bf16 = [](const Operands &o, int rows, int num_blocks, void *) {
+            gemm_bf16<V>(o, rows, num_blocks);
+        };
     }
     kernels.round_row = round_row<V>;
     kernels.round_to_floats = round_to_floats<V>;

@@ -7,11 +7,12 @@ namespace headrace {
 // Whether this processor has tiles for bf16 and int8; then this process may use them from now on.
 bool may_use_tiles();
 
-// As `gemm_bf16` and `gemm_bf12_rounded` of Kernels; the latter always from zero. `ahead` is not
-// looked at. Of more rows than two tiles have, each block is unpacked once, in the room of four
-// blocks of bf16. Wide rows are multiplied some columns at a time.
-void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks);
-void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpacked);
+// As `gemm_bf16`, `gemm_bf12_rounded` and `pack_rows` of Kernels; the second always from zero.
+// `ahead` is not looked at. Of more rows than two tiles have, each slab of two blocks is unpacked
+// once. Wide rows are multiplied some columns at a time.
+void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks, void *room);
+void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *room);
+void pack_rows_as_tiles(const float *x, int x_stride, int rows, int cols, uint8_t *tiles);
 
 // As `gemm_int16` and `gemm_int8` of Kernels; those of few rows are the vectors'.
 void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int num_blocks,

@@ -19,7 +19,7 @@ void gemm_int16_by_matrices(Format, const Int16Operands &, int rows, int num_blo
 void gemm_int8_by_matrices(const Int16Operands &, int rows, int num_blocks, void *room);
 
 // By products of bf16 (FEAT_BF16), which round their sums otherwise than fp32.
-void gemm_bf16_by_dots(const Operands &, int rows, int num_blocks);
+void gemm_bf16_by_dots(const Operands &, int rows, int num_blocks, void *room);
 void round_row_to_pairs(const float *x, int cols, float *out);
 void attend_segment_by_dots(const AttentionTile &, int segment, float *scores, const Partial &);
 

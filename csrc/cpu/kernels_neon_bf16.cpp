@@ -141,7 +141,7 @@ void gemm<NeonBf16>(Format format, const Operands &o, int rows, int num_blocks, 
     neon_kernels.gemm(format, o, rows, num_blocks, decoded);
 }
 
-void gemm_bf16_by_dots(const Operands &o, int rows, int num_blocks) {
+void gemm_bf16_by_dots(const Operands &o, int rows, int num_blocks, void *) {
     gemm_bf16<NeonBf16>(o, rows, num_blocks);
 }
 

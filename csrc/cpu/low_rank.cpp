@@ -43,11 +43,11 @@ bool is_rounded(const StepState &state, const LowRankPair &pair) {
 void multiply(const StepState &state, const LowRankPair &pair, const Operands &o, int rows,
               int num_blocks, int thread) {
     const Kernels &kernels = *state.model.kernels;
+    float *scratch = state.model.workspace.scratch[thread].as<float>();
     if (is_rounded(state, pair) && kernels.gemm_bf16) {
-        kernels.gemm_bf16(o, rows, num_blocks);
+        kernels.gemm_bf16(o, rows, num_blocks, scratch);
     } else {
-        kernels.gemm(pair.b.format, o, rows, num_blocks,
-                     state.model.workspace.scratch[thread].as<float>());
+        kernels.gemm(pair.b.format, o, rows, num_blocks, scratch);
     }
 }
 

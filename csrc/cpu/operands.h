@@ -6,6 +6,13 @@
 
 namespace headrace {
 
+// Rows of bf16 in the order of Intel's tiles: in bands of sixteen, which have 64 bytes of each row
+// for every 32 columns.
+constexpr int band_rows = 16;
+constexpr size_t band_bytes(int cols) {
+    return size_t(cols) * 2 * band_rows;
+}
+
 // Of one product; see gemm.h.
 struct Operands {
     const uint8_t *blocks; // the first
@@ -15,11 +22,14 @@ struct Operands {
     int x_stride;
     float *out;
     int out_stride;
-    bool accumulate; // start the sums from `out` rather than from zero
-    ptrdiff_t ahead; // prefetch this far from what is read
+    bool accumulate;                // start the sums from `out` rather than from zero
+    ptrdiff_t ahead;                // prefetch this far from what is read
+    const uint8_t *tiles = nullptr; // the same rows in bands; null: there are none
 
+    // Without tiles.
     Operands at_row(int row) const {
         Operands moved = *this;
+        moved.tiles = nullptr;
         moved.x += size_t(row) * x_stride;
         moved.out += size_t(row) * out_stride;
         return moved;

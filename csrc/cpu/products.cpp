@@ -14,6 +14,9 @@ constexpr int most_blocks = 24;
 // Rows that cost nothing beside reading the weights.
 constexpr int most_rows_cut_finely = 2;
 
+// Products of fewer rows wait for memory, and those of fewer blocks take little time.
+constexpr int fewest_packed_rows = 65, fewest_packed_blocks = 32;
+
 constexpr int tile_unit = 6;  // a full tile of one row
 constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
 static_assert(head_unit * lanes % block_tokens == 0);
@@ -40,13 +43,14 @@ struct Piece {
 // smallest parts, so that threads end at nearly the same time.
 std::vector<Piece> cut(const std::vector<Extent> &extents, int num_threads, int most_rows,
                        int unit) {
-    int num_blocks = 0, rows = 0;
+    int num_blocks = 0, num_parts = 0, rows = 0;
     for (const Extent &extent : extents) {
         num_blocks += extent.blocks;
+        num_parts += extent.blocks * parts_of(extent.rows, rows_of_part(extent.rows, most_rows));
         rows = std::max(rows, extent.rows);
     }
     // Six parts per thread let a fast thread take over from a slow one.
-    const int wanted = num_blocks / (6 * num_threads);
+    const int wanted = num_parts / (6 * num_threads);
     const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks / unit * unit);
     // A part of each thread is cut finely.
     const int fine = num_threads * step;
@@ -142,6 +146,31 @@ void round_columns(const StepState &state, const float *numbers, const Activatio
     }
 }
 
+// The rows of products that multiply the same `x`, once more in bands, where that pays.
+void pack_rows(StepState &state, int rows, const std::vector<Linear *> &products) {
+    const Kernels &kernels = *state.model.kernels;
+    const Activations &x = products.front()->x;
+    const int cols = products.front()->weight.cols;
+    int num_blocks = 0;
+    for (const Linear *product : products) {
+        const bool reads_bands = kernels.pack_rows && rounds_to_bf16(state, product->weight);
+        num_blocks += reads_bands ? blocks_of(product->weight.rows) : 0;
+    }
+    if (rows < fewest_packed_rows || num_blocks < fewest_packed_blocks || cols % bf12_cols != 0) {
+        return;
+    }
+    const int num_bands = parts_of(rows, band_rows);
+    auto *tiles = state.model.workspace.tiles.room<uint8_t>(num_bands * band_bytes(cols));
+    state.model.pool.run(num_bands, [&](int band, int) {
+        const int first = band * band_rows;
+        kernels.pack_rows(x.rounded + size_t(first) * x.stride, x.stride,
+                          std::min(band_rows, rows - first), cols, tiles + band * band_bytes(cols));
+    });
+    for (Linear *product : products) {
+        product->tiles = tiles;
+    }
+}
+
 // Blocks of a part whose columns are rounded for `next`, where they are computed.
 int unit_before(const StepState &state, Factors next) {
     return integers_of(state, next).columns > quantized_group ? super_unit : tile_unit;
@@ -151,7 +180,7 @@ int unit_before(const StepState &state, Factors next) {
 void multiply_plain(const Kernels &kernels, Format format, bool is_rounded, const Operands &o,
                     int rows, int num_blocks, float *scratch) {
     if (is_rounded && kernels.gemm_bf16) {
-        kernels.gemm_bf16(o, rows, num_blocks);
+        kernels.gemm_bf16(o, rows, num_blocks, scratch);
     } else {
         kernels.gemm(format, o, rows, num_blocks, scratch);
     }
@@ -285,8 +314,10 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     } else {
         const bool is_rounded = rounds_to_bf16(state, weight);
         const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(part.row) * p.x.stride;
-        const Operands operands{first,      bytes, weight.cols,   x, p.x.stride, out,
-                                out_stride, false, prefetch_bytes};
+        const uint8_t *tiles =
+            p.tiles ? p.tiles + part.row / band_rows * band_bytes(weight.cols) : nullptr;
+        const Operands operands{first,      bytes, weight.cols,    x,    p.x.stride, out,
+                                out_stride, false, prefetch_bytes, tiles};
         multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, part.rows,
                         part.blocks, scratch);
     }
@@ -307,6 +338,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> given) 
         linear.push_back(&p);
     }
     shrink(state, {{state.token_runs, rows, linear}});
+    pack_rows(state, rows, linear);
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -387,6 +419,7 @@ void multiply_gated(StepState &state, const GatedProduct &given) {
         linear.push_back(&product.gate);
     }
     shrink(state, {{state.token_runs, state.num_tokens, linear}});
+    pack_rows(state, state.num_tokens, linear);
     multiply_each(state, {{state.num_tokens, blocks_of(up.rows)}}, up,
                   [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); },
                   {&product.next});

@@ -13,6 +13,7 @@ struct Linear { // x . weight + bias
     const Activations &x;
     const std::vector<float> *bias; // null or empty: none
     Shrunk shrunk{};                // of the phase; see shrink
+    const uint8_t *tiles = nullptr; // x of the phase in bands (operands.h); null: there are none
 };
 
 struct Product : Linear {

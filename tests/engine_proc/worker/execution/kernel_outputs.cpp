@@ -74,7 +74,7 @@ public:
         } else if (path_ == Path::int16) {
             kernels_.gemm_int16(weight_.format, integers, rows, blocks, panels_.as<void>());
         } else if (path_ == Path::rounded && kernels_.gemm_bf16) {
-            kernels_.gemm_bf16(o, rows, blocks);
+            kernels_.gemm_bf16(o, rows, blocks, panels_.as<void>());
         } else {
             kernels_.gemm(weight_.format, o, rows, blocks, decoded.data());
         }

@@ -316,10 +316,13 @@ def test_bf16_in_12_bits_is_bf16(rounds: bool, monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_array_equal(executor.forward(step), plain.forward(step))
 
 
-@pytest.mark.parametrize("size", [4096, 4106])  # in 12 bits, and in 16 with a rest
-def test_wide_rows_have_the_bits_of_any_number_of_rows(size: int) -> None:
+# In 12 bits, in 16 with a rest, and of enough outputs for rows in the order of tiles.
+@pytest.mark.parametrize("hidden_size, size", [(96, 4096), (96, 4106), (544, 4096)])
+def test_wide_rows_have_the_bits_of_any_number_of_rows(hidden_size: int, size: int) -> None:
     """Tiles multiply some columns of many rows at a time, and all columns of few rows."""
-    spec = dataclasses.replace(SPEC, intermediate_size=size, layers=SPEC.layers[:1])
+    spec = dataclasses.replace(
+        SPEC, hidden_size=hidden_size, intermediate_size=size, layers=SPEC.layers[:1]
+    )
     weights = random_weights(spec, Format.BF16)
     whole = cpu(spec, weights, rounds_activations=True).forward(batch([(0, 0, LENGTH)]))
     chunked = cpu(spec, weights, rounds_activations=True)
