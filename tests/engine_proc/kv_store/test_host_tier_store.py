@@ -4,13 +4,13 @@ Any process may die between any two pages of a copy.
 """
 
 import mmap
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gpu_pages import GpuPages
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from kv_stores import answer_all, close_files
 from scheduler_rig import make_sequence
 
 from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
@@ -20,7 +20,7 @@ from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.kv_store.kv_store import KvStore
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.ipc.worker_messages import CacheLayout, FetchRecords, Lookup, RecordKind
+from headrace.ipc.worker_messages import CacheLayout, RecordKind
 from headrace.storage.slot_file import SlotFileHeader
 from headrace.storage.store_directory import StoreDirectory
 from headrace.storage.store_tier import StoreTier, TierName
@@ -77,15 +77,9 @@ class Server:
         tiers = [StoreTier(TierName.DISK, own, self.directory)]
         self.store = KvStore(self.gpus.memory, {RecordKind.PAGES: self.table()}, tiers)
 
-    def lose_store(self) -> None:
-        """Close the files of a store, as its death does."""
-        readers = self.directory._readers.values()
-        for fd in (*self.directory._fds.values(), *(reader._fd for reader in readers)):
-            os.close(fd)
-
     def close(self) -> None:
         """Close everything."""
-        self.lose_store()
+        close_files(self.directory)
         self.gpus.close()
 
     def begin_copy(self) -> bool:
@@ -112,11 +106,7 @@ class Server:
         sequence = make_sequence(list(range(len(digests) + 1)), 1)
         sequence.digests = list(digests)
         self.tier.enter(sequence)
-        message = self.fetcher.ask()
-        while message is not None:
-            assert isinstance(message, Lookup | FetchRecords)
-            act = self.store.look if isinstance(message, Lookup) else self.store.fetch
-            message = self.fetcher.ask(act(message))  # type: ignore[arg-type]
+        answer_all(self.fetcher, self.store)
         assert not sequence.is_fetching
         self.tier.copy_in(sequence)
         self.waiting.append(sequence)
@@ -211,7 +201,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule()
     def lose_store(self) -> None:
-        self.server.lose_store()
+        close_files(self.server.directory)
         self.server.start_store()
 
     @invariant()

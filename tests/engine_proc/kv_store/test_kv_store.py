@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kv_stores import answer_all, close_files
 
 from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
 from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
@@ -18,7 +19,7 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import CacheMemory, join_cache_ids
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.ipc.messages import GenerateRequest, Sampling
-from headrace.ipc.worker_messages import CacheLayout, FetchRecords, Lookup, RecordKind
+from headrace.ipc.worker_messages import CacheLayout, RecordKind
 from headrace.storage.slot_file import SlotFile, SlotFileHeader
 from headrace.storage.store_directory import StoreDirectory
 from headrace.storage.store_tier import StoreTier, TierName
@@ -112,15 +113,9 @@ class Server:
         ]
         self.store = KvStore(self.workers.memory, self.tables(), tiers)
 
-    def lose_store(self) -> None:
-        """Close the files of a store, as its death does."""
-        readers = self.directory._readers.values()
-        for fd in (*self.directory._fds.values(), *(reader._fd for reader in readers)):
-            os.close(fd)
-
     def close(self) -> None:
         """Close everything."""
-        self.lose_store()
+        close_files(self.directory)
         for fd in (*self.workers.fds, *self.memory_fds.values()):
             os.close(fd)
 
@@ -147,11 +142,7 @@ class Server:
         sequence = Sequence.of(request, prompt.tobytes())
         sequence.digests = list(digests)
         self.fetcher.enter(sequence)
-        message = self.fetcher.ask()
-        while message is not None:
-            assert isinstance(message, Lookup | FetchRecords)
-            act = self.store.look if isinstance(message, Lookup) else self.store.fetch
-            message = self.fetcher.ask(act(message))  # type: ignore[arg-type]
+        answer_all(self.fetcher, self.store)
         assert not sequence.is_fetching and not self.fetcher.is_busy
         known = digests[: self.pool.count_cached(digests)]
         return max((i + 1 for i, d in enumerate(known) if self.slots.has(d)), default=0)
@@ -213,7 +204,7 @@ class TwoServers(RuleBasedStateMachine):
 
     @rule(server=st.integers(0, 1))
     def lose_store(self, server: int) -> None:
-        self.servers[server].lose_store()
+        close_files(self.servers[server].directory)
         self.servers[server].start_store()
 
     @rule(server=st.integers(0, 1), learns=st.booleans())
