@@ -1,70 +1,26 @@
-"""Chooses how many drafts pay, from measured acceptance and step times. Pure: no clock.
+"""Chooses how many drafts pay, from measured acceptance and the costs of steps. Pure: no clock.
 
 A step of the model takes longer the more rows it has, and a draft model takes time for each draft.
-One more draft pays where it gains more tokens per second than the step without it has.
+That slows all sequences, and each draft quickens one. Drafts are chosen so that the product of all
+sequences' rates is largest (proportional fairness: Kelly, 1997). One sequence alone gets most
+tokens per second so; among many, none is slowed for little.
 """
 
-from bisect import bisect
+import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
 
+from headrace.engine_proc.drafts.step_costs import CostTable, StepCosts
+
 FIRST_RATE = 0.7  # of acceptance, before any draft was checked
-RATE_DECAY = 0.1  # what the newest draft counts for a sequence,
+RATE_DECAY = 0.05  # what the newest draft counts for a sequence,
 SHARED_DECAY = 0.01  # and for those that come
-CLASS_DECAY = 0.03  # and for drafts of its chance
-TIME_DECAY = 0.2  # what the newest step counts
-DRIFT = 0.02  # of the time of one row, by steps of several
-FIRST_SLOPE = 0.05  # of a row's time in a step of several, before any was measured
-MAX_ROWS = 256  # of a step whose time is noted
+CLASS_DECAY = 0.01  # and for drafts of its chance, at the least:
+FIRST_WEIGHT = 10  # drafts that what is assumed counts as
 NUM_CLASSES = 8  # of drafts, by their chance
-
-
-class StepCosts:
-    """The times of steps by their number of rows, as multiples of the time of one row.
-
-    The machine may become slower for a while, and texts longer: the multiples stay.
-    """
-
-    def __init__(self) -> None:
-        self._unit_s = 0.0  # the time of one row
-        self._rows = [1]  # that were measured, ascending
-        self._multiples = [1.0]
-
-    @property
-    def are_known(self) -> bool:
-        """Whether a step was measured."""
-        return self._unit_s > 0
-
-    def observe(self, num_rows: int, seconds: float) -> None:
-        """Record a step."""
-        if num_rows > MAX_ROWS:
-            return
-        multiple = self._multiple(num_rows)
-        unit_s = seconds / multiple
-        weight = TIME_DECAY if num_rows == 1 else DRIFT
-        self._unit_s += (weight if self._unit_s else 1) * (unit_s - self._unit_s)
-        if num_rows == 1:
-            return
-        place = bisect(self._rows, num_rows)
-        if self._rows[place - 1] != num_rows:
-            self._rows.insert(place, num_rows)
-            self._multiples.insert(place, seconds / self._unit_s)
-        else:
-            self._multiples[place - 1] += TIME_DECAY * (seconds / self._unit_s - multiple)
-
-    def seconds(self, num_rows: int) -> float:
-        """Return what a step takes. Sizes that were not measured lie on a line between others."""
-        return self._unit_s * self._multiple(num_rows) if num_rows else 0.0
-
-    def _multiple(self, num_rows: int) -> float:
-        place = bisect(self._rows, num_rows)
-        low, before = self._rows[place - 1], self._multiples[place - 1]
-        if place < len(self._rows):
-            share = (num_rows - low) / (self._rows[place] - low)
-            return before + share * (self._multiples[place] - before)
-        slope = FIRST_SLOPE if low == 1 else max(0.0, (before - 1) / (low - 1))
-        return before + slope * (num_rows - low)
+DEMAND = 1.05  # what drafts have to gain, as a multiple of what they cost: both are estimates
 
 
 class AcceptanceRate:
@@ -80,11 +36,14 @@ class AcceptanceRate:
         self._shared = shared
         self._decay = SHARED_DECAY if shared is None else RATE_DECAY
         self.value: float = first_value if shared is None else shared.value
+        self._num_learned = 0
 
     def learn(self, num_drafts: int, num_right: int) -> None:
         """Record drafts that were checked in one step. Behind a wrong one nothing was learned."""
         for is_right in [1.0] * num_right + [0.0] * (num_right < num_drafts):
-            self.value += self._decay * (is_right - self.value)
+            self._num_learned += 1
+            weight = max(self._decay, 1 / (FIRST_WEIGHT + self._num_learned))
+            self.value += weight * (is_right - self.value)
         if self._shared is not None:
             self._shared.learn(num_drafts, num_right)
 
@@ -98,6 +57,7 @@ class ChanceTable:
 
     def __init__(self, least: float = 0.3) -> None:
         step = (1 - least) / NUM_CLASSES
+        self._num_learned = [0] * NUM_CLASSES
         self._rates = [least + step * (place + 0.5) for place in range(NUM_CLASSES)]
 
     def __getitem__(self, chance: float) -> float:
@@ -107,7 +67,9 @@ class ChanceTable:
         """Record drafts that were checked in one step. Behind a wrong one nothing was learned."""
         for place, chance in enumerate(chances[: num_right + 1]):
             index = self._class(chance)
-            self._rates[index] += CLASS_DECAY * ((place < num_right) - self._rates[index])
+            self._num_learned[index] += 1
+            weight = max(CLASS_DECAY, 1 / (FIRST_WEIGHT + self._num_learned[index]))
+            self._rates[index] += weight * ((place < num_right) - self._rates[index])
 
     def _class(self, chance: float) -> int:
         return min(NUM_CLASSES - 1, int(chance * NUM_CLASSES))
@@ -115,77 +77,116 @@ class ChanceTable:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step of the model that is being put together.
+    """A step of the model that is being put together. A step without drafts costs 1.
 
     Attributes:
         num_rows: with its drafts.
-        num_tokens: that it is expected to give.
-        spent_s: on its drafts.
+        num_sequences: that get tokens.
+        costs: of the model's steps, by rows,
+        draft_costs: and of the draft model's.
+        spent: on its drafts.
+        demand: as `DEMAND`.
     """
 
     num_rows: int
-    num_tokens: float
-    spent_s: float = 0.0
+    num_sequences: int
+    costs: CostTable
+    draft_costs: CostTable
+    spent: float = 0.0
+    demand: float = DEMAND
 
 
 class DraftPolicy:
-    """Weighs drafts against the time that they take."""
+    """Weighs drafts against the time that they take.
+
+    A draft's growth is the logarithm of what it multiplies its sequence's rate by.
+    """
 
     def __init__(self) -> None:
-        self.model = StepCosts()
-        self.draft_model = StepCosts()
+        self.costs = StepCosts()
 
-    def num_checked(self, plan: StepPlan, gains: Items[float]) -> int:
-        """Return how many drafts of a sequence pay that are made: they take rows.
+    def plan(self, num_rows: int, num_sequences: int) -> StepPlan:
+        """Begin a step."""
+        own, drafts = (self.costs.table(num_rows, is_draft=is_draft) for is_draft in (False, True))
+        return StepPlan(num_rows, num_sequences, own, drafts)
+
+    def could_pay(self, plan: StepPlan) -> bool:
+        """Whether drafts would pay that are certain to be right, and cost nothing to make."""
+        most = plan.num_sequences
+        counts = [*(1 << place for place in range(most.bit_length() - 1)), most]
+        return any(self._score(plan, count * math.log(2), count, 0.0) > 0 for count in counts)
+
+    def num_checked(self, plan: StepPlan, growths: Items[float]) -> int:
+        """Return how many drafts pay that are made: they take rows.
 
         Args:
-            gains: the tokens that each is expected to give, descending.
+            growths: of each, in the order in which they are taken.
         """
-        return self._best(plan, gains, [0.0] * len(gains))[0]
+        return self._best(plan, growths, [0.0] * len(growths))[0]
 
-    def is_faster(self, plan: StepPlan, gains: Items[float], rate: float) -> bool:
-        """Whether a sequence's drafts that are made give more tokens per second than new ones.
+    def is_faster(self, plan: StepPlan, growths: Items[float], rate: float) -> bool:
+        """Whether a sequence's drafts that are made are worth more than new ones.
 
         Args:
-            gains: as in `num_checked`.
+            growths: as in `num_checked`.
             rate: the share of the draft model's drafts that are accepted.
         """
-        if not self.draft_model.are_known:
+        if not self.costs.has_drafted:
             return False
-        places = range(1, len(gains) + 1)
-        others = [rate**place for place in places]
-        costs = [place * self.draft_model.seconds(1) for place in places]
-        made = self._best(plan, gains, [0.0] * len(gains))
+        places = range(1, len(growths) + 1)
+        others = growths_of(rate**place for place in places)
+        costs = [place * plan.draft_costs[1] for place in places]
+        made = self._best(plan, growths, [0.0] * len(growths))
         return made[1] >= self._best(plan, others, costs)[1]
 
-    def num_drafted(self, plan: StepPlan, gains: Items[float], further_s: Items[float]) -> int:
+    def num_drafted(self, plan: StepPlan, growths: Items[float], further: Items[float]) -> int:
         """Return for how many sequences another draft pays, in one step of the draft model.
 
         Until its costs are known one sequence drafts, which tells them.
 
         Args:
-            gains: the tokens that a draft of each is expected to give, descending.
-            further_s: what each takes beside that step.
+            growths: of a draft of each, descending.
+            further: what each costs beside that step.
         """
-        if not self.draft_model.are_known:
-            return min(1, len(gains))
-        further = accumulate(further_s)
-        costs = [own + self.draft_model.seconds(i) for i, own in enumerate(further, 1)]
-        return self._best(plan, gains, costs)[0]
+        if not self.costs.has_drafted:
+            return min(1, len(growths))
+        sums = accumulate(further)
+        costs = [own + plan.draft_costs[count] for count, own in enumerate(sums, 1)]
+        return self._best(plan, growths, costs)[0]
 
-    def _best(self, plan: StepPlan, gains: Items[float], costs: Items[float]) -> tuple[int, float]:
-        """Return how many of the first drafts make most tokens per second, and how many these are.
+    def _best(
+        self, plan: StepPlan, growths: Items[float], costs: Items[float]
+    ) -> tuple[int, float]:
+        """Return how many of the first drafts are worth most, and what they are worth.
 
         Args:
-            costs: what so many of them take, beside their rows.
+            costs: of so many of them, beside their rows.
         """
-        if not self.model.are_known:
-            return 0, 0.0
-        num_tokens = plan.num_tokens
-        best, best_rate = 0, num_tokens / (self.model.seconds(plan.num_rows) + plan.spent_s)
-        for count, (gain, cost) in enumerate(zip(gains, costs, strict=True), 1):
-            num_tokens += gain
-            seconds = self.model.seconds(plan.num_rows + count) + plan.spent_s + cost
-            if num_tokens / seconds > best_rate:
-                best, best_rate = count, num_tokens / seconds
-        return best, best_rate
+        best, best_score = 0, 0.0
+        if not self.costs.are_known:
+            return best, best_score
+        sums = accumulate(growths)
+        for count, (growth, cost) in enumerate(zip(sums, costs, strict=True), 1):
+            score = self._score(plan, growth, count, cost)
+            if score > best_score:
+                best, best_score = count, score
+        return best, best_score
+
+    def _score(self, plan: StepPlan, growth: float, count: int, cost: float) -> float:
+        """Return the growth of all sequences' rates by drafts, less what these have to gain."""
+        before = plan.costs[plan.num_rows] + plan.spent
+        after = plan.costs[plan.num_rows + count] + plan.spent + cost
+        return growth - plan.demand * plan.num_sequences * math.log(after / before)
+
+
+def growths_of(gains: Iterable[float]) -> list[float]:
+    """Return the growths of a sequence's drafts.
+
+    Args:
+        gains: the tokens that each is expected to give.
+    """
+    expected, growths = 1.0, []
+    for gain in gains:
+        growths.append(math.log1p(gain / expected))
+        expected += gain
+    return growths

@@ -19,11 +19,15 @@ class InflightStep:
     def is_foreseeable(self) -> bool:
         """Whether the next step can be chosen without the result, but for the tokens' ids.
 
-        False where a token decides how the next one is sampled. False where a prompt waits for an
-        image, since its sequence leaves the running set in the next step.
+        False where drafts are made or checked, and where a token decides how the next one is
+        sampled. False where a prompt waits for an image, since its sequence leaves the running set
+        in the next step.
         """
         return not any(
-            (chunk.is_last and chunk.sequence.looks_back) or chunk.sequence.awaits_image
+            chunk.is_draft
+            or chunk.drafts
+            or (chunk.is_last and chunk.sequence.looks_back)
+            or chunk.sequence.awaits_image
             for chunk in self.chunks
             if not chunk.is_decode
         )

@@ -199,13 +199,13 @@ class Scheduler:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
                 long or too much memory. With less than one per running sequence the last wait.
         """
-        if self._open and not self._can_look_ahead:
-            return []
         limit = self._limits.max_num_batched_tokens
         budget = limit if budget is None else min(budget, limit)
+        if self._open and not self._can_look_ahead(budget):
+            return []
         self._spare = limit - budget
         drafting: list[Chunk] = []
-        if self._speculation is not None and not self._suspects:
+        if self._speculation is not None and not (self._open or self._suspects):
             drafting = self._speculation.next_chunks(self.running, budget)
         if drafting:
             self._open.append(InflightStep(drafting))
@@ -228,13 +228,12 @@ class Scheduler:
         self._states.begin(chunks)
         return chunks
 
-    @property
-    def _can_look_ahead(self) -> bool:
+    def _can_look_ahead(self, budget: int) -> bool:
         """Whether a step can be chosen while another is being computed."""
-        is_drafting = self._speculation is not None
         most = min(self._limits.max_num_seqs, len(self.running) + len(self.waiting))
-        can_choose = not (is_drafting or self._suspects) and self._states.have_room(most)
-        return can_choose and self._open[-1].is_foreseeable
+        if self._suspects or not self._states.have_room(most) or not self._open[-1].is_foreseeable:
+            return False
+        return self._speculation is None or self._speculation.needs_no_answer(self.running, budget)
 
     def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step: running sequences first, then admitted ones."""
@@ -289,7 +288,9 @@ class Scheduler:
                 self.waiting.add(self.running.pop(place))
                 continue
             drafts = NO_TOKENS
-            if self._speculation is not None and sequence.generates and not sequence.is_prefilling:
+            is_planned = self._speculation is not None and not self._open
+            if is_planned and sequence.generates and not sequence.is_prefilling:
+                assert self._speculation is not None
                 room = budget - (len(self.running) - place - 1) - sequence.num_pending
                 drafts = self._speculation.propose(sequence, max(0, room))
             start = sequence.num_computed

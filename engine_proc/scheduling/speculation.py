@@ -10,8 +10,9 @@ that pays (`draft_policy.py`).
 """
 
 from array import array
+from dataclasses import replace
 from itertools import accumulate
-from operator import mul
+from operator import itemgetter, mul
 
 from headrace.config.config import MAX_DRAFTS
 from headrace.engine_proc.drafts.draft_policy import (
@@ -19,6 +20,7 @@ from headrace.engine_proc.drafts.draft_policy import (
     ChanceTable,
     DraftPolicy,
     StepPlan,
+    growths_of,
 )
 from headrace.engine_proc.drafts.edited_copy import EditedCopy
 from headrace.engine_proc.drafts.ngram_proposer import (
@@ -29,7 +31,8 @@ from headrace.engine_proc.drafts.ngram_proposer import (
     RecentAnswers,
     look_up,
 )
-from headrace.engine_proc.scheduling.draft_model import DraftModel
+from headrace.engine_proc.drafts.trials import Trials
+from headrace.engine_proc.scheduling.draft_model import CATCH_UP_TOKENS, DraftModel
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
@@ -42,7 +45,7 @@ MAX_PENDING = 1 + MAX_DRAFTS  # tokens of a sequence that decodes
 NGRAM_RATES = {COPIED: 0.8, EDITED: 0.5, 8: 0.8, 4: 0.6, 3: 0.5, 2: 0.3}
 DRAFTS_PER_STEP = 64  # of all sequences
 CLOSE_RATE = 0.85  # of unlikely drafts that are accepted, by the model in 4 bits
-PROBE_STEPS = 48  # of a sequence without drafts, after which the draft model makes one
+MAX_AHEAD = 16  # steps that are chosen without a look at the texts
 # Over so many drafts the cost of reading a text first is spread, or over half of the tokens left.
 CATCH_UP_SHARE = 64
 
@@ -53,7 +56,6 @@ class DraftState:
     Attributes:
         match: what the text suggests to follow the first `at` tokens.
         suggested: that part of it which is to be checked.
-        num_bare: steps since the last one with drafts.
     """
 
     def __init__(self, shared: "DraftState | None" = None) -> None:
@@ -68,7 +70,6 @@ class DraftState:
         self.copy: EditedCopy = EditedCopy()
         self.at = 0
         self.suggested = NO_TOKENS
-        self.num_bare = 0
 
 
 class Speculation:
@@ -88,9 +89,11 @@ class Speculation:
         is_close = model is not None and not model.has_pages
         self._chances = ChanceTable(CLOSE_RATE) if is_close else ChanceTable()
         self._answers = RecentAnswers()
-        self._plan = StepPlan(1, 1)
+        self._plan = self.policy.plan(1, 1)
         self._num_free = 0  # drafts that the plan has room for
         self._drafting: list[Sequence] | None = None  # None: there is no plan
+        self._trials = Trials()
+        self._num_ahead = 0  # steps since the last plan
 
     def next_chunks(self, running: list[Sequence], budget: int) -> list[Chunk]:
         """Return the draft model's next step; nothing, where that of the model is due.
@@ -107,34 +110,76 @@ class Speculation:
             if chunk is not None:
                 budget -= chunk.count
                 chunks.append(chunk)
-        self._plan.spent_s += self.policy.draft_model.seconds(len(chunks))
+        self._plan.spent += self._plan.draft_costs[len(chunks)]
         self._drafting = [chunk.sequence for chunk in chunks if chunk.is_last] if chunks else None
         return chunks
 
+    def needs_no_answer(self, running: list[Sequence], budget: int) -> bool:
+        """Whether the step behind one without drafts has none, whatever that one draws.
+
+        Either none could pay, or the texts have suggested none for twice as many steps.
+        """
+        plan = self._bare_plan(running, budget)
+        if self._trials.has_drafts or self._is_trial(plan):
+            return False
+        if not self.policy.could_pay(plan):
+            return True
+        self._num_ahead += 1
+        return self._num_ahead <= min(MAX_AHEAD, self._trials.num_alike // 2)
+
     def _begin(self, running: list[Sequence], budget: int) -> None:
         """Begin a plan with what the texts suggest."""
-        decoding = [s for s in running if s.generates and not s.is_prefilling]
-        num_rows = min(budget, sum(sequence.num_pending for sequence in running))
-        self._plan = StepPlan(max(1, num_rows), max(1, len(decoding)))
+        self._plan = self._bare_plan(running, budget)
         self._num_free = DRAFTS_PER_STEP
-        self._drafting = []
-        for sequence in decoding:
+        self._drafting, self._num_ahead = [], 0
+        if self._is_trial(self._plan):
+            if self._trials.has_drafts:
+                return
+            self._plan.demand = 0.0
+        elif not self.policy.could_pay(self._plan):
+            return
+        suggestions: list[tuple[float, Sequence]] = []  # the growth of each draft
+        for sequence in filter(is_decoding, running):
             state = self._state(sequence)
             self._look_up(sequence, state)
-            is_drafted = self._model is not None and can_draft(sequence)
-            if self._model is not None and is_drafted:
+            growths = self._suggested_growths(sequence, state)
+            if self._model is not None and can_draft(sequence):
                 self._model.settle(sequence)
-                self._add(self._gains(sequence))
-            room = min(self._room(sequence), len(state.match.tokens))
-            rate = state.ngram_rates[state.match.size].value if room else 0.0
-            gains = [rate**place for place in range(1, room + 1)]
-            count = self.policy.num_checked(self._plan, gains)
-            if is_drafted and not self.policy.is_faster(self._plan, gains, state.model_rate.value):
-                count = 0
-            state.suggested = state.match.tokens[:count]
-            self._add(gains[:count])
-            if is_drafted and not count:
-                self._drafting.append(sequence)
+                self._add(len(sequence.drafts))
+                rate = state.model_rate.value
+                if not growths or not self.policy.is_faster(self._plan, growths, rate):
+                    self._drafting.append(sequence)
+                    continue
+            suggestions += [(growth, sequence) for growth in growths]
+        self._choose(suggestions)
+
+    def _bare_plan(self, running: list[Sequence], budget: int) -> StepPlan:
+        """Return a step of the model without drafts."""
+        num_rows = min(budget, sum(sequence.num_pending for sequence in running))
+        return self.policy.plan(max(1, num_rows), max(1, sum(map(is_decoding, running))))
+
+    def _is_trial(self, plan: StepPlan) -> bool:
+        return self._trials.is_due(self.policy.costs.num_steps(plan.num_rows))
+
+    def _suggested_growths(self, sequence: Sequence, state: DraftState) -> list[float]:
+        """Return the growths of what a text suggests, if all of it were checked."""
+        state.suggested = NO_TOKENS
+        most = 1 if self._plan.demand == 0.0 else self._max_length
+        room = min(most, self._room(sequence), len(state.match.tokens))
+        if not room:
+            return []
+        rate = state.ngram_rates[state.match.size].value
+        return growths_of(rate**place for place in range(1, room + 1))
+
+    def _choose(self, suggestions: list[tuple[float, Sequence]]) -> None:
+        """Add to the plan what pays of the texts' suggestions."""
+        suggestions.sort(key=itemgetter(0), reverse=True)  # of a sequence, the first ones first
+        suggestions = suggestions[: self._num_free]
+        count = self.policy.num_checked(self._plan, [growth for growth, _ in suggestions])
+        for _, sequence in suggestions[:count]:
+            state = self._state(sequence)
+            state.suggested = state.match.tokens[: len(state.suggested) + 1]
+        self._add(count)
 
     def _look_up(self, sequence: Sequence, state: DraftState) -> None:
         """Learn how a match has fared, and find the next one."""
@@ -163,11 +208,10 @@ class Speculation:
             copy.begin(match.end, match.size)
         return match
 
-    def _add(self, gains: list[float]) -> None:
+    def _add(self, num_drafts: int) -> None:
         """Add drafts to the plan."""
-        self._plan.num_rows += len(gains)
-        self._plan.num_tokens += sum(gains)
-        self._num_free -= len(gains)
+        self._plan.num_rows += num_drafts
+        self._num_free -= num_drafts
 
     def _gains(self, sequence: Sequence) -> list[float]:
         """Return the tokens that each draft of the draft model is expected to give."""
@@ -180,30 +224,50 @@ class Speculation:
 
     def _worth_drafting(self) -> list[Sequence]:
         """Return the sequences of which another draft pays."""
-        gains: dict[Sequence, float] = {}
-        behind_s: dict[Sequence, float] = {}
+        growths: dict[Sequence, float] = {}
+        behind: dict[Sequence, float] = {}  # what it costs to read the texts first
         for sequence in self._drafting or ():
             if self._model is None or sequence.has_ended or not self._room(sequence):
                 continue
-            chance = [1.0, *self._gains(sequence)][-1]
-            gains[sequence] = chance * self._state(sequence).model_rate.value
-            num_behind = self._model.num_behind(sequence)
-            num_left = sequence.request.max_tokens - sequence.num_generated
-            share = max(1, min(CATCH_UP_SHARE, num_left // 2))
-            behind_s[sequence] = self.policy.draft_model.seconds(num_behind) / share
-        order = sorted(gains, key=gains.__getitem__, reverse=True)[: self._num_free]
+            gains = self._gains(sequence)
+            gains.append([1.0, *gains][-1] * self._state(sequence).model_rate.value)
+            growths[sequence] = growths_of(gains)[-1]
+            behind[sequence] = self._plan.draft_costs[self._model.num_behind(sequence)]
+        order = sorted(growths, key=growths.__getitem__, reverse=True)[: self._num_free]
+        if self._plan.demand == 0.0:
+            return self._affordable(order)
         count = self.policy.num_drafted(
-            self._plan, [gains[s] for s in order], [behind_s[s] for s in order]
+            self._plan, [growths[s] for s in order], [behind[s] / share_of(s) for s in order]
         )
-        probed = [s for s in order[count:] if self._state(s).num_bare >= PROBE_STEPS]
-        return order[:count] + probed[:1]
+        return order[:count]
+
+    def _affordable(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Return the sequences that a trial drafts for: one draft each, unless that costs much.
+
+        A trial of what texts suggest goes first.
+        """
+        if self._model is None or self._num_free < DRAFTS_PER_STEP:
+            return []
+        chosen, room = [], CATCH_UP_TOKENS
+        for sequence in sorted(sequences, key=self._model.num_behind):
+            num_tokens = min(self._model.num_behind(sequence), CATCH_UP_TOKENS)
+            cost = self._plan.draft_costs[num_tokens]
+            if cost > self._trials.credit or num_tokens > room:
+                break
+            room -= num_tokens
+            self._trials.credit -= cost
+            chosen.append(sequence)
+        return chosen
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """Note what a step took, the draft model's or the model's. Prompts are left out."""
-        if any(chunk.count > MAX_PENDING for chunk in chunks):
-            return
-        costs = self.policy.draft_model if chunks[0].is_draft else self.policy.model
-        costs.observe(sum(chunk.num_tokens for chunk in chunks), seconds)
+        num_rows = sum(chunk.num_tokens for chunk in chunks)
+        is_draft = chunks[0].is_draft
+        if not is_draft:
+            has_drafts = any(chunk.drafts for chunk in chunks)
+            self._trials.count(has_drafts=has_drafts)
+        if is_draft or all(chunk.count <= MAX_PENDING for chunk in chunks):
+            self.policy.costs.observe(num_rows, seconds, is_draft=is_draft)
 
     def take(self, chunks: list[Chunk], outcome: ResultReader) -> None:
         """Read what a step of the draft model has drafted."""
@@ -211,27 +275,18 @@ class Speculation:
         for chunk in chunks:
             num_drafts = len(chunk.sequence.drafts)
             self._model.take(chunk, outcome)
-            self._add(self._gains(chunk.sequence)[num_drafts:])
+            self._add(len(chunk.sequence.drafts) - num_drafts)
 
     def propose(self, sequence: Sequence, most: int) -> "array[int]":
         """Return a sequence's drafts in the step of the model that is due, at most `most`."""
         state = self._state(sequence)
         if state.at != len(sequence.tokens):  # there is no plan
             return NO_TOKENS
-        drafts = state.suggested[:most]
-        if not drafts and len(sequence.tokens) == sequence.first_draft:
-            gains = self._gains(sequence)
-            rest = StepPlan(
-                max(1, self._plan.num_rows - len(gains)),
-                max(1, self._plan.num_tokens - sum(gains)),
-                self._plan.spent_s,
-            )
-            count = self.policy.num_checked(rest, gains)
-            if state.num_bare >= PROBE_STEPS:
-                count = max(count, 1)
-            drafts = sequence.drafts[: min(most, count)]
-        state.num_bare = 0 if drafts else state.num_bare + 1
-        return drafts
+        if state.suggested or len(sequence.tokens) != sequence.first_draft:
+            return state.suggested[:most]
+        growths = growths_of(self._gains(sequence))
+        rest = replace(self._plan, num_rows=max(1, self._plan.num_rows - len(growths)))
+        return sequence.drafts[: min(most, self.policy.num_checked(rest, growths))]
 
     def learn(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
         """Note how many of a sequence's drafts proved right."""
@@ -259,6 +314,17 @@ class Speculation:
         if state is None:
             state = self._states[sequence] = DraftState(self._shared)
         return state
+
+
+def is_decoding(sequence: Sequence) -> bool:
+    """Whether a sequence gets a token in each step."""
+    return sequence.generates and not sequence.is_prefilling
+
+
+def share_of(sequence: Sequence) -> int:
+    """Return over how many drafts of a sequence the cost of reading its text is spread."""
+    num_left = sequence.request.max_tokens - sequence.num_generated
+    return max(1, min(CATCH_UP_SHARE, num_left // 2))
 
 
 def can_draft(sequence: Sequence) -> bool:

@@ -394,6 +394,36 @@ class RepeatingWorker(FakeWorker):
         return tokens[-4]
 
 
+def test_steps_are_sent_ahead_while_nothing_is_guessed() -> None:
+    rig = Rig.make(256, 4, 32, 4, depth=2, speculation=from_text)
+    rig.worker = CountingWorker(rig.pool)
+    rig.add(make_sequence([1], 100, stop_token_ids=[]))
+    rig.run()
+    assert list(rig.said.values()) == [list(range(2, 102))]
+    assert rig.scheduler.counts.steps_ahead > 80
+
+
+def test_guesses_begin_soon_after_steps_sent_ahead() -> None:
+    rig = Rig.make(256, 4, 32, 4, depth=2, speculation=from_text)
+    rig.worker = CountingWorker(rig.pool, period=60)
+    rig.add(make_sequence([1], 240, stop_token_ids=[]))
+    rig.run()
+    assert rig.said[request_id(0, 1)] == [place % 60 for place in range(2, 242)]
+    assert rig.scheduler.counts.steps_ahead > 30
+    assert rig.scheduler.counts.steps < 150, "from the second period on, several tokens a step"
+
+
+class CountingWorker(FakeWorker):
+    """A model that counts, and begins again."""
+
+    def __init__(self, pool: PagePool, period: int = 1000) -> None:
+        super().__init__(pool)
+        self._period = period
+
+    def next_token(self, tokens: list[int]) -> int:
+        return (tokens[-1] + 1) % self._period
+
+
 def test_guesses_end_with_the_text() -> None:
     rig = Rig.make(64, 4, 32, 4, speculation=from_text)
     rig.worker = RepeatingWorker(rig.pool)
