@@ -40,6 +40,7 @@ from headrace.tokenizer_proc.requests.cohere import (
     decode_cohere_embed,
     decode_cohere_rerank,
     embedding_of,
+    prompt_of,
     ranking_of,
 )
 from headrace.tokenizer_proc.requests.field_names import as_written
@@ -108,15 +109,24 @@ class EmbeddingPlanner:
                 cohere=version,
                 response_id=f"embed-{public_id(http, 12)}",
             )
-            return (yield from self._embed(http, request, plan))
+            pooling = self._card.pooling
+            prompt = "" if pooling is None else prompt_of(wanted, pooling.prompts)
+            return (yield from self._embed(http, request, plan, prompt))
 
-    def _embed(self, http: HttpRequest, request: EmbeddingRequest, plan: EmbeddingPlan) -> Stages:
-        """Plan the sequences of texts, whose plans are `plan` in what they have in common."""
+    def _embed(
+        self, http: HttpRequest, request: EmbeddingRequest, plan: EmbeddingPlan, before: str = ""
+    ) -> Stages:
+        """Plan the sequences of texts, whose plans are `plan` in what they have in common.
+
+        Args:
+            before: is written before each text.
+        """
         self._prompts.check_model(request.model, embeds=True)
         self._check_dimensions(request.dimensions)
         texts = prompt_list(request.input)
         check_length("input", len(texts), MAX_EMBEDDING_INPUTS)
-        prompts = yield from self._embedded(request, texts, "input")
+        written = [before + text if isinstance(text, str) else text for text in texts]
+        prompts = yield from self._embedded(request, written, "input")
         plans = [
             msgspec.structs.replace(
                 plan,

@@ -8,7 +8,7 @@ the logits of two tokens behind a prompt (`LogitScore`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class Pooling:
     # In place of a head: the token whose logit is the score, and one whose logit is taken off.
     score_tokens: tuple[int, ...] = ()
     activation: DenseActivation = DenseActivation.IDENTITY  # of that number
+    # What is written before a text, by the name of its kind in sentence-transformers' config.
+    prompts: dict[str, str] = field(default_factory=dict)
 
 
 class Module(msgspec.Struct):
@@ -118,7 +120,17 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
                     f"{' behind Normalize' if normalize else ''}; Transformer, Pooling, Dense and "
                     "at last Normalize are"
                 )
-    return Pooling(kind, normalize, read_max_tokens(folder, config), tuple(dense))
+    prompts = read_prompts(folder)
+    return Pooling(kind, normalize, read_max_tokens(folder, config), tuple(dense), prompts=prompts)
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """Read the prompts of `config_sentence_transformers.json`, by lower-case names."""
+    path = folder / "config_sentence_transformers.json"
+    prompts = read_optional(path).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
+        raise ModelError(f"{path}: prompts are {prompts!r:.40}, not texts by name")
+    return {name.lower(): prompt for name, prompt in prompts.items()}
 
 
 def read_logit_score(folder: Path, path: str, config: Mapping[str, Any]) -> Pooling:

@@ -61,8 +61,11 @@ def make_planner(
     thought_format: ThoughtFormat | None = None,
     sampling_defaults: SamplingDefaults = OPENAI,
     compares: bool = False,
+    prompts: dict[str, str] | None = None,
 ) -> Planner:
-    pooling = Pooling(PoolingKind.LAST, scores=compares) if embeds or compares else None
+    pooling = None
+    if embeds or compares:
+        pooling = Pooling(PoolingKind.LAST, scores=compares, prompts=prompts or {})
     card = ModelCard(
         path="/model",
         name="tiny",

@@ -81,6 +81,27 @@ def test_cohere_texts_are_embedded_in_the_types_it_names() -> None:
     assert prompt.tolist() == [1, *b"Hi", 2]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "kind", "written"),
+    [
+        ({"query": "q:"}, "search_query", b"q:Hi"),
+        ({"passage": "p:", "query": "q:"}, "search_document", b"p:Hi"),
+        ({"clustering": "c:"}, "clustering", b"c:Hi"),
+        ({"query": "q:"}, "classification", b"Hi"),
+        ({"query": "q:"}, None, b"Hi"),
+    ],
+)
+def test_cohere_input_type_chooses_a_prompt(
+    prompts: dict[str, str], kind: str | None, written: bytes
+) -> None:
+    planner = make_planner(max_model_len=8, embeds=True, prompts=prompts)
+    body = json.dumps({"texts": ["Hi"], "input_type": kind}).encode()
+    sequences = planner.plan("cohere_embed", HTTP, body)
+    assert sequences.prompts[0].tolist() == [1, *written]
+    plan = msgspec.msgpack.decode(sequences.requests[0].plan, type=EmbeddingPlan)
+    assert plan.text == "Hi"  # as it came
+
+
 def test_cohere_says_which_end_of_a_text_is_cut() -> None:
     for truncate, expected in (("END", b"a long"), ("START", b"g text")):
         (prompt,) = cohere(texts=["a long text"], truncate=truncate).prompts

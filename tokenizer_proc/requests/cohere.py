@@ -1,10 +1,11 @@
 """The bodies of Cohere's `/v1/embed`, `/v2/embed` and `/v2/rerank`, as the requests they come to.
 
-https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/rerank. `input_type` is
-read and changes nothing: a text is embedded as it is.
+https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/rerank. `input_type`
+chooses one of the prompts that a model's files have.
 """
 
 import itertools
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,13 @@ from headrace.tokenizer_proc.requests.openai import (
 from headrace.tokenizer_proc.requests.rerank import RerankRequest, check_rerank
 from headrace.tokenizer_proc.requests.sampling import check_ranges
 
+# Prompts of each `input_type`, as the files of models name them: the first there is counts.
+PROMPT_NAMES = {
+    "search_query": ("query", "search_query"),
+    "search_document": ("document", "passage", "search_document"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
 ALL_THERE_IS_ROOM_FOR = -1  # of `truncate_prompt_tokens`
 # What an embedding request's fields are called here.
 EMBED_NAMES = {
@@ -106,6 +114,12 @@ def embedding_of(request: CohereEmbedRequest) -> EmbeddingRequest:
     )
     check_ranges(embedding)
     return embedding
+
+
+def prompt_of(request: CohereEmbedRequest, prompts: Mapping[str, str]) -> str:
+    """Return what is written before each text; "" where the model has nothing for its kind."""
+    names = PROMPT_NAMES.get(request.input_type or "", ())
+    return next((prompts[name] for name in names if name in prompts), "")
 
 
 def texts_of(request: CohereEmbedRequest) -> list[str]:

@@ -72,6 +72,18 @@ def test_old_and_new_files_name_the_kind(
     assert read_pooling(folder, QWEN) == Pooling(kind, normalize=True, max_tokens=4096)
 
 
+def test_prompts_are_read_by_their_names(tmp_path: Path) -> None:
+    named = {"query": "q: ", "Clustering": "c: "}
+    other = {"prompts": named, "default_prompt_name": None}
+    folder = write(tmp_path, ["Pooling"], config_sentence_transformers=other)
+    pooling = read_pooling(folder, BERT)
+    assert pooling is not None
+    assert pooling.prompts == {"query": "q: ", "clustering": "c: "}
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": 1}}')
+    with pytest.raises(ModelError, match="not texts by name"):
+        read_pooling(folder, BERT)
+
+
 def test_without_a_normalizing_step_vectors_keep_their_length(tmp_path: Path) -> None:
     pooling = read_pooling(write(tmp_path, ["Transformer", "Pooling"]), BERT)
     assert pooling is not None
