@@ -98,7 +98,7 @@ def refusal(response: httpx.Response, body: bytes) -> ApiError:
 
 def checked(response: httpx.Response) -> bytes:
     """Return the body of an answer, or raise what the server refused."""
-    if response.status_code != 200:
+    if not response.is_success:  # 200, or 202 of what is done later
         raise refusal(response, response.content)
     return response.content
 

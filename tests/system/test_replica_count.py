@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from killer import OPERATOR
 from servers import HELD, PATIENCE_S, RunningServer, survivors, wait_until
 from stream_reader import REQUESTS, TIMEOUT_S, read
 from tiny_models import make_folder
+
+from headrace.client.client import Client
+from headrace.client.responses import Replicas
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 MIXED = [REQUESTS[place] for place in (1, 2, 4, 6, 8)]  # sampled, several, logprobs, JSON, whole
@@ -26,14 +28,13 @@ class Fleet(RunningServer):
 
     def want(self, count: int) -> None:
         """Ask for so many replicas."""
-        path = f"{self.url}/admin/replicas?replicas={count}"
-        answer = httpx.post(path, headers=OPERATOR)
-        assert (answer.status_code, answer.json()["replicas"]) == (202, count), answer.text
+        with Client(self.url, api_key="operator") as client:
+            assert client.scale(count).replicas == count
 
     @property
     def num_leaving(self) -> int:
         """How many replicas end their last requests."""
-        return int(self._replicas["leaving"])
+        return self._replicas.leaving
 
     def num_sequences(self, engine: int) -> int:
         """How many sequences an engine has."""
@@ -44,12 +45,12 @@ class Fleet(RunningServer):
     def has(self, count: int) -> bool:
         """Whether there are so many replicas, all of which serve, and no others."""
         found = self._replicas
-        return found["replicas"] == found["ready"] == count and not found["leaving"]
+        return found.replicas == found.ready == count and not found.leaving
 
     @property
-    def _replicas(self) -> dict[str, Any]:
-        (model,) = httpx.get(f"{self.url}/admin/replicas", headers=OPERATOR).json()["models"]
-        assert isinstance(model, dict)
+    def _replicas(self) -> Replicas:
+        with Client(self.url, api_key="operator") as client:
+            (model,) = client.replicas()
         return model
 
     @property

@@ -493,7 +493,7 @@ COUNTS = {"model": "a b", "replicas": 3, "ready": 1, "leaving": 0, "max_replicas
 
 
 def test_replicas_are_asked_for_and_told() -> None:
-    server = serving(COUNTS)
+    server = serving(COUNTS, status=202)
     with connect(server) as client:
         assert client.scale(3).ready == 1
         assert (server.path, server.requests[-1].url.query) == ("/admin/replicas", b"replicas=3")
@@ -560,7 +560,7 @@ async def test_async_models_and_health() -> None:
     async with connect_async(serving({"data": []})) as client:
         assert await client.models() == []
         assert await client.health()
-    async with connect_async(serving(COUNTS)) as client:
+    async with connect_async(serving(COUNTS, status=202)) as client:
         assert (await client.scale(3)).replicas == 3
     async with connect_async(serving({"models": []})) as client:
         assert await client.replicas() == []
