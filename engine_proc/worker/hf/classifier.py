@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.reference.torch_attention import to_tensor
 from headrace.errors import ModelError
 from headrace.model.pooling import DenseActivation
 
-OWN_ATTENTION = "sdpa"
+OWN_ATTENTION = None  # torch's own where a model can use it; DeBERTa's is its own
 
 
 class Classifier:

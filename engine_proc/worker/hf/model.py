@@ -154,7 +154,7 @@ def rope_tables(parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def load_module(
-    folder: Path, config: PreTrainedConfig, dtype: str, auto_class: Any, attention: str
+    folder: Path, config: PreTrainedConfig, dtype: str, auto_class: Any, attention: str | None
 ) -> PreTrainedModel:
     """Load the weights; refuse files that lack some, or have them in other shapes."""
     module, report = auto_class.from_pretrained(

@@ -21,6 +21,17 @@ TINY = {
     "vocab_size": 100,
     "num_labels": 1,
 }
+DEBERTA = {  # disentangled attention, as mxbai-rerank has it
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "pooler_hidden_size": 32,
+    "initializer_range": 0.3,
+}
 
 
 def save(folder: Path, kind: str, **fields: Any) -> Any:
@@ -52,6 +63,8 @@ def batch(texts: list[list[int]], seconds: list[int]) -> Batch:
         ("roberta", {"type_vocab_size": 1}, False),
         ("distilbert", {"dim": 32, "n_layers": 2, "n_heads": 4}, False),
         ("modernbert", {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}, False),
+        ("deberta-v2", DEBERTA, False),
+        ("deberta", DEBERTA, False),
     ],
 )
 def test_each_sequence_is_scored_alone(
