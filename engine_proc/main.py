@@ -337,7 +337,7 @@ def make_adapters(config: EngineConfig) -> AdapterPool | None:
     execution = config.execution
     if not execution.enable_lora:
         return None
-    return AdapterPool(execution.max_loras, execution.max_cpu_loras or execution.max_loras)
+    return AdapterPool(execution.max_loras, execution.max_loaded_loras)
 
 
 def make_adapter_loads(

@@ -14,7 +14,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.execution.memory_check import core_bytes
+from headrace.engine_proc.worker.execution.memory_check import adapter_bytes, core_bytes
 from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS, refuse_draft
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
@@ -89,6 +89,21 @@ def foresee_draft(config: ExecutionConfig) -> int:
     draft = open_draft(config, model, dtype, memory_limit())
     assert draft is not None
     return core_bytes(draft.model.spec, draft.model.weights, draft.dtype, rounds)
+
+
+def foresee_adapters(config: ExecutionConfig) -> int:
+    """Return the bytes that adapters take at most beside a model on the CPU; 0 without any.
+
+    Raises:
+        ModelError: the model cannot be run.
+        ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
+    """
+    if not config.enable_lora:
+        return 0
+    _, model = chosen(Path(config.model_path), config.model_impl, config.load_format)
+    if model is None or place(config, model).name != "cpu":
+        return 0
+    return adapter_bytes(config, model.spec, model.weights)
 
 
 def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:

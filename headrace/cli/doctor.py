@@ -41,6 +41,7 @@ NUM_BUSY = 5  # processes that work at once: one of each kind
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
+FORESEE_ADAPTERS = "headrace.engine_proc.worker.weight_memory:foresee_adapters"
 
 
 @dataclass(frozen=True)
@@ -236,38 +237,52 @@ def weights(held: list[Any]) -> Iterator[tuple[str, str]]:
     yield "all", f"{mib(sum(one.held_bytes for one in held))} of memory, beside the KV cache"
 
 
-def drafts(config: ServerConfig, card: ModelCard, num_bytes: int) -> Iterator[tuple[str, str]]:
-    """Yield what drafts tokens beside a model, and what its weights take; nothing without one."""
-    if num_bytes:
+def kept_beside(
+    config: ServerConfig, card: ModelCard, draft: int, adapters: int
+) -> Iterator[tuple[str, str]]:
+    """Yield what is kept beside a model, and the bytes that it takes; nothing where there is none.
+
+    Args:
+        draft: bytes of what drafts tokens.
+        adapters: bytes that adapters take at most.
+    """
+    if draft:
         own = "its own layer" if config.speculative == "mtp" else "in 4 bits"
         drafter = card.draft_model or f"{card.path}, {own}"
-        yield "draft model", f"{drafter}: {mib(num_bytes)} of memory"
+        yield "draft model", f"{drafter}: {mib(draft)} of memory"
+    if adapters:
+        count = ExecutionConfig.of(config, card).max_loaded_loras
+        rank = config.max_lora_rank
+        yield "adapters", f"at most {count}, of rank {rank}: {mib(adapters)} of memory"
 
 
 def weight_memory(config: ServerConfig, card: ModelCard) -> int:
     """Return what a model's weights take: as they are executed where that is known, else stored.
 
-    Those of a projector file and of a draft model count, too.
+    Those of a projector file, of a draft model and of adapters count, too.
     """
     try:
-        held, drafting = held_weights(config, card), draft_bytes(config, card)
+        held = held_weights(config, card)
+        beside = sum(beside_bytes(config, card))
     except HeadraceError:  # which another finding tells
-        held, drafting = [], 0
+        held, beside = [], 0
     images = 0 if card.mmproj is None else tower_bytes(read_metadata(card.mmproj))
     own = sum(one.held_bytes for one in held) or weight_bytes(Path(card.path))
-    return own + images + drafting
+    return own + images + beside
 
 
-def draft_bytes(config: ServerConfig, card: ModelCard) -> int:
-    """Return what the weights of a draft model take in memory; 0 without one.
+def beside_bytes(config: ServerConfig, card: ModelCard) -> tuple[int, int]:
+    """Return what the weights of a draft model, and adapters, take in memory; 0 without any.
 
     Raises:
-        HeadraceError: it cannot draft for the model.
+        HeadraceError: the draft model cannot draft for the model.
     """
     if config.engine == "mock":
-        return 0
-    found: int = pkgutil.resolve_name(FORESEE_DRAFT)(ExecutionConfig.of(config, card))
-    return found
+        return 0, 0
+    execution = ExecutionConfig.of(config, card)
+    draft: int = pkgutil.resolve_name(FORESEE_DRAFT)(execution)
+    adapters: int = pkgutil.resolve_name(FORESEE_ADAPTERS)(execution)
+    return draft, adapters
 
 
 def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
@@ -315,9 +330,11 @@ def wrong_with_models(groups: Sequence[EngineGroup], machine: Machine) -> Iterat
         yield Finding(str(error), fatal=True)
     needed = sum(cpu_bytes(group.config, group.card, machine) for group in groups)
     if needed > machine.free_bytes:
+        has_adapters = any(group.config.enable_lora for group in groups)
+        loras = " --max-cpu-loras, --max-loras," if has_adapters else ""
         yield Finding(
             f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "
-            "lower --kv-cache-memory-bytes, or use --quantization or a smaller model",
+            f"lower{loras} --kv-cache-memory-bytes, or use --quantization or a smaller model",
             fatal=True,
         )
     for config, card in ((group.config, group.card) for group in groups):
@@ -347,15 +364,15 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
 
 def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
-    findings, executor, held, drafting = [], "nothing", list[Any](), 0
+    findings, executor, held, beside = [], "nothing", list[Any](), (0, 0)
     try:
         executor = executor_of(config, card)
         held = held_weights(config, card)
-        drafting = draft_bytes(config, card)
+        beside = beside_bytes(config, card)
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
     rows = plan(config, card, executor, on_gpus)
-    report("model", chain(rows, drafts(config, card, drafting)))
+    report("model", chain(rows, kept_beside(config, card, *beside)))
     if held:
         report("weights", weights(held))
     return findings

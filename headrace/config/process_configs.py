@@ -219,6 +219,11 @@ class ExecutionConfig:
         """Memory of the KV cache on CPUs, of all workers together."""
         return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
+    @property
+    def max_loaded_loras(self) -> int:
+        """Adapters that workers hold at most."""
+        return self.max_cpu_loras or self.max_loras
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:

@@ -22,6 +22,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     ShortConvSpec,
 )
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.errors import ConfigError
 from headrace.system.machine import memory_limit
 
@@ -62,7 +63,7 @@ def check_weights(
     dtype: WeightDtype,
     memory_bytes: int,
 ) -> None:
-    """Raise `ConfigError` if weights do not fit beside a step and the KV cache of a flag.
+    """Raise `ConfigError` if weights do not fit beside a step, adapters and the KV cache of a flag.
 
     A KV cache of the default size takes memory as it fills, so it is only warned of.
     """
@@ -70,24 +71,29 @@ def check_weights(
     taken = core_bytes(spec, weights, dtype, rounds_activations)
     num_tokens = config.max_num_batched_tokens
     step, cache = step_bytes(spec, num_tokens), config.kv_cache_memory_bytes or 0
-    asked = cache + step
+    adapters = adapter_bytes(config, spec, weights)
+    asked = cache + step + adapters
     if taken + asked <= memory_bytes:
-        if taken + step + config.cpu_kv_bytes > memory_bytes:
+        if taken + step + adapters + config.cpu_kv_bytes > memory_bytes:
             log.warning(
-                "weights of %.1f GiB, a step of %d tokens (%.1f GiB) and a full KV cache of "
+                "weights of %.1f GiB, a step of %d tokens (%.1f GiB)%s and a full KV cache of "
                 "%.1f GiB are more than the %.1f GiB of memory; lower --kv-cache-memory-bytes",
                 taken / GIB,
                 num_tokens,
                 step / GIB,
+                f", {described(config, adapters)}" if adapters else "",
                 config.cpu_kv_bytes / GIB,
                 memory_bytes / GIB,
             )
         return
     beside = f" beside a step of {num_tokens} tokens ({step / GIB:.1f} GiB)"
     beside += f" and a KV cache of {cache / GIB:.1f} GiB" if cache else ""
+    beside += f" and {described(config, adapters)}" if adapters else ""
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
-    if taken + cache + step_bytes(spec, config.max_num_seqs) <= memory_bytes:
+    if taken + cache + adapters + step_bytes(spec, config.max_num_seqs) <= memory_bytes:
         ways.append("with a lower --max-num-batched-tokens they fit, too")
+    if adapters and taken + cache + step < memory_bytes:
+        ways.append("with a lower --max-cpu-loras, --max-loras or --max-lora-rank they fit, too")
     in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds_activations)
     if in_int8 + asked <= memory_bytes:
         ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")
@@ -95,6 +101,54 @@ def check_weights(
         f"{config.model_path}: its weights take {taken / GIB:.1f} GiB, but the machine, or the "
         f"container, has {memory_bytes / GIB:.1f} GiB of memory for it: {', '.join(ways)}"
     )
+
+
+def adapter_bytes(config: ExecutionConfig, spec: DecoderSpec, weights: Weights) -> int:
+    """Return what all adapters that workers may hold take at most, but for whole embeddings.
+
+    Each is reckoned as one of the highest rank, with a gain, of all matrices.
+    """
+    if not config.enable_lora:
+        return 0
+    rank, format = config.max_lora_rank, lora_format(config)
+    shapes = [
+        shape
+        for shard in shards(spec, weights, config.tp)
+        for name, shape in weight_shapes(shard_spec(spec, shard)).items()
+        if len(shape) == 2 and "router" not in name.split(".")
+    ]
+    return config.max_loaded_loras * sum(
+        matrix_bytes(format, (rank, cols)) + matrix_bytes(format, (rows, rank)) + 4 * rows
+        for rows, cols in shapes
+    )
+
+
+def check_adapters(config: ExecutionConfig, weights: int, adapters: int, memory_bytes: int) -> None:
+    """Raise `ConfigError` if adapters do not fit beside weights and the KV cache of a flag.
+
+    Args:
+        weights: bytes that they take, like `adapters`.
+    """
+    cache = config.kv_cache_memory_bytes or 0
+    if weights + adapters + cache > memory_bytes:
+        raise ConfigError(
+            f"{config.model_path}: {described(config, adapters)} do not fit beside weights of "
+            f"{weights / GIB:.1f} GiB and a KV cache of {cache / GIB:.1f} GiB: the machine, or the "
+            f"container, has {memory_bytes / GIB:.1f} GiB of memory for it; lower --max-cpu-loras, "
+            "--max-loras or --max-lora-rank"
+        )
+
+
+def described(config: ExecutionConfig, adapters: int) -> str:
+    """Return what adapters of so many bytes are, for people."""
+    count, rank = config.max_loaded_loras, config.max_lora_rank
+    return f"{count} adapter{'s' * (count > 1)} of rank {rank} ({adapters / GIB:.1f} GiB)"
+
+
+def lora_format(config: ExecutionConfig) -> Format:
+    """Return how factors of adapters are held."""
+    dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
+    return Format.F32 if dtype == "float32" else Format.BF16
 
 
 def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:

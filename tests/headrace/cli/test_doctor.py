@@ -293,6 +293,20 @@ def test_models_that_fit_alone_may_not_fit_together(tmp_path: Path) -> None:
     assert (same.fatal, "two models are called a" in same.text) == (True, True)
 
 
+def test_adapters_count_in_the_memory_that_a_model_takes() -> None:
+    demo = read_card(ServerConfig())
+    plain = ServerConfig(device="cpu", kv_cache_memory_bytes=GB)
+    adapted = replace(plain, enable_lora=True, max_loras=1000)
+    assert dict(doctor.kept_beside(plain, demo, *doctor.beside_bytes(plain, demo))) == {}
+    (row,) = doctor.kept_beside(adapted, demo, *doctor.beside_bytes(adapted, demo))
+    assert row[0] == "adapters" and row[1].startswith("at most 1000, of rank 64: ")
+    machine = replace(WELL, free_bytes=8 * GB)
+    without, loaded = EngineGroup(plain, demo), EngineGroup(adapted, demo)
+    assert not [f for f in doctor.wrong_with_models([without], machine) if f.fatal]
+    (finding,) = [f for f in doctor.wrong_with_models([loaded], machine) if f.fatal]
+    assert "lower --max-cpu-loras" in finding.text
+
+
 def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
     demo = read_card(ServerConfig())
     llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}

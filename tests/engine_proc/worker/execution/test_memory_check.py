@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from headrace.config.config import CPU_KV_BYTES
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import (
+    adapter_bytes,
     check_weights,
     core_bytes,
     step_bytes,
@@ -36,8 +38,8 @@ CONFIG = execution_config(Path("model"))
 STEP = step_bytes(SPEC, CONFIG.max_num_batched_tokens)
 
 
-def check(memory: int, kv_bytes: int | None = None) -> None:
-    config = execution_config(Path("model"), kv_cache_memory_bytes=kv_bytes)
+def check(memory: int, kv_bytes: int | None = None, **flags: Any) -> None:
+    config = execution_config(Path("model"), kv_cache_memory_bytes=kv_bytes, **flags)
     check_weights(config, SPEC, WEIGHTS, WeightDtype.PACKED, memory)
 
 
@@ -64,6 +66,31 @@ def test_int8_is_named_only_where_it_fits() -> None:
     with pytest.raises(ConfigError) as refused:
         check(NARROW + STEP - 1)
     assert "int8" not in str(refused.value)
+
+
+def test_adapters_that_may_be_held_count() -> None:
+    flags = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 5, "max_lora_rank": 32}
+    adapters = adapter_bytes(execution_config(**flags), SPEC, WEIGHTS)
+    check(WIDE + STEP + adapters, **flags)
+    with pytest.raises(ConfigError) as refused:
+        check(WIDE + STEP + adapters - 1, **flags)
+    assert "and 5 adapters of rank 32 (0.0 GiB)" in str(refused.value)
+    assert "with a lower --max-cpu-loras, --max-loras or --max-lora-rank" in str(refused.value)
+    check(WIDE + STEP, **flags | {"enable_lora": False})
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_an_adapter_is_reckoned_with_its_gains(dtype: str, size: int) -> None:
+    rank, tokens, hidden, inner = 32, SPEC.vocab_size, SPEC.hidden_size, SPEC.intermediate_size
+    keys, queries = SPEC.num_kv_heads * SPEC.head_dim, SPEC.num_heads * SPEC.head_dim
+    of_layer = [(queries, hidden), *[(keys, hidden)] * 2, (hidden, queries)]
+    of_layer += [*[(inner, hidden)] * 2, (hidden, inner)]
+    shapes = [(tokens, hidden), *of_layer * len(SPEC.layers)]
+    flags = {"max_loras": 1, "max_lora_rank": rank, "lora_dtype": dtype, "enable_lora": True}
+    reckoned = adapter_bytes(execution_config(**flags), SPEC, WEIGHTS)
+    padded = [(-(-rows // 16) * 16, cols) for rows, cols in shapes]
+    factors = sum(size * rank * (rows + cols) for rows, cols in padded)
+    assert reckoned == factors + 4 * sum(rows for rows, _ in shapes)
 
 
 WIDE_MAMBA2 = dataclasses.replace(
