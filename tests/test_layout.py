@@ -91,15 +91,15 @@ WITHIN = {
         "worker.execution": "collectives shm worker.adapters worker.checkpoints worker.models "
         "worker.models.specs worker.parallel",
         "worker.reference": "worker.checkpoints worker.execution worker.models worker.models.specs",
-        "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "
-        "worker.reference",
-        "worker.cuda": "collectives shm step worker.checkpoints worker.cuda.kernels "
-        "worker.cuda.matrices worker.cuda.mixtures worker.execution worker.models "
-        "worker.models.specs worker.parallel",
+        "worker.hf": "collectives worker.adapters worker.checkpoints worker.execution "
+        "worker.parallel worker.reference",
+        "worker.cuda": "collectives shm step worker.adapters worker.checkpoints "
+        "worker.cuda.kernels worker.cuda.matrices worker.cuda.mixtures worker.execution "
+        "worker.models worker.models.specs worker.parallel",
         "worker.cuda.kernels": "worker.models worker.models.specs worker.reference",
         "worker.cuda.mixtures": "worker.cuda.kernels worker.models.specs worker.reference",
-        "worker.cuda.matrices": "worker.checkpoints worker.cuda.kernels worker.cuda.mixtures "
-        "worker.models worker.models.specs",
+        "worker.cuda.matrices": "worker.adapters worker.checkpoints worker.cuda.kernels "
+        "worker.cuda.mixtures worker.models worker.models.specs",
     },
 }
 GPU_PACKAGES = ("cuda", "cuda.kernels", "cuda.matrices", "cuda.mixtures")  # of a worker

@@ -10,7 +10,6 @@ from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
-from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.device_selection import (
     NAMES,
     falls_to_modules,
@@ -22,6 +21,7 @@ from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes, page_bytes, state_bytes
 from headrace.engine_proc.worker.execution.cache_split import split_cache
+from headrace.engine_proc.worker.execution.cpu_adapters import CpuAdapters
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
@@ -34,7 +34,12 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     Progress,
     threads_of_rank,
 )
-from headrace.engine_proc.worker.execution.memory_check import check_kv_cache, check_weights
+from headrace.engine_proc.worker.execution.memory_check import (
+    check_adapters,
+    check_kv_cache,
+    check_weights,
+    lora_format,
+)
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
 from headrace.engine_proc.worker.model_opener import open_for, open_in_modules
@@ -48,6 +53,7 @@ from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit
 
 if TYPE_CHECKING:
+    from headrace.engine_proc.worker.hf.adapted_layers import AdaptedLayers
     from headrace.engine_proc.worker.hf.classifier import Classifier
     from headrace.engine_proc.worker.hf.model import TransformersModel
 
@@ -88,10 +94,6 @@ def load(
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
     """
     execution = config.execution
-    no_adapters = ConfigError(
-        f"--enable-lora: {execution.model_path} does not run in Headrace's own modules on the CPU, "
-        "which alone take adapters; merge the adapter into the weights"
-    )
     model = open_for(execution, group)
     if isinstance(model, DecoderModel) and falls_to_modules(execution, model):
         log.info(
@@ -101,9 +103,8 @@ def load(
     if isinstance(model, DecoderModel):
         device = place(execution, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
-        if execution.enable_lora and (model.spec.encoder is not None or device.name != "cpu"):
-            raise no_adapters
         if model.spec.encoder is not None:
+            refuse_adapters(execution, "is an encoder, which takes none")
             return encoder_in_core(execution, model, progress)
         if device.name == "cpu":
             return in_core(config, model, progress, group, embeds)
@@ -111,8 +112,6 @@ def load(
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
 
         return load_on_gpu(config, model, progress, group, embeds)
-    if execution.enable_lora:
-        raise no_adapters
     refuse_draft(execution, "transformers")
     if embeds is not None:
         raise ModelError(f"{execution.model_path}: takes images, which only our own code can")
@@ -125,6 +124,14 @@ def refuse_draft(config: ExecutionConfig, where: str) -> None:
         raise ConfigError(
             f"--speculative {config.speculative}: {config.model_path} runs on {where}, where no "
             "draft model does; use --speculative ngram"
+        )
+
+
+def refuse_adapters(config: ExecutionConfig, why: str) -> None:
+    """Raise `ConfigError` if the flags ask for adapters; `why` goes on behind the model's name."""
+    if config.enable_lora:
+        raise ConfigError(
+            f"--enable-lora: {config.model_path} {why}; merge the adapter into the weights"
         )
 
 
@@ -199,11 +206,7 @@ def in_core(
         *drafters,
     )
     cache_id = b"" if memory is None else memory.cache_id
-    adapters = None
-    if config.enable_lora:
-        adapters = AdapterLoader(
-            executors[0], adapted(config, model, peers[0]), lora_format(config)
-        )
+    adapters = core_adapters(config, executors[0], model, peers[0]) if config.enable_lora else None
     return LoadedModel(
         runner,
         split.num_pages,
@@ -215,23 +218,15 @@ def in_core(
     )
 
 
-def adapted(
-    config: ExecutionConfig, model: DecoderModel, peers: Peers[ShmAllReduce] | None
-) -> AdaptedModel:
-    """Return the model as adapters see it."""
-    return AdaptedModel(
-        model.spec,
-        model.weights,
-        is_gguf=config.model_path.endswith(".gguf"),
-        max_rank=config.max_lora_rank,
-        shard=None if peers is None else peers.shard,
-    )
-
-
-def lora_format(config: ExecutionConfig) -> Format:
-    """Return how factors of adapters are held."""
-    dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
-    return Format.F32 if dtype == "float32" else Format.BF16
+def core_adapters(
+    config: ExecutionConfig,
+    executor: CpuExecutor,
+    model: DecoderModel,
+    peers: Peers[ShmAllReduce] | None,
+) -> AdapterLoader:
+    """Return what loads adapters into the C++ core."""
+    own = AdaptedModel.of(config, model, None if peers is None else peers.shard)
+    return AdapterLoader(CpuAdapters(executor, own, lora_format(config)))
 
 
 def share(model: DecoderModel, group: ShmAllReduce | None) -> Peers[ShmAllReduce] | None:
@@ -299,6 +294,7 @@ def in_transformers(
             f"{config.quantization}"
         )
     if isinstance(model, Classifier):
+        refuse_adapters(config, "is a cross-encoder, which takes none")
         embedder = Embedder(model, normalize=False)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
     pooling = model.pooling
@@ -307,6 +303,7 @@ def in_transformers(
         width: int = model.module.config.get_text_config().hidden_size
         dense = dense_modules(Path(config.model_path), pooling, width)
     if pooling is not None and not model.is_causal:
+        refuse_adapters(config, "is an encoder, which takes none")
         encoder = EncoderExecutor(model, pooling.kind)
         embedder = Embedder(encoder, normalize=pooling.normalize, dense=dense)
         return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
@@ -315,14 +312,40 @@ def in_transformers(
     own_dtypes = KV | {"auto": model.dtype, "float16": "float16"}  # of GPUs
     kv_dtype = (own_dtypes if on_gpu else KV)[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
-    executor = TransformersExecutor(model, num_pages=1, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype)
+    layers = None
+    if config.enable_lora:
+        if on_gpu:
+            refuse_adapters(config, "runs in transformers on a GPU, where it takes none")
+        layers = adapted_layers(config, model)
+    executor = TransformersExecutor(
+        model, num_pages=1, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype, adapters=layers
+    )
     num_threads = threads_of_rank(config.tp)
     runner = decoder_runner(executor, pooling, dense, model.vocab_size, num_threads)
     num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)
     if on_gpu:
         num_pages = pages_on_gpu(worker, own_bytes, runner)
     executor.take_pages(num_pages)
-    return LoadedModel(runner, num_pages)
+    adapters = None if layers is None else AdapterLoader(layers)
+    return LoadedModel(runner, num_pages, adapters=adapters)
+
+
+def adapted_layers(config: ExecutionConfig, model: "TransformersModel") -> "AdaptedLayers":
+    """Return the layers of transformers' modules that adapters may change.
+
+    Raises:
+        ConfigError: they are spread over several workers, or memory lacks.
+    """
+    from headrace.engine_proc.worker.hf.adapted_layers import AdaptedLayers
+    from headrace.engine_proc.worker.hf.model import DTYPES
+
+    if config.tp > 1:
+        refuse_adapters(config, "runs in transformers, where adapters need --tp 1")
+    layers = AdaptedLayers(model, config.max_lora_rank, DTYPES.get(config.lora_dtype))
+    adapters = config.max_loaded_loras * layers.bytes_of(config.max_lora_rank)
+    weights = sum(parameter.nbytes for parameter in model.module.parameters())
+    check_adapters(config, weights, adapters, free_memory(config))
+    return layers
 
 
 def pages_on_gpu(config: WorkerConfig, own_bytes: int, runner: Runner) -> int:

@@ -229,7 +229,7 @@ class ServerConfig:
     crash_dir: str | None = flag(None, "folder for crash reports; an empty one keeps none")
     profile_dir: str | None = flag(None, "folder for profiles of steps, see POST /start_profile")
     nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
-    enable_lora: bool = flag(False, "serve adapters (LoRA) beside the model, on CPUs")
+    enable_lora: bool = flag(False, "serve adapters (LoRA) beside the model")
     lora_modules: tuple[str, ...] = flag(
         (), "an adapter from the start, NAME=PATH or JSON with name and path; may be repeated"
     )

@@ -204,6 +204,19 @@ def test_tensor_parallel_and_preempted_are_merged_weights(folders: Folders) -> N
         server.close()
 
 
+def test_transformers_modules_with_adapters_are_merged_weights(folders: Folders) -> None:
+    server = RunningServer(
+        str(folders.model),
+        *(*FLAGS, "--model-impl", "transformers", "--lora-dir", str(folders.adapters)),
+        *("--max-loras", "3", "--max-cpu-loras", "5"),
+    )
+    try:
+        check_all(server, folders.cases[:: len(LENGTHS)])
+        assert server.stop() == 0
+    finally:
+        server.close()
+
+
 def test_engine_takes_a_lora_request(folders: Folders) -> None:
     flags = {"dtype": "float32", "kv_cache_dtype": "float32", "enable_lora": True}
     by_adapter = {case.adapter: case for case in folders.cases}

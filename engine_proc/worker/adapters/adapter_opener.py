@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.adapters.expert_factors import ExpertStacks
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused, Factors
 from headrace.engine_proc.worker.adapters.gguf_adapter import read_gguf
@@ -16,6 +17,7 @@ from headrace.engine_proc.worker.checkpoints.weights import StoredTensor, Weight
 from headrace.engine_proc.worker.models.folder_names import hugging_face
 from headrace.engine_proc.worker.models.gguf_architectures import ARCHITECTURES
 from headrace.engine_proc.worker.models.gguf_names import gguf
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_names import decoder_name
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
@@ -35,6 +37,14 @@ class AdaptedModel:
     is_gguf: bool
     max_rank: int
     shard: Shard | None = None  # of this worker; None has all
+
+    @classmethod
+    def of(
+        cls, config: ExecutionConfig, model: DecoderModel, shard: Shard | None = None
+    ) -> "AdaptedModel":
+        """Return a worker's model as adapters see it."""
+        is_gguf = config.model_path.endswith(".gguf")
+        return cls(model.spec, model.weights, is_gguf, config.max_lora_rank, shard)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -43,6 +43,9 @@ class ExpertStacks:
         return self.intermediate_size * (2 if name.endswith(GATE_UP) else 1), self.hidden_size
 
 
+NO_STACKS = ExpertStacks(0, 0, 0, alternates=False)
+
+
 def parameter_of(module: str, targets: Collection[str]) -> str | None:
     """Return the parameter that PEFT's wrapper of a module is for; None if it is for the module.
 
@@ -63,8 +66,14 @@ def of_parameters(found: Mapping[str, Factors], stacks: ExpertStacks) -> dict[st
     """Return PEFT's factors of stacks by expert. Those of square matrices are as all others.
 
     Raises:
-        AdapterRefused: as `of_parameter`, or all matrices are square; the text names no file.
+        AdapterRefused: as `of_parameter`, or all matrices are square, or there are no experts; the
+            text names no file.
     """
+    if found and not stacks.num_experts:
+        raise AdapterRefused(
+            f"{min(found)} is a stack of experts, which no adapter can change in this model; merge "
+            "the adapter into the weights"
+        )
     known = {are_transposed(name, factors, stacks) for name, factors in found.items()} - {None}
     parts: dict[str, Factors] = {}
     for name, factors in found.items():
@@ -106,7 +115,7 @@ def of_parameter(
     assert factors.a is not None
     if len(factors.a.shape) != 2 or len(factors.b.shape) != 2:
         return {name: factors}  # is refused as that of any layer
-    if not count or factors.a.shape[0] % count or factors.a.shape[0] != factors.b.shape[1]:
+    if factors.a.shape[0] % count or factors.a.shape[0] != factors.b.shape[1]:
         raise AdapterRefused(
             f"{name} has lora_A of shape {list(factors.a.shape)} and lora_B of "
             f"{list(factors.b.shape)}, which are not those of {count} experts"

@@ -6,7 +6,7 @@ mates.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -29,6 +29,12 @@ from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
+from headrace.engine_proc.worker.cuda.matrices.adapted import (
+    AdapterRoom,
+    PartFactors,
+    RowSlots,
+    adapt,
+)
 from headrace.engine_proc.worker.cuda.matrices.matrices import HEAD_MATRICES, load_weights
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles, tiles_of_heads
@@ -82,6 +88,7 @@ class CudaExecutor:
         max_model_len: tokens of a sequence; default: the spec's.
         tiling: of attention; other tilings give other bits.
         progress: called with (weights loaded, weights in all) while loading.
+        adapters: room for these; None takes none.
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
             model's. All run the same steps in the same order; each returns the same.
     """
@@ -102,6 +109,7 @@ class CudaExecutor:
         largest: Sizes = LARGEST,
         max_model_len: int | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        adapters: AdapterRoom | None = None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
         self.shard_group = ShardedOps(spec, peers)
@@ -126,6 +134,10 @@ class CudaExecutor:
             quantization=quantization,
             progress=progress,
         )
+        self.row_slots: RowSlots | None = None
+        self.adapter_parts: dict[str, PartFactors] = {}  # by the weight's name
+        if adapters is not None:
+            self.make_room(adapters)
         self.matrices, self.weights = self.loaded.matrices, self.loaded.tensors
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
         self.axes = [
@@ -139,6 +151,16 @@ class CudaExecutor:
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
         self.prompts: FlashInferAttention | None = None  # attends where there are many
+
+    def make_room(self, room: AdapterRoom) -> None:
+        """Have room for adapters, which are read from `adapter_parts` by each step."""
+        none = torch.empty(0, dtype=torch.int32, device=self.device)
+        self.row_slots = RowSlots(none, none)
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        matrices, self.adapter_parts = adapt(
+            self.spec, self.loaded.matrices, room, like, self.row_slots
+        )
+        self.loaded = replace(self.loaded, matrices=matrices)
 
     def take_pages(self, num_pages: int) -> None:
         """Have so many empty pages from here on. Graphs that there are know the old ones."""
@@ -246,6 +268,9 @@ class CudaExecutor:
         inputs = prepare_inputs(
             buffers.packed, buffers.drawn, sizes, buffers.max_pages, self.page_tokens
         )
+        if self.row_slots is not None:
+            self.row_slots.tokens = inputs.adapters
+            self.row_slots.logit_rows = inputs.adapters.index_select(0, inputs.logit_rows)
         stretches = Stretches(
             query_starts=inputs.query_starts,
             num_keys=inputs.num_keys,

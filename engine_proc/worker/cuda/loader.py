@@ -16,6 +16,7 @@ from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
+from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_page_copier import CudaPageCopier
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
@@ -37,9 +38,12 @@ from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import TILE_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
+from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
+from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.cuda.pinned_memory import pin
+from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_split import CacheSplit
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Masks, Sampler
@@ -115,6 +119,7 @@ def load_on_gpu(
             largest=largest_sizes(execution, buckets),
             max_model_len=execution.max_model_len,
             peers=peers,
+            adapters=adapter_room(execution),
             progress=part(progress, 0),
         )
         if execution.attention_backend == "flashinfer":
@@ -127,7 +132,17 @@ def load_on_gpu(
             around = nullcontext if peers is None else peers.group.capture
             executor.capture(buckets, CudaGraphs, around, part(progress, 1))
     is_generating = isinstance(runner, CudaRunner)
-    loaded = LoadedModel(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
+    adapters = None
+    if execution.enable_lora:
+        own = AdaptedModel.of(execution, model, None if peers is None else peers.shard)
+        adapters = AdapterLoader(CudaAdapters(executor.adapter_parts, own))
+    loaded = LoadedModel(
+        runner,
+        num_pages,
+        looks_ahead=is_generating,
+        adapters=adapters,
+        can_rejoin=memory is None,
+    )
     if not execution.kv_store_bytes or config.cache_fd is None:
         return loaded
     return with_host_tier(loaded, execution, executor, config.cache_fd, host)
@@ -183,6 +198,22 @@ def numerics_of(device: torch.device, config: ExecutionConfig) -> str:
     kernels = digest_files(sorted(Path(__file__).parent.rglob("*.py"))).hex()
     flags = config.attention_backend, config.disable_custom_all_reduce
     return f"{name}, torch {torch.__version__}, triton {triton.__version__}, {kernels}, {flags}"
+
+
+def adapter_room(config: ExecutionConfig) -> AdapterRoom | None:
+    """Return how many adapters there is to be room for.
+
+    Raises:
+        ConfigError: the flags ask for factors of another type than products are of.
+    """
+    if not config.enable_lora:
+        return None
+    if config.lora_dtype not in ("auto", config.dtype):
+        raise ConfigError(
+            f"--lora-dtype {config.lora_dtype}: on GPUs factors are of the type of products; use "
+            f"auto, or --dtype {config.lora_dtype}"
+        )
+    return AdapterRoom(config.max_loaded_loras, config.max_lora_rank)
 
 
 def part(progress: Progress, index: int) -> Progress:

@@ -3,7 +3,8 @@
 A step is sent as one array of int32. It begins with the numbers of tokens, sequences, logit rows
 and pages per sequence. The token ids follow, where -1 - r is the token that was drawn for row r of
 the step before. Then come the first token of each sequence and the end of the last one. The
-position of each sequence's first token, the logit rows and the pages by sequence are last.
+position of each sequence's first token, the slot of its adapter, the logit rows and the pages by
+sequence are last.
 """
 
 from dataclasses import dataclass
@@ -36,11 +37,12 @@ class StepInputs:
     num_keys: Tensor  # [sequences + 1], int32, up to each one's last token in the step
     page_table: Tensor  # [sequences + 1, max_pages], int32, as far as a sequence has pages
     logit_rows: Tensor  # [rows], int32; padding is 0
+    adapters: Tensor  # [tokens], int32, slots; -1 is none, and padding
 
 
 def packed_size(most: Sizes, max_pages: int) -> int:
     """Return how many numbers the largest step is."""
-    per_sequence = most.num_sequences * (2 + max_pages)
+    per_sequence = most.num_sequences * (3 + max_pages)
     return int(HEADER) + most.num_tokens + per_sequence + 1 + most.num_rows
 
 
@@ -57,7 +59,9 @@ def pack(batch: Batch, out: Int32s) -> tuple[Sizes, int]:
     sizes = Sizes(len(ids), len(own), len(batch.logit_rows))
     header = (sizes.num_tokens, sizes.num_sequences, sizes.num_rows, table.shape[1])
     positions = batch.positions[firsts]
-    columns = (header, ids, firsts, [len(ids)], positions, batch.logit_rows, table.reshape(-1))
+    slots = np.full(len(own), -1, np.int32) if batch.adapters is None else batch.adapters[own]
+    rows, pages = batch.logit_rows, table.reshape(-1)
+    columns = (header, ids, firsts, [len(ids)], positions, slots, rows, pages)
     end = 0
     for column in columns:
         start, end = end, end + len(column)
@@ -86,6 +90,7 @@ def prepare_inputs(
         num_keys=empty(sizes.num_sequences + 1),
         page_table=empty(sizes.num_sequences + 1, max_pages),
         logit_rows=empty(sizes.num_rows),
+        adapters=empty(sizes.num_tokens),
     )
     inputs_kernel[(sizes.num_sequences + 1,)](
         inputs.token_ids,
@@ -95,6 +100,7 @@ def prepare_inputs(
         inputs.num_keys,
         inputs.page_table,
         inputs.logit_rows,
+        inputs.adapters,
         packed,
         drawn,
         sizes.num_tokens,
@@ -117,6 +123,7 @@ def inputs_kernel(
     num_keys: tl.tensor,
     page_table: tl.tensor,
     logit_rows: tl.tensor,
+    adapters: tl.tensor,
     packed: tl.tensor,
     drawn: tl.tensor,
     max_tokens: tl.tensor,
@@ -132,7 +139,8 @@ def inputs_kernel(
     given_ids = packed + HEADER
     starts = given_ids + num_tokens
     first_positions = starts + num_sequences + 1
-    given_rows = first_positions + num_sequences
+    given_slots = first_positions + num_sequences
+    given_rows = given_slots + num_sequences
     pages = given_rows + num_rows + sequence * num_pages
     column = tl.arange(0, BLOCK)
     if sequence >= num_sequences:
@@ -146,6 +154,7 @@ def inputs_kernel(
             tl.store(token_ids + token, 0, mask=is_token)
             tl.store(positions + token, -1, mask=is_token)
             tl.store(kv_rows + token, -1, mask=is_token)
+            tl.store(adapters + token, -1, mask=is_token)
         for first in range(0, max_rows, BLOCK):
             row = first + column
             given = tl.load(given_rows + row, mask=row < num_rows, other=0)
@@ -154,6 +163,7 @@ def inputs_kernel(
         return
     start, end = tl.load(starts + sequence), tl.load(starts + sequence + 1)
     first_position = tl.load(first_positions + sequence)
+    slot = tl.load(given_slots + sequence)
     tl.store(query_starts + sequence, start)
     tl.store(num_keys + sequence, first_position + end - start)
     for first in range(0, num_pages, BLOCK):
@@ -169,6 +179,7 @@ def inputs_kernel(
         tl.store(token_ids + token, tl.where(given < 0, relayed, given), mask=is_token)
         position = first_position + token - start
         tl.store(positions + token, position, mask=is_token)
+        tl.store(adapters + token, slot, mask=is_token)
         page = tl.load(pages + position // PAGE_TOKENS, mask=is_token, other=0).to(tl.int64)
         tl.store(kv_rows + token, page * PAGE_TOKENS + position % PAGE_TOKENS, mask=is_token)
 
@@ -178,9 +189,10 @@ def reference(
 ) -> StepInputs:
     """Do as `prepare_inputs`, in plain torch."""
     num_tokens, num_sequences, num_rows, num_pages = packed[:4].tolist()
-    counts = (num_tokens, num_sequences + 1, num_sequences, num_rows, num_sequences * num_pages)
+    by_sequence = (num_sequences + 1, num_sequences, num_sequences)
+    counts = (num_tokens, *by_sequence, num_rows, num_sequences * num_pages)
     columns = packed[4 : 4 + sum(counts)].split_with_sizes(counts)
-    ids, starts, first_positions, rows, pages = columns
+    ids, starts, first_positions, slots, rows, pages = columns
     relayed = drawn[(-1 - ids).clamp(min=0).long()]
     inputs = StepInputs(
         token_ids=torch.zeros(sizes.num_tokens).to(packed),
@@ -190,6 +202,7 @@ def reference(
         num_keys=torch.zeros(sizes.num_sequences + 1).to(packed),
         page_table=torch.zeros(sizes.num_sequences + 1, max_pages).to(packed),
         logit_rows=torch.zeros(sizes.num_rows).to(packed),
+        adapters=torch.full((sizes.num_tokens,), -1).to(packed),
     )
     inputs.token_ids[:num_tokens] = torch.where(ids < 0, relayed, ids)
     inputs.query_starts[:num_sequences] = starts[:-1]
@@ -202,6 +215,7 @@ def reference(
         at = first_positions[sequence].long() + torch.arange(count, device=packed.device)
         page = inputs.page_table[sequence, at // page_tokens].long()
         inputs.positions[tokens] = at.int()
+        inputs.adapters[tokens] = slots[sequence]
         inputs.kv_rows[tokens] = page * page_tokens + at % page_tokens
         inputs.num_keys[sequence] = first_positions[sequence] + count
     return inputs

@@ -1,16 +1,13 @@
-"""Loads adapters (LoRA) into the core beside a worker's steps: one thread reads and packs them."""
+"""Loads adapters (LoRA) beside a worker's steps: one thread reads and packs them."""
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Protocol
 
-from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused
-from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.errors import in_a_line, without_middle
 from headrace.ipc.adapter_registry import digest_of
 from headrace.ipc.worker_messages import AdapterLoaded, LoadAdapter
@@ -18,19 +15,30 @@ from headrace.ipc.worker_messages import AdapterLoaded, LoadAdapter
 log = logging.getLogger(__name__)
 
 
+class AdapterSlots(Protocol):
+    """Where an executor has adapters."""
+
+    def pack(self, path: Path) -> Any:
+        """Read an adapter, while steps run.
+
+        Raises:
+            AdapterRefused: it is broken, does not fit the model, or cannot be expressed.
+            MemoryError: it does not fit.
+        """
+        ...
+
+    def install(self, slot: int, packed: Any) -> None:
+        """Put it into a slot, between steps; the one before is freed."""
+        ...
+
+
 class AdapterLoader:
-    """The adapters of a worker's executor.
+    """The adapters of a worker's executor."""
 
-    Args:
-        format: of factors in memory, F32 or BF16.
-    """
-
-    def __init__(self, executor: CpuExecutor, model: AdaptedModel, format: Format) -> None:
-        self._executor = executor
-        self._model = model
-        self._format = format
+    def __init__(self, slots: AdapterSlots) -> None:
+        self._slots = slots
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-        self._loading: deque[tuple[LoadAdapter, Future[PackedAdapter]]] = deque()
+        self._loading: deque[tuple[LoadAdapter, Future[Any]]] = deque()
 
     def begin(self, load: LoadAdapter) -> None:
         """Begin to load an adapter."""
@@ -51,7 +59,7 @@ class AdapterLoader:
             load, packed = self._loading.popleft()
             error = packed.exception()
             if error is None:
-                packed.result().install(self._executor, load.slot)
+                self._slots.install(load.slot, packed.result())
                 yield AdapterLoaded(load.slot)
                 continue
             if not isinstance(error, AdapterRefused | MemoryError):
@@ -59,11 +67,11 @@ class AdapterLoader:
             assert isinstance(error, Exception)
             yield AdapterLoaded(load.slot, without_middle(in_a_line(error)))
 
-    def _pack(self, load: LoadAdapter) -> PackedAdapter:
+    def _pack(self, load: LoadAdapter) -> Any:
         path = Path(load.path)
         if not is_unchanged(path, load.digest):
             raise AdapterRefused(f"{path}: has changed since it was added; load it again")
-        return PackedAdapter(self._executor, open_adapter(path, self._model), self._format)
+        return self._slots.pack(path)
 
 
 def is_unchanged(path: Path, digest: bytes) -> bool:

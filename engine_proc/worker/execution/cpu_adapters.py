@@ -1,10 +1,13 @@
 """Adapters in the C++ core: packed while steps run, installed between them."""
 
 from ctypes import CDLL, Structure, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, CpuExecutor
@@ -61,6 +64,23 @@ class PackedAdapter:
         """Give it to a model, in a slot; the one before is freed. It is used up."""
         handle, self._handle = self._handle, c_void_p()
         self._core.headrace_cpu_adapter_install(executor.model, slot, handle)
+
+
+@dataclass(frozen=True)
+class CpuAdapters:
+    """The adapters of an executor; see `AdapterSlots`."""
+
+    executor: CpuExecutor
+    model: AdaptedModel
+    format: Format  # of factors in memory, F32 or BF16
+
+    def pack(self, path: Path) -> PackedAdapter:
+        """Read an adapter."""
+        return PackedAdapter(self.executor, open_adapter(path, self.model), self.format)
+
+    def install(self, slot: int, packed: PackedAdapter) -> None:
+        """Put it into a slot."""
+        packed.install(self.executor, slot)
 
 
 def place_in(spec: DecoderSpec, name: str) -> Place:

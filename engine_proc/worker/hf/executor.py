@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
+from headrace.engine_proc.worker.hf.adapted_layers import AdaptedLayers
 from headrace.engine_proc.worker.hf.hook import (
     AttentionCall,
     AttentionLayer,
@@ -72,8 +73,10 @@ class TransformersExecutor:
         num_pages: int,
         page_tokens: int,
         kv_dtype: str = "float32",
+        adapters: AdaptedLayers | None = None,
     ) -> None:
         """Allocate pages of `kv_dtype`, one of `DTYPES`."""
+        self._adapters = adapters
         self.module = model.module
         self.page_tokens = page_tokens
         self._layers = model.layers
@@ -108,6 +111,8 @@ class TransformersExecutor:
         assert batch.rope_positions is None  # no model that runs here has them
         device = self.module.device
         self.pages.places = place(batch, self.page_tokens, device)
+        if self._adapters is not None:
+            self._adapters.begin_step(batch, cuts_head="logits_to_keep" in options)
         if batch.embed_rows is None:
             options["input_ids"] = to_tensor(batch.token_ids, device)[None]
         else:

@@ -44,6 +44,11 @@ log = logging.getLogger(__name__)
 class Matrix(Protocol):
     """A weight matrix that a layer multiplies with."""
 
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added to each row of products, [columns]."""
+        ...
+
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, terms] -> [rows, columns]."""
         ...

@@ -32,6 +32,7 @@ def step() -> Batch:
         page_table=rng.permutation(48).reshape(4, 12).astype(np.int32),
         logit_rows=np.array([0, 130, 132, 133], np.int32),
         token_sources=token_sources,
+        adapters=np.array([0, 5, -1, 2], np.int32),
     )
 
 
@@ -63,6 +64,7 @@ def test_prompts_tokens_and_padding(device: torch.device) -> None:
     assert got.token_ids[133].item() == 50
     assert got.positions[[0, 1, 130, 131, 134, -1]].tolist() == [100, 0, 129, 7, -1, -1]
     assert set(got.kv_rows[134:].tolist()) == {-1}
+    assert got.adapters[[0, 1, 130, 131, 133, 134, -1]].tolist() == [2, 5, 5, -1, -1, -1, -1]
     assert got.query_starts.tolist() == [0, 1, 131, 134, 134, 134, 274]
     assert got.num_keys.tolist() == [101, 130, 10, 0, 0, 0]
     assert got.logit_rows.tolist() == [0, 130, 132, 133, 0, 0, 0]
