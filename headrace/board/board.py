@@ -301,7 +301,9 @@ class Board:
     def is_vacant(self, slot: Slot) -> bool:
         """Whether a slot is of an engine that has left its seat, or of such an engine's child."""
         engine = self.engine_of(slot)
-        return engine is not None and engine[EngineField.SEATING] == Seating.VACANT
+        if engine is None or engine[EngineField.SEATING] != Seating.VACANT:
+            return False
+        return engine[CommonField.STATE] not in (State.STARTING, State.READY)
 
     def occupied(self, role: str | None = None) -> list[Slot]:
         """Return the slots of a role, or all, without vacant ones."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from headrace.board.board import Board, Slot, State
-from headrace.board.fields import CommonField, EngineField, Seating
+from headrace.board.board import Board
 from headrace.ipc.sockets import Outbox, address
 
 
@@ -18,7 +17,7 @@ class EngineLinks:
         self, run_dir: str, board: Board, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         self._run_dir = run_dir
-        self._slots = list(board.of("engine"))
+        self._board = board
         self._on_wait = on_wait
         self._outboxes: dict[int, Outbox] = {}
 
@@ -33,7 +32,7 @@ class EngineLinks:
     @property
     def present(self) -> list[int]:
         """The engines that have a seat, or end. Other links are dropped, with what waits there."""
-        present = [slot.seat.index for slot in self._slots if is_present(slot)]
+        present = [slot.seat.index for slot in self._board.occupied("engine")]
         for engine in self._outboxes.keys() - present:
             self._outboxes.pop(engine).close()
         return present
@@ -43,9 +42,3 @@ class EngineLinks:
         for outbox in self._outboxes.values():
             outbox.close()
         self._outboxes.clear()
-
-
-def is_present(slot: Slot) -> bool:
-    """Whether an engine is in its seat, or another comes."""
-    is_vacant = slot[EngineField.SEATING] == Seating.VACANT
-    return not is_vacant or slot[CommonField.STATE] in (State.STARTING, State.READY)

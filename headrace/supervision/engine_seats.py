@@ -125,11 +125,14 @@ class EngineSeats:
 
         If that was in order, it is no death to those that had requests there.
         """
+        slot = self._board.slot("engine", engine)
         departure = self._departures.pop(engine, None)
-        if departure is not None and departure.was_empty:
-            has_served = departure.slot[CommonField.STATE] == State.READY
-            if code == 0 or not has_served:
-                departure.slot.add(CommonField.LEFT)
+        was_empty = departure is not None and departure.was_empty
+        if was_empty and (code == 0 or slot[CommonField.STATE] != State.READY):
+            slot.add(CommonField.LEFT)
+        slot[CommonField.STATE] = State.DEAD
+        if departure is not None and departure.returns:  # not before: nothing is sent to the dead
+            slot[EngineField.SEATING] = Seating.SEATED
         return departure
 
     def take(self, engine: int) -> None:

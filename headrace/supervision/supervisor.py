@@ -501,14 +501,14 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         slot = self.board.slot(child.seat.role, child.seat.index)
+        if slot[CommonField.STATE] == State.READY:
+            child.restarts.worked()
+            child.is_new = False
         is_wanted = self._renewing is not None and self._renewing[0] is child
         leaving = self._engine_seats.end(child.seat.index, code) if is_engine(child) else None
         if leaving is not None:
             is_wanted = leaving.told_at is not None
         is_leaving = leaving is not None and not leaving.returns
-        if slot[CommonField.STATE] == State.READY:
-            child.restarts.worked()
-            child.is_new = False
         slot[CommonField.STATE] = State.DEAD
         is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
