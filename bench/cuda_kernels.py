@@ -22,9 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, attend
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
+    ExpertFormat,
     ExpertWeights,
     gated_expert_linear,
 )
@@ -107,6 +109,29 @@ def products(
             CUBLASLT: [partial(F.linear, x, weight) for weight in weights],
         }
         yield f"{name}, {num_columns} x {num_terms}, {num_rows} rows", calls
+
+
+def formats(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Call]]:
+    """Return the calls that multiply rows with the gates of their experts, by format."""
+    width, num_terms = 2 * MIXTURE.intermediate_size, spec.hidden_size
+    rows = MIXTURE.num_experts * width
+    x = torch.randn(num_rows, num_terms, device=device, dtype=torch.bfloat16)
+    logits = torch.randn(num_rows, MIXTURE.num_experts, device=device)
+    choice = choose_experts(MIXTURE, logits, None, torch.zeros(num_rows, device=device))
+    tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertGate(Activation.SILU)
+    codes = torch.randint(0, 120, (rows, num_terms), device=device, dtype=torch.uint8)
+    pairs = codes[:, : num_terms // 2].contiguous()
+    scales = torch.rand(rows, -(-num_terms // 128), device=device)
+    exponents = torch.full((rows, num_terms // 32), 120, device=device, dtype=torch.uint8)
+    held = {
+        "fp8": ExpertWeights(codes.view(E4M3), None, ExpertFormat.FP8, scales, group_size=128),
+        "int4": ExpertWeights(pairs, None, ExpertFormat.INT4, scales, scales.byte(), 128),
+        "mxfp4": ExpertWeights(pairs, None, ExpertFormat.MXFP4, exponents, group_size=32),
+    }
+    return {
+        name: [partial(gated_expert_linear, x, weights, tiles, gate)]
+        for name, weights in held.items()
+    }
 
 
 def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Call]]:
@@ -217,6 +242,8 @@ def main() -> None:
             report.add(Quantity(name, "us", measure(calls, args, wait)))
         name = f"gates of 4 of 16 experts, {num_rows} rows"
         report.add(Quantity(name, "us", measure(experts(spec, num_rows, args.device), args, wait)))
+        calls = formats(spec, num_rows, args.device)
+        report.add(Quantity(f"{name}, by format", "us", measure(calls, args, wait)))
     for num_sequences, num_queries in ((min(64, args.most), 1), (1, args.most)):
         attending = attention(spec, num_sequences, num_queries, args.most, args.device)
         name = f"attention, {num_sequences} sequences of {num_queries} tokens, {args.most} keys"

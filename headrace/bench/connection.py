@@ -187,6 +187,8 @@ class BenchConnection(asyncio.Protocol):
             self._record.first = self._record.last = self._now
             self._finish()
         else:
+            if not self._record.first and self._record.output_tokens:  # tokens that make no text
+                self._record.first = self._record.last = self._now
             self._finish()
         if not self._parser.should_keep_alive():
             self.is_open = False

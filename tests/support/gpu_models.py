@@ -3,14 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
+    LatentAttentionSpec,
     LayerSpec,
+    MixtureSpec,
     Norm,
     NormPlacement,
     QKNorm,
     RopeTable,
+    RouterScore,
 )
 from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, cut, cut_heads, shard_spec
 
@@ -73,6 +77,35 @@ def cut_to(spec: DecoderSpec, num_workers: int) -> DecoderSpec:
     return shard_spec(spec, Shard(0, heads, kv_heads, inner, tokens))
 
 
+def with_experts(spec: DecoderSpec, **fields: Any) -> DecoderSpec:
+    """Return a decoder with a mixture in place of its MLP."""
+    layers = tuple(replace(layer, mixture=MixtureSpec(**fields)) for layer in spec.layers)
+    return replace(spec, layers=layers)
+
+
+def deepseek_v3(num_workers: int) -> DecoderSpec:
+    """Return the first share of a DeepSeek V3."""
+    latent = LatentAttentionSpec(
+        query_rank=1536, rank=512, nope_dim=128, rope_dim=64, value_dim=128
+    )
+    rope = RopeTable(inv_freq=(1.0,) * 32, interleaved=True)
+    spec = with_experts(
+        decoder(129280 // num_workers, 7168, 18432, 128 // num_workers, 1, latent.latent_dim),
+        num_experts=256,
+        experts_per_token=8,
+        intermediate_size=2048,
+        score=RouterScore.SIGMOID,
+        weight_scale=2.5,
+        selection_bias=True,
+        num_groups=8,
+        groups_per_token=4,
+        shared_intermediate_size=2048 // num_workers,
+        local_experts=range(256 // num_workers),
+    )
+    layers = tuple(replace(layer, mixer=latent) for layer in spec.layers)
+    return replace(spec, layers=layers, ropes=(rope,))
+
+
 LLAMA_8B = decoder(128256, 4096, 14336, 32, 8)
 LLAMA_70B = decoder(128256, 8192, 28672, 64, 8)
 MODELS = {
@@ -92,3 +125,37 @@ MODELS = {
     "Qwen2.5 VL 7B": qwen25_vl(152064, 3584, 18944, 28, 4),
     "Qwen2.5 VL 72B": qwen25_vl(152064, 8192, 29568, 64, 8),
 }
+
+MIXTURES = {  # a name ends with the format of its experts
+    "Mixtral 8x7B, int4": with_experts(
+        decoder(32000, 4096, 14336, 32, 8),
+        num_experts=8,
+        experts_per_token=2,
+        intermediate_size=14336,
+    ),
+    "Qwen3 30B-A3B, fp8": with_experts(
+        qwen3(2048, 6144, 32), num_experts=128, experts_per_token=8, intermediate_size=768
+    ),
+    "gpt-oss 20B, mxfp4": with_experts(
+        decoder(201088, 2880, 2880, 64, 8, 64, attention_sinks=True, output_bias=True),
+        num_experts=32,
+        experts_per_token=4,
+        intermediate_size=2880,
+        router_bias=True,
+        expert_bias=True,
+        clamp=7.0,
+        swish_beta=1.702,
+    ),
+    "DeepSeek V3, TP 8, fp8": deepseek_v3(8),
+}
+MODELS |= MIXTURES
+GROUPS = {  # terms under a scale
+    ExpertFormat.INT4: 128,
+    ExpertFormat.FP8: 128,
+    ExpertFormat.MXFP4: 32,
+}
+
+
+def format_of(name: str) -> ExpertFormat:
+    """Return the format of a model's experts."""
+    return ExpertFormat[name.rpartition(", ")[2].upper()] if name in MIXTURES else ExpertFormat(0)

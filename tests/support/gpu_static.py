@@ -14,13 +14,14 @@ from pathlib import Path
 
 import torch
 import triton
-from gpu_models import MODELS
+from gpu_models import GROUPS, MODELS, format_of
 from kernel_compiler import CompiledLaunches, Variant, compile_variant, usage_of, usages
 from triton.runtime.jit import JITFunction
 
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.kernels import linear
+from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import TMA_CAPABILITY
 from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
@@ -28,7 +29,14 @@ from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
-from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights, fused
+from headrace.engine_proc.worker.cuda.matrices.matrices import (
+    EXPERTS,
+    HEAD_MATRICES,
+    ROUTER,
+    DeviceWeights,
+    fused,
+)
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.ipc_kernels import compile_cubin, compiler_version
@@ -41,10 +49,27 @@ STEPS = (Sizes(4, 4, 4), Sizes(256, 256, 256), Sizes(2048, 8, 8))  # in each kin
 PAGE_TOKENS = 32
 
 
-def weights_of(spec: DecoderSpec) -> DeviceWeights:
-    """Return a decoder's weights in bf16, without numbers."""
+def experts_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> ExpertWeights:
+    """Return matrices of experts, one after the other, without numbers."""
+    num_rows, num_terms = shape
+    is_dense, is_packed = format == ExpertFormat.DENSE, format >= ExpertFormat.INT4
+    dtype = {ExpertFormat.DENSE: torch.bfloat16, ExpertFormat.FP8: E4M3}.get(format, torch.uint8)
+    size = GROUPS.get(format, num_terms)
+    groups = torch.empty(num_rows, num_terms // size, dtype=torch.uint8, device=META)
+    return ExpertWeights(
+        torch.empty(num_rows, num_terms // (1 + is_packed), dtype=dtype, device=META),
+        torch.empty(num_rows, dtype=torch.bfloat16, device=META) if has_bias else None,
+        format,
+        None if is_dense else groups if format == ExpertFormat.MXFP4 else groups.float(),
+        groups if format == ExpertFormat.INT4 else None,
+        1 if is_dense else size,
+    )
+
+
+def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
+    """Return a decoder's weights in bf16, experts in a format, without numbers."""
     shapes = weight_shapes(spec)
-    matrices, tensors = {}, {}
+    matrices, tensors, routers, experts = {}, {}, {}, {}
     for name, parts in fused(spec).items():
         num_rows = sum(shapes[part][0] for part in parts)
         rest = shapes[parts[0]][1:]
@@ -53,15 +78,20 @@ def weights_of(spec: DecoderSpec) -> DeviceWeights:
             tensor = torch.empty(num_rows, *rest, dtype=dtype, device=META)
             tensors[name] = tensor.view(2, -1) if name.endswith("qk_norm") else tensor
             continue
-        weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
         has_bias = f"{parts[0]}.bias" in shapes
-        matrices[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
-    return DeviceWeights(matrices, tensors)
+        if EXPERTS in name or name.endswith(HEAD_MATRICES):
+            own = format if EXPERTS in name else ExpertFormat.DENSE
+            experts[name] = experts_of((num_rows, *rest), own, has_bias)
+            continue
+        weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
+        of_kind = routers if name.endswith(ROUTER) else matrices
+        of_kind[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
+    return DeviceWeights(matrices, tensors, routers, experts)
 
 
-def launch_decoder(spec: DecoderSpec) -> None:
+def launch_decoder(spec: DecoderSpec, format: ExpertFormat) -> None:
     """Launch what steps of all kinds of a decoder launch."""
-    cuda_executor.load_weights = lambda spec, *_, **__: weights_of(spec)
+    cuda_executor.load_weights = lambda spec, *_, **__: weights_of(spec, format)
     executor = cuda_executor.CudaExecutor(
         spec, {}, num_pages=1, page_tokens=PAGE_TOKENS, device=META, largest=STEPS[-1]
     )
@@ -85,14 +115,14 @@ def launch_sampler(vocab_size: int) -> None:
 
 
 def variants(models: str) -> list[Variant]:
-    """Return all variants of kernels that the models launch whose names begin like this."""
+    """Return all variants of kernels of the models whose names begin with a pattern."""
     found: list[Variant] = []
     assert "run" in vars(JITFunction)  # what is replaced now
     JITFunction.run = CompiledLaunches(found.append).stand_in()  # type: ignore[method-assign]
-    specs = [spec for name, spec in MODELS.items() if name.startswith(models)]
-    for spec in specs:
-        launch_decoder(spec)
-    for vocab_size in {spec.vocab_size for spec in specs}:
+    chosen = {name: spec for name, spec in MODELS.items() if re.match(models, name)}
+    for name, spec in chosen.items():
+        launch_decoder(spec, format_of(name))
+    for vocab_size in {spec.vocab_size for spec in chosen.values()}:
         launch_sampler(vocab_size)
     return found
 
@@ -132,7 +162,7 @@ def main() -> None:
     """Print the tables, or bring a file up to date."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("architectures", help="as 80,90")
-    options.add_argument("--models", default="", help="whose names begin so")
+    options.add_argument("--models", default="", help="a pattern that their names begin with")
     options.add_argument(
         "--pattern", default="", help="of names of Triton's kernels, and no others"
     )
@@ -146,8 +176,15 @@ def main() -> None:
         tables[f"NVRTC {compiler_version()}"] = of_nvrtc(numbers)
     if args.write is None:
         print(written(tables), end="")
-    else:
-        args.write.write_text(written(json.loads(args.write.read_text()) | tables))
+        return
+    stored = json.loads(args.write.read_text())
+    if args.models or args.pattern:  # the rest of a table stays
+        for compiler, rows in tables.items():
+            before = stored.get(compiler, {})
+            tables[compiler] = before | {
+                name: before.get(name, {}) | row for name, row in rows.items()
+            }
+    args.write.write_text(written(stored | tables))
 
 
 if __name__ == "__main__":

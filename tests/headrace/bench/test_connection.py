@@ -105,6 +105,15 @@ async def test_an_answer_that_does_not_stream_ends_at_once() -> None:
     assert (record.error, record.prompt_tokens, record.first) == ("", 3, record.last)
 
 
+async def test_tokens_without_text_count_from_the_stream_s_end() -> None:
+    async def answer(writer: Writer) -> None:
+        writer.write(HEAD + chunk(ROLE + USAGE + DONE) + chunk(b""))
+
+    (record,) = await asked(answer)
+    assert (record.error, record.output_tokens, record.first) == ("", 5, record.last)
+    assert record.sent < record.first
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [
