@@ -89,7 +89,8 @@ ecosystem: .venv/ecosystem .venv/schema-suite
 # Tiny models of every family beside transformers. The table of docs/models.md is written.
 families: .venv/dev
 	FAMILIES_TABLE=1 $(BIN)/pytest tests/engine_proc/worker/models/test_family_table.py \
-		tests/engine_proc/worker/hf/test_executor.py $(ARGS)
+		tests/engine_proc/worker/hf/test_executor.py \
+		tests/engine_proc/worker/test_images.py $(ARGS)
 
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
 # shows what a change costs. They are compiled for all that the models of tests/support/gpu_models.py

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import family_table
 import numpy as np
 import pytest
 import torch
@@ -55,6 +56,8 @@ NUM_STATES = 24
 MAX_MODEL_LEN = 320
 NUM_NEW = 12
 MERGE = 2  # patches of a row of Qwen's, each way
+# Families that differ from another one by little: `make families` has all of their tests.
+RELATIVES = ("qwen3_vl_moe", "glm4v_moe", "gemma4_whole")
 TILES = ("smolvlm", "idefics3")  # families that see all tiles of a prompt as those of one image
 # Texts, and images by their seed and size.
 PROMPTS: list[list[Any]] = [
@@ -293,6 +296,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_greedy_tokens_are_those_of_transformers(
     chunk: int, max_numbers: int, calls: list[int], model: Model, tmp_path: Path
 ) -> None:
+    if model.family in RELATIVES and not family_table.WRITES:
+        pytest.skip("logits alone are compared; `make families` has the rest")
     prompts = [model.prompt(parts) for parts in PROMPTS]
     expected = [model.expected(prompt) for prompt in prompts]
     chunk = max(chunk, model.card.image_run)
