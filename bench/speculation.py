@@ -105,7 +105,7 @@ def main() -> None:
     options.add_argument("--dtype", default="auto", help="as launch_server's")
     options.add_argument("--tokens", type=int, default=64, help="of each answer")
     options.add_argument("--modes", nargs="+", default=["draft_model", "ngram"])
-    options.add_argument("--kinds", nargs="+", default=list(KINDS))
+    options.add_argument("--kinds", nargs="*", default=list(KINDS))
     options.add_argument("--streams", nargs="*", type=int, default=[8, 32])
     args = options.parse_args()
     target, draft = fetch("qwen2.5-coder-1.5b"), fetch("qwen2.5-coder-0.5b")
@@ -127,8 +127,11 @@ def main() -> None:
                 report.add(quantity)
         mix = [one for prompts, temperature in KINDS.values() if not temperature for one in prompts]
         for count in args.streams:
-            each = [[f"{number}. {mix[i % len(mix)]}" for i in range(count)] for number in range(2)]
-            for quantity in measure(systems, f"{count} streams", each, 0.0, args.tokens):
+            rounds = [
+                [f"{number}. {mix[i % len(mix)]}" for i in range(count)]
+                for number in range(args.rounds + 1)
+            ]
+            for quantity in measure(systems, f"{count} streams", rounds, 0.0, args.tokens):
                 report.add(quantity)
     report.finish()
 

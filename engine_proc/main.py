@@ -360,7 +360,7 @@ def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None
             pool,
             execution.vocab_size,
             has_pages=execution.speculative != "self",
-            from_hidden=execution.speculative == "mtp",
+            from_hidden=execution.speculative in ("mtp", "eagle3"),
         )
     return Speculation(model, config.num_speculative_tokens)
 

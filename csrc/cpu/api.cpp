@@ -108,6 +108,13 @@ void headrace_cpu_join(void *model, int32_t rank, int32_t num_ranks, void *group
         owns_keys != 0};
 }
 
+// Have a model of EAGLE-3 draft from what enters [num_tapped] layers of another, which it outlives.
+void headrace_cpu_draft_for(void *drafter, void *model, const int32_t *tapped) {
+    Model &of = *static_cast<Model *>(model);
+    of.drafter = static_cast<Model *>(drafter);
+    std::copy_n(tapped, headrace::num_tapped, of.tapped.begin());
+}
+
 // The bytes of a struct that follows, as `headrace_cpu_struct_bytes`.
 int32_t headrace_cpu_adapter_struct_bytes() {
     return sizeof(headrace::GivenFactors);

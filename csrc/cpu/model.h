@@ -8,6 +8,7 @@
 #include "cpu/state_slots.h"
 #include "cpu/thread_pool.h"
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -30,6 +31,9 @@ enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 // The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
 // of its share. Mirrored by ctypes in cpu_executor.py; a field of one is a field of the other, in
 // the same order.
+// What EAGLE-3's layer adds to: the hidden state before a token, or its norm.
+enum class Eagle : int32_t { none, hidden, normed };
+
 struct Config {
     int32_t vocab_size, hidden_size;
     int32_t num_heads;
@@ -57,7 +61,9 @@ struct Config {
     int32_t per_layer_size, per_layer_vocab; // of embeddings for each layer; 0: there are none
     int32_t num_residuals, laurel_rank;      // 0: one, without a learned augmentation
     int32_t scales_output;
-    int32_t deepstack; // further parts of a row of an image, for the first layers
+    int32_t deepstack;    // further parts of a row of an image, for the first layers
+    Eagle eagle;          // whether it drafts for another model; see eagle.h
+    int32_t num_embedded; // tokens with an embedding, where they are more than the head's; 0: not
 };
 
 // The fields of MixtureSpec. This worker has the local experts, of all that tokens choose from.
@@ -355,6 +361,8 @@ struct Workspace {
     GemmaWorkspace gemma;
 };
 
+constexpr int num_tapped = 3; // layers that EAGLE-3 reads the inputs of
+
 struct Model {
     // Pages, and states behind them, lie in `memory`, or in memory of our own where that is null.
     // Throws std::bad_alloc.
@@ -383,11 +391,20 @@ struct Model {
     ThreadPool pool;
     std::mutex in_use; // one step at a time
 
+    // Drafts from what enters these layers; see eagle.h. Null: none.
+    Model *drafter = nullptr;
+    std::array<int32_t, num_tapped> tapped{};
+
     // By slot; null: none. Steps name the slots.
     std::vector<std::unique_ptr<Adapter>> adapters;
 
     // Put an adapter, or none, into a slot between steps. The one before ends.
     void install(int slot, std::unique_ptr<Adapter> adapter);
+
+    // Tokens with an embedding, over all workers.
+    int num_embedded() const {
+        return config.num_embedded ? config.num_embedded : peers.num_tokens();
+    }
 
     Matrix &matrix(int layer, int slot);
     std::vector<float> &vector(int layer, int slot);

@@ -10,12 +10,23 @@
 
 namespace headrace {
 
+struct RowPlace {
+    int page, row;
+};
+
+// Where the keys and values of a position are, in a token's sequence.
+RowPlace place_of(const StepState &state, int token, int position);
+
+// A norm without bias of numbers as many as the hidden size.
+void plain_norm(const StepState &state, const std::vector<float> &weight, const float *x,
+                float *out);
+
 // residual = proj . [norm(residual), norm(hidden state at the token's position)]
 void join_hidden(StepState &state);
 
-// Write the hidden states of all tokens into pages. A draft's step writes those of tokens with
-// logits, each in the place of the next token, which the model has yet to compute. `normed` is
-// scratch.
+// Write the hidden states of all tokens into pages, if a layer drafts from them. A draft's step
+// writes those of tokens with logits, each in the place of the next token, which the model has yet
+// to compute. `normed` is scratch.
 void store_hidden(StepState &state);
 
 // What the head sees of a token.

@@ -4,6 +4,7 @@
 // rows when there are many. Attention is cut by tile, KV head and, for few tokens, key segment.
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
+#include "cpu/eagle.h"
 #include "cpu/gated_delta_net.h"
 #include "cpu/gemma.h"
 #include "cpu/latent_attention.h"
@@ -38,7 +39,7 @@ void norm(const Model &model, const std::vector<float> &weight, const std::vecto
 // A token's embedding, which one of the workers has; the others' part of the sum is zero.
 void embed_token(const StepState &state, int token, float *row) {
     const int index = state.step.token_ids[token] - state.model.peers.first_token();
-    if (index < 0 || index >= state.config.vocab_size) {
+    if (index < 0 || index >= state.model.embed.rows) {
         std::fill_n(row, state.config.hidden_size, 0.0f);
         return;
     }
@@ -258,7 +259,8 @@ void run_attention(StepState &s, int index) {
     StepClock &clock = s.model.pool.clock;
     clock.enter(StepPart::products);
     const auto product = [&](MatrixSlot matrix, VectorSlot bias, float *out, int stride) {
-        return Product{{layer.matrices[matrix], s.normed, &layer.vectors[bias]}, out, stride};
+        return Product{
+            {layer.matrices[matrix], s.attended_by(), &layer.vectors[bias]}, out, stride};
     };
     const auto q = product(slot_q, slot_q_bias, s.q, s.q_stride);
     const auto k = product(slot_k, slot_k_bias, s.k, s.kv_stride);
@@ -532,7 +534,7 @@ bool is_valid(const Model &model, const Step &step) {
     for (int i = 0; i < step.num_tokens; ++i) {
         const int token = step.token_ids[i], sequence = step.sequences[i];
         const int position = step.positions[i], last = position / config.page_tokens;
-        if (token < 0 || token >= model.peers.num_tokens() || sequence < 0 ||
+        if (token < 0 || token >= model.num_embedded() || sequence < 0 ||
             sequence >= step.num_sequences || position < 0 || last >= step.max_pages ||
             !is_valid_image(step, i) || !is_valid_embedding(model, step, i)) {
             return false;
@@ -575,14 +577,15 @@ void run_step(Model &model, const Step &step) {
     if (step.is_draft) {
         join_hidden(state);
     }
-    state.each_row([&](int token) { enter_layer(state, state.first_layer, token); });
+    if (model.config.eagle == Eagle::none) {
+        state.each_row([&](int token) { enter_layer(state, state.first_layer, token); });
+    }
     for (int i = state.first_layer; i < state.end_layer; ++i) {
+        tap(state, i);
         run_layer(state, i);
     }
     join_residuals(state);
-    if (model.config.num_mtp_layers > 0) {
-        store_hidden(state);
-    }
+    store_hidden(state);
     model.pool.clock.enter(StepPart::head);
     if (step.hidden) {
         state.each_row(step.num_logit_rows, [&](int row) {

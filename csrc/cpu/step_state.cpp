@@ -148,7 +148,8 @@ void StepState::find_room() {
     of_heads = {space.of_heads.floats(head_rows * stride_of(of_head)), stride_of(of_head),
                 space.rounded_of_heads.floats(head_rows * stride_of(of_head)),
                 space.quantized_of_heads.room<Int16Group>(head_rows * groups_of(of_head))};
-    const int both = step.is_draft ? 2 * config.hidden_size : 0;
+    const int num_joined = step.is_draft ? 2 : model.drafter ? num_tapped : 0;
+    const int both = num_joined * config.hidden_size;
     joined = {space.joined.floats(n * stride_of(both)), stride_of(both),
               space.rounded_joined.floats(n * stride_of(both)),
               space.quantized_joined.room<Int16Group>(n * groups_of(both))};

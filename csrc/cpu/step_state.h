@@ -73,6 +73,9 @@ struct StepState {
         });
     }
 
+    // What queries, keys and values are computed from.
+    const Activations &attended_by() const { return config.eagle == Eagle::none ? normed : joined; }
+
     // Where the query of a token's head is.
     float *query(const HeadGroups &heads, int token, int head) const {
         const size_t row = size_t(head / heads.group) * num_tokens + token;

@@ -106,8 +106,10 @@ class DraftPolicy:
         self.costs = StepCosts()
 
     def plan(self, num_rows: int, num_sequences: int) -> StepPlan:
-        """Begin a step."""
-        own, drafts = (self.costs.table(num_rows, is_draft=is_draft) for is_draft in (False, True))
+        """Begin a step. Until a draft model was measured it is taken to be as slow as the model."""
+        own = drafts = self.costs.table(num_rows, is_draft=False)
+        if self.costs.has_drafted:
+            drafts = self.costs.table(num_rows, is_draft=True)
         return StepPlan(num_rows, num_sequences, own, drafts)
 
     def could_pay(self, plan: StepPlan) -> bool:

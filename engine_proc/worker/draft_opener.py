@@ -3,15 +3,20 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import GIB, core_bytes
+from headrace.engine_proc.worker.models.eagle import EAGLE3, open_eagle
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vocabulary import first_difference, read_vocabulary
 
-BESIDE = ("draft_model", "self")  # of --speculative, those with a decoder beside the model
+# Of --speculative, those with a decoder beside the model:
+BESIDE = ("draft_model", "self", EAGLE3)
 BY_MODELS = (*BESIDE, MTP)
 
 
@@ -21,6 +26,7 @@ class HeldDecoder(NamedTuple):
     model: DecoderModel
     dtype: WeightDtype
     has_pages: bool = True  # of its own; else it computes with those of the model
+    token_ids: npt.NDArray[np.int64] | None = None  # the model's, of the tokens that EAGLE-3 knows
 
 
 def open_draft(
@@ -40,6 +46,9 @@ def open_draft(
     path = Path(config.draft_model or config.model_path)
     if config.speculative == "self":
         draft = HeldDecoder(model, WeightDtype.INT4, has_pages=False)
+    elif config.speculative == EAGLE3:
+        layer, token_ids = open_eagle(path, model)
+        draft = HeldDecoder(layer, WeightDtype.PACKED, token_ids=token_ids)
     else:
         draft = HeldDecoder(open_model(path, config.load_format), WeightDtype.PACKED)
     spec, weights = draft.model.spec, draft.model.weights
@@ -50,9 +59,9 @@ def open_draft(
             f"{path}: has recurrent states, which a draft model cannot have; "
             "use --speculative ngram"
         )
-    if draft.has_pages:
+    if config.speculative == "draft_model":
         check_vocabulary(Path(config.model_path), path)
-    if spec.max_position < config.max_model_len:
+    if draft.token_ids is None and spec.max_position < config.max_model_len:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the {spec.max_position} "
             f"positions of the draft model {path}; lower it"

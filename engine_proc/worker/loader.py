@@ -25,6 +25,7 @@ from headrace.engine_proc.worker.execution.cpu_adapters import CpuAdapters
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
+from headrace.engine_proc.worker.execution.eagle_executor import EagleExecutor
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Executor, Floats
 from headrace.engine_proc.worker.execution.fitted_vocabulary import FittedVocabulary
@@ -159,7 +160,7 @@ def in_core(
     kv_dtype = KV[config.kv_cache_dtype]
     peers = [share(decoder.model, group) for decoder in decoders]
     with_pages = [
-        share_specs(decoder.model.spec, its_peers)
+        share_specs(decoder.model.spec, its_peers) * (config.tp if its_peers is None else 1)
         for decoder, its_peers in zip(decoders, peers, strict=True)
         if decoder.has_pages
     ]
@@ -193,9 +194,6 @@ def in_core(
         )
         for place, decoder in enumerate(decoders)
     ]
-    drafters: list[Executor] = [*executors[1:]]
-    if model.spec.num_mtp_layers:
-        drafters.append(MtpExecutor(executors[0]))
     runner = decoder_runner(
         executors[0],
         model.pooling,
@@ -203,7 +201,7 @@ def in_core(
         model.spec.vocab_size,
         num_threads,
         embeds,
-        *drafters,
+        drafter_of(decoders, executors),
     )
     cache_id = b"" if memory is None else memory.cache_id
     adapters = core_adapters(config, executors[0], model, peers[0]) if config.enable_lora else None
@@ -229,9 +227,26 @@ def core_adapters(
     return AdapterLoader(CpuAdapters(executor, own, lora_format(config)))
 
 
+def drafter_of(decoders: list[HeldDecoder], executors: list[CpuExecutor]) -> Executor | None:
+    """Return what drafts for the first of the decoders, if there is something."""
+    spec = decoders[0].model.spec
+    if spec.num_mtp_layers:
+        return MtpExecutor(executors[0])
+    if len(executors) == 1:
+        return None
+    token_ids = decoders[1].token_ids
+    if token_ids is None:
+        return executors[1]
+    executors[0].be_drafted_by(executors[1])
+    return EagleExecutor(executors[1], token_ids, spec.vocab_size)
+
+
 def share(model: DecoderModel, group: ShmAllReduce | None) -> Peers[ShmAllReduce] | None:
-    """Return the workers that have the shares of a model, if there are several."""
-    if group is None:
+    """Return the workers that have the shares of a model, if there are several.
+
+    EAGLE-3's layer is whole in each of them.
+    """
+    if group is None or model.spec.eagle is not None:
         return None
     return Peers(shards(model.spec, model.weights, group.num_ranks), group)
 

@@ -31,7 +31,8 @@ KV_DTYPES = (*DTYPES, "fp8")
 LORA_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
 AUTO = "auto"
-SPECULATIONS = ("off", "ngram", "draft_model", "self", "mtp")
+SPECULATIONS = ("off", "ngram", "draft_model", "self", "mtp", "eagle3")
+BY_DRAFT_MODEL = ("draft_model", "eagle3")
 MAX_DRAFTS = 15  # of a sequence in a step
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/collectives/shm_group.h
@@ -148,13 +149,12 @@ class ServerConfig:
     )
     speculative: str = flag(
         "off",
-        "draft tokens, which change no output: ngram takes them from the text, draft_model from a "
-        "second model as well, self from the model's own weights in 4 bits, mtp from its layer "
-        "that predicts further tokens",
+        "draft tokens, which change no output: from the text (ngram), and from a second model "
+        "(draft_model), the weights in 4 bits (self), a layer of the model (mtp) or EAGLE-3's",
         SPECULATIONS,
     )
     draft_model: str | None = flag(
-        None, "a small model with the same vocabulary, named as MODEL: drafts tokens for it"
+        None, "a small model with the same vocabulary, or a folder of EAGLE-3: drafts tokens"
     )
     num_speculative_tokens: int = flag(
         MAX_DRAFTS, "most drafts of a sequence in a step; fewer where more do not pay"
@@ -347,10 +347,10 @@ class ServerConfig:
     def _check_speculation(self) -> None:
         at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
         at_most("num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)
-        if (self.speculative == "draft_model") != (self.draft_model is not None):
+        if (self.speculative in BY_DRAFT_MODEL) != (self.draft_model is not None):
             raise ConfigError(
                 f"--speculative {self.speculative} and --draft-model {self.draft_model}: a draft "
-                "model and --speculative draft_model go together"
+                f"model and --speculative {' or '.join(BY_DRAFT_MODEL)} go together"
             )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.config.config import SPECULATIONS, flag_name
+from headrace.config.config import BY_DRAFT_MODEL, SPECULATIONS, flag_name
 from headrace.errors import ConfigError
 
 
@@ -102,7 +102,7 @@ def speculation(config: str) -> dict[str, str]:
             "use q4"
         )
     flags = {"speculative": method, "num_speculative_tokens": values.get("num_speculative_tokens")}
-    if method == "draft_model":
+    if method in BY_DRAFT_MODEL:
         flags["draft_model"] = values.get("model")
     return {field: str(value) for field, value in flags.items() if value is not None}
 
@@ -376,7 +376,9 @@ ROWS = [
         ("--speculative-algorithm",),
         Same(
             "speculative",
-            spelled({"NGRAM": "ngram", "STANDALONE": "draft_model", "NEXTN": "mtp"}),
+            spelled(
+                {"NGRAM": "ngram", "STANDALONE": "draft_model", "NEXTN": "mtp", "EAGLE3": "eagle3"}
+            ),
         ),
     ),
     Row(

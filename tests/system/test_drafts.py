@@ -42,6 +42,7 @@ class Folders(NamedTuple):
     model: Path
     of_bytes: Path
     giant: Path
+    eagle: Path
     texts: list[str]
 
 
@@ -56,11 +57,44 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     (giant / "tokenizer.json").symlink_to(model / "tokenizer.json")
     config = json.loads((model / "config.json").read_text())
     (giant / "config.json").write_text(json.dumps(config | GIANT))
+    make_eagle(model, root / "eagle")
     server = RunningServer(str(model), *EXACT)
     texts = complete_all(server)
     assert server.stop() == 0
     assert len(set(texts)) == len(BODIES)
-    return Folders(model, of_bytes, giant, texts)
+    return Folders(model, of_bytes, giant, root / "eagle", texts)
+
+
+def make_eagle(model: Path, folder: Path) -> None:
+    """Make a random layer of EAGLE-3, whose head knows the first half of the tokens."""
+    config = json.loads((model / "config.json").read_text())
+    hidden, inner, num_tokens = (
+        config[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    num_heads = config["num_attention_heads"]
+    q = num_heads * (config.get("head_dim") or hidden // num_heads)
+    kv = q // num_heads * config["num_key_value_heads"]
+    shapes = {
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (num_tokens // 2, hidden),
+        "midlayer.self_attn.q_proj": (q, 2 * hidden),
+        "midlayer.self_attn.k_proj": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, q),
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+    }
+    tensors = {f"{name}.weight": torch.randn(shape) / 8 for name, shape in shapes.items()}
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    for name in ("norm", *(f"midlayer.{norm}" for norm in norms)):
+        tensors[f"{name}.weight"] = torch.ones(hidden)
+    tensors["d2t"] = torch.zeros(num_tokens // 2, dtype=torch.int64)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    own = {"num_hidden_layers": 1, "draft_vocab_size": num_tokens // 2}
+    own["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 0, 0]}
+    (folder / "config.json").write_text(json.dumps(config | own))
 
 
 def add_mtp_layer(folder: Path) -> None:
@@ -93,10 +127,11 @@ def complete_all(server: RunningServer) -> list[str]:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("method", ["draft_model", "self", "mtp"])
+@pytest.mark.parametrize("method", ["draft_model", "self", "mtp", "eagle3"])
 def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: str, tp: int) -> None:
     model = str(folders.model)
-    drafts = ("--draft-model", model) if method == "draft_model" else ("--speculative", method)
+    drafter = {"draft_model": folders.model, "eagle3": folders.eagle}.get(method)
+    drafts = ("--speculative", method, *(("--draft-model", str(drafter)) if drafter else ()))
     server = RunningServer(model, *EXACT, *drafts, "--tp", str(tp), "--max-num-seqs", "5")
     try:
         assert complete_all(server) == folders.texts
@@ -139,6 +174,11 @@ def test_model_without_a_layer_that_drafts_is_one_clear_line(folders: Folders) -
     assert "it has no layer that predicts further tokens" in says
 
 
+def test_folder_that_is_no_eagle_is_one_clear_line(folders: Folders) -> None:
+    says = refusal(*flags_of(folders, "model"), "--speculative", "eagle3")
+    assert f"{folders.model}: has 2 layers; EAGLE-3 drafts with one" in says
+
+
 def refusal(*flags: str) -> str:
     """Return the line that a server which cannot start says."""
     with pytest.raises(StartFailed) as failure:
@@ -172,5 +212,8 @@ def test_doctor_counts_the_memory_of_a_draft_model(
     memory, findings = examined(speculative="mtp")
     assert not findings
     assert alone < memory < 1.1 * alone
+    memory, findings = examined(speculative="eagle3", draft_model=str(folders.eagle))
+    assert not findings
+    assert memory > alone
     _, (finding,) = examined(speculative="draft_model", draft_model=str(folders.of_bytes))
     assert "a draft model needs the model's vocabulary" in finding

@@ -32,6 +32,7 @@ from headrace.engine_proc.worker.execution.cpu_layers import (
     why_no_mixer,
 )
 from headrace.engine_proc.worker.execution.cpu_mixture import why_not
+from headrace.engine_proc.worker.execution.eagle_executor import eagle_fields
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.held_matrices import (
     LANES,
@@ -47,7 +48,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     NormPlacement,
     QKNorm,
 )
-from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.models.weight_shapes import check_shapes, weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import check_structs, load_core
@@ -128,7 +129,7 @@ class Config(Structure):
         *((name, c_float) for name in ("logit_multiplier", "gate_multiplier", "mlp_multiplier")),
         *((name, c_int32) for name in ("value_norm", "per_layer_size", "per_layer_vocab")),
         *((name, c_int32) for name in ("num_residuals", "laurel_rank", "scales_output")),
-        ("deepstack", c_int32),
+        *((name, c_int32) for name in ("deepstack", "eagle", "num_embedded")),
     )
 
 
@@ -236,7 +237,7 @@ class CpuExecutor:
             mlp_multiplier=spec.mlp_multiplier,
             value_norm=spec.value_norm,
             deepstack=spec.deepstack,
-            **gemma_fields(whole),
+            **(eagle_fields(spec) | gemma_fields(whole)),
         )
         self._memory = memory  # lives as long as the core uses it
         place = None if memory is None else memory.address + memory_start
@@ -269,6 +270,13 @@ class CpuExecutor:
             whole.num_kv_heads,
             peers.shard.owns_keys,
         )
+
+    def be_drafted_by(self, drafter: "CpuExecutor") -> None:
+        """Have steps write the hidden states that EAGLE-3's layer reads into its pages."""
+        assert drafter.spec.eagle is not None
+        self._drafter = drafter  # lives as long as the core uses it
+        tapped = (c_int32 * 3)(*drafter.spec.eagle.tapped)
+        self.core.headrace_cpu_draft_for(drafter.model, self.model, tapped)
 
     def load_all(
         self, weights: Weights, threads: int, progress: Callable[[int, int], None]
@@ -502,17 +510,6 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
             raise UnsupportedSpec(why)
 
 
-def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
-    """Raise ModelError if a weight is missing or has the wrong shape."""
-    for name, shape in weight_shapes(spec).items():
-        if name not in weights:
-            raise ModelError(f"weight {name!r} is missing")
-        if weights[name].shape != shape:
-            raise ModelError(
-                f"weight {name!r} has shape {list(weights[name].shape)}, not {list(shape)}"
-            )
-
-
 def activation_bits(dtype: WeightDtype, rounds_activations: bool) -> int:
     """Return how many bits activations have where they meet quantized weights; 0: fp32."""
     if dtype == WeightDtype.INT8:
@@ -571,13 +568,10 @@ def declared_core() -> ctypes.CDLL:
     core = load_core()
     structs = (Config, LayerConfig, RopeConfig, NativeStep)
     check_structs(core, "headrace_cpu_struct_bytes", structs)
+    configs = (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig))
     where = (c_void_p, c_int32, c_int32)
     for name, result, arguments in (
-        (
-            "create",
-            c_void_p,
-            (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig), c_void_p),
-        ),
+        ("create", c_void_p, (*configs, c_void_p)),
         ("destroy", None, (c_void_p,)),
         ("isa", c_int32, (c_void_p,)),
         ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),
@@ -587,6 +581,7 @@ def declared_core() -> ctypes.CDLL:
         ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
         ("set_vector", None, (*where, c_int32, c_void_p, c_int32)),
         ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
+        ("draft_for", None, (c_void_p, c_void_p, POINTER(c_int32))),
         ("step", c_int32, (c_void_p, POINTER(NativeStep))),
         ("step_seconds", None, (c_void_p, POINTER(c_double))),
     ):

@@ -1,5 +1,6 @@
 """The shape of each weight that a decoder has."""
 
+from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.models.delta_net_names import delta_net_shapes
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
@@ -15,6 +16,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     QKNorm,
     ShortConvSpec,
 )
+from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
 XIELU = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")  # alphas before softplus
@@ -22,14 +24,18 @@ XIELU = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")  # alphas 
 
 def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Return every weight the decoder has, under our names (see `weights.py`)."""
-    shapes: dict[str, Shape] = {"embed": (spec.vocab_size, spec.hidden_size)}
+    num_embedded = spec.vocab_size if spec.eagle is None else spec.eagle.num_embedded
+    shapes: dict[str, Shape] = {"embed": (num_embedded, spec.hidden_size)}
     if not spec.tied_head:
         shapes["head"] = (spec.vocab_size, spec.hidden_size)
     if spec.head_bias:
         shapes["head.bias"] = (spec.vocab_size,)
     shapes |= outer_norm_shapes(spec)
     shapes |= outer_gemma_shapes(spec)
-    shapes |= mtp_shapes(spec.hidden_size) if spec.num_mtp_layers else {}
+    if spec.eagle is not None:
+        shapes |= eagle_shapes(spec.hidden_size, len(spec.eagle.tapped))
+    elif spec.num_mtp_layers:
+        shapes |= mtp_shapes(spec.hidden_size)
     for i, layer in enumerate(spec.layers):
         of_layer = norm_shapes(spec, layer)
         if i == 0 and spec.encoder is not None and not spec.encoder.first_norm:
@@ -47,6 +53,17 @@ def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         of_layer |= gemma_shapes(spec)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
     return shapes
+
+
+def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
+    """Raise ModelError if a weight is missing or has the wrong shape."""
+    for name, shape in weight_shapes(spec).items():
+        if name not in weights:
+            raise ModelError(f"weight {name!r} is missing")
+        if weights[name].shape != shape:
+            raise ModelError(
+                f"weight {name!r} has shape {list(weights[name].shape)}, not {list(shape)}"
+            )
 
 
 def outer_norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:
@@ -69,6 +86,11 @@ def mtp_shapes(hidden: int) -> dict[str, Shape]:
     """Return what stands around the layer that drafts."""
     norms = ("mtp.embed_norm", "mtp.hidden_norm", "mtp.norm")
     return {"mtp.proj": (hidden, 2 * hidden), **dict.fromkeys(norms, (hidden,))}
+
+
+def eagle_shapes(hidden: int, num_tapped: int) -> dict[str, Shape]:
+    """Return what stands around EAGLE-3's layer."""
+    return {"mtp.proj": (hidden, num_tapped * hidden), "mtp.hidden_norm": (hidden,)}
 
 
 def mixer_shapes(spec: DecoderSpec, mixer: Mixer | None) -> dict[str, Shape]:
@@ -142,6 +164,7 @@ def gemma_shapes(spec: DecoderSpec) -> dict[str, Shape]:
 def attention_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the weights of a layer's attention."""
     hidden, (num_kv_heads, head_dim) = spec.hidden_size, spec.kv_heads_of(layer)
+    read = hidden if spec.eagle is None else 2 * hidden
     q, kv = spec.num_heads * head_dim, num_kv_heads * head_dim
     shapes: dict[str, Shape] = {}
     if spec.qk_norm in (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE):
@@ -151,9 +174,9 @@ def attention_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     if spec.attention_sinks:
         shapes["sinks"] = (spec.num_heads,)
     for name, shape, bias in (
-        ("q", (q, hidden), spec.qkv_bias),
-        ("k", (kv, hidden), spec.qkv_bias),
-        ("v", (kv, hidden), spec.qkv_bias),
+        ("q", (q, read), spec.qkv_bias),
+        ("k", (kv, read), spec.qkv_bias),
+        ("v", (kv, read), spec.qkv_bias),
         ("o", (hidden, q), spec.output_bias),
     ):
         shapes |= linear_shapes(name, shape, bias)

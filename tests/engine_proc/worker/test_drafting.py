@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,9 +26,11 @@ from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
+from headrace.engine_proc.worker.execution.eagle_executor import EagleExecutor
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
 from headrace.engine_proc.worker.models.mtp import with_mtp_layer
+from headrace.engine_proc.worker.models.specs.decoder_spec import EagleSpec
 from headrace.ipc.messages import Sampling, request_id
 
 PAGE_TOKENS, NUM_PAGES = 16, 12
@@ -42,6 +45,8 @@ SAMPLINGS = [
 ]
 OWN_PAGES, SHARED_PAGES = "own pages", "shared pages"  # of a draft model
 MTP, RANDOM_MTP = "mtp", "random mtp"  # a layer of the model drafts
+EAGLE = "random eagle"  # a layer in pages of its own drafts
+FROM_HIDDEN = (MTP, RANDOM_MTP, EAGLE)
 RIGHT = (OWN_PAGES, SHARED_PAGES, MTP)  # drafts are often right
 
 
@@ -56,6 +61,9 @@ def make_runner(pages: str) -> GenerationRunner:
         model = CpuExecutor(spec, foreseeing(weights) if pages == MTP else weights, **options)
         return GenerationRunner(model, sampler, draft_model=MtpExecutor(model))
     weights = random_weights(SPEC)
+    if pages == EAGLE:
+        model = CpuExecutor(SPEC, weights, **options)
+        return GenerationRunner(model, sampler, draft_model=random_eagle(model, options))
     if pages == SHARED_PAGES:
         size = cache_bytes(SPEC, NUM_PAGES, 0, PAGE_TOKENS, KVDtype.FLOAT32)
         fd = os.memfd_create("pages")
@@ -63,6 +71,17 @@ def make_runner(pages: str) -> GenerationRunner:
     model = CpuExecutor(SPEC, weights, **options)
     draft_model = CpuExecutor(SPEC, weights, weight_dtype=WeightDtype.INT4, **options)
     return GenerationRunner(model, sampler, draft_model=draft_model)
+
+
+def random_eagle(model: CpuExecutor, options: dict[str, Any]) -> EagleExecutor:
+    """Make a layer of EAGLE-3, whose head knows every other token."""
+    token_ids = np.arange(0, SPEC.vocab_size, 2)
+    own = EagleSpec(tapped=(0, 1, 1), num_embedded=SPEC.vocab_size)
+    layer = {"layers": SPEC.layers[:1], "num_mtp_layers": 1, "tied_head": False}
+    spec = replace(SPEC, vocab_size=len(token_ids), eagle=own, **layer)
+    drafter = CpuExecutor(spec, random_weights(spec), **options)
+    model.be_drafted_by(drafter)
+    return EagleExecutor(drafter, token_ids, SPEC.vocab_size)
 
 
 def foreseeing(weights: Weights) -> Weights:
@@ -89,8 +108,8 @@ class Generation:
         pool = PagePool(num_pages, PAGE_TOKENS)
         speculation = None
         if drafts:
-            from_hidden = drafts in (MTP, RANDOM_MTP)
-            model = DraftModel(pool, SPEC.vocab_size, drafts != SHARED_PAGES, from_hidden)
+            has_pages, from_hidden = drafts != SHARED_PAGES, drafts in FROM_HIDDEN
+            model = DraftModel(pool, SPEC.vocab_size, has_pages, from_hidden)
             speculation = Speculation(model, max_length=5)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget)
         self.scheduler = Scheduler(pool, limits, speculation=speculation)
@@ -127,7 +146,7 @@ def make_sequences(samplings: list[Sampling]) -> list[Sequence]:
     ]
 
 
-@pytest.mark.parametrize("drafts", [*RIGHT, RANDOM_MTP])
+@pytest.mark.parametrize("drafts", [*RIGHT, RANDOM_MTP, EAGLE])
 @settings(max_examples=12, deadline=None)
 @given(
     samplings=st.lists(st.sampled_from(SAMPLINGS), min_size=3, max_size=3),

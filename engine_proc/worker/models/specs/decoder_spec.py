@@ -396,6 +396,19 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EagleSpec:
+    """EAGLE-3's layer, the only one of its decoder, which drafts for another model.
+
+    Queries, keys and values are of `[norm(embedding), norm(hidden)]`. The hidden state is that
+    before the token: `fc` of what enters three layers of the other model, or the layer's own.
+    """
+
+    tapped: tuple[int, int, int]  # layers of the other model
+    num_embedded: int  # tokens of the other model; the head has fewer
+    norms_residual: bool = False  # the layer adds to norm(hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     """A decoder-only transformer, or an encoder. Weight names are those of `weights.py`."""
 
@@ -441,6 +454,7 @@ class DecoderSpec:
     # the first layers, one is added to the residual.
     deepstack: int = 0
     encoder: EncoderSpec | None = None  # None: a token sees those before it
+    eagle: EagleSpec | None = None  # None: it is no layer that drafts for another model
 
     @property
     def latent(self) -> LatentAttentionSpec | None:
