@@ -242,6 +242,8 @@ def reference(
     starts = stretches.query_starts.tolist()
     for sequence, num_keys in enumerate(stretches.num_keys.tolist()):
         rows = slice(starts[sequence], starts[sequence + 1])
+        if rows.start == rows.stop:
+            continue
         pages = stretches.page_table[sequence, : -(-num_keys // latents.shape[1])].long()
         known = latents[pages].flatten(0, 1)[:num_keys].float() * kv_scale
         out[rows] = attend_densely(

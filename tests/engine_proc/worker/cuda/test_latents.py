@@ -24,8 +24,8 @@ TINY = {
         "deepseek": with_latents(
             dataclasses.replace(LATENTS["deepseek"], num_heads=3), SMALL, window=None
         ),
-        "plain queries, many heads": with_latents(
-            dataclasses.replace(LATENTS["deepseek"], num_heads=18, output_bias=True),
+        "plain queries, biases": with_latents(
+            dataclasses.replace(LATENTS["deepseek"], num_heads=5, output_bias=True),
             dataclasses.replace(SMALL, query_rank=None, bias=True, nope_dim=9),
         ),
         "parallel, no RoPE": with_latents(
