@@ -128,9 +128,11 @@ def read_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts of `config_sentence_transformers.json`, by lower-case names."""
     path = folder / "config_sentence_transformers.json"
     prompts = read_optional(path).get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
+    if not isinstance(prompts, dict) or not all(
+        isinstance(p, str | None) for p in prompts.values()
+    ):
         raise ModelError(f"{path}: prompts are {prompts!r:.40}, not texts by name")
-    return {name.lower(): prompt for name, prompt in prompts.items()}
+    return {name.lower(): prompt or "" for name, prompt in prompts.items()}
 
 
 def read_logit_score(folder: Path, path: str, config: Mapping[str, Any]) -> Pooling:

@@ -73,12 +73,12 @@ def test_old_and_new_files_name_the_kind(
 
 
 def test_prompts_are_read_by_their_names(tmp_path: Path) -> None:
-    named = {"query": "q: ", "Clustering": "c: "}
+    named = {"query": "q: ", "Clustering": "c: ", "document": None}
     other = {"prompts": named, "default_prompt_name": None}
     folder = write(tmp_path, ["Pooling"], config_sentence_transformers=other)
     pooling = read_pooling(folder, BERT)
     assert pooling is not None
-    assert pooling.prompts == {"query": "q: ", "clustering": "c: "}
+    assert pooling.prompts == {"query": "q: ", "clustering": "c: ", "document": ""}
     (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": 1}}')
     with pytest.raises(ModelError, match="not texts by name"):
         read_pooling(folder, BERT)
