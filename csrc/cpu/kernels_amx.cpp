@@ -342,6 +342,7 @@ public:
             fetch(fetched_++);
         }
         if (is_packed && is_last && unit < next_.num_units) {
+            fence(); // the tiles have loaded what is written over
             unpack(unit);
         }
     }

@@ -28,12 +28,12 @@ enum class Mixer : int32_t {
 };
 enum class RouterScore : int32_t { softmax, sigmoid, sparsemixer };
 
-// The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
-// of its share. Mirrored by ctypes in cpu_executor.py; a field of one is a field of the other, in
-// the same order.
 // What EAGLE-3's layer adds to: the hidden state before a token, or its norm.
 enum class Eagle : int32_t { none, hidden, normed };
 
+// The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
+// of its share. Mirrored by ctypes in cpu_executor.py; a field of one is a field of the other, in
+// the same order.
 struct Config {
     int32_t vocab_size, hidden_size;
     int32_t num_heads;

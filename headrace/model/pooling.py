@@ -76,7 +76,8 @@ class Pooling:
     # In place of a head: the token whose logit is the score, and one whose logit is taken off.
     score_tokens: tuple[int, ...] = ()
     activation: DenseActivation = DenseActivation.IDENTITY  # of that number
-    # What is written before a text, by the name of its kind in sentence-transformers' config.
+    # What is written before a text, by the name of its kind in sentence-transformers' config. Empty
+    # where pooling leaves the tokens of prompts out (`include_prompt`).
     prompts: dict[str, str] = field(default_factory=dict)
 
 
@@ -102,14 +103,16 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
     modules: list[Module] = read(folder / "modules.json", list[Module])
     if [module.type.rsplit(".", 1)[-1] for module in modules] == ["Transformer", "LogitScore"]:
         return read_logit_score(folder, modules[1].path, config)
-    kind, normalize = PoolingKind.MEAN, False
+    kind, normalize, prompts = PoolingKind.MEAN, False, read_prompts(folder)
     dense: list[DenseModule] = []
     for module in modules:
         match module.type.rsplit(".", 1)[-1]:
             case "Transformer":
                 pass
             case "Pooling":
-                kind = read_kind(folder / module.path / "config.json")
+                file = folder / module.path / "config.json"
+                kind = read_kind(file)
+                prompts = prompts if read(file, dict[str, Any]).get("include_prompt", True) else {}
             case "Dense" if not normalize:
                 dense.append(read_dense(folder, module.path))
             case "Normalize":
@@ -120,7 +123,6 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
                     f"{' behind Normalize' if normalize else ''}; Transformer, Pooling, Dense and "
                     "at last Normalize are"
                 )
-    prompts = read_prompts(folder)
     return Pooling(kind, normalize, read_max_tokens(folder, config), tuple(dense), prompts=prompts)
 
 

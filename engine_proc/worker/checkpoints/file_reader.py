@@ -72,6 +72,8 @@ def read_into(extent: Extent, memory: memoryview) -> None:
             num_read = os.preadv(file.descriptor, [memory], at)
         except OSError as error:
             raise ModelError(f"{file.path}: cannot be read: {error}") from error
+        if at + num_read < end:  # past the cache, the next read begins with a page, too
+            num_read = num_read // ALIGNMENT * ALIGNMENT
         if num_read == 0:
             raise ModelError(f"{file.path}: has become shorter than {end} bytes")
         memory, at = memory[num_read:], at + num_read

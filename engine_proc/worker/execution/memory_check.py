@@ -155,7 +155,8 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     """Return what the activations of a step take in the C++ core, at most.
 
     Most of it is a mixture's: each token has rows for each expert that it chooses. Buffers are
-    those of csrc/cpu/step_state.cpp and mixture.cpp: rows as they are, and rounded.
+    those of csrc/cpu/step_state.cpp and mixture.cpp, rows as they are and rounded, and of
+    products.cpp, rows of bf16 in the order of tiles.
     """
     kv_heads = [spec.kv_heads_of(layer) for layer in spec.layers]
     hidden, q = spec.hidden_size, spec.num_heads * max((dim for _, dim in kv_heads), default=0)
@@ -171,6 +172,8 @@ def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     if any(layer.has_dense_mlp for layer in spec.layers):
         numbers += 2 * max(spec.mlp_size_of(layer) for layer in spec.layers)
     numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
+    widths = [spec.mlp_size_of(layer) for layer in spec.layers if layer.has_dense_mlp]
+    numbers += max(hidden, q, *widths) // 2
     return 4 * num_tokens * numbers
 
 

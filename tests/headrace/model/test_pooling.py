@@ -79,6 +79,9 @@ def test_prompts_are_read_by_their_names(tmp_path: Path) -> None:
     pooling = read_pooling(folder, BERT)
     assert pooling is not None
     assert pooling.prompts == {"query": "q: ", "clustering": "c: ", "document": ""}
+    (folder / "1_Pooling" / "config.json").write_text('{"include_prompt": false}')
+    pooling = read_pooling(folder, BERT)
+    assert pooling is not None and not pooling.prompts
     (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": 1}}')
     with pytest.raises(ModelError, match="not texts by name"):
         read_pooling(folder, BERT)

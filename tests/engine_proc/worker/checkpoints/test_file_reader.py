@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.engine_proc.worker.checkpoints.file_reader import FileReader
+from headrace.engine_proc.worker.checkpoints.file_reader import ALIGNMENT, FileReader
 from headrace.engine_proc.worker.checkpoints.mapped_file import extent_of, map_file
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight
 from headrace.errors import ModelError
@@ -113,3 +113,18 @@ def test_a_file_that_became_shorter_is_named(tensor: StoredTensor, keeps_cache: 
     np.testing.assert_array_equal(data_of(reader.read(tensor.rows(0, 10))), NUMBERS[:10])
     with pytest.raises(ModelError, match="numbers: has become shorter than 44000 bytes"):
         reader.read(tensor.rows(9, 11))
+
+
+def test_reads_that_end_early_go_on_with_a_whole_page(
+    tensor: StoredTensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, begins = os.preadv, []
+
+    def read_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        begins.append(at)
+        return read(descriptor, [buffers[0][:10_000]], at)
+
+    monkeypatch.setattr(os, "preadv", read_some)
+    part = reader_of(tensor).read(tensor.rows(3, 100))
+    np.testing.assert_array_equal(data_of(part), NUMBERS[3:100])
+    assert len(begins) > 1 and not any(at % ALIGNMENT for at in begins)
