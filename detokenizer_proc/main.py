@@ -6,7 +6,6 @@ import time
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, EngineField, Seating
-from headrace.board.replacements import num_deaths
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
 from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
@@ -199,12 +198,13 @@ class EngineWatch:
     @property
     def has_died(self) -> bool:
         """Whether an engine has died since the last `note`, and another starts or none will."""
-        is_decided = self._slot[CommonField.STATE] != State.DEAD or self.is_vacant
-        return is_decided and num_deaths(self._slot) != self._num_deaths
+        if self._slot[CommonField.DEATHS] == self._num_deaths:
+            return False
+        return self._slot[CommonField.STATE] != State.DEAD or self.is_vacant
 
     def note(self) -> None:
         """Take note of the deaths up to now."""
-        self._num_deaths = num_deaths(self._slot)
+        self._num_deaths = self._slot[CommonField.DEATHS]
 
 
 def mark_start(slot: Slot) -> None:

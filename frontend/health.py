@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from headrace.board.board import Board, Seat, Slot, State
-from headrace.board.fields import CommonField, EngineField
+from headrace.board.fields import CommonField, EngineField, Seating
 from headrace.board.process_status import process_status
 from headrace.routes import READY, STARTUP, Lane, routes_of
 
@@ -31,7 +31,7 @@ def health_of(
 
     `/health` is 503 when a process does not serve. `/ready` is, too, unless the process belongs to
     an engine and another one of the model is whole. While the server stops `/ready` is 503.
-    `/startup` is 503 only until all processes have been ready.
+    `/startup` is 503 only until all processes that the server starts with have been ready.
 
     Args:
         since_ns: since when this process has been awake (`wake_clock.py`).
@@ -39,7 +39,7 @@ def health_of(
     slots = board.occupied()
     found = [(slot, slot.unhealthy_reason(now_ns, since_ns)) for slot in slots]
     faults = {slot.seat: why for slot, why in found if why is not None}
-    if path == STARTUP and all(map(has_started, slots)):
+    if path == STARTUP and all(has_started(board, slot) for slot in slots):
         faults.clear()
     elif path == READY:
         spared = spared_engines(board, faults.keys())
@@ -70,12 +70,22 @@ def engine_index(board: Board, seat: Seat) -> int | None:
 def spared_engines(board: Board, faulty: Collection[Seat]) -> set[int]:
     """Return the indices of all engines whose model has one without a fault."""
     ill = {engine_index(board, seat) for seat in faulty}
-    whole = {s[EngineField.MODEL] for s in board.of("engine") if s.seat.index not in ill}
+    whole = {
+        slot[EngineField.MODEL]
+        for slot in board.of("engine")
+        if slot[EngineField.SEATING] != Seating.VACANT and slot.seat.index not in ill
+    }
     return {s.seat.index for s in board.of("engine") if s[EngineField.MODEL] in whole}
 
 
-def has_started(slot: Slot) -> bool:
-    """Whether a process has become ready in a seat, whatever became of it."""
+def has_started(board: Board, slot: Slot) -> bool:
+    """Whether a process has become ready in a seat, whatever became of it.
+
+    An engine that operators have added is no part of the start.
+    """
+    engine = board.engine_of(slot)
+    if engine is not None and engine[EngineField.IS_SPARE]:
+        return True
     return slot[CommonField.STATE] in (State.READY, State.DEAD) or slot[CommonField.STARTS] > 1
 
 

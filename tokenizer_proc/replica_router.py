@@ -82,6 +82,7 @@ class ReplicaRouter:
         """Choose an engine that keeps its seat until it has taken the prompts."""
         num_tokens = sum(len(ids) for _, ids in prompts)
         while True:
+            self._slot.beat()
             engine = self._engine_of(replicas, request, prompts)
             self._slot.add(TokenizerField.SENT_TOKENS + engine, num_tokens)
             if self._engines[engine][EngineField.SEATING] != Seating.VACANT:
@@ -107,13 +108,14 @@ class ReplicaRouter:
         return replicas[chosen]
 
     def _takers(self, replicas: list[int]) -> list[int]:
-        """Return the engines that take new requests."""
+        """Return the engines that take new requests: ready ones, if need be one that leaves."""
         present = self._links.present
         there = [index for index in replicas if index in present]
-        takers = [
+        ready = [index for index in there if self._is_ready(index)]
+        seated = [
             index for index in there if self._engines[index][EngineField.SEATING] == Seating.SEATED
         ]
-        return takers or there or replicas
+        return [index for index in seated if index in ready] or ready or seated or there or replicas
 
     def _loads(self, replicas: list[int], prompts: Prompts) -> list[ReplicaLoad]:
         page_tokens = max(self._engines[index][EngineField.PAGE_TOKENS] for index in replicas)

@@ -169,6 +169,14 @@ class Slot:
             self.open_ids = ()
             self.clear_gauges()
 
+    def die(self) -> None:
+        """Count the death of the process; for the supervisor alone.
+
+        A reader that sees the new count sees a process that does not serve, or its successor.
+        """
+        self[CommonField.STATE] = State.DEAD
+        self.add(CommonField.DEATHS)
+
     def clear_gauges(self) -> None:
         """Reset what tells of a process that has ended."""
         for word in self._gauge_words:

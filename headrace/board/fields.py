@@ -86,7 +86,7 @@ class CommonField(BoardField):
     STARTS = COUNTER  # of processes in this seat
     STACKS_FD = KEPT  # the process's own descriptor of its `StackFile`
     HARMED_PID = KEPT  # the process that --chaos has sent a signal; the supervisor writes it
-    LEFT = COUNTER  # of STARTS, those that ended when they had no request; the supervisor counts
+    DEATHS = COUNTER  # of processes that may have had requests; the supervisor counts
 
     @classmethod
     def first_word(cls) -> int:
@@ -190,7 +190,8 @@ class EngineField(BoardField):
     PENDING_TOKENS = GAUGE  # to compute for all sequences; where the model has replicas
     IS_BUSY = GAUGE  # 1: it has requests, in whatever state, or outputs that are not sent
     MODEL = KEPT  # place of its model among the server's; the supervisor writes it,
-    SEATING = KEPT  # and a `Seating`
+    SEATING = KEPT  # a `Seating`,
+    IS_SPARE = KEPT  # and 1 of a seat beyond those of --data-parallel-size
 
 
 class WorkerField(BoardField):

@@ -13,14 +13,14 @@ class ReplacementWatch:
     def __init__(self, board: Board, roles: tuple[str, ...]) -> None:
         self._slots = [slot for role in roles for slot in board.of(role)]
         self._board = board
-        self._deaths = [num_deaths(slot) for slot in self._slots]  # that were reported
+        self._deaths = [slot[CommonField.DEATHS] for slot in self._slots]  # that were reported
 
     def replaced(self) -> list[Seat]:
         """Return the seats of processes that have died, and whose work can go on, since the last
         call."""
         found = []
         for place, slot in enumerate(self._slots):
-            deaths = num_deaths(slot)
+            deaths = slot[CommonField.DEATHS]
             if deaths != self._deaths[place] and (is_ready(slot) or self._has_replica(slot)):
                 found.append(slot.seat)
                 self._deaths[place] = deaths
@@ -34,9 +34,3 @@ class ReplacementWatch:
 def is_ready(slot: Slot) -> bool:
     """Whether a process serves in a slot."""
     return slot[CommonField.STATE] == State.READY
-
-
-def num_deaths(slot: Slot) -> int:
-    """Return how many processes have died in a seat. One that left had nothing to lose."""
-    is_alive = slot[CommonField.STATE] in (State.STARTING, State.READY)
-    return max(slot[CommonField.STARTS] - slot[CommonField.LEFT] - is_alive, 0)

@@ -162,7 +162,9 @@ class BoardCollector(Collector):
             up.add_metric(self._labels.of(slot), slot[CommonField.STATE] == State.READY)
         yield up
         restarts = CounterMetricFamily(
-            "headrace:process_restarts", "Processes that died and were replaced", labels=LABELS
+            "headrace:process_restarts",
+            "Processes started in a seat after its first",
+            labels=LABELS,
         )
         for slot in self._board.occupied():
             restarts.add_metric(self._labels.of(slot), max(slot[CommonField.STARTS], 1) - 1)

@@ -112,6 +112,7 @@ def write_places(board: Board, configs: Sequence[ServerConfig], may_grow: bool =
         slot[EngineField.MODEL] = place.group
         if place.replica >= configs[place.group].data_parallel_size:
             slot[EngineField.SEATING] = Seating.VACANT
+            slot[EngineField.IS_SPARE] = 1
         end = place.first_worker + configs[place.group].tp
         for worker in workers[place.first_worker : end]:
             worker[WorkerField.ENGINE] = slot.seat.index

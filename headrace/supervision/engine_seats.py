@@ -65,11 +65,11 @@ class EngineSeats:
     def resize(self, model: int, count: int) -> list[int]:
         """Have a model so many engines, as far as there are seats. Return those to be started.
 
-        Engines that serve and have the first seats stay.
+        Engines stay that are not leaving, serve, and have the first seats, in this order.
         """
         engines = [slot for slot in self._board.of("engine") if slot[EngineField.MODEL] == model]
         staying = [slot for slot in engines if self._stays(slot)]
-        for slot in sorted(staying, key=lambda slot: (not is_ready(slot), slot.seat.index))[count:]:
+        for slot in sorted(staying, key=self._rank)[count:]:
             self._begin(slot, returns=False)
         num_missing = count - len(staying)
         leaving = [slot for slot in engines if slot.seat.index in self._departures]
@@ -83,6 +83,14 @@ class EngineSeats:
             else:
                 started.append(slot.seat.index)
         return started
+
+    def is_leaving(self, engine: int) -> bool:
+        """Whether an engine leaves, for good or for another in its seat."""
+        return engine in self._departures
+
+    def is_given_up(self, engine: int) -> bool:
+        """Whether an engine leaves for good."""
+        return self.is_leaving(engine) and not self._departures[engine].returns
 
     def has_replicas(self, engine: int) -> bool:
         """Whether other engines of its model are to serve."""
@@ -129,8 +137,9 @@ class EngineSeats:
         departure = self._departures.pop(engine, None)
         was_empty = departure is not None and departure.was_empty
         if was_empty and (code == 0 or slot[CommonField.STATE] != State.READY):
-            slot.add(CommonField.LEFT)
-        slot[CommonField.STATE] = State.DEAD
+            slot[CommonField.STATE] = State.DEAD
+        else:
+            slot.die()
         if departure is not None and departure.returns:  # not before: nothing is sent to the dead
             slot[EngineField.SEATING] = Seating.SEATED
         return departure
@@ -154,6 +163,10 @@ class EngineSeats:
         if departure is not None:
             return departure.returns
         return slot[EngineField.SEATING] == Seating.SEATED
+
+    def _rank(self, slot: Slot) -> tuple[bool, bool, int]:
+        """Return a key by which the engines that are to stay come first."""
+        return slot.seat.index in self._departures, not is_ready(slot), slot.seat.index
 
     def _others(self, engine: int) -> list[Slot]:
         """Return the other engines of an engine's model, those that it might have among them."""

@@ -49,12 +49,7 @@ from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.child_configs import ChildConfigs
 from headrace.supervision.crash_reports import CrashReports, crash_directory
 from headrace.supervision.engine_files import EngineFiles
-from headrace.supervision.engine_groups import (
-    EngineGroup,
-    check_groups,
-    places_of,
-    write_places,
-)
+from headrace.supervision.engine_groups import EngineGroup, check_groups, places_of, write_places
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.restart_backoff import RestartBackoff
@@ -372,6 +367,9 @@ class Supervisor:
         """Have the next process replaced that is to be, once the one before it has been."""
         if self._renewing is not None:
             child, before = self._renewing
+            if is_engine(child) and child.process is before and self._stays(child):
+                self._renewing = None  # more replicas are wanted meanwhile
+                return
             slot = self.board.slot(child.seat.role, child.seat.index)
             if child.process is before or slot[CommonField.STATE] != State.READY:
                 if child.process is before and child.seat.role not in ("frontend", "engine"):
@@ -396,6 +394,10 @@ class Supervisor:
             else:  # the others start
                 self._to_renew.appendleft(child)
 
+    def _stays(self, child: SeatedProcess) -> bool:
+        """Whether an engine lives and is not leaving."""
+        return child.start_at is None and not self._engine_seats.is_leaving(child.seat.index)
+
     def _end_leaving(self) -> None:
         """End engines that leave and have no requests any more, or have had the time for them."""
         due = self._engine_seats.due()
@@ -404,8 +406,7 @@ class Supervisor:
                 if child.start_at is None:
                     child.process.send_signal(signal.SIGTERM)
                 else:  # it has died meanwhile
-                    self._engine_seats.end(child.seat.index, 0)
-                    self._vacate(child)
+                    self._give_up(child)
 
     def _add_engine(self, index: int) -> None:
         """Start an engine in a vacant seat. If it cannot start, the seat is vacant again."""
@@ -418,6 +419,11 @@ class Supervisor:
             return
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _give_up(self, child: SeatedProcess) -> None:
+        """Have no other engine follow one that is leaving and has died."""
+        self._engine_seats.end(child.seat.index, 0)
+        self._vacate(child)
 
     def _vacate(self, child: SeatedProcess) -> None:
         """Give up an engine that has ended, its seat and its memory."""
@@ -452,12 +458,15 @@ class Supervisor:
         return min(waits, default=POLL_INTERVAL_S)
 
     def _start_another(self, child: SeatedProcess) -> None:
-        """Start a process in a seat; later, where the system lacks a resource now.
+        """Start a process in a seat that is to have one; later, where the system lacks a resource.
 
         Raises:
             ChildDied: the resource was lacking too often in a row.
         """
         child.start_at = None
+        if is_engine(child) and self._engine_seats.is_given_up(child.seat.index):
+            self._give_up(child)
+            return
         try:
             child.process, child.pidfd = self._spawn(child.seat)
         except OSError as error:
@@ -505,11 +514,14 @@ class Supervisor:
             child.restarts.worked()
             child.is_new = False
         is_wanted = self._renewing is not None and self._renewing[0] is child
-        leaving = self._engine_seats.end(child.seat.index, code) if is_engine(child) else None
+        leaving = None
+        if is_engine(child):
+            leaving = self._engine_seats.end(child.seat.index, code)
+        else:
+            slot.die()
         if leaving is not None:
             is_wanted = leaving.told_at is not None
         is_leaving = leaving is not None and not leaving.returns
-        slot[CommonField.STATE] = State.DEAD
         is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.exit_reason)
@@ -517,9 +529,9 @@ class Supervisor:
         slot.last_death.record(child.process.pid, how)
         is_given_up = is_leaving or (delay_s is None and child.is_new)
         if delay_s is not None or is_given_up:
-            next = "its seat is vacant" if is_given_up else "starting another"
+            then = "its seat is vacant" if is_given_up else "starting another"
             level = logging.INFO if is_wanted else logging.WARNING
-            log.log(level, "%s %s; %s", child.seat, how, next)
+            log.log(level, "%s %s; %s", child.seat, how, then)
         if self._is_up and not is_wanted:
             hands = {
                 "tokenizer": TokenizerField.AT_HAND,

@@ -11,7 +11,7 @@ from byte_responses import ByteVocabulary, make_plan
 from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import DetokenizerField, FrontendField
+from headrace.board.fields import CommonField, DetokenizerField, FrontendField
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
@@ -41,6 +41,8 @@ class Bench:
         self.outbox = Outbox(address(run_dir, "detokenizer"))
 
     def start_engine(self) -> None:
+        if self.engine_slot[CommonField.STATE] == State.READY:
+            self.engine_slot.die()
         for state in (State.STARTING, State.READY):
             self.engine_slot.enter(state)
 
@@ -82,6 +84,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
     assert b'"ab"' in bench.tell(OLD, b"ab")
+    bench.engine_slot.die()
     bench.engine_slot.enter(State.STARTING)
     assert b'"c"' in bench.tell(NEW, b"c"), "it was on its way when its sender died"
     bench.detokenizer.work()

@@ -12,6 +12,7 @@ from headrace.board.fields import (
     CommonField,
     EngineField,
     FrontendField,
+    Seating,
     TokenizerField,
     WorkerField,
 )
@@ -59,6 +60,18 @@ def test_server_is_ready_while_one_replica_is_whole() -> None:
     assert ask(board, HEALTH) == (503, ["worker 1 is dead"])
     board.slot("engine", 0)[CommonField.STATE] = State.STARTING
     assert ask(board, READY) == (503, ["engine 0 is starting", "worker 1 is dead"])
+
+
+def test_a_vacant_seat_is_no_whole_replica() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1), Seat("worker", 1)])
+    board.slot("engine", 1)[EngineField.SEATING] = Seating.VACANT
+    board.slot("worker", 1)[WorkerField.ENGINE] = 1
+    for seat in SEATS:
+        board.slot(seat.role).enter(State.READY)
+        board.slot(seat.role)[CommonField.HEARTBEAT_NS] = 10**9
+    assert ask(board, READY) == (200, [])
+    board.slot("engine")[CommonField.STATE] = State.DEAD
+    assert ask(board, READY) == (503, ["engine 0 is dead"])
 
 
 def test_server_is_not_ready_without_one_of_its_models() -> None:
@@ -167,3 +180,16 @@ def test_start_up_is_over_once_and_for_all() -> None:
     worker.enter(State.STARTING)
     assert ask(board, STARTUP) == (200, [])
     assert ask(board, HEALTH) == (503, ["worker 0 is starting"])
+
+
+def test_engines_that_come_later_are_no_part_of_the_start() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1), Seat("worker", 1)])
+    board.slot("engine", 1)[EngineField.IS_SPARE] = 1
+    board.slot("worker", 1)[WorkerField.ENGINE] = 1
+    for slot in board.slots:
+        slot.enter(State.STARTING)
+        if slot.seat in SEATS:
+            slot.enter(State.READY)
+        slot[CommonField.HEARTBEAT_NS] = 10**9
+    assert ask(board, STARTUP) == (200, [])
+    assert ask(board, HEALTH)[0] == 503

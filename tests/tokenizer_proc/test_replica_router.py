@@ -162,6 +162,15 @@ def test_an_engine_that_leaves_gets_only_what_it_had(fleet: Fleet) -> None:
     assert fleet.sent[2] == len(PROMPT)
 
 
+def test_an_engine_that_leaves_serves_until_another_does(fleet: Fleet) -> None:
+    fleet.slots[0][EngineField.SEATING] = Seating.LEAVING
+    fleet.slots[1][CommonField.STATE] = State.STARTING
+    fleet.slots[2][EngineField.SEATING] = Seating.VACANT
+    assert {fleet.send(PROMPT) for _ in range(3)} == {0}
+    fleet.slots[1][CommonField.STATE] = State.READY
+    assert {fleet.send(PROMPT) for _ in range(3)} == {1}
+
+
 def test_the_only_engine_left_gets_all(fleet: Fleet) -> None:
     for slot in fleet.slots[1:]:
         slot[EngineField.SEATING] = Seating.VACANT

@@ -58,7 +58,7 @@ def test_fields_fit_below_text_and_histograms(role: str) -> None:
 
 
 def test_fields_beyond_the_limit_are_refused() -> None:
-    last = CommonField.LEFT.words.stop + FIELD_WORDS - 1
+    last = CommonField.DEATHS.words.stop + FIELD_WORDS - 1
     with pytest.raises(ValueError, match=f"Wide needs word {last} of {FIELD_WORDS}"):
 
         class Wide(BoardField):

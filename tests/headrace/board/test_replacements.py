@@ -1,7 +1,7 @@
 """A process is seen to be replaced once its successor is ready."""
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import CommonField, EngineField
+from headrace.board.fields import EngineField
 from headrace.board.replacements import ReplacementWatch
 
 TOKENIZER, ENGINE, WORKER = Seat("tokenizer", 0), Seat("engine", 0), Seat("worker", 0)
@@ -15,6 +15,7 @@ def test_replacement_is_reported_once_when_it_serves() -> None:
         slot.enter(State.READY)
     assert watch.replaced() == [], "first processes are no replacements"
     board.slot("worker").enter(State.STARTING)
+    board.slot("engine").die()
     board.slot("engine").enter(State.STARTING)
     assert watch.replaced() == []
     board.slot("engine").enter(State.READY)
@@ -29,14 +30,14 @@ def test_death_of_a_replica_is_reported_while_another_serves() -> None:
     for slot in board.slots:
         slot.enter(State.STARTING)
         slot.enter(State.READY)
-    second[CommonField.STATE] = State.DEAD
-    board.slot("tokenizer")[CommonField.STATE] = State.DEAD
+    second.die()
+    board.slot("tokenizer").die()
     assert watch.replaced() == [second.seat], "no other tokenizer has what this one had"
     second.enter(State.STARTING)
     second.enter(State.READY)
     assert watch.replaced() == [], "it was reported"
     for slot in (first, second):
-        slot[CommonField.STATE] = State.DEAD
+        slot.die()
     assert watch.replaced() == []
     first.enter(State.STARTING)
     first.enter(State.READY)
@@ -51,7 +52,7 @@ def test_engine_of_another_model_is_no_replica() -> None:
     for slot in (first, second):
         slot.enter(State.STARTING)
         slot.enter(State.READY)
-    second[CommonField.STATE] = State.DEAD
+    second.die()
     assert watch.replaced() == []
     second.enter(State.STARTING)
     second.enter(State.READY)
@@ -63,6 +64,16 @@ def test_double_replacement_is_reported_once() -> None:
     board.slots[0].enter(State.STARTING)
     watch = ReplacementWatch(board, ("engine",))
     for _ in range(2):
+        board.slots[0].die()
         board.slots[0].enter(State.STARTING)
         board.slots[0].enter(State.READY)
     assert watch.replaced() == [ENGINE]
+
+
+def test_a_process_that_left_in_order_has_not_died() -> None:
+    board = Board.create([ENGINE, Seat("engine", 1)])
+    watch = ReplacementWatch(board, ("engine",))
+    for slot in board.slots:
+        for state in (State.STARTING, State.READY, State.DEAD, State.STARTING, State.READY):
+            slot.enter(state)
+            assert watch.replaced() == []

@@ -48,6 +48,7 @@ class Tokenizers:
     def replace(self, index: int, role: str = "tokenizer") -> None:
         """Let a process die and another take its seat."""
         slot = self.board.slot(role, index)
+        slot.die()
         slot.enter(State.STARTING)
         slot.enter(State.READY)
 

@@ -4,7 +4,6 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, EngineField, Seating, TokenizerField, WorkerField
-from headrace.board.replacements import num_deaths
 from headrace.supervision.engine_seats import EngineSeats
 
 PATIENCE_S = 30.0
@@ -36,7 +35,6 @@ class Rig:
     def end(self, engine: int, code: int = 0) -> bool | None:
         """Have the process of a seat end; return whether another is to take it."""
         departure = self.seats.end(engine, code)
-        self.slots[engine][CommonField.STATE] = State.DEAD
         return None if departure is None else departure.returns
 
     def leave(self, engine: int) -> None:
@@ -77,7 +75,7 @@ def test_an_engine_without_requests_leaves_unnoticed() -> None:
     rig.seats.resize(0, 1)
     rig.leave(1)
     assert rig.seatings == [SEATED, VACANT, VACANT, VACANT]
-    assert [num_deaths(slot) for slot in rig.slots] == [0, 0, 0, 0]
+    assert [slot[CommonField.DEATHS] for slot in rig.slots] == [0, 0, 0, 0]
     assert not rig.seats.are_changing
     assert rig.slots[1][EngineField.RUNNING] == 0, "it tells of nothing any more"
     assert rig.board.occupied() == [rig.slots[0], rig.board.slot("tokenizer")]
@@ -111,7 +109,7 @@ def test_an_engine_that_takes_too_long_dies() -> None:
     assert rig.seats.due() == [1]
     assert rig.seatings[1] == VACANT
     assert rig.end(1) is False
-    assert num_deaths(rig.slots[1]) == 1, "its requests are sent again"
+    assert rig.slots[1][CommonField.DEATHS] == 1, "its requests are sent again"
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -122,7 +120,7 @@ def test_an_engine_that_is_killed_while_it_leaves_dies(is_told: bool) -> None:
         assert rig.seats.due() == []
         assert rig.seats.due() == [1]
     assert rig.end(1, KILLED) is False
-    assert num_deaths(rig.slots[1]) == 1
+    assert rig.slots[1][CommonField.DEATHS] == 1
 
 
 def test_an_engine_that_never_served_leaves_in_order() -> None:
@@ -134,7 +132,50 @@ def test_an_engine_that_never_served_leaves_in_order() -> None:
     assert rig.seats.due() == []
     assert rig.seats.due() == [1]
     assert rig.end(1, -15) is False
-    assert num_deaths(rig.slots[1]) == 0
+    assert rig.slots[1][CommonField.DEATHS] == 0
+
+
+def test_an_end_before_the_start_hides_no_death() -> None:
+    rig = Rig(2)
+    rig.seats.resize(0, 1)
+    rig.leave(1)
+    assert rig.seats.resize(0, 2) == [1]
+    rig.seats.take(1)
+    rig.seats.resize(0, 1)
+    assert rig.seats.due() == []
+    assert rig.seats.due() == [1]
+    assert rig.end(1, KILLED) is False, "its process has told of nothing yet"
+    rig.start(1)
+    rig.end(1, KILLED)
+    assert rig.slots[1][CommonField.DEATHS] == 1
+
+
+def test_an_engine_that_has_died_is_given_up() -> None:
+    rig = Rig(2)
+    rig.end(1, KILLED)
+    assert not rig.seats.is_given_up(1)
+    assert rig.seats.resize(0, 1) == []
+    assert rig.seats.is_given_up(1)
+    assert rig.end(1) is False
+    assert not rig.seats.is_leaving(1)
+    assert rig.slots[1][CommonField.DEATHS] >= 1
+
+
+def test_fewer_replicas_keep_none_that_is_renewed() -> None:
+    rig = Rig(2)
+    assert rig.seats.renew(0)
+    assert rig.seats.resize(0, 1) == []
+    assert rig.seatings[:2] == [LEAVING, SEATED]
+    assert rig.seats.is_given_up(0)
+
+
+def test_a_renewal_ends_where_its_engine_stays() -> None:
+    rig = Rig(2)
+    assert rig.seats.renew(1)
+    assert rig.seats.is_leaving(1)
+    rig.seats.resize(0, 1)
+    rig.seats.resize(0, 2)
+    assert not rig.seats.is_leaving(1)
 
 
 def test_an_engine_that_leaves_stays_where_it_is_wanted_again() -> None:
@@ -153,7 +194,7 @@ def test_another_follows_where_it_is_too_late_to_stay() -> None:
     assert rig.seats.due() == [3]
     assert rig.seats.resize(0, 4) == []
     assert rig.end(3) is True
-    assert num_deaths(rig.slots[3]) == 0
+    assert rig.slots[3][CommonField.DEATHS] == 0
 
 
 def test_a_renewed_engine_comes_back() -> None:
@@ -164,7 +205,7 @@ def test_a_renewed_engine_comes_back() -> None:
     assert not rig.seats.renew(1), "it would leave none"
     rig.leave(0)
     assert rig.seatings[:2] == [SEATED, SEATED]
-    assert num_deaths(rig.slots[0]) == 0
+    assert rig.slots[0][CommonField.DEATHS] == 0
     assert rig.seats.renew(1)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.ipc.arena import PAGE_BYTES, Arena
 from headrace.ipc.fetcher_messages import Fetch, Fetched, FromFetcher
 from headrace.ipc.sockets import Inbox, address
@@ -35,8 +36,11 @@ class Rig:
 
     def start(self, reader: int) -> None:
         """Have a process come up, in place of another if there was one."""
+        slot = self.board.slot("tokenizer", reader)
+        if slot[CommonField.STATE] == State.READY:
+            slot.die()
         for state in (State.STARTING, State.READY):
-            self.board.slot("tokenizer", reader).enter(state)
+            slot.enter(state)
 
     def send(self, reader: int) -> "asyncio.Task[None]":
         """Answer a process with a file."""
