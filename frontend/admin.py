@@ -6,6 +6,7 @@ those of models come encoded.
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import parse_qsl
 
@@ -16,8 +17,8 @@ from headrace.board.admin_requests import (
     STOP_PROFILE,
     admin_request,
 )
-from headrace.board.board import Board, Slot, State
-from headrace.board.fields import CommonField, FrontendField
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField, EngineField, FrontendField, Seating
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
@@ -163,7 +164,18 @@ class Admin:
         for what in admin_requests:
             admin_request(self._slot, what)
         entries = ",".join(f'"{what}"' for what in admin_requests)
-        return AdminResponse(202, f'{{"accepted":[{entries}]}}'.encode("ascii"))
+        kept = ",".join(f'"{seat}"' for seat in self._kept) if "engine" in admin_requests else ""
+        told = f',"kept":[{kept}]' if kept else ""
+        return AdminResponse(202, f'{{"accepted":[{entries}]{told}}}'.encode("ascii"))
+
+    @property
+    def _kept(self) -> list[Seat]:
+        """The engines that no restart replaces: their models have no others."""
+        seated = [
+            slot for slot in self._board.of("engine") if slot[EngineField.SEATING] == Seating.SEATED
+        ]
+        counts = Counter(slot[EngineField.MODEL] for slot in seated)
+        return [slot.seat for slot in seated if counts[slot[EngineField.MODEL]] == 1]
 
     def _processes(self) -> bytes:
         now_ns = time.monotonic_ns()

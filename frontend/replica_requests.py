@@ -5,12 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.board.board import Board, Slot
-from headrace.board.replicas import count_replicas, num_seats, wish_replicas
+from headrace.board.replicas import can_grow, count_replicas, num_seats, wish_replicas
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 
 GIB = 1 << 30
 NUMBER = re.compile("[0-9]{1,9}")
+FIXED = (
+    "; models on GPUs, models that take images, and servers with --kv-events-config have no more "
+    "engines than --data-parallel-size says"
+)
 USAGE = "/admin/replicas takes replicas=NUMBER and, of several models, model=NAME"
 NO_MODEL = Rejection(
     404, "there is no such model; see /v1/models", "invalid_request_error", "model_not_found"
@@ -69,7 +73,8 @@ class ReplicaRequests:
         most, text = num_seats(self._board, model), fields["replicas"]
         count = int(text) if NUMBER.fullmatch(text) else 0
         if not 1 <= count <= most:
-            return invalid(400, f"replicas must be 1 to {most}")
+            why = "" if can_grow(self._board, model) else FIXED
+            return invalid(400, f"replicas must be 1 to {most}{why}")
         if (rejection := self._refuse_memory(model, count)) is not None:
             return rejection
         wish_replicas(self._slot, model, count)
@@ -77,10 +82,11 @@ class ReplicaRequests:
 
     def _refuse_memory(self, model: int, count: int) -> Rejection | None:
         """Return why there is no memory for so many engines of a model, or None."""
-        counts = [count_replicas(self._board, place).wanted for place in range(len(self._models))]
-        if count <= counts[model]:
+        found = [count_replicas(self._board, place) for place in range(len(self._models))]
+        if count <= found[model].wanted:
             return None
-        counts[model] = count
+        counts = [each.wanted + each.leaving for each in found]  # those that leave have theirs yet
+        counts[model] = max(counts[model], count)
         num_bytes = sum(
             count * each.replica_bytes for count, each in zip(counts, self._models, strict=True)
         )

@@ -74,7 +74,8 @@ HISTOGRAMS = [
 class SglangCollector(Collector):
     """SGLang's families, by the component that reports them there: front end or scheduler.
 
-    A front end's counters are a model's, a scheduler's families an engine's: `dp_rank` is its
+    A front end's counters are a model's, engines that have left included. A scheduler's families
+    are an engine's: `dp_rank` is its
     place among replicas, in a server of several engines.
     """
 
@@ -83,12 +84,12 @@ class SglangCollector(Collector):
         self._models, self._engines = [], []
         is_single = len(board.occupied("engine")) == 1
         for model, card in enumerate(cards):
-            engines = [
-                slot for slot in board.occupied("engine") if slot[EngineField.MODEL] == model
-            ]
+            engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
             labels = {"model_name": card.name, "engine_type": "unified"}
             self._models.append((BoardTotals(engines), Families("sglang:", labels)))
             for rank, slot in enumerate(engines):
+                if board.is_vacant(slot):
+                    continue
                 own = labels | ranks | ({} if is_single else {"dp_rank": str(rank)})
                 self._engines.append((BoardTotals([slot]), Families("sglang:", own), card))
         self._all = BoardTotals(board.slots)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.board.board import Board, Seat
-from headrace.board.fields import EngineField, Seating
+from headrace.board.fields import EngineField
 from headrace.config.api_keys import digest
 from headrace.config.config import ServerConfig
 from headrace.config.kv_events_config import parse_kv_events
@@ -24,6 +24,7 @@ from headrace.config.process_configs import (
 from headrace.ipc.arena import Arena
 from headrace.supervision.engine_files import EngineFiles
 from headrace.supervision.engine_groups import EngineGroup, reserved_bytes
+from headrace.supervision.engine_seats import EngineSeats
 
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
@@ -43,6 +44,7 @@ class ChildConfigs:
     fetched: Arena | None
     board: Board
     files: EngineFiles
+    engine_seats: EngineSeats
     crash: CrashConfig
 
     @property
@@ -135,11 +137,7 @@ class ChildConfigs:
         slot = self.board.slot("engine", index)
         model = slot[EngineField.MODEL]
         c, card = self.groups[model].config, self.groups[model].card
-        seated = [
-            one
-            for one in self.board.replicas_of(slot)
-            if one[EngineField.SEATING] == Seating.SEATED
-        ]
+        replicas = self.engine_seats.staying(index)
         workers = [s for s in self.board.of("worker") if self.board.engine_of(s) is slot]
         return EngineConfig(
             run_dir=self.run_dir,
@@ -163,8 +161,8 @@ class ChildConfigs:
             watchdog_timeout=c.watchdog_timeout,
             cache_fds=self.files.cache_fds[index],
             first_worker=workers[0].seat.index if workers else 0,
-            num_replicas=len(seated),
-            replica=seated.index(slot),
+            num_replicas=len(replicas),
+            replica=replicas.index(slot),
             prefix_fd=self.files.prefix_fds.get(index),
             store_tiers=self.files.store_tiers[index] if self.files.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),

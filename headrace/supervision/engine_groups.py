@@ -5,6 +5,7 @@ these engines' workers. Seats for further engines come after all of those.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -13,8 +14,10 @@ from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
 from headrace.config.config import CPU_KV_BYTES, ServerConfig
 from headrace.config.kv_events_config import parse_kv_events
+from headrace.config.model_card import weight_bytes
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.errors import ConfigError
+from headrace.system.machine import has_gpus
 
 
 class EngineGroup(msgspec.Struct, frozen=True):
@@ -27,13 +30,13 @@ class EngineGroup(msgspec.Struct, frozen=True):
     def least_bytes(self) -> int:
         """What its engines take of a CPU's memory at least: weights, and a KV cache of a flag.
 
-        Replicas may share weights.
+        Each engine has its own: weights are copied from their files.
         """
         config = self.config
-        if config.device == "cuda":
+        if expects_gpus(config):
             return 0
-        num_bytes = config.data_parallel_size * (config.kv_cache_memory_bytes or 0)
-        return self.least_weight_bytes + num_bytes
+        num_bytes = self.least_weight_bytes + (config.kv_cache_memory_bytes or 0)
+        return config.data_parallel_size * num_bytes
 
     @property
     def least_weight_bytes(self) -> int:
@@ -47,12 +50,17 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
     @property
     def replica_bytes(self) -> int:
-        """What an engine takes of a CPU's memory with a full KV cache; nothing on GPUs."""
-        config = self.config
-        if config.device == "cuda" or config.engine == "mock":
+        """What an engine takes of a CPU's memory with full KV cache and store; 0 on GPUs.
+
+        Adapters do not count: their sizes are not known yet.
+        """
+        config, card = self.config, self.card
+        if config.engine == "mock" or expects_gpus(config):
             return 0
         num_bytes = config.kv_cache_memory_bytes
-        return self.least_weight_bytes + (CPU_KV_BYTES if num_bytes is None else num_bytes)
+        cache = CPU_KV_BYTES if num_bytes is None else num_bytes
+        draft = 0 if card.draft_model is None else weight_bytes(Path(card.draft_model))
+        return self.least_weight_bytes + draft + cache + config.kv_store_bytes
 
     @property
     def capacity(self) -> ModelCapacity:
@@ -74,17 +82,25 @@ class EnginePlace(NamedTuple):
     first_worker: int
 
 
+def expects_gpus(config: ServerConfig) -> bool:
+    """Whether weights and pages go to GPUs, judged by flags and machine."""
+    if config.engine == "mock":
+        return False
+    return config.device == "cuda" or (config.device == "auto" and has_gpus())
+
+
 def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
     """Return how many engines each model may have.
 
     Args:
-        may_grow: more than it begins with.
+        may_grow: more than it begins with. On GPUs it has no more: all engines use the first GPUs.
     """
     sizes = [config.data_parallel_size for config in configs]
-    if not may_grow or parse_kv_events(configs[0].kv_events_config) is not None:
+    growing = [not expects_gpus(config) for config in configs]
+    if not may_grow or not any(growing) or parse_kv_events(configs[0].kv_events_config) is not None:
         return sizes
-    num_spare = (MAX_REPLICAS - sum(sizes)) // len(sizes)
-    return [size + num_spare for size in sizes]
+    num_spare = (MAX_REPLICAS - sum(sizes)) // sum(growing)
+    return [size + num_spare * grows for size, grows in zip(sizes, growing, strict=True)]
 
 
 def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[EnginePlace]:

@@ -84,6 +84,11 @@ class EngineSeats:
                 started.append(slot.seat.index)
         return started
 
+    def staying(self, engine: int) -> list[Slot]:
+        """Return the engines of an engine's model that are to serve, those that return included."""
+        own = self._board.slot("engine", engine)
+        return [slot for slot in self._board.replicas_of(own) if self._stays(slot)]
+
     def is_leaving(self, engine: int) -> bool:
         """Whether an engine leaves, for good or for another in its seat."""
         return engine in self._departures
@@ -94,7 +99,8 @@ class EngineSeats:
 
     def has_replicas(self, engine: int) -> bool:
         """Whether other engines of its model are to serve."""
-        return any(map(self._stays, self._others(engine)))
+        own = self._board.slot("engine", engine)
+        return any(slot is not own for slot in self.staying(engine))
 
     def renew(self, engine: int) -> bool:
         """Have an engine leave for another in its seat, if others of its model serve meanwhile."""

@@ -193,6 +193,7 @@ class Supervisor:
             fetched=self._fetched,
             board=self.board,
             files=self._files,
+            engine_seats=self._engine_seats,
             crash=crash,
         )
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())

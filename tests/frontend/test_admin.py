@@ -61,8 +61,18 @@ def test_what_is_asked_for_is_noted(
     rig = Rig(KEY)
     answer = rig.ask("POST", path, query)
     assert isinstance(answer, AdminResponse)
-    assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(admin_requests)})
+    kept = {"kept": ["engine 0"]} if "engine" in admin_requests else {}
+    told = {"accepted": list(admin_requests), **kept}
+    assert (answer.status, json.loads(answer.body)) == (202, told)
     assert set(rig.admin_requests.take()) == set(admin_requests)
+
+
+def test_an_engine_with_replicas_is_not_kept() -> None:
+    board = Board.create([Seat("frontend", 0), Seat("engine", 0), Seat("engine", 1)])
+    admin = Admin(ApiKeyAuth([digest(KEY)]), board, board.slot("frontend"), 1, profiles=False)
+    answer = admin.handle("POST", RESTART, b"role=engine", KEY)
+    assert isinstance(answer, AdminResponse)
+    assert json.loads(answer.body) == {"accepted": ["engine"]}
 
 
 @pytest.mark.parametrize(

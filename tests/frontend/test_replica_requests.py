@@ -22,6 +22,8 @@ class Rig:
             slot[EngineField.MODEL] = index // 4
             if 0 < index < 4:
                 slot[EngineField.SEATING] = Seating.VACANT
+                slot[EngineField.IS_SPARE] = 1
+        self.engines = list(board.of("engine"))
         board.slot("engine", 4).enter(State.READY)
         models = [
             ModelCapacity(
@@ -91,3 +93,18 @@ def test_fewer_replicas_need_no_memory() -> None:
             202,
             count,
         )
+
+
+def test_a_model_that_does_not_grow_says_why() -> None:
+    asked = ("model", 'b"\N{FOX FACE}'), ("replicas", "3")
+    assert "1 to 2; models on GPUs, models that take images" in Rig().ask(*asked)[1]
+
+
+def test_engines_that_leave_have_their_memory_yet() -> None:
+    rig = Rig()
+    asked = ("model", "a"), ("replicas", "2")
+    rig.engines[1][EngineField.SEATING] = rig.engines[5][EngineField.SEATING] = Seating.LEAVING
+    assert rig.ask(*asked)[0] == 202, "it may stay"
+    assert rig.wished
+    rig.engines[2][EngineField.SEATING] = Seating.LEAVING
+    assert rig.ask(*asked)[0] == 409

@@ -9,7 +9,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.board.board import Board, Seat, Timing
-from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
+from headrace.board.fields import (
+    DetokenizerField,
+    EngineField,
+    FrontendField,
+    Seating,
+    TokenizerField,
+)
 from headrace.config.config import MAX_DRAFTS
 from headrace.config.process_configs import ModelCard
 from headrace.ipc.messages import FinishReason
@@ -127,6 +133,17 @@ def test_engines_of_several_models_are_told_apart(dialect: str, name: str, label
         for sample in families[f"{dialect}:{name}"].samples
     ]
     assert found == [(CARD.name, "0", 5), ("other", "0", 6), ("other", "1", 7)]
+
+
+def test_totals_of_a_model_outlive_its_engines() -> None:
+    board = Board.create([Seat("engine", index) for index in range(3)])
+    for slot in board.of("engine"):
+        slot[EngineField.GENERATED_TOKENS] = 5 + slot.seat.index
+    board.slot("engine")[EngineField.SEATING] = Seating.VACANT
+    found = families(board, "sglang")
+    assert value(found["generation_tokens"]) == 5 + 6 + 7
+    ranks = [s.labels["dp_rank"] for s in found["num_retracted_requests"].samples]
+    assert ranks == ["1", "2"]
 
 
 def bounds(family: Metric) -> str:

@@ -1,6 +1,7 @@
 """Which engines and workers belong to which model."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField
 from headrace.config.config import ServerConfig
 from headrace.errors import ConfigError
+from headrace.supervision import engine_groups
 from headrace.supervision.engine_groups import (
     EngineGroup,
     check_groups,
@@ -82,6 +84,23 @@ def test_models_that_do_not_go_together_are_refused(groups: list[EngineGroup], t
 def test_memory_of_other_models_is_reserved() -> None:
     first = group("a", nbytes=100, data_parallel_size=2, kv_cache_memory_bytes=7)
     second = group("b", nbytes=100, quantization="int8")
-    assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 89]
+    assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 164]
     on_gpus = group("c", nbytes=100, device="cuda")
     assert reserved_bytes([first, on_gpus], 0) == 0, "it is not in the CPU's memory"
+
+
+def test_a_replica_takes_what_its_flags_say(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(30))
+    one = group("a", nbytes=100, device="cpu", kv_cache_memory_bytes=7, kv_store_bytes=5)
+    assert one.replica_bytes == 75 + 7 + 5
+    drafted = EngineGroup(one.config, replace(one.card, draft_model=str(tmp_path)))
+    assert drafted.replica_bytes == 75 + 7 + 5 + 30
+
+
+def test_models_on_gpus_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_groups, "has_gpus", lambda: True)
+    configs = [ServerConfig(), ServerConfig(device="cpu")]
+    assert num_seats(configs, may_grow=True) == [1, 15]
+    assert num_seats([ServerConfig(device="cuda")], may_grow=True) == [1]
+    assert num_seats([ServerConfig(engine="mock")], may_grow=True) == [MAX_REPLICAS]
+    assert group("a", nbytes=100).replica_bytes == 0

@@ -209,6 +209,14 @@ def test_a_renewed_engine_comes_back() -> None:
     assert rig.seats.renew(1)
 
 
+def test_an_engine_that_returns_keeps_its_share() -> None:
+    rig = Rig(3)
+    assert rig.seats.renew(0)
+    assert rig.seats.staying(1) == rig.slots[:3]
+    rig.seats.resize(0, 2)
+    assert rig.seats.staying(1) == rig.slots[1:3]
+
+
 def test_a_single_engine_is_not_renewed() -> None:
     rig = Rig(1)
     assert not rig.seats.has_replicas(0)

@@ -1,12 +1,17 @@
 """The parts of the supervisor that start no process."""
 
 import signal
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
 
-from headrace.board.board import Seat
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import EngineField, Seating
 from headrace.config.config import ServerConfig
 from headrace.exit_status import ExitStatus
 from headrace.runtime.roles import ROLES, title
-from headrace.supervision.supervisor import ChildDied, seats_of
+from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.supervisor import ChildDied, SeatedProcess, Supervisor, seats_of
 
 
 def test_there_is_a_seat_per_process() -> None:
@@ -60,3 +65,47 @@ def test_a_dead_child_is_named_with_how_it_died() -> None:
     ended = ChildDied(Seat("engine", 0), 3, "no memory")
     assert str(ended) == "engine 0 exited with 3 (no memory)"
     assert (killed.exit_status, ended.exit_status) == (ExitStatus.HOPELESS, ExitStatus.BAD_MODEL)
+
+
+class Rig:
+    """A supervisor of two engines whose processes are played."""
+
+    def __init__(self) -> None:
+        self.board = Board.create([Seat("engine", 0), Seat("engine", 1)])
+        for slot in self.board.slots:
+            slot.enter(State.STARTING)
+            slot.enter(State.READY)
+        process: Any = SimpleNamespace(send_signal=lambda _signal: None)
+        self.children = [SeatedProcess(slot.seat, process, -1) for slot in self.board.slots]
+        self.seats = EngineSeats(self.board, 60)
+        self.supervisor: Any = Supervisor.__new__(Supervisor)
+        self.supervisor.board = self.board
+        self.supervisor._engine_seats = self.seats
+        self.supervisor._children = list(self.children)
+        self.supervisor._files = SimpleNamespace(clear=lambda _engine: None)
+        self.supervisor._to_renew, self.supervisor._renewing = deque(), None
+
+
+def test_an_engine_that_died_and_leaves_has_no_successor() -> None:
+    rig = Rig()
+    rig.seats.end(1, -signal.SIGKILL)
+    rig.children[1].start_at = 0.0
+    rig.seats.resize(0, 1)
+    rig.supervisor._restart()
+    assert rig.supervisor._children == rig.children[:1]
+    assert rig.board.slot("engine", 1)[EngineField.SEATING] == Seating.VACANT
+    assert not rig.seats.are_changing
+
+
+def test_a_renewal_that_more_replicas_end_is_over() -> None:
+    rig = Rig()
+    rig.supervisor._renew_all("engine")
+    rig.supervisor._to_renew.reverse()
+    rig.supervisor._renew()
+    rig.supervisor._to_renew.clear()
+    rig.supervisor._renew()
+    assert rig.supervisor._renewing == (rig.children[1], rig.children[1].process)
+    rig.seats.resize(0, 1)
+    rig.seats.resize(0, 2)
+    rig.supervisor._renew()
+    assert rig.supervisor._renewing is None
