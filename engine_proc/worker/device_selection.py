@@ -101,12 +101,13 @@ def place_modules(config: ExecutionConfig) -> Device:
 def falls_to_modules(config: ExecutionConfig, model: DecoderModel) -> bool:
     """Whether transformers' modules run one of our decoders.
 
-    They do where `--device` says GPUs, and these lack a kernel; a state is none of theirs.
+    They do where `--device` says GPUs, and these lack a kernel. They have no states and no images.
     """
     return (
         config.device == "cuda"
         and lacking_kernel(model.spec) != ""
         and model.spec.state_numbers == 0
+        and config.image_row_size == 0
         and config.model_impl != "headrace"
         and Path(config.model_path).is_dir()
     )

@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.device_selection import (
     Device,
     check_on_cpu,
     choose,
+    falls_to_modules,
     find_gpus,
     lacking_kernel,
     place,
@@ -176,6 +177,17 @@ def test_decoders_that_lack_a_kernel_run_on_the_cpu(differences: dict[str, Any],
     model = DecoderModel(dataclasses.replace(SPEC, **differences), {}, ())
     why = f"a LlamaForCausalLM model has {lack}, which GPU workers cannot run"
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
+
+
+def test_models_of_images_do_not_fall_to_modules(tmp_path: Path) -> None:
+    model = DecoderModel(dataclasses.replace(SPEC, value_norm=True), {}, ())
+    config = execution_config(tmp_path, device="cuda")
+    assert falls_to_modules(config, model)
+    takes_images = dataclasses.replace(config, image_row_size=64)
+    assert not falls_to_modules(takes_images, model)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="has norms of values, which GPU workers cannot run"):
+        place(takes_images, model)
 
 
 @pytest.mark.parametrize(("family", "text"), [("gemma3", "see each other"), ("smolvlm", "")])
