@@ -25,6 +25,7 @@ from headrace.system.machine import memory_limit
 
 ROW_TYPES = {block.name: block for block in BLOCK_TYPES.values()}
 INT8 = "int8"
+UNROUNDED = ("router", "k_b", "v_b")  # matrices of layers that `--quantization fp8` leaves
 
 
 class HeldWeights(NamedTuple):
@@ -129,10 +130,14 @@ def on_gpu(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights
     for name, shape in weight_shapes(model.spec).items():
         stored = model.weights[name].format
         is_matrix = name.startswith("layers.") and len(shape) == 2
-        executed = "F8_E4M3" if is_matrix and config.quantization == "fp8" else wide
+        is_rounded = is_matrix and name.rpartition(".")[2] not in UNROUNDED
+        executed = "F8_E4M3" if is_rounded and config.quantization == "fp8" else wide
         nbytes = math.prod(shape) * {"F32": 4, "F8_E4M3": 1}.get(executed, 2)
+        in_file = stored_bytes(model, name)
+        if stored == "MXFP4" and ".experts." in name:
+            executed, nbytes = stored, in_file
         executed = "as stored" if stored == executed else executed
-        yield HeldWeights(stored, executed, 1, stored_bytes(model, name), nbytes)
+        yield HeldWeights(stored, executed, 1, in_file, nbytes)
 
 
 def stored_bytes(model: DecoderModel, name: str) -> int:

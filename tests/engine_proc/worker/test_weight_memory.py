@@ -7,10 +7,13 @@ import gguf
 import numpy as np
 import pytest
 from engine_configs import execution_config
+from random_decoders import LATENTS, MIXTURES, random_weights
 
 from headrace.config.model_card import find_demo_model
+from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, matrix_bytes
-from headrace.engine_proc.worker.weight_memory import HeldWeights, foresee_memory
+from headrace.engine_proc.worker.models.model import DecoderModel
+from headrace.engine_proc.worker.weight_memory import HeldWeights, foresee_memory, on_gpu
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q8_0")}
 
@@ -88,6 +91,26 @@ def test_weights_on_gpus_are_of_one_type(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert HeldWeights("BF16", "as stored", 2, 64 * 256, 64 * 256) in found
     found = foresee_memory(execution_config(path, device="cuda", quantization="fp8"))
     assert sum(one.held_bytes for one in found) == 7 * 64 * 64 + 2 * (2 * 64 * 64 + 3 * 64)
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_experts_in_mxfp4_stay_so_on_gpus(quantization: str) -> None:
+    spec = MIXTURES["mixtral"]
+    model = DecoderModel(spec, random_weights(spec, Format.MXFP4), ())
+    config = execution_config(quantization=quantization)
+    found = dict(zip(model.weights, on_gpu(config, model), strict=True))
+    expert = found["layers.0.experts.0.up"]
+    assert expert.how == "as stored" and expert.held_bytes == expert.stored_bytes
+    assert found["layers.0.q"].executed == ("BF16" if quantization == "none" else "F8_E4M3")
+    assert found["layers.0.router"].executed == "BF16"
+
+
+def test_matrices_of_heads_are_not_rounded_on_gpus() -> None:
+    spec = LATENTS["deepseek"]
+    model = DecoderModel(spec, random_weights(spec), ())
+    held = on_gpu(execution_config(quantization="fp8"), model)
+    found = {name: one.executed for name, one in zip(model.weights, held, strict=True)}
+    assert [found[f"layers.0.{name}"] for name in ("k_b", "v_b", "o")] == ["BF16"] * 2 + ["F8_E4M3"]
 
 
 def test_a_folder_has_no_table_of_types(tmp_path: Path) -> None:
