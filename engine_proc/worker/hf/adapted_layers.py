@@ -60,6 +60,7 @@ class AdaptedLayers:
         self._prefix = f"{model.module.base_model_prefix}."  # that a model without its head lacks
         module: Any = model.module
         self._head: nn.Module | None = module.get_output_embeddings()
+        self._whole = (module.get_input_embeddings(), self._head)  # may come in the base's place
         self._max_rank = max_rank
         self._dtype = dtype
         self._slots: dict[int, LayersFactors] = {}
@@ -69,7 +70,10 @@ class AdaptedLayers:
             layer.register_forward_hook(self._add)
 
     def bytes_of(self, rank: int) -> int:
-        """Return what an adapter of a rank, with gains, takes for all layers."""
+        """Return what an adapter of a rank, with gains, takes for all layers.
+
+        An embedding and a head that come whole take more, which does not count.
+        """
         total = 0
         for layer in self._layers.values():
             rows, cols = layer.weight.shape
@@ -120,6 +124,11 @@ class AdaptedLayers:
         wanted, dtype = tuple(layer.weight.shape), self._dtype or layer.weight.dtype
         base = layer.weight.detach()
         if factors.a is None:
+            if layer not in self._whole:
+                raise AdapterRefused(
+                    f"modules_to_save has {name}; only the embedding and the head can be whole; "
+                    "merge the adapter into the weights"
+                )
             if factors.b.shape != wanted:
                 raise AdapterRefused(misfit(name, factors.b.shape, wanted))
             b = to_tensor(factors.b, torch.float32) - base.float()

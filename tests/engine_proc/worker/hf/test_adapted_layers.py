@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_configs import execution_config
 from random_models import random_model
+from safetensors.torch import load_file, save_file
 from transformers_cases import CASES, NUM_POSITIONS, PAGE_TOKENS, TEXTS, TINY, flatten
 
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused
@@ -138,6 +139,26 @@ def test_what_does_not_fit_is_refused(
     adapted.base = random_model("llama", TINY | other)
     with pytest.raises(AdapterRefused, match=reason):
         adapted.add(**config)
+
+
+@pytest.mark.parametrize(("kind", "is_taken"), [("lm_head", True), ("o_proj", False)])
+def test_only_embeddings_and_heads_may_be_whole(kind: str, is_taken: bool, tmp_path: Path) -> None:
+    adapted = Adapted(tmp_path, "llama", tie_word_embeddings=False)
+    adapted.add(targets=("q_proj",), modules_to_save=[kind])
+    own = {
+        f"base_model.model.{name}.weight": module.weight.detach() * 1.5
+        for name, module in adapted.base.named_modules()
+        if name.endswith(kind)
+    }
+    path = tmp_path / "adapter0"
+    file = path / "adapter_model.safetensors"
+    save_file(load_file(file) | own, file)
+    if is_taken:
+        assert len(adapted.layers.pack(path)) > len(own) > 0
+        return
+    reason = "modules_to_save has .*o_proj; only the embedding and the head can be whole"
+    with pytest.raises(AdapterRefused, match=reason):
+        adapted.layers.pack(path)
 
 
 def test_experts_of_modules_are_refused(tmp_path: Path) -> None:
