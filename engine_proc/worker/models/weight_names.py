@@ -55,7 +55,8 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
 def transposed_stacks(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> set[str]:
     """Return the stacks of experts that are transposed: published folders of Qwen3-VL have them.
 
-    Others of this family do not, so their shapes tell.
+    Others of this family do not, so their shapes tell. One of the two is not square, and tells of
+    both.
     """
     mixture = next((layer.mixture for layer in spec.layers if layer.mixture is not None), None)
     if spec.architecture != "qwen3_vl_moe_text" or mixture is None:
@@ -65,12 +66,13 @@ def transposed_stacks(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> set[s
         "experts.gate_up_proj": (2 * size, spec.hidden_size),
         "experts.down_proj": (spec.hidden_size, size),
     }
-    return {
-        name
-        for name, tensor in tensors.items()
-        for stack, shape in shapes.items()
-        if name.endswith(stack) and tensor.shape[1:] != shape
+    stacks = {
+        name: shape for name in tensors for stack, shape in shapes.items() if name.endswith(stack)
     }
+    are_transposed = any(
+        tensors[name].shape[1:] == shape[::-1] != shape for name, shape in stacks.items()
+    )
+    return set(stacks) if are_transposed else set()
 
 
 def is_redundant(

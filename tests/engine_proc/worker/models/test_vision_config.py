@@ -1,6 +1,7 @@
 """The decoder within a model that takes images, as configs and files say it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from random_decoders import SPEC, stored
 from tiny_vision import FAMILIES, make_vision_folder, vision_config
 
 from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.specs.decoder_spec import LayerSpec, MixtureSpec
 from headrace.engine_proc.worker.models.vision_config import lower_vision
+from headrace.engine_proc.worker.models.weight_names import transposed_stacks
 from headrace.errors import ModelError
 
 # As on the hub, without what concerns the tower alone.
@@ -385,6 +389,22 @@ def test_stacks_of_experts_may_lie_either_way(tmp_path: Path) -> None:
     turned = open_model(tmp_path)
     for name, weight in turned.weights.items():
         np.testing.assert_array_equal(weight.to_float32(), stored.weights[name].to_float32())
+
+
+@pytest.mark.parametrize("size", [24, 32, 64])  # of 32 gate and up are square, of 64 down
+@pytest.mark.parametrize("are_turned", [False, True])
+def test_a_square_stack_lies_as_the_other(are_turned: bool, size: int) -> None:
+    mixture = MixtureSpec(num_experts=2, experts_per_token=1, intermediate_size=size)
+    layers = (LayerSpec(), LayerSpec(mixture=mixture))
+    spec = replace(SPEC, architecture="qwen3_vl_moe_text", hidden_size=64, layers=layers)
+    shapes = {"gate_up_proj": (2, 2 * size, 64), "down_proj": (2, 64, size)}
+    tensors = {
+        f"layers.1.mlp.experts.{name}": stored(np.zeros(shape, np.float32).swapaxes(1, 2))
+        if are_turned
+        else stored(np.zeros(shape, np.float32))
+        for name, shape in shapes.items()
+    }
+    assert transposed_stacks(spec, tensors) == (set(tensors) if are_turned else set())
 
 
 def rename(name: str, beginnings: dict[str, str]) -> str:
