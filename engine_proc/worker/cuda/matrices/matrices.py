@@ -114,11 +114,11 @@ def load_weights(
     progress(len(sources), len(sources))
     if decoded:
         log.warning(
-            "%s and %d other matrices of experts are decoded to %s: no kernel of GPUs multiplies "
-            "with what the files hold",
-            decoded[0],
-            len(decoded) - 1,
+            "matrices of experts are decoded to %s, since no kernel of GPUs multiplies with what "
+            "the files hold: %s%s",
             dtype,
+            ", ".join(decoded[:3]),
+            ", ..." if decoded[3:] else "",
         )
     return DeviceWeights(matrices, tensors, routers, experts)
 
