@@ -15,6 +15,7 @@ from random_decoders import NUM_PAGES, SPEC, batch, random_weights, with_latents
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headrace.config.config import MAX_LORA_RANK
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
@@ -25,6 +26,7 @@ from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
 from headrace.engine_proc.worker.cuda.kernels.linear import ENOUGH_PROGRAMS, linear
 from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
+from headrace.engine_proc.worker.cuda.kernels.low_rank import expand, shrink
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
@@ -64,7 +66,7 @@ MIXTURE = MixtureSpec(
 )
 WITH_MIXTURE = dataclasses.replace(DECODER, layers=(LayerSpec(window=20, mixture=MIXTURE),))
 
-
+SHARED_BYTES = 232448  # that a program has on Hopper
 LATENT = LatentAttentionSpec(query_rank=32, rank=64, nope_dim=32, rope_dim=16, value_dim=32)
 WITH_LATENTS = with_latents(dataclasses.replace(DECODER, layers=(LayerSpec(),)), LATENT)
 
@@ -73,7 +75,9 @@ def compile_new(variant: Variant) -> None:
     """Compile a variant, and look at what has come of it."""
     kernel, x = variant.name.split()[0], variant.values.get("x")
     x = x.base if isinstance(x, TensorDescriptor) else x
-    asm = compile_variant(variant, ARCH).asm
+    compiled = compile_variant(variant, ARCH)
+    asm = compiled.asm
+    assert compiled.metadata.shared <= SHARED_BYTES, variant.name
     assert asm["cubin"][:4] == b"\x7fELF"
     if (
         ("linear" in kernel or kernel == "expert_kernel")
@@ -151,6 +155,11 @@ if __name__ == "__main__":
         matrix = Int4Matrix(codes, zeros, zeros.float(), size, bias=rows[0, :64])
         matrix.apply(rows)
         matrix.decoded(torch.bfloat16)
+    slots, gains = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 64)
+    for factor in (torch.zeros(2, 8, 64, dtype=bf16), torch.zeros(2, MAX_LORA_RANK, 64)):
+        x = torch.zeros(3, 64, dtype=factor.dtype)
+        b = factor.transpose(1, 2).contiguous()
+        expand(torch.zeros_like(x), shrink(x, factor, slots), b, gains, None, slots)
     logits = torch.zeros(3, 100)
     apply_mask(logits, torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32))
     starts = torch.tensor([0, 0, 1], dtype=torch.int32)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
 
-BLOCK = 64  # terms that are multiplied at once, columns of a tile
+BLOCK = 64  # terms or ranks that are multiplied at once, columns of a tile
 PART_TERMS = 512  # of a sum: programs share a row's terms
 TILE_ROWS = 16
 NO_SLOT = tl.constexpr(-1)
@@ -101,7 +101,7 @@ def expand(
             HAS_BIAS=bias is not None,
             BLOCK_ROWS=TILE_ROWS,
             BLOCK_COLUMNS=BLOCK,
-            BLOCK_RANKS=max(16, triton.next_power_of_2(num_ranks)),
+            BLOCK_RANKS=min(BLOCK, max(16, triton.next_power_of_2(num_ranks))),
             enable_fp_fusion=False,
         )
 
@@ -179,8 +179,7 @@ def expand_kernel(
 ) -> None:
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    ranks = tl.arange(0, BLOCK_RANKS)
-    is_row, is_column, is_rank = rows < num_rows, columns < NUM_COLUMNS, ranks < NUM_RANKS
+    is_row, is_column = rows < num_rows, columns < NUM_COLUMNS
     own = tl.load(slots + rows, mask=is_row, other=NO_SLOT)
     slot = next_slot(own, NO_SLOT)
     at = out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
@@ -190,19 +189,23 @@ def expand_kernel(
     while slot < BEYOND:
         is_own = own == slot
         first_column = slot.to(tl.int64) * NUM_COLUMNS
-        x = tl.zeros([BLOCK_ROWS, BLOCK_RANKS], tl.float32)
-        for part in tl.static_range(NUM_PARTS):
-            place = shrunk + part * part_stride + rows.to(tl.int64)[:, None] * row_stride
-            x += tl.load(place + ranks[None, :], mask=is_own[:, None] & is_rank[None, :], other=0.0)
-        factors = tl.load(
-            b + (first_column + columns)[None, :] * NUM_RANKS + ranks[:, None],
-            mask=is_column[None, :] & is_rank[:, None],
-            other=0.0,
-        )
+        added = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+        for first in range(0, NUM_RANKS, BLOCK_RANKS):
+            ranks = first + tl.arange(0, BLOCK_RANKS)
+            is_rank = ranks < NUM_RANKS
+            x = tl.zeros([BLOCK_ROWS, BLOCK_RANKS], tl.float32)
+            for part in tl.static_range(NUM_PARTS):
+                some = shrunk + part * part_stride + rows.to(tl.int64)[:, None] * row_stride
+                is_some = is_own[:, None] & is_rank[None, :]
+                x += tl.load(some + ranks[None, :], mask=is_some, other=0.0)
+            factors = tl.load(
+                b + (first_column + columns)[None, :] * NUM_RANKS + ranks[:, None],
+                mask=is_column[None, :] & is_rank[:, None],
+                other=0.0,
+            )
+            added = dot(rounded(x, b.dtype.element_ty), factors, added)
         is_number = is_own[:, None] & is_column[None, :]
-        sums = tl.load(at, mask=is_number, other=0.0).to(tl.float32)
-        zeros = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-        sums += dot(rounded(x, b.dtype.element_ty), factors, zeros)
+        sums = tl.load(at, mask=is_number, other=0.0).to(tl.float32) + added
         gain = tl.load(gains + first_column + columns, mask=is_column, other=0.0)
         sums += gain[None, :] * (sums - offset[None, :])
         tl.store(at, rounded(sums, out.dtype.element_ty), mask=is_number)

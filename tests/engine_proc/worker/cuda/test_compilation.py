@@ -11,6 +11,7 @@ KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "draw", "report"}
 KERNELS |= {"fp8", "round", "int4", "decode"}
 KERNELS |= {"router", "sort", "expert", "sum"}
 KERNELS |= {"latent_store", "latent_attention"}
+KERNELS |= {"shrink", "expand"}
 DEADLINE_S = 900
 
 

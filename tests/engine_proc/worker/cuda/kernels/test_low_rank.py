@@ -23,7 +23,7 @@ def factors(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("rows", "columns", "terms", "ranks"),
-    [(0, 5, 8, 4), (1, 70, 3, 1), (18, 64, 64, 16), (37, 17, 600, 70)],
+    [(0, 5, 8, 4), (1, 70, 3, 1), (18, 64, 64, 16), (37, 17, 600, 70), (3, 20, 40, 512)],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_sums_are_those_of_torch(
