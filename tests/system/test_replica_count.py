@@ -1,7 +1,7 @@
 """A model gets and loses replicas while it serves: no request fails, no text changes."""
 
 import asyncio
-import shutil
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +13,10 @@ import psutil
 import pytest
 from servers import HELD, PATIENCE_S, RunningServer, survivors, wait_until
 from stream_reader import REQUESTS, TIMEOUT_S, read
-from tiny_models import make_folder
 
 from headrace.client.client import Client
 from headrace.client.responses import Replicas
+from headrace.config.model_card import find_demo_model
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 MIXED = [REQUESTS[place] for place in (1, 2, 4, 6, 8)]  # sampled, several, logprobs, JSON, whole
@@ -75,9 +75,19 @@ class Fleet(RunningServer):
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, under a name that can be taken from it."""
+    demo = find_demo_model()
+    assert demo is not None
+    link = tmp_path_factory.mktemp("replicas") / demo.name
+    link.symlink_to(demo)
+    return link
+
+
+@pytest.fixture(scope="module")
+def fleet(model: Path) -> Iterator[Fleet]:
     """A server with one engine."""
-    running = Fleet(*FLAGS, *HELD)
+    running = Fleet(str(model), *FLAGS, *HELD)
     yield running
     assert running.stop() == 0
 
@@ -95,13 +105,13 @@ def test_replicas_come_and_go_under_load(fleet: Fleet, expected: Answers) -> Non
     fleet.serve_until(3, expected)
     before = fleet.engines
     assert len(before) == 6
-    fleet.want(1)
-    fleet.serve_until(1, expected)
-    wait_until(lambda: len(fleet.engines) == 2, "four processes have ended")
+    fleet.want(2)
+    fleet.serve_until(2, expected)
+    wait_until(lambda: len(fleet.engines) == 4, "two processes have ended")
     assert not survivors(set(before.values()) - set(fleet.engines.values()))
     health = httpx.get(f"{fleet.url}/health")
     assert health.status_code == 200
-    assert "engine 1" not in health.text
+    assert "engine 2" not in health.text
 
 
 def test_streams_go_on_where_a_leaving_replica_dies(fleet: Fleet, expected: Answers) -> None:
@@ -120,20 +130,16 @@ def test_streams_go_on_where_a_leaving_replica_dies(fleet: Fleet, expected: Answ
     wait_until(lambda: fleet.has(1), "one is left")
 
 
-def test_an_engine_that_cannot_start_is_given_up(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    make_folder(folder, "llama")
-    running = Fleet(str(folder), "--admin-api-key", "operator")
+def test_an_engine_that_cannot_start_is_given_up(fleet: Fleet, model: Path) -> None:
+    away = model.rename(model.with_name("away"))  # the engine that serves has what it needs
     try:
-        shutil.rmtree(folder)  # the engine has what it needs
-        running.want(2)
+        fleet.want(2)
         deadline = time.monotonic() + PATIENCE_S
-        while "engine 1 exited" not in running.log:
-            running.read_log(deadline)
-        wait_until(lambda: running.has(1), "one is left")
-        body = {"prompt": "a", "max_tokens": 1}
-        assert httpx.post(f"{running.url}/v1/completions", json=body).status_code == 200
-        assert httpx.get(f"{running.url}/health").status_code == 200
-        assert running.stop() == 0
+        while not re.search("engine 1 exited.*its seat is vacant", fleet.log):
+            fleet.read_log(deadline)
     finally:
-        running.close()
+        away.rename(model)
+    wait_until(lambda: fleet.has(1), "one is left")
+    body = {"prompt": "a", "max_tokens": 1}
+    assert httpx.post(f"{fleet.url}/v1/completions", json=body).status_code == 200
+    assert httpx.get(f"{fleet.url}/health").status_code == 200
