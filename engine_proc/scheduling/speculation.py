@@ -136,6 +136,7 @@ class Speculation:
             if self._trials.has_drafts:
                 return
             self._plan.demand = 0.0
+            self._trials.attempt()
         elif not self.policy.could_pay(self._plan):
             return
         suggestions: list[tuple[float, Sequence]] = []  # the growth of each draft

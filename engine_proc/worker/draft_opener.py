@@ -51,7 +51,7 @@ def open_draft(
         draft = HeldDecoder(layer, WeightDtype.PACKED, token_ids=token_ids)
     else:
         draft = HeldDecoder(open_model(path, config.load_format), WeightDtype.PACKED)
-    spec, weights = draft.model.spec, draft.model.weights
+    spec = draft.model.spec
     if model.pooling is not None or draft.model.pooling is not None:
         raise ModelError(f"{path}: drafts tokens; embedding models have none to draft")
     if spec.state_numbers:
@@ -67,7 +67,7 @@ def open_draft(
             f"positions of the draft model {path}; lower it"
         )
     rounds = config.dtype != "float32"
-    taken = core_bytes(spec, weights, draft.dtype, rounds)
+    taken = draft_bytes(draft, config)
     beside = core_bytes(model.spec, model.weights, dtype, rounds)
     if not draft.has_pages and taken >= beside:
         raise ModelError(
@@ -80,6 +80,12 @@ def open_draft(
             f"{beside / GIB:.1f} GiB, of {memory_bytes / GIB:.1f} GiB of memory; use a smaller one"
         )
     return draft
+
+
+def draft_bytes(draft: HeldDecoder, config: ExecutionConfig) -> int:
+    """Return what a draft model's weights take; EAGLE-3's layer is whole in each worker."""
+    model, copies = draft.model, 1 if draft.token_ids is None else config.tp
+    return copies * core_bytes(model.spec, model.weights, draft.dtype, config.dtype != "float32")
 
 
 def check_vocabulary(model: Path, draft: Path) -> None:

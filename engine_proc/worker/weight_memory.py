@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.backend_selection import chosen
 from headrace.engine_proc.worker.device_selection import NAMES, place
-from headrace.engine_proc.worker.draft_opener import BY_MODELS, open_draft
+from headrace.engine_proc.worker.draft_opener import BY_MODELS, draft_bytes, open_draft
 from headrace.engine_proc.worker.execution.cpu_executor import (
     activation_bits,
     held_format,
@@ -89,7 +89,7 @@ def foresee_draft(config: ExecutionConfig) -> int:
         return core_bytes(whole.spec, whole.weights, dtype, rounds) - own
     draft = open_draft(config, model, dtype, memory_limit())
     assert draft is not None
-    return core_bytes(draft.model.spec, draft.model.weights, draft.dtype, rounds)
+    return draft_bytes(draft, config)
 
 
 def foresee_adapters(config: ExecutionConfig) -> int:

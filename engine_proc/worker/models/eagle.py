@@ -2,7 +2,8 @@
 
 Published for many models, as by SpecForge: tensors `midlayer.*` or `layers.0.*`, `fc`, `norm`,
 `lm_head`, and `d2t`. The head knows the most frequent tokens only; token i of it is token
-`i + d2t[i]` of the model. The embedding is the model's, unless the folder has one.
+`i + d2t[i]` of the model. The embedding is the model's, unless the folder has one. So is a head
+that knows all tokens.
 """
 
 from dataclasses import replace
@@ -23,16 +24,22 @@ from headrace.engine_proc.worker.models.weight_source import WeightSource
 from headrace.errors import ModelError
 
 EAGLE3 = "eagle3"  # of --speculative
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+# Beside those of a Llama. Configs made of the model's name its windows, which the layer lacks.
 OWN_FIELDS = (
     "draft_vocab_size",
     "eagle_config",
-    "eagle_aux_hidden_state_layer_ids",
+    AUX_LAYERS,
+    "max_window_layers",
     "norm_before_residual",
+    "sliding_window",
     "target_hidden_size",
     "target_model_type",
+    "use_sliding_window",
 )
 EMBED, LAYER = "model.embed_tokens.weight", "model.layers.0."
 TABLES = ("d2t", "t2d")
+OFFSETS = {"I64": "<i8", "I32": "<i4"}  # of d2t
 
 
 def open_eagle(folder: Path, model: DecoderModel) -> tuple[DecoderModel, npt.NDArray[np.int64]]:
@@ -49,6 +56,9 @@ def open_eagle(folder: Path, model: DecoderModel) -> tuple[DecoderModel, npt.NDA
         stored: dict[str, Weight] = {**safetensors.open_folder(folder, TABLES)}
         tensors = {published_name(name): tensor for name, tensor in stored.items()}
         tensors.setdefault(EMBED, model.weights["embed"])
+        if spec.vocab_size == model.spec.vocab_size:
+            head = model.weights.get("head", model.weights["embed"])
+            tensors.setdefault("lm_head.weight", head)
         if "fc.weight" not in tensors:
             raise ModelError("has no tensor 'fc.weight': it is no EAGLE-3 layer")
         weights = adopt(spec, tensors, eagle_names)
@@ -65,6 +75,8 @@ def eagle_spec(config: dict[str, Any], model: DecoderSpec) -> DecoderSpec:
         ModelError: it is not of that kind, or for a model of other sizes.
     """
     plain = {name: value for name, value in config.items() if name not in OWN_FIELDS}
+    if "mrope_section" in (plain.get("rope_scaling") or {}):
+        del plain["rope_scaling"]  # of a model with images, behind which nothing is drafted
     spec = lower_config({**plain, "model_type": "llama", "tie_word_embeddings": False})
     if len(spec.layers) != 1:
         raise ModelError(f"has {len(spec.layers)} layers; EAGLE-3 drafts with one")
@@ -91,7 +103,7 @@ def tapped_layers(config: dict[str, Any], num_layers: int) -> tuple[int, int, in
         ModelError: they are not three, or not the model's.
     """
     own = config.get("eagle_config") or {}
-    ids = own.get("eagle_aux_hidden_state_layer_ids", config.get(OWN_FIELDS[2]))
+    ids = own.get(AUX_LAYERS, config.get(AUX_LAYERS))
     layers = [2, num_layers // 2, num_layers - 3] if ids is None else [id + 1 for id in ids]
     if len(layers) != 3 or not all(0 <= layer < num_layers for layer in layers):
         raise ModelError(f"reads what enters the layers {layers} of a model of {num_layers} layers")
@@ -125,7 +137,11 @@ def drafted_ids(folder: Path, spec: DecoderSpec) -> npt.NDArray[np.int64]:
     ids = np.arange(spec.vocab_size)
     tables = safetensors.read_folder(folder, None)
     if "d2t" in tables:
-        offsets = np.frombuffer(tables["d2t"][1], np.int64)
+        entry, data = tables["d2t"]
+        if entry.dtype not in OFFSETS:
+            read = " and ".join(OFFSETS)
+            raise ModelError(f"d2t has numbers of the type {entry.dtype}; {read} are read")
+        offsets = data.view(OFFSETS[entry.dtype])
         if len(offsets) != len(ids):
             raise ModelError(f"d2t names {len(offsets)} tokens, not {len(ids)}")
         ids = ids + offsets

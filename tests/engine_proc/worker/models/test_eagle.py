@@ -114,6 +114,13 @@ def no_table(folder: Path) -> None:
     save_file(tensors, path)
 
 
+def short_table(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["d2t"] = tensors["d2t"].to(torch.int16)
+    save_file(tensors, path)
+
+
 def wrong_table(folder: Path) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -130,10 +137,55 @@ def with_fields(**fields: Any) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_window_layers": 36, "sliding_window": None, "use_sliding_window": False},
+        {"sliding_window": 512, "use_sliding_window": False},
+        {"rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default"}},
+    ],
+    ids=["qwen3", "gemma3", "qwen3_vl"],
+)
+def test_configs_made_of_other_models_are_read(fields: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = tmp_path / "model", tmp_path / "eagle"
+    save_eagle(model, folder)
+    ours = open_model(model)
+    expected = open_eagle(folder, ours)[0].spec
+    with_fields(**fields)(folder)
+    assert open_eagle(folder, ours)[0].spec == expected
+
+
+def test_a_layer_without_a_head_has_the_model_s(tmp_path: Path) -> None:
+    model, folder = tmp_path / "model", tmp_path / "eagle"
+    save_eagle(model, folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in ("lm_head.weight", "d2t", "t2d"):
+        del tensors[name]
+    save_file(tensors, path)
+    with_fields(draft_vocab_size=None, tie_word_embeddings=True)(folder)
+    ours = open_model(model)
+    layer, token_ids = open_eagle(folder, ours)
+    head, expected = layer.weights["head"].stored(), ours.weights["head"].stored()
+    assert np.array_equal(head.data, expected.data)
+    assert list(token_ids) == list(range(VOCAB_SIZE))
+
+
+def test_a_table_of_other_integers_is_read(tmp_path: Path) -> None:
+    model, folder = tmp_path / "model", tmp_path / "eagle"
+    save_eagle(model, folder)
+    _, expected = open_eagle(folder, open_model(model))
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"d2t": tensors["d2t"].to(torch.int32)}, path)
+    assert np.array_equal(open_eagle(folder, open_model(model))[1], expected)
+
+
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         (no_fc, "no tensor 'fc.weight'"),
         (no_table, "no tensor 'd2t'"),
+        (short_table, "d2t has numbers of the type I16; I64 and I32 are read"),
         (wrong_table, f"tokens beyond the model's {VOCAB_SIZE}"),
         (with_fields(hidden_size=32), "a hidden size of 32; the model has 128 and 64"),
         (with_fields(num_hidden_layers=2), "has 2 layers"),
