@@ -134,7 +134,7 @@ def read_card(config: ServerConfig) -> ModelCard:
     card = read_model(path, find_mmproj(config.mmproj), config.tokenizer_mode)
     if config.draft_model is not None:
         draft_model = find_model(config.draft_model, config.load_format)
-        card = replace(card, draft_model=str(draft_model))
+        card = replace(card, draft_model=str(draft_model), draft_bytes=weight_bytes(draft_model))
     if config.max_images == 0:
         card = replace(card, image_token=None, image_row_size=0, image_run=0, mmproj=None)
     if card.image_token is not None:

@@ -36,7 +36,8 @@ class ModelCard:
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
     draft_model: str | None = None  # of the draft model
-    weight_bytes: int = 0  # of its files
+    weight_bytes: int = 0  # of its files,
+    draft_bytes: int = 0  # and of the draft model's
     image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
     mistral_tokenizer: str | None = None  # path of a file that mistral-common reads: no template
 

@@ -5,7 +5,6 @@ these engines' workers. Seats for further engines come after all of those.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +13,6 @@ from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
 from headrace.config.config import CPU_KV_BYTES, ServerConfig
 from headrace.config.kv_events_config import parse_kv_events
-from headrace.config.model_card import weight_bytes
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.errors import ConfigError
 from headrace.system.machine import has_gpus
@@ -54,13 +52,12 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
         Adapters do not count: their sizes are not known yet.
         """
-        config, card = self.config, self.card
+        config = self.config
         if config.engine == "mock" or expects_gpus(config):
             return 0
         num_bytes = config.kv_cache_memory_bytes
         cache = CPU_KV_BYTES if num_bytes is None else num_bytes
-        draft = 0 if card.draft_model is None else weight_bytes(Path(card.draft_model))
-        return self.least_weight_bytes + draft + cache + config.kv_store_bytes
+        return self.least_weight_bytes + self.card.draft_bytes + cache + config.kv_store_bytes
 
     @property
     def capacity(self) -> ModelCapacity:

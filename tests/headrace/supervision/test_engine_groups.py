@@ -1,7 +1,6 @@
 """Which engines and workers belong to which model."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,11 +88,10 @@ def test_memory_of_other_models_is_reserved() -> None:
     assert reserved_bytes([first, on_gpus], 0) == 0, "it is not in the CPU's memory"
 
 
-def test_a_replica_takes_what_its_flags_say(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(30))
+def test_a_replica_takes_what_its_flags_say() -> None:
     one = group("a", nbytes=100, device="cpu", kv_cache_memory_bytes=7, kv_store_bytes=5)
     assert one.replica_bytes == 75 + 7 + 5
-    drafted = EngineGroup(one.config, replace(one.card, draft_model=str(tmp_path)))
+    drafted = EngineGroup(one.config, replace(one.card, draft_bytes=30))
     assert drafted.replica_bytes == 75 + 7 + 5 + 30
 
 
