@@ -149,7 +149,8 @@ def modules_device(config: ExecutionConfig) -> str:
         ModelError, ConfigError: the flags ask for another, or for what it cannot do.
     """
     device = place_modules(config)
-    log.info("transformers' modules run on %s: %s", NAMES[device.name], device.why)
+    if device.name == "cuda":
+        log.info("transformers' modules run on %s: %s", NAMES[device.name], device.why)
     return "cpu" if is_interpreted() else device.name
 
 
