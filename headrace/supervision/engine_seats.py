@@ -175,7 +175,7 @@ class EngineSeats:
         return slot.seat.index in self._departures, not is_ready(slot), slot.seat.index
 
     def _others(self, engine: int) -> list[Slot]:
-        """Return the other engines of an engine's model, those that it might have among them."""
+        """Return the other seats of an engine's model."""
         own = self._board.slot("engine", engine)
         return [slot for slot in self._board.replicas_of(own) if slot is not own]
 

@@ -7,7 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, SupportsInt
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def pinned(num: int, memory: HostMemory) -> Tensor:
     return torch.from_numpy(np.frombuffer(memoryview(block), np.int32)).zero_()
 
 
-def pin(address: int, num_bytes: int, register: Callable[[int, int, int], object]) -> None:
+def pin(address: int, num_bytes: int, register: Callable[[int, int, int], SupportsInt]) -> None:
     """Pin memory that this process has mapped, until it ends.
 
     Args:
@@ -62,7 +62,7 @@ def pin(address: int, num_bytes: int, register: Callable[[int, int, int], object
         ConfigError: the driver does not.
     """
     code = register(address, num_bytes, PORTABLE)
-    if int(code):  # type: ignore[call-overload]
+    if int(code):
         raise ConfigError(
             f"--kv-store-bytes: the driver pins no {num_bytes} bytes of memory ({code}); lower it"
         )
