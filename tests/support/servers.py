@@ -21,6 +21,7 @@ Answer = TypeVar("Answer")
 
 START_S = 300
 PATIENCE_S = 120.0  # for what takes a second or two on idle cores
+POLL_INTERVAL_S = 0.02  # of effects that no server announces: it needs the cores
 URL = re.compile(r" on (http\S+) \(ready")
 
 
@@ -171,6 +172,7 @@ def survivors(ring: Iterable[psutil.Process]) -> list[str]:
 def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Poll for an effect that a server does not announce."""
     deadline = time.monotonic() + timeout_s
-    while not predicate():  # each call is a round trip to another process
+    while not predicate():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
+        time.sleep(POLL_INTERVAL_S)
