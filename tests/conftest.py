@@ -1,5 +1,7 @@
 """What all tests have in common."""
 
+import functools
+import gc
 import os
 import signal
 import sys
@@ -29,6 +31,8 @@ TEST_S = int(os.environ.get("TEST_S", "1200"))
 # Responses have the time that tests have: httpx's 5 s may pass where many processes share the
 # cores.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
+# Certificates take 20 ms to read, which `httpx.get` does each time.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 SYSTEM = "tests/system/"
 RECOVERY = "tests/system/test_recovery.py"
@@ -53,6 +57,16 @@ if FAST:
 
 def give_up(_signal: int, _frame: FrameType | None) -> None:
     pytest.fail(f"it hangs: {TEST_S} s have passed")
+
+
+def pytest_configure() -> None:
+    """Look for no garbage while tests are imported: all of it stays, and looks take seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
