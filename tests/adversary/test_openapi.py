@@ -33,7 +33,7 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     profile = tmp_path_factory.mktemp("profile") / "at_once.json"
     profile.write_text('{"step_ms": [[0, 0]]}')
     engine = ("--engine", "mock", "--mock-profile", str(profile))
-    running = RunningServer(*engine, "--max-model-len", "1024")
+    running = RunningServer(*engine, "--max-model-len", "256")
     yield running
     running.close()
 

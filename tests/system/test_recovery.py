@@ -27,7 +27,7 @@ from headrace.exit_status import ExitStatus
 from support.ports import reserved_port
 
 RENEWED = ("frontend", "tokenizer", "detokenizer")
-CHAOS_S = float(os.environ.get("CHAOS_S", "30"))
+CHAOS_S = float(os.environ.get("CHAOS_S", "10"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # by then caches have their size: an older process may not grow
 MAX_GROWTH = 1.05
@@ -303,8 +303,8 @@ def test_memory_hog_is_killed_and_unreplaceable_one_ends_server(
     server.close()
 
 
-def test_half_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any], tmp_path: Path) -> None:
-    """With `CHAOS_S=1800`, half an hour of it."""
+def test_chaos_changes_no_answer(undisturbed: list[Any], tmp_path: Path) -> None:
+    """With `CHAOS_S=1800`, half an hour of it; in any case until a process has been replaced."""
     roles = ("worker", "tokenizer", "detokenizer", "engine", "kv_store")
     rules = [f"kill={role}:{KILLS_PER_S}/s" for role in roles]
     rules += [f"stop={role}:{KILLS_PER_S / 10}/s" for role in roles]
@@ -316,11 +316,10 @@ def test_half_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any], tmp_pa
     memory = Memory()
     end = time.monotonic() + CHAOS_S
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < end or server.metric("process_restarts_total") == 0:
             assert not difference(asyncio.run(read_all(server.url)), undisturbed)
             memory.look(server)
             assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= STORE_BYTES
-        assert server.metric("process_restarts_total") > 0
     finally:
         server.close()
         print(server.log)

@@ -16,6 +16,14 @@ HELLO = [{"role": "user", "content": "Hi"}]
 SCORED: dict[str, Any] = {"prompt": PROMPTS, "max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
 
 
+@pytest.fixture(scope="module")
+def short() -> Iterator[RunningServer]:
+    """A server whose context is soon full, in several steps."""
+    running = RunningServer("--max-model-len", "64", "--max-num-batched-tokens", "24")
+    yield running
+    assert running.stop() == 0
+
+
 @pytest.fixture(params=["whole", "streamed"])
 def form(request: pytest.FixtureRequest) -> Iterator[str]:
     """In which form an answer is asked for."""
@@ -83,10 +91,10 @@ def test_zero_tokens_with_prompt_logprobs_tell_the_prompts(server: RunningServer
     assert [str(id) in one for id, one in zip([3575, 282], others, strict=True)] == [True, True]
 
 
-def test_a_scored_prompt_may_fill_the_context(server: RunningServer) -> None:
-    length = httpx.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"]
+def test_a_scored_prompt_may_fill_the_context(short: RunningServer) -> None:
+    length = httpx.get(f"{short.url}/v1/models").json()["data"][0]["max_model_len"]
     body = {"prompt": [504] * length, "max_tokens": 0}
-    assert post(server, TEXT, body)["usage"]["prompt_tokens"] == length
+    assert post(short, TEXT, body)["usage"]["prompt_tokens"] == length
 
 
 def test_only_allowed_token_ids_are_drawn(server: RunningServer) -> None:
@@ -124,7 +132,7 @@ def test_tokens_are_reported_as_their_ids(server: RunningServer) -> None:
     assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]
 
 
-def test_max_tokens_beyond_the_context_is_cut(server: RunningServer) -> None:
-    length = httpx.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"]
+def test_max_tokens_beyond_the_context_is_cut(short: RunningServer) -> None:
+    length = httpx.get(f"{short.url}/v1/models").json()["data"][0]["max_model_len"]
     body = {"prompt": [504] * (length - 2), "max_tokens": 100, "ignore_eos": True}
-    assert post(server, TEXT, body)["usage"]["completion_tokens"] == 2
+    assert post(short, TEXT, body)["usage"]["completion_tokens"] == 2
