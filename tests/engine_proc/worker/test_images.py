@@ -290,16 +290,31 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(tmp_path_factory.mktemp(request.param), request.param)
 
 
+@pytest.fixture(scope="module")
+def prompts(model: Model) -> list[Prompt]:
+    return [model.prompt(parts) for parts in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model, prompts: list[Prompt]) -> list[list[int]]:
+    """What transformers generates."""
+    if model.family in RELATIVES and not family_table.WRITES:
+        pytest.skip("logits alone are compared; `make families` has the rest")
+    return [model.expected(prompt) for prompt in prompts]
+
+
 @pytest.mark.parametrize(
     ("chunk", "max_numbers", "calls"), [(7, 1 << 20, [3]), (1000, 0, [1, 1, 1])]
 )
 def test_greedy_tokens_are_those_of_transformers(
-    chunk: int, max_numbers: int, calls: list[int], model: Model, tmp_path: Path
+    chunk: int,
+    max_numbers: int,
+    calls: list[int],
+    model: Model,
+    prompts: list[Prompt],
+    expected: list[list[int]],
+    tmp_path: Path,
 ) -> None:
-    if model.family in RELATIVES and not family_table.WRITES:
-        pytest.skip("logits alone are compared; `make families` has the rest")
-    prompts = [model.prompt(parts) for parts in PROMPTS]
-    expected = [model.expected(prompt) for prompt in prompts]
     chunk = max(chunk, model.card.image_run)
     calls = [1, 1, 1] if model.family in SIZED else calls
     served = Served(model, model.executor(), tmp_path, chunk, max_numbers)
@@ -315,10 +330,12 @@ def test_greedy_tokens_are_those_of_transformers(
     served.close()
 
 
-def test_logits_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
-    served = Served(model, model.executor(), tmp_path, 1000)
-    for parts in PROMPTS:
-        prompt = model.prompt(parts)
+def test_logits_are_those_of_transformers(
+    model: Model, prompts: list[Prompt], tmp_path: Path
+) -> None:
+    executor = model.executor()
+    served = Served(model, executor, tmp_path, 1000)
+    for prompt in prompts:
         bulk = array("I", prompt.tokens).tobytes()
         sequence = Sequence.of(served.request(prompt), bulk)
         sequence.pages = array("i", range(NUM_PAGES))
@@ -330,7 +347,7 @@ def test_logits_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
         batch = batch_of(step, rows.tobytes(), served.eyes.area.rows)
         slots = {"state_in": np.array([-1], np.int32), "state_out": np.array([0], np.int32)}
         batch = replace(batch, **slots) if model.num_states else batch
-        logits = model.executor().forward(batch)
+        logits = executor.forward(batch)
         expected = model.logits(prompt)
         assert np.abs(expected).max() > 0.3
         np.testing.assert_allclose(logits, expected, atol=5e-5)
