@@ -69,6 +69,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries complain of what is left at the end
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if FAST and is_left_out(collection_path) else None
 

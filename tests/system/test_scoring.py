@@ -19,7 +19,8 @@ SCORED: dict[str, Any] = {"prompt": PROMPTS, "max_tokens": 0, "echo": True, "log
 @pytest.fixture(scope="module")
 def short() -> Iterator[RunningServer]:
     """A server whose context is soon full, in several steps."""
-    running = RunningServer("--max-model-len", "64", "--max-num-batched-tokens", "24")
+    steps = ("--max-num-batched-tokens", "24", "--max-num-seqs", "8")
+    running = RunningServer("--max-model-len", "64", *steps)
     yield running
     assert running.stop() == 0
 

@@ -10,13 +10,13 @@ import gguf_twins
 import numpy as np
 import pytest
 import torch
-from generation import NUM_TOKENS, PROMPTS, Generation
+from decoder_cases import decoder_case
+from generation import PROMPTS, Generation
 from gguf_mixtures import BUILT_IN
 from gguf_twins import tiny_model, write_gguf
 from hybrid_models import HYBRIDS as HYBRID_CASES
 from hybrid_models import tiny_hybrid
 from latent_models import LATENT as LATENT_CASES
-from latent_models import tiny_latent
 from mixture_models import tiny_mixture
 from random_decoders import (
     BLOCKS,
@@ -35,7 +35,6 @@ from random_decoders import (
     with_mixture,
     with_states,
 )
-from reference import endless_answers
 from worker_teams import Team
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
@@ -43,6 +42,7 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import KVDtype
 from headrace.engine_proc.worker.models import gguf_architectures
+from headrace.engine_proc.worker.models.lowering import FAMILIES
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
@@ -66,6 +66,9 @@ UNEVEN = {  # nine query heads and three KV heads, for up to nine workers
 UNEVEN_MIXTURES = {
     name: dataclasses.replace(spec, num_heads=9, num_kv_heads=3) for name, spec in MIXTURES.items()
 }
+# One of each mixer, and what is no family of its own: test_family_table.py has all families.
+MIXERS = ("lfm2", "qwen3_next", "kimi_linear", "bamba", "falcon_h1", "deepseek_v3")
+CASES = [case for case in (*HYBRID_CASES, *LATENT_CASES) if case in MIXERS or case not in FAMILIES]
 
 
 @pytest.fixture
@@ -116,17 +119,12 @@ def test_workers_share_the_channels_of_a_hybrid(name: str, num_ranks: int, team_
         np.testing.assert_allclose(team.forward(step), alone.forward(step), atol=5e-5)
 
 
-@pytest.mark.parametrize("case", HYBRID_CASES)
-def test_two_workers_generate_the_text_of_a_hybrid(
-    case: str, tmp_path: Path, team_of: TeamOf
-) -> None:
-    model = tiny_hybrid(case)
-    model.save_pretrained(tmp_path)
-    ours = open_model(tmp_path)
-    generation = Generation(partial(team_of, ours.spec, ours.weights, 2), budget=20)
-    expected = endless_answers(model, PROMPTS, NUM_TOKENS)
-    assert generation.answers(PROMPTS) == expected
-    assert generation.answers(PROMPTS) == expected, "from checkpoints"
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_generate_a_text_from_checkpoints(case: str, team_of: TeamOf) -> None:
+    made = decoder_case(case)
+    generation = Generation(partial(team_of, made.ours.spec, made.ours.weights, 2), budget=20)
+    assert generation.answers(PROMPTS) == made.answers
+    assert generation.answers(PROMPTS) == made.answers, "from checkpoints, or cached pages"
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -142,19 +140,6 @@ def test_workers_share_the_heads_of_latents(name: str, num_ranks: int, team_of: 
     for parts in ([(0, 0, 60)], [(1, 0, 3), (0, 60, 61)], [(0, 61, 90), (1, 3, 4)]):
         step = batch(parts)
         np.testing.assert_allclose(team.forward(step), alone.forward(step), atol=5e-5)
-
-
-@pytest.mark.parametrize("case", LATENT_CASES)
-def test_two_workers_generate_the_text_of_latents(
-    case: str, tmp_path: Path, team_of: TeamOf
-) -> None:
-    model = tiny_latent(case)
-    model.save_pretrained(tmp_path)
-    ours = open_model(tmp_path)
-    generation = Generation(partial(team_of, ours.spec, ours.weights, 2), budget=20)
-    expected = endless_answers(model, PROMPTS, NUM_TOKENS)
-    assert generation.answers(PROMPTS) == expected
-    assert generation.answers(PROMPTS) == expected, "from cached pages"
 
 
 def test_blocks_of_convolutions_stay_whole(team_of: TeamOf) -> None:
