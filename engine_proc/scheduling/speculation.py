@@ -276,7 +276,10 @@ class Speculation:
         for chunk in chunks:
             num_drafts = len(chunk.sequence.drafts)
             self._model.take(chunk, outcome)
-            self._add(len(chunk.sequence.drafts) - num_drafts)
+            num_new = len(chunk.sequence.drafts) - num_drafts
+            self._add(num_new)
+            if chunk.is_last and not num_new and self._drafting:
+                self._drafting.remove(chunk.sequence)  # it would draw the same again
 
     def propose(self, sequence: Sequence, most: int) -> "array[int]":
         """Return a sequence's drafts in the step of the model that is due, at most `most`."""
