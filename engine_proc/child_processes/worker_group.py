@@ -229,6 +229,7 @@ class WorkerGroup:
             self._layout.num_states,
             [ready.page_bytes for ready in readies],
             [ready.state_bytes for ready in readies],
+            [ready.eagle_bytes for ready in readies],
         )
 
     @property

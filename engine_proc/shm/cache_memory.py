@@ -5,7 +5,7 @@ They have no name, and take only the memory that is written.
 
 A worker's memory:
 
-    0    pages, then states (`cache_bytes` of `cpu_executor.py`)
+    0    pages, then states (`cache_bytes` of `cache_sizes.py`); then pages of a draft model
     end  cache id, 16 bytes: new whenever the memory is cleared
          fingerprint, 16 bytes, of the model and of how it is executed
 """

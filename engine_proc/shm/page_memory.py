@@ -1,7 +1,8 @@
 """Pages and states of all workers as records, for the process that copies them.
 
 It maps nothing: workers may clear their memory at any time. A record is the share of each worker,
-one behind the other.
+one behind the other. That of a page has the page of EAGLE-3's layer, too: without the hidden states
+there, nothing could be drafted well behind a page that comes back.
 """
 
 import os
@@ -27,31 +28,38 @@ class PageMemory:
         self._fds = fds
         self.layout = layout
 
-    def _place(self, rank: int, kind: RecordKind, index: int) -> int:
-        start = 0
+    def _parts(self, rank: int, kind: RecordKind, index: int) -> list[tuple[int, int]]:
+        """Return where the parts of a worker's share of a record lie, and their bytes."""
+        layout = self.layout
+        size, behind = layout.page_bytes[rank], whole(layout.num_pages * layout.page_bytes[rank])
+        of_state = layout.state_bytes[rank]
         if kind is RecordKind.STATES:
-            pages = self.layout.num_pages * self.layout.page_bytes[rank]
-            start = -(-pages // SYSTEM_PAGE) * SYSTEM_PAGE
-        return start + index * self.layout.share_bytes(kind)[rank]
+            return [(behind + index * of_state, of_state)]
+        parts = [(index * size, size)]
+        if any(layout.eagle_bytes):
+            start = SYSTEM_PAGE + behind + whole(layout.num_states * of_state)
+            of_layer = layout.eagle_bytes[rank]
+            parts.append((start + index * of_layer, of_layer))
+        return parts
 
     def read(self, kind: RecordKind, index: int, into: memoryview) -> bool:
         """Read a record; return whether it is there."""
         start = 0
-        for rank, size in enumerate(self.layout.share_bytes(kind)):
-            share = into[start : start + size]
-            if os.preadv(self._fds[rank], [share], self._place(rank, kind, index)) != size:
-                return False
-            start += size
+        for rank, fd in enumerate(self._fds):
+            for place, size in self._parts(rank, kind, index):
+                if os.preadv(fd, [into[start : start + size]], place) != size:
+                    return False
+                start += size
         return True
 
     def write(self, kind: RecordKind, index: int, record: memoryview) -> None:
         """Write a record where no worker reads. The memory must not be cleared meanwhile."""
         start = 0
-        for rank, size in enumerate(self.layout.share_bytes(kind)):
-            share = record[start : start + size]
-            written = os.pwrite(self._fds[rank], share, self._place(rank, kind, index))
-            assert written == size, f"{written} of {size} bytes written to a worker's memory"
-            start += size
+        for rank, fd in enumerate(self._fds):
+            for place, size in self._parts(rank, kind, index):
+                written = os.pwrite(fd, record[start : start + size], place)
+                assert written == size, f"{written} of {size} bytes written to a worker's memory"
+                start += size
 
     @property
     def cache_id(self) -> bytes:
@@ -62,3 +70,8 @@ class PageMemory:
             return b""
         pairs = zip(self._fds, ends, strict=True)
         return join_cache_ids([os.pread(fd, CACHE_ID_BYTES, end) for fd, end in pairs])
+
+
+def whole(num_bytes: int) -> int:
+    """Return how many bytes of whole pages of the system so many take, as in `cache_bytes`."""
+    return -(-num_bytes // SYSTEM_PAGE) * SYSTEM_PAGE

@@ -205,13 +205,16 @@ def in_core(
     )
     cache_id = b"" if memory is None else memory.cache_id
     adapters = core_adapters(config, executors[0], model, peers[0]) if config.enable_lora else None
+    bytes_of_pages = [page_bytes(specs[rank], PAGE_TOKENS, kv_dtype) for specs in with_pages]
+    is_eagle = draft is not None and draft.token_ids is not None
     return LoadedModel(
         runner,
         split.num_pages,
         num_states=split.num_states,
         cache_id=cache_id,
-        page_bytes=page_bytes(with_pages[0][rank], PAGE_TOKENS, kv_dtype),
+        page_bytes=bytes_of_pages[0],
         state_bytes=state_bytes(with_pages[0][rank]),
+        eagle_bytes=bytes_of_pages[1] if is_eagle else 0,
         adapters=adapters,
     )
 

@@ -2,6 +2,7 @@
 
 import struct
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Annotated, NamedTuple, get_type_hints
 
 import msgspec
@@ -177,7 +178,8 @@ class WorkerReady(Message, tag="ready", frozen=True):
     num_states: int = 0  # slots for the states of sequences; 0 in models without states
     cache_id: bytes = b""  # of its own pages, which outlive it: new whenever they are cleared
     page_bytes: int = 0  # of its share of a page, where pages outlive it,
-    state_bytes: int = 0  # and of a state
+    state_bytes: int = 0  # and of a state,
+    eagle_bytes: int = 0  # and of a page of EAGLE-3's layer, which has hidden states
     # Pages of a GPU's host tier. These outlive the worker, and not its own; 0 is no such tier.
     num_host_pages: int = 0
     numerics: str = ""  # of a GPU with a host tier: what decides about bits beside model and flags
@@ -238,6 +240,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
     num_states: int
     page_bytes: list[int]
     state_bytes: list[int]
+    eagle_bytes: list[int] = field(default_factory=list)  # of a page of EAGLE-3's layer, if any
 
     def count(self, kind: RecordKind) -> int:
         """Return how many records of a kind there are."""
@@ -245,7 +248,9 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
     def share_bytes(self, kind: RecordKind) -> list[int]:
         """Return the bytes of each worker's share of a record."""
-        return self.page_bytes if kind is RecordKind.PAGES else self.state_bytes
+        if kind is RecordKind.STATES:
+            return self.state_bytes
+        return [*map(sum, zip_longest(self.page_bytes, self.eagle_bytes, fillvalue=0))]
 
     def record_bytes(self, kind: RecordKind) -> int:
         """Return the bytes of a record."""

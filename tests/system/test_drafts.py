@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import torch
+from foreseeing_models import next_token, save_foreseeing
 from safetensors.torch import load_file, save_file
 from servers import RunningServer, StartFailed, wait_until
 from tiny_models import make_byte_folder, make_folder
+from tokenizers import Tokenizer
 
 from headrace.cli import doctor
 from headrace.config.config import ServerConfig
@@ -151,6 +153,36 @@ def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: st
         assert server.stop() == 0
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("method", ["draft_model", "mtp", "eagle3"])
+def test_drafts_are_right_behind_pages_of_a_store(method: str, tmp_path: Path) -> None:
+    """A layer that lacks the hidden states of those pages would draft another token."""
+    model, eagle = tmp_path / "model", tmp_path / "eagle"
+    save_foreseeing(model, eagle)
+    drafter = {"draft_model": model, "eagle3": eagle}.get(method)
+    drafts = ("--speculative", method, *(("--draft-model", str(drafter)) if drafter else ()))
+    store = ("--kv-store", str(tmp_path / "store"), "--kv-store-disk-bytes", "20000000")
+    prompt = list(range(9, 9 + 100))
+    body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    texts = []
+    for num_cached in (0, 96):
+        server = RunningServer(str(model), *EXACT, *drafts, *store)
+        try:
+            reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()
+            details = reply["usage"]["prompt_tokens_details"]
+            assert details["cached_tokens"] == num_cached
+            texts.append(reply["choices"][0]["text"])
+            num_drafts = server.metric("spec_decode_num_draft_tokens_total")
+            num_right = server.metric("spec_decode_num_accepted_tokens_total")
+            assert num_drafts == num_right > 0
+            assert server.stop() == 0
+        finally:
+            server.close()
+    expected = [prompt[-1]]
+    while len(expected) <= NUM_TOKENS:
+        expected.append(next_token(expected[-1]))
+    assert texts == 2 * [Tokenizer.from_file(str(model / "tokenizer.json")).decode(expected[1:])]
 
 
 def flags_of(folders: Folders, draft: str) -> tuple[str, ...]:

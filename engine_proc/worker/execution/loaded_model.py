@@ -36,6 +36,7 @@ class LoadedModel:
     cache_id: bytes = b""  # as in `WorkerReady`, like the next
     page_bytes: int = 0
     state_bytes: int = 0
+    eagle_bytes: int = 0
     num_host_pages: int = 0  # as in `WorkerReady`, like the next
     numerics: str = ""
     copier: PageCopier | None = None  # with host pages

@@ -16,8 +16,8 @@ from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.kv_store.kv_store import KvStore
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.shm.cache_memory import CacheMemory, join_cache_ids
-from headrace.engine_proc.shm.page_memory import PageMemory
+from headrace.engine_proc.shm.cache_memory import SYSTEM_PAGE, CacheMemory, join_cache_ids
+from headrace.engine_proc.shm.page_memory import PageMemory, whole
 from headrace.ipc.messages import GenerateRequest, Sampling
 from headrace.ipc.worker_messages import CacheLayout, RecordKind
 from headrace.storage.slot_file import SlotFile, SlotFileHeader
@@ -25,7 +25,7 @@ from headrace.storage.store_directory import StoreDirectory
 from headrace.storage.store_tier import StoreTier, TierName
 
 NUM_PAGES, NUM_STATES = 6, 3
-LAYOUT = CacheLayout(NUM_PAGES, NUM_STATES, [48, 80], [4096, 16])  # of two workers
+LAYOUT = CacheLayout(NUM_PAGES, NUM_STATES, [48, 80], [4096, 16], [32, 32])  # of two workers
 COUNTS = {RecordKind.PAGES: NUM_PAGES, RecordKind.STATES: NUM_STATES}
 DIGESTS = [bytes([i]) * 16 for i in range(1, 10)]  # of a prompt's pages, and of others
 FINGERPRINT = "f" * 32
@@ -53,7 +53,8 @@ class Workers:
             self.fds, LAYOUT.page_bytes, LAYOUT.state_bytes, strict=True
         ):
             os.ftruncate(fd, 0)
-            size = -(-NUM_PAGES * page_bytes // 4096) * 4096 + NUM_STATES * state_bytes
+            size = whole(NUM_PAGES * page_bytes) + whole(NUM_STATES * state_bytes)
+            size += SYSTEM_PAGE + NUM_PAGES * 32
             memory = CacheMemory(fd, size, bytes(16))
             ids.append(memory.cache_id)
             memory.close()
