@@ -8,10 +8,16 @@ import numpy.typing as npt
 
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
-from headrace.engine_proc.worker.execution.memory_check import GIB, core_bytes
+from headrace.engine_proc.worker.execution.memory_check import (
+    GIB,
+    adapter_bytes,
+    core_bytes,
+    step_bytes,
+)
 from headrace.engine_proc.worker.models.eagle import EAGLE3, open_eagle
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.mtp import MTP
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vocabulary import first_difference, read_vocabulary
 
@@ -74,12 +80,23 @@ def open_draft(
             f"{path}: its weights have 4 bits already, or fewer; --speculative self drafts with "
             "4 bits for a model with more; use --speculative ngram or --draft-model"
         )
-    if taken + beside > memory_bytes:
+    others = bytes_beside(config, model, spec)
+    if taken + beside + others > memory_bytes:
         raise ConfigError(
-            f"{path}: the draft model's weights take {taken / GIB:.1f} GiB, and the model's "
-            f"{beside / GIB:.1f} GiB, of {memory_bytes / GIB:.1f} GiB of memory; use a smaller one"
+            f"{path}: the draft model's weights take {taken / GIB:.1f} GiB, the model's "
+            f"{beside / GIB:.1f} GiB, and steps, adapters and a KV cache that was asked for "
+            f"{others / GIB:.1f} GiB, of {memory_bytes / GIB:.1f} GiB of memory; use a smaller one"
         )
     return draft
+
+
+def bytes_beside(config: ExecutionConfig, model: DecoderModel, draft: DecoderSpec) -> int:
+    """Return what a model and its draft model take beside weights."""
+    num_tokens = config.max_num_batched_tokens
+    own = step_bytes(model.spec, num_tokens, is_drafted=config.speculative == EAGLE3)
+    cache = config.kv_cache_memory_bytes or 0
+    adapters = adapter_bytes(config, model.spec, model.weights)
+    return own + step_bytes(draft, num_tokens) + cache + adapters
 
 
 def draft_bytes(draft: HeldDecoder, config: ExecutionConfig) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
@@ -12,6 +13,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
+    EagleSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,
     LayerSpec,
@@ -490,3 +492,18 @@ def with_images(step: Batch, spec: DecoderSpec, whole: bool = True) -> Batch:
         rope_positions=np.ascontiguousarray(positions[step.positions], np.int32),
         last_seen=last_seen[step.positions] if whole else None,
     )
+
+
+def random_eagle(model: CpuExecutor, **options: Any) -> tuple[CpuExecutor, npt.NDArray[np.int64]]:
+    """Have a layer of EAGLE-3 draft for a model; return it, and what its head knows.
+
+    Args:
+        options: of the layer's executor.
+    """
+    token_ids = np.arange(0, model.spec.vocab_size, 2)
+    own = EagleSpec(tapped=(0, 1, 1), num_embedded=model.spec.vocab_size)
+    layer = {"layers": model.spec.layers[:1], "num_mtp_layers": 1, "tied_head": False}
+    spec = dataclasses.replace(model.spec, vocab_size=len(token_ids), eagle=own, **layer)
+    drafter = CpuExecutor(spec, random_weights(spec), **options)
+    model.be_drafted_by(drafter)
+    return drafter, token_ids

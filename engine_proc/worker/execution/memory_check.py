@@ -11,6 +11,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
+from headrace.engine_proc.worker.models.eagle import EAGLE3
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -27,6 +28,7 @@ from headrace.errors import ConfigError
 from headrace.system.machine import memory_limit
 
 GIB = 1 << 30
+NUM_TAPPED = 3  # of csrc/cpu/model.h: layers whose inputs EAGLE-3 reads
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +71,9 @@ def check_weights(
     """
     rounds_activations = config.dtype != "float32"
     taken = core_bytes(spec, weights, dtype, rounds_activations)
-    num_tokens = config.max_num_batched_tokens
-    step, cache = step_bytes(spec, num_tokens), config.kv_cache_memory_bytes or 0
+    num_tokens, is_drafted = config.max_num_batched_tokens, config.speculative == EAGLE3
+    step = step_bytes(spec, num_tokens, is_drafted)
+    cache = config.kv_cache_memory_bytes or 0
     adapters = adapter_bytes(config, spec, weights)
     asked = cache + step + adapters
     if taken + asked <= memory_bytes:
@@ -90,7 +93,8 @@ def check_weights(
     beside += f" and a KV cache of {cache / GIB:.1f} GiB" if cache else ""
     beside += f" and {described(config, adapters)}" if adapters else ""
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
-    if taken + cache + adapters + step_bytes(spec, config.max_num_seqs) <= memory_bytes:
+    least_step = step_bytes(spec, config.max_num_seqs, is_drafted)
+    if taken + cache + adapters + least_step <= memory_bytes:
         ways.append("with a lower --max-num-batched-tokens they fit, too")
     if adapters and taken + cache + step < memory_bytes:
         ways.append("with a lower --max-cpu-loras, --max-loras or --max-lora-rank they fit, too")
@@ -151,18 +155,22 @@ def lora_format(config: ExecutionConfig) -> Format:
     return Format.F32 if dtype == "float32" else Format.BF16
 
 
-def step_bytes(spec: DecoderSpec, num_tokens: int) -> int:
+def step_bytes(spec: DecoderSpec, num_tokens: int, is_drafted: bool = False) -> int:
     """Return what the activations of a step take in the C++ core, at most.
 
     Most of it is a mixture's: each token has rows for each expert that it chooses. Buffers are
     those of csrc/cpu/step_state.cpp and mixture.cpp, rows as they are and rounded, and of
     products.cpp, rows of bf16 in the order of tiles.
+
+    Args:
+        is_drafted: EAGLE-3's layer drafts for the decoder, whose steps join hidden states.
     """
     kv_heads = [spec.kv_heads_of(layer) for layer in spec.layers]
     hidden, q = spec.hidden_size, spec.num_heads * max((dim for _, dim in kv_heads), default=0)
     kv = max((count * dim for count, dim in kv_heads), default=0)
     numbers = 3 * hidden + 3 * q + 2 * kv + max(hidden, q) + gemma_numbers(spec)
     numbers += max((mixer_numbers(layer.mixer) for layer in spec.layers), default=0)
+    numbers += 3 * spec.hidden_size * max(2 * spec.num_mtp_layers, NUM_TAPPED * is_drafted)
     numbers += q if spec.attention_gate else 0
     if (latent := spec.latent) is not None:  # of heads: as they are, rounded, and queries
         of_head = max(latent.rank, latent.nope_dim)

@@ -2,15 +2,17 @@
 
 import itertools
 import os
-from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from foreseeing_models import VOCAB_SIZE as FORESEEN_TOKENS
+from foreseeing_models import next_token, save_foreseeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_decoders import SPEC, random_weights, stored
+from random_decoders import SPEC, random_eagle, random_weights, stored
 from scheduler_rig import make_sequence
 
 from headrace.engine_proc.kv_cache.page_pool import PagePool
@@ -29,8 +31,9 @@ from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.eagle_executor import EagleExecutor
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.engine_proc.worker.models.eagle import open_eagle
+from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.models.mtp import with_mtp_layer
-from headrace.engine_proc.worker.models.specs.decoder_spec import EagleSpec
 from headrace.ipc.messages import Sampling, request_id
 
 PAGE_TOKENS, NUM_PAGES = 16, 12
@@ -63,7 +66,8 @@ def make_runner(pages: str) -> GenerationRunner:
     weights = random_weights(SPEC)
     if pages == EAGLE:
         model = CpuExecutor(SPEC, weights, **options)
-        return GenerationRunner(model, sampler, draft_model=random_eagle(model, options))
+        eagle = EagleExecutor(*random_eagle(model, **options), SPEC.vocab_size)
+        return GenerationRunner(model, sampler, draft_model=eagle)
     if pages == SHARED_PAGES:
         size = cache_bytes(SPEC, NUM_PAGES, 0, PAGE_TOKENS, KVDtype.FLOAT32)
         fd = os.memfd_create("pages")
@@ -71,17 +75,6 @@ def make_runner(pages: str) -> GenerationRunner:
     model = CpuExecutor(SPEC, weights, **options)
     draft_model = CpuExecutor(SPEC, weights, weight_dtype=WeightDtype.INT4, **options)
     return GenerationRunner(model, sampler, draft_model=draft_model)
-
-
-def random_eagle(model: CpuExecutor, options: dict[str, Any]) -> EagleExecutor:
-    """Make a layer of EAGLE-3, whose head knows every other token."""
-    token_ids = np.arange(0, SPEC.vocab_size, 2)
-    own = EagleSpec(tapped=(0, 1, 1), num_embedded=SPEC.vocab_size)
-    layer = {"layers": SPEC.layers[:1], "num_mtp_layers": 1, "tied_head": False}
-    spec = replace(SPEC, vocab_size=len(token_ids), eagle=own, **layer)
-    drafter = CpuExecutor(spec, random_weights(spec), **options)
-    model.be_drafted_by(drafter)
-    return EagleExecutor(drafter, token_ids, SPEC.vocab_size)
 
 
 def foreseeing(weights: Weights) -> Weights:
@@ -100,16 +93,42 @@ def foreseeing(weights: Weights) -> Weights:
     return foreseen
 
 
+@cache
+def foreseeing_runner(folder: Path, drafts: str) -> GenerationRunner:
+    """Make a model, and a layer that drafts what it draws where all hidden states are right."""
+    model, eagle = folder / "model", folder / "eagle"
+    if not model.exists():
+        save_foreseeing(model, eagle)
+    options: dict[str, Any] = {"num_pages": NUM_PAGES, "page_tokens": PAGE_TOKENS, "threads": 1}
+    ours = open_model(model, drafts=drafts == MTP)
+    executor = CpuExecutor(ours.spec, ours.weights, **options)
+    sampler = Sampler(ours.spec.vocab_size, threads=1)
+    if drafts == MTP:
+        return GenerationRunner(executor, sampler, draft_model=MtpExecutor(executor))
+    layer, token_ids = open_eagle(eagle, ours)
+    drafter = CpuExecutor(layer.spec, layer.weights, **options)
+    executor.be_drafted_by(drafter)
+    drafts_with = EagleExecutor(drafter, token_ids, ours.spec.vocab_size)
+    return GenerationRunner(executor, sampler, draft_model=drafts_with)
+
+
 class Generation:
     """An engine without its links, whose worker can be lost in the middle of a step."""
 
-    def __init__(self, runner: GenerationRunner, drafts: str, num_pages: int, budget: int) -> None:
+    def __init__(
+        self,
+        runner: GenerationRunner,
+        drafts: str,
+        num_pages: int,
+        budget: int,
+        vocab_size: int = SPEC.vocab_size,
+    ) -> None:
         self._runner = runner
         pool = PagePool(num_pages, PAGE_TOKENS)
         speculation = None
         if drafts:
             has_pages, from_hidden = drafts != SHARED_PAGES, drafts in FROM_HIDDEN
-            model = DraftModel(pool, SPEC.vocab_size, has_pages, from_hidden)
+            model = DraftModel(pool, vocab_size, has_pages, from_hidden)
             speculation = Speculation(model, max_length=5)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget)
         self.scheduler = Scheduler(pool, limits, speculation=speculation)
@@ -138,8 +157,8 @@ class Generation:
         return [(list(s.generated), reported[s.id], bytes(s.prompt_logprobs)) for s in sequences]
 
 
-def make_sequences(samplings: list[Sampling]) -> list[Sequence]:
-    pairs = zip(PROMPTS, samplings, strict=True)
+def make_sequences(samplings: list[Sampling], prompts: list[list[int]] = PROMPTS) -> list[Sequence]:
+    pairs = zip(prompts, samplings, strict=True)
     return [
         make_sequence(prompt, NUM_TOKENS, request_id(0, i), [0], sampling)
         for i, (prompt, sampling) in enumerate(pairs)
@@ -179,3 +198,50 @@ def test_model_s_own_weights_draft_what_it_draws(drafts: str, temperature: float
     counts = generation.scheduler.counts
     assert counts.accepted_drafts >= 10
     assert counts.steps < NUM_TOKENS
+
+
+@pytest.fixture(scope="module")
+def foreseeing_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("foreseeing")
+
+
+@pytest.mark.parametrize("drafts", [MTP, EAGLE])
+@settings(max_examples=8, deadline=None)
+@given(
+    num_pages=st.sampled_from([6, NUM_PAGES]),
+    budget=st.sampled_from([8, 24, 64]),
+    losses=st.sets(st.integers(0, 30), max_size=3),
+)
+def test_layers_read_the_hidden_states_of_their_texts(
+    drafts: str, foreseeing_folder: Path, num_pages: int, budget: int, losses: set[int]
+) -> None:
+    """The second time, texts begin with pages that others have left.
+
+    A prompt's last token follows from the one before it. No layer looks at it.
+    """
+    runner = foreseeing_runner(foreseeing_folder, drafts)
+    generation = Generation(runner, drafts, num_pages, budget, FORESEEN_TOKENS)
+    for further in ([], [60], [70]):
+        prompts = [[*prompt, *further] for prompt in PROMPTS]
+        prompts = [[*prompt, next_token(prompt[-1])] for prompt in prompts]
+        answers = generation.answers(make_sequences([Sampling()] * 3, prompts), losses)
+        assert [tokens for tokens, *_ in answers] == [foreseen(prompt[-1]) for prompt in prompts]
+    counts = generation.scheduler.counts
+    assert counts.accepted_drafts == counts.drafts > NUM_TOKENS
+
+
+def foreseen(token: int) -> list[int]:
+    """Return what follows a token."""
+    tokens = [token]
+    while len(tokens) <= NUM_TOKENS:
+        tokens.append(next_token(tokens[-1]))
+    return tokens[1:]
+
+
+def test_drafts_beyond_the_vocabulary_end_with_the_last_one_within(foreseeing_folder: Path) -> None:
+    """The draft model draws the same token again, however often it is asked."""
+    runner = foreseeing_runner(foreseeing_folder, EAGLE)
+    generation = Generation(runner, EAGLE, NUM_PAGES, 64, vocab_size=FORESEEN_TOKENS // 2)
+    answers = generation.answers(make_sequences([Sampling()] * 3), set())
+    assert [tokens for tokens, *_ in answers] == [foreseen(prompt[-1]) for prompt in PROMPTS]
+    assert generation.scheduler.counts.accepted_drafts > 0

@@ -14,6 +14,7 @@ from random_decoders import (
     NUM_PAGES,
     WHOLE_BLOCKS,
     batch,
+    random_eagle,
     random_weights,
     with_mixture,
 )
@@ -99,25 +100,27 @@ WIDE_MAMBA2 = dataclasses.replace(
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("spec", "is_drafted"),
     [
-        with_mixture(num_experts=16, experts_per_token=8, intermediate_size=256),
-        dataclasses.replace(SPEC, layers=(LayerSpec(mixer=WIDE_MAMBA2), LayerSpec())),
+        (with_mixture(num_experts=16, experts_per_token=8, intermediate_size=256), False),
+        (dataclasses.replace(SPEC, layers=(LayerSpec(mixer=WIDE_MAMBA2), LayerSpec())), False),
+        (SPEC, True),
     ],
-    ids=["mixture", "mamba2"],
+    ids=["mixture", "mamba2", "eagle"],
 )
-def test_a_step_s_activations_take_what_is_reckoned(spec: DecoderSpec) -> None:
+def test_a_step_s_activations_take_what_is_reckoned(spec: DecoderSpec, is_drafted: bool) -> None:
     """In bf16, whose rounded rows are kept beside those that are not."""
     spec = dataclasses.replace(spec, hidden_size=512)
+    options: dict[str, Any] = {"num_pages": NUM_PAGES, "page_tokens": 16, "threads": 1}
     executor = CpuExecutor(
         spec,
         random_weights(spec, Format.BF16),
-        num_pages=NUM_PAGES,
-        page_tokens=16,
         num_states=4 if spec.state_numbers else 0,
         rounds_activations=True,
-        threads=1,
+        **options,
     )
+    if is_drafted:
+        random_eagle(executor, **options)
     tokens = batch([(sequence, 0, 256) for sequence in range(4)])
     step = dataclasses.replace(
         tokens,
@@ -128,7 +131,7 @@ def test_a_step_s_activations_take_what_is_reckoned(spec: DecoderSpec) -> None:
     before = psutil.Process().memory_info().rss
     executor.forward(step)
     taken = psutil.Process().memory_info().rss - before
-    reckoned = step_bytes(spec, len(step.token_ids))
+    reckoned = step_bytes(spec, len(step.token_ids), is_drafted)
     assert 0.5 * reckoned < taken < 1.2 * reckoned
 
 
