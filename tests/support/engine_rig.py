@@ -169,7 +169,7 @@ class Rig:
         ready: WorkerReady = READY,
         images: EncoderQueue | None = None,
         sight: Sight | None = None,
-        **flags: int,
+        **flags: int | str,
     ) -> None:
         self.config = engine_config(run_dir=str(run_dir), **flags)
         seat = Seat("engine", 0)

@@ -192,11 +192,12 @@ def test_tensor_parallel_and_preempted_are_merged_weights(folders: Folders) -> N
     server = RunningServer(
         str(folders.model),
         *(*FLAGS, "--lora-modules", *modules, "--tp", "2", "--kv-cache-memory-bytes", str(pages)),
-        *("--max-model-len", "160", "--no-enable-prefix-caching"),
+        *("--max-model-len", "160", "--no-enable-prefix-caching", "--speculative", "self"),
     )
     try:
         check_all(server, folders.cases)
         assert server.metric("num_preemptions_total") > 0
+        assert server.metric("spec_decode_num_draft_tokens_total") > 0
         refused = load(server, "more", folders.adapters / NAMES[0])
         assert refused.status_code == 403
         assert server.stop() == 0

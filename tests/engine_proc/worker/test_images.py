@@ -55,6 +55,7 @@ NUM_ROWS = 256  # of embeddings
 NUM_STATES = 24
 MAX_MODEL_LEN = 320
 NUM_NEW = 12
+STEP_S = 0.01
 MERGE = 2  # patches of a row of Qwen's, each way
 # Families that differ from another one by little: `make families` has all of their tests.
 RELATIVES = ("qwen3_vl_moe", "glm4v_moe", "gemma4_whole")
@@ -226,7 +227,13 @@ class Served:
     """A model in an engine."""
 
     def __init__(
-        self, model: Model, executor: Executor, run_dir: Path, chunk: int, max_numbers: int = 0
+        self,
+        model: Model,
+        executor: Executor,
+        run_dir: Path,
+        chunk: int,
+        max_numbers: int = 0,
+        speculative: str = "off",
     ) -> None:
         self.eyes = Eyes(model.tower, max_numbers)
         sampler = Sampler(model.reference.config.text_config.vocab_size, threads=1)
@@ -242,6 +249,7 @@ class Served:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=len(PROMPTS),
             max_num_batched_tokens=chunk,
+            speculative=speculative,
         )
         self._counter = 0
 
@@ -270,6 +278,7 @@ class Served:
         while len(ended) < len(requests):
             self.rig.engine.poll_images()
             self.rig.engine.run_once(self.worker)  # type: ignore[arg-type]
+            self.rig.now += STEP_S
             self.rig.links.flush()
             is_busy = self.rig.scheduler.has_work or self.rig.images.num_waiting > 0
             received = self.rig.detokenizers[0].receive(0 if is_busy else WAIT_MS)
@@ -361,6 +370,18 @@ def test_what_runs_in_transformers_says_the_same(tmp_path: Path) -> None:
     prompts = [model.prompt(parts) for parts in PROMPTS]
     served = Served(model, executor, tmp_path, 7)
     assert served.generate(prompts) == [model.expected(prompt) for prompt in prompts]
+    served.close()
+
+
+def test_drafts_change_no_text_behind_images(tmp_path: Path) -> None:
+    """Positions behind an image are none of its tokens'. What an answer was is drafted again."""
+    model = Model(tmp_path, "qwen2_5_vl")
+    prompts = [model.prompt(parts) for parts in PROMPTS]
+    expected = [model.expected(prompt) for prompt in prompts]
+    served = Served(model, model.executor(), tmp_path, 1000, speculative="ngram")
+    assert served.generate(prompts) == expected
+    assert served.generate(prompts) == expected
+    assert served.rig.scheduler.counts.accepted_drafts > 0
     served.close()
 
 
