@@ -41,11 +41,15 @@ class AcceptanceRate:
     def learn(self, num_drafts: int, num_right: int) -> None:
         """Record drafts that were checked in one step. Behind a wrong one nothing was learned."""
         for is_right in [1.0] * num_right + [0.0] * (num_right < num_drafts):
-            self._num_learned += 1
-            weight = max(self._decay, 1 / (FIRST_WEIGHT + self._num_learned))
-            self.value += weight * (is_right - self.value)
+            self.learn_chance(is_right)
+
+    def learn_chance(self, chance: float) -> None:
+        """Record a draft that is right as often as that, as one that was not worth a check."""
+        self._num_learned += 1
+        weight = max(self._decay, 1 / (FIRST_WEIGHT + self._num_learned))
+        self.value += weight * (chance - self.value)
         if self._shared is not None:
-            self._shared.learn(num_drafts, num_right)
+            self._shared.learn_chance(chance)
 
 
 class ChanceTable:
@@ -114,8 +118,7 @@ class DraftPolicy:
 
     def could_pay(self, plan: StepPlan) -> bool:
         """Whether drafts would pay that are certain to be right, and cost nothing to make."""
-        most = plan.num_sequences
-        counts = [*(1 << place for place in range(most.bit_length() - 1)), most]
+        counts = doubled(plan.num_sequences)
         return any(self._score(plan, count * math.log(2), count, 0.0) > 0 for count in counts)
 
     def num_checked(self, plan: StepPlan, growths: Items[float]) -> int:
@@ -141,20 +144,39 @@ class DraftPolicy:
         made = self._best(plan, growths, [0.0] * len(growths))
         return made[1] >= self._best(plan, others, costs)[1]
 
-    def num_drafted(self, plan: StepPlan, growths: Items[float], further: Items[float]) -> int:
+    def num_drafted(
+        self, plan: StepPlan, growths: Items[Items[float]], further: Items[float]
+    ) -> int:
         """Return for how many sequences another draft pays, in one step of the draft model.
 
-        Until its costs are known one sequence drafts, which tells them.
+        Where it does not pay alone, as at the end of a tile of rows, it may with those behind it.
+        Until the draft model's costs are known one sequence drafts, which tells them.
 
         Args:
-            growths: of a draft of each, descending.
+            growths: of the next drafts of each, in the order of the first ones, descending.
             further: what each costs beside that step.
         """
         if not self.costs.has_drafted:
             return min(1, len(growths))
-        sums = accumulate(further)
+        sums = list(accumulate(further))
         costs = [own + plan.draft_costs[count] for count, own in enumerate(sums, 1)]
-        return self._best(plan, growths, costs)[0]
+        count = self._best(plan, [own[0] for own in growths], costs)[0]
+        return count or self._num_drafted_together(plan, growths, sums)
+
+    def _num_drafted_together(
+        self, plan: StepPlan, growths: Items[Items[float]], further: Items[float]
+    ) -> int:
+        """Return for how many sequences several drafts pay, each of a step of the draft model."""
+        best, best_score = 0, 0.0
+        for count in doubled(len(growths)):
+            depths = zip(*growths[:count], strict=False)
+            sums = accumulate(sum(own) for own in depths)
+            for num_steps, growth in enumerate(sums, 1):
+                cost = further[count - 1] + num_steps * plan.draft_costs[count]
+                score = self._score(plan, growth, count * num_steps, cost)
+                if score > best_score:
+                    best, best_score = count, score
+        return best
 
     def _best(
         self, plan: StepPlan, growths: Items[float], costs: Items[float]
@@ -179,6 +201,11 @@ class DraftPolicy:
         before = plan.costs[plan.num_rows] + plan.spent
         after = plan.costs[plan.num_rows + count] + plan.spent + cost
         return growth - plan.demand * plan.num_sequences * math.log(after / before)
+
+
+def doubled(most: int) -> list[int]:
+    """Return 1, 2, 4 and so on, and `most` as the last."""
+    return [*(1 << place for place in range((most - 1).bit_length())), most] if most else []
 
 
 def growths_of(gains: Iterable[float]) -> list[float]:

@@ -225,14 +225,15 @@ class Speculation:
 
     def _worth_drafting(self) -> list[Sequence]:
         """Return the sequences of which another draft pays."""
-        growths: dict[Sequence, float] = {}
+        growths: dict[Sequence, list[float]] = {}  # of the next drafts
         behind: dict[Sequence, float] = {}  # what it costs to read the texts first
         for sequence in self._drafting or ():
             if self._model is None or sequence.has_ended or not self._room(sequence):
                 continue
-            gains = self._gains(sequence)
-            gains.append([1.0, *gains][-1] * self._state(sequence).model_rate.value)
-            growths[sequence] = growths_of(gains)[-1]
+            gains, rate = self._gains(sequence), self._state(sequence).model_rate.value
+            num_made, last = len(gains), [1.0, *gains][-1]
+            gains += [last * rate**place for place in range(1, self._room(sequence) + 1)]
+            growths[sequence] = growths_of(gains)[num_made:]
             behind[sequence] = self._plan.draft_costs[self._model.num_behind(sequence)]
         order = sorted(growths, key=growths.__getitem__, reverse=True)[: self._num_free]
         if self._plan.demand == 0.0:
@@ -290,7 +291,10 @@ class Speculation:
             return state.suggested[:most]
         growths = growths_of(self._gains(sequence))
         rest = replace(self._plan, num_rows=max(1, self._plan.num_rows - len(growths)))
-        return sequence.drafts[: min(most, self.policy.num_checked(rest, growths))]
+        count = min(most, self.policy.num_checked(rest, growths))
+        for chance in sequence.draft_chances[count : count + 1]:
+            state.model_rate.learn_chance(self._chances[chance])
+        return sequence.drafts[:count]
 
     def learn(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
         """Note how many of a sequence's drafts proved right."""
