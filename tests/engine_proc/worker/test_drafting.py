@@ -238,7 +238,7 @@ def foreseen(token: int) -> list[int]:
     return tokens[1:]
 
 
-def test_drafts_beyond_the_vocabulary_end_with_the_last_one_within(foreseeing_folder: Path) -> None:
+def test_drafts_beyond_the_vocabulary_end_the_drafting(foreseeing_folder: Path) -> None:
     """The draft model draws the same token again, however often it is asked."""
     runner = foreseeing_runner(foreseeing_folder, EAGLE)
     generation = Generation(runner, EAGLE, NUM_PAGES, 64, vocab_size=FORESEEN_TOKENS // 2)
