@@ -60,7 +60,7 @@ FUZZ_S ?= 600
 FUZZ_ROUNDS ?= 1000000
 FUZZ_BYTES ?= 1000000000
 FUZZ_TARGETS := decoders step_output columns step gguf gguf_values gguf_split mmproj_values \
-	safetensors template image
+	safetensors template image parsers
 fuzz: .venv/fuzz
 	for target in $(FUZZ_TARGETS); do \
 		PYTHONPATH=tests/support:.venv/fuzz $(BIN)/python tests/support/fuzz_long.py $$target \

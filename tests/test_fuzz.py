@@ -21,6 +21,7 @@ TRIES = {
     "safetensors": 2000,
     "template": 150,
     "image": 2000,
+    "parsers": 1500,
 }
 
 

@@ -21,6 +21,7 @@ from gguf_files import TableEntry, serialized, write_decoder
 from image_parts import encoded
 from mmproj_seeds import mmproj_seed
 from mutations import EDGES, Pieces
+from parsed_texts import parser_seeds, run_parsers
 from PIL import Image
 from random_decoders import NUM_PAGES, SPEC, cpu
 
@@ -595,4 +596,5 @@ TARGETS = {
     "safetensors": Target(run_safetensors, safetensors_seeds),
     "template": Target(run_template, template_seeds),
     "image": Target(run_image, image_seeds),
+    "parsers": Target(run_parsers, parser_seeds),
 }

@@ -1,7 +1,6 @@
 """What models write is read as they mean it, however the text comes in parts."""
 
 import gc
-import itertools
 import json
 import time
 
@@ -29,6 +28,7 @@ from model_outputs import (
     Example,
     of_deepseek,
 )
+from parsed_texts import check_pieces, cut, pieces_of, read
 
 from headrace.detokenizer_proc.parser_selection import READERS, TAGGED_READERS, marks_of, parser_of
 from headrace.detokenizer_proc.parsers.json_call import new_call_id
@@ -38,7 +38,6 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Call,
     Content,
     Gathered,
-    Piece,
     ToolCallStart,
     gathered,
 )
@@ -52,23 +51,14 @@ from headrace.model.output_formats import (
 )
 
 
-def pieces_of(parsing: Parsing, *parts: str) -> list[Piece]:
-    numbers = itertools.count()
-    parser = parser_of(parsing, lambda: f"id{next(numbers)}")
-    pieces = [piece for part in parts for piece in parser.feed(part)]
-    return pieces + parser.flush()
-
-
-def read(parsing: Parsing, *parts: str) -> Gathered:
-    return gathered(pieces_of(parsing, *parts))
-
-
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.parsing.tools}: {e.text[:40]}")
-def test_every_format_is_read_in_one_and_letter_by_letter(example: Example) -> None:
+def test_every_format_is_read_however_it_is_cut(example: Example) -> None:
     calls = [Call(f"id{i}", *call) for i, call in enumerate(example.calls)]
     expected = Gathered(example.content, example.thought, calls)
     assert read(example.parsing, example.text) == expected
     assert read(example.parsing, *example.text) == expected
+    for place in range(1, len(example.text)):
+        assert read(example.parsing, *cut(example.text, [place])) == expected
 
 
 @pytest.mark.parametrize("deep", ["-" * 50_000 + "1", "[" * 50_000, "1+" * 50_000 + "1"])
@@ -119,11 +109,6 @@ TEXTS = st.one_of(
 )
 
 
-def cut(text: str, places: list[int]) -> list[str]:
-    ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
-    return [text[a:b] for a, b in itertools.pairwise(ends)]
-
-
 @given(parsing=st.sampled_from(FORMATS), text=TEXTS, places=st.lists(st.integers(0), max_size=20))
 def test_however_a_text_is_cut_it_says_the_same(
     parsing: Parsing, text: str, places: list[int]
@@ -135,12 +120,7 @@ def test_however_a_text_is_cut_it_says_the_same(
 
 @given(parsing=st.sampled_from(FORMATS), text=TEXTS)
 def test_pieces_are_never_empty_and_calls_come_in_order(parsing: Parsing, text: str) -> None:
-    pieces = pieces_of(parsing, text)
-    assert all(not isinstance(p, Content | Arguments) or p.text for p in pieces)
-    begun = [piece.index for piece in pieces if isinstance(piece, ToolCallStart)]
-    assert begun == list(range(len(begun)))
-    indices = [p.index for p in pieces if isinstance(p, ToolCallStart | Arguments)]
-    assert indices == sorted(indices)
+    check_pieces(pieces_of(parsing, text))
 
 
 @given(parsing=st.sampled_from(FORMATS), text=TEXTS)
