@@ -48,7 +48,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Frame
 from headrace.logs import log_failure
-from headrace.response_bodies.errors import anthropic_error, openai_error
+from headrace.response_bodies.errors import anthropic_error, cohere_error, openai_error
 from headrace.system.cpu_limit import CpuLimitExceeded
 
 log = logging.getLogger(__name__)
@@ -162,8 +162,7 @@ class InflightResponses:
             self._responses.pop(request, None)
         elif finished is FinishReason.REFUSED:
             plan = self._plans.decode(output.started[id]) if id in output.started else None
-            api = plan.api if isinstance(plan, ResponsePlan) else None
-            self._frames(request).add(request, *error_body(QueueFull(), api), True)
+            self._frames(request).add(request, *error_body(QueueFull(), plan), True)
         elif id in output.embeddings:
             self._take_embedding(id, output)
         else:
@@ -305,7 +304,7 @@ class InflightResponses:
         if response.head_sent or response.has_begun:
             self._frames(request).add(request, None, response.failure(error), True)
         else:
-            self._frames(request).add(request, *error_body(error, response.api), True)
+            self._frames(request).add(request, *error_body(error, response.plan), True)
         self._stops.append(Abort(request))
 
     def _fail_elsewhere(self, request: int, plan: Plan, error: RequestError) -> None:
@@ -322,8 +321,7 @@ class InflightResponses:
         if has_begun:
             self._frames(request).add(request, None, failure, True)
         else:
-            api = plan.api if isinstance(plan, ResponsePlan) else None
-            self._frames(request).add(request, *error_body(error, api), True)
+            self._frames(request).add(request, *error_body(error, plan), True)
 
     def _let_go(self, id: int, response: TextResponse, finished: FinishReason | None) -> None:
         """Handle outputs of a failed response, which is removed at its end."""
@@ -388,7 +386,13 @@ def times_of(id: int, output: StepOutput) -> Times | None:
     return times and msgspec.structs.replace(times, rendered=time.monotonic_ns())
 
 
-def error_body(error: RequestError, api: Api | None) -> tuple[Head, bytes]:
+def error_body(error: RequestError, plan: Plan | None) -> tuple[Head, bytes]:
     """Return head and body of a response that is nothing but an error."""
-    body = anthropic_error(error) if api is Api.MESSAGES else openai_error(error)
-    return Head(error.status, JSON), msgspec.json.encode(body)
+    match plan:
+        case ResponsePlan(api=Api.MESSAGES):
+            body = msgspec.json.encode(anthropic_error(error))
+        case EmbeddingPlan(cohere=1 | 2) | SimilarityPlan(is_cohere=True):
+            body = msgspec.json.encode(cohere_error(error))
+        case _:
+            body = msgspec.json.encode(openai_error(error))
+    return Head(error.status, JSON), body

@@ -72,9 +72,9 @@ class TextResponse:
         self.times: Times | None = None
 
     @property
-    def api(self) -> Api:
-        """In whose form the request came."""
-        return self._plan.api
+    def plan(self) -> ResponsePlan:
+        """How it is rendered."""
+        return self._plan
 
     @property
     def request_id(self) -> str:

@@ -15,7 +15,7 @@ from headrace.board.http_counts import HttpCounts, HttpRow
 from headrace.errors import DeadlyRequest
 from headrace.frontend.admission.body_throttle import BodyThrottle
 from headrace.frontend.admission.gate import Gate
-from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body, too_large
+from headrace.frontend.http.rejections import Rejection, error_body, too_large
 from headrace.frontend.http.request import HttpExchange
 from headrace.frontend.open_requests import OpenRequest, OpenRequests
 from headrace.frontend.request_proxy import RequestProxy
@@ -203,10 +203,8 @@ class Forwarder:
 
     def _fail(self, sent: InflightRequest) -> None:
         """Fail a request at which processes die, whichever it is sent to."""
-        if sent.request.path.startswith(ANTHROPIC_PATHS):
-            body = anthropic_body(DEADLY)
-            event = event_of(body, "error")
-        else:
-            body = error_body(DEADLY)
-            event = event_of(body) + DONE
+        path = sent.request.path
+        body = error_body(DEADLY, path)
+        is_anthropic = path.startswith(ANTHROPIC_PATHS)
+        event = event_of(body, "error") if is_anthropic else event_of(body) + DONE
         self._open_requests.fail(sent, Head(DEADLY.status, JSON), body, event)

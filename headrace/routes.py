@@ -24,6 +24,7 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 KV_WARM = "/v1/kv/warm"
 MODELS = "/v1/models"
 LOAD_LORA, UNLOAD_LORA = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+RESET_MM_CACHE, RESET_ENCODER_CACHE = "/reset_mm_cache", "/reset_encoder_cache"  # vLLM's
 VERSION, LOAD = "/version", "/load"
 MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
@@ -33,6 +34,7 @@ METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"  # its content type
 RING, RING_EVENTS = "/ring", "/ring/events"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there
+COHERE_PATHS = frozenset({COHERE_EMBED, COHERE_EMBED_V1, COHERE_RERANK})  # and Cohere's here
 
 
 class Lane(Enum):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.errors import RequestError, anthropic_type
+from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,12 @@ class Rejection:
         return cls(error.status, str(error), error.type, error.code)
 
 
-def error_body(rejection: Rejection) -> bytes:
-    """Return the body of an error response in OpenAI's shape."""
+def error_body(rejection: Rejection, path: str = "") -> bytes:
+    """Return the body of an error response in OpenAI's shape, or in that of a path's API."""
+    if path.startswith(ANTHROPIC_PATHS):
+        return anthropic_body(rejection)
+    if path in COHERE_PATHS:
+        return f'{{"message":"{rejection.message}"}}'.encode("ascii")
     return (
         f'{{"error":{{"message":"{rejection.message}","type":"{rejection.type}","param":null,'
         f'"code":"{rejection.code}"}}}}'
@@ -33,7 +38,7 @@ def error_body(rejection: Rejection) -> bytes:
 
 
 def anthropic_body(rejection: Rejection) -> bytes:
-    """Return the same in Anthropic's shape."""
+    """Return the body in Anthropic's shape."""
     kind = anthropic_type(rejection.status)
     return (
         f'{{"type":"error","error":{{"type":"{kind}","message":"{rejection.message}"}}}}'

@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body
+from headrace.frontend.http.rejections import Rejection, error_body
 from headrace.frontend.http.request_head import REQUEST_ID, Headers, RequestHead
 from headrace.ipc.sockets import Frame
 from headrace.routes import ANTHROPIC_PATHS
@@ -212,8 +212,7 @@ class HttpExchange:
 
     def refuse(self, rejection: Rejection) -> int:
         """Answer with an error, in the form of the API; return the length of its body."""
-        is_anthropic = self.path.startswith(ANTHROPIC_PATHS)
-        body = anthropic_body(rejection) if is_anthropic else error_body(rejection)
+        body = error_body(rejection, self.path)
         headers = [(b"content-type", JSON)]
         if rejection.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % rejection.retry_after_s))

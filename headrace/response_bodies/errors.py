@@ -1,4 +1,4 @@
-"""Bodies of errors, in the shapes of OpenAI's and Anthropic's APIs."""
+"""Bodies of errors, in the shapes of OpenAI's, Anthropic's and Cohere's APIs."""
 
 from headrace.errors import RequestError, anthropic_type
 from headrace.response_bodies.base import Typed, Whole
@@ -32,6 +32,12 @@ class AnthropicError(Typed, tag="error"):
     error: AnthropicErrorBody
 
 
+class CohereError(Whole):
+    """The body of every error of Cohere's API: https://docs.cohere.com/reference/errors."""
+
+    message: str
+
+
 def openai_error(error: RequestError) -> Error:
     """Return an error in OpenAI's shape."""
     body = ErrorBody(message=str(error), type=error.type, param=error.param, code=error.code)
@@ -42,3 +48,8 @@ def anthropic_error(error: RequestError) -> AnthropicError:
     """Return an error in Anthropic's shape."""
     kind = anthropic_type(error.status)
     return AnthropicError(error=AnthropicErrorBody(type=kind, message=str(error)))
+
+
+def cohere_error(error: RequestError) -> CohereError:
+    """Return an error in Cohere's shape."""
+    return CohereError(message=str(error))

@@ -118,6 +118,26 @@ def test_what_cannot_be_is_refused(
     assert says in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "/v2/embed", {"texts": ["x"], "output_dimension": 385}, 400, "between 1 and 384"),
+        ("POST", "/v1/embed", {"texts": [LONG], "truncate": "NONE"}, 400, "length is 256"),
+        ("POST", "/v2/rerank", {"documents": ["x"]}, 400, "query: is required"),
+        ("POST", "/v2/rerank", {"query": "x", "documents": ["y"], "model": "no"}, 404, "'no'"),
+        ("GET", "/v1/embed", None, 405, "takes POST, not GET"),
+        ("DELETE", "/v2/embed", None, 405, "takes POST, not DELETE"),
+    ],
+)
+def test_errors_of_coheres_paths_have_coheres_shape(
+    server: RunningServer, method: str, path: str, body: Any, status: int, says: str
+) -> None:
+    answer = httpx.request(method, f"{server.url}{path}", json=body)
+    told = answer.json()
+    assert (answer.status_code, list(told)) == (status, ["message"])
+    assert says in told["message"]
+
+
 def test_texts_are_ranked_and_scored_by_the_reference_s_cosines(
     server: RunningServer, expected: Vectors
 ) -> None:

@@ -15,8 +15,8 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import GenerateRequest, HttpRequest
-from headrace.response_bodies.errors import anthropic_error, openai_error
-from headrace.routes import ANTHROPIC_PATHS
+from headrace.response_bodies.errors import anthropic_error, cohere_error, openai_error
+from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS
 
 T = TypeVar("T")
 Body = bytes | memoryview
@@ -69,10 +69,14 @@ def ids_of(numbers: list[int]) -> Ids:
 
 
 def error_response(error: RequestError, path: str) -> ImmediateResponse:
-    """Return an error in OpenAI's shape, or where it is asked in Anthropic's in that."""
-    is_anthropic = path.startswith(ANTHROPIC_PATHS)
-    body = anthropic_error(error) if is_anthropic else openai_error(error)
-    return ImmediateResponse(error.status, msgspec.json.encode(body), headers=error.headers)
+    """Return an error in OpenAI's shape, or in that of the API whose path it is."""
+    if path.startswith(ANTHROPIC_PATHS):
+        body = msgspec.json.encode(anthropic_error(error))
+    elif path in COHERE_PATHS:
+        body = msgspec.json.encode(cohere_error(error))
+    else:
+        body = msgspec.json.encode(openai_error(error))
+    return ImmediateResponse(error.status, body, headers=error.headers)
 
 
 def json_response(body: msgspec.Struct) -> ImmediateResponse:

@@ -12,8 +12,8 @@ import msgspec
 
 from headrace import __version__, routes
 from headrace.config.process_configs import ModelCard
-from headrace.response_bodies.errors import AnthropicError, Error
-from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
+from headrace.response_bodies.errors import AnthropicError, CohereError, Error
+from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.openapi.route_bodies import (
     BODIES,
     CONTENT_TYPES,
@@ -125,7 +125,7 @@ def schemas(
         kind for operation in operations_of(cards) for kind in operation.bodies if kind is not None
     ]
     _, components = msgspec.json.schema_components(
-        [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
+        [*map(plain, kinds), Error, AnthropicError, CohereError], ref_template=REFERENCE
     )
     for kind, name in TEXT_OR_IDS_FIELDS.items():
         if kind.__name__ not in components:
@@ -256,7 +256,11 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
         }
     if route.path == routes.RING_EVENTS:
         statuses["503"] = "Too many clients read the events already"
-    kind = AnthropicError if route.path.startswith(ANTHROPIC_PATHS) else Error
+    kind: type[msgspec.Struct] = Error
+    if route.path.startswith(ANTHROPIC_PATHS):
+        kind = AnthropicError
+    elif route.path in COHERE_PATHS:
+        kind = CohereError
     for status, why in statuses.items():
         yield status, {"description": why, "content": {JSON: {"schema": reference(kind)}}}
 

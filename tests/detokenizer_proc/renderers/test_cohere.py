@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.detokenizer_proc.inflight_responses import error_body
 from headrace.detokenizer_proc.renderers.embedding_response import EmbeddingResponse
-from headrace.ipc.messages import EmbeddingPlan, EmbeddingType, SimilarityPlan
+from headrace.errors import QueueFull
+from headrace.ipc.messages import EmbeddingPlan, EmbeddingType, Plan, SimilarityPlan
 
 VECTORS = [[0.6, -0.8, 0.0, 0.25, -0.0, 1.0, -1.0, 0.5, 0.125], [2.0, -2.0] + [0.5] * 7]
 META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 6}}
@@ -76,8 +78,26 @@ def test_vectors_are_normalized_where_that_is_asked() -> None:
         assert embedding == pytest.approx(expected)
 
 
+RANKS = SimilarityPlan("rerank-1", "tiny", 5, 102, 3, 0, 1, ranks=True, top_n=2, is_cohere=True)
+
+
+@pytest.mark.parametrize(
+    ("plan", "shape"),
+    [
+        (RANKS, ["message"]),
+        (plan_of(cohere=1), ["message"]),
+        (plan_of(cohere=2), ["message"]),
+        (plan_of(), ["error"]),
+        (None, ["error"]),
+    ],
+)
+def test_cohere_errors_have_a_message_alone(plan: Plan | None, shape: list[str]) -> None:
+    head, body = error_body(QueueFull(), plan)
+    assert (head.status, list(json.loads(body))) == (429, shape)
+
+
 def test_cohere_ranks_have_places_and_scores() -> None:
-    plan = SimilarityPlan("rerank-1", "tiny", 5, 102, 3, 0, 1, ranks=True, top_n=2, is_cohere=True)
+    plan = RANKS
     response = EmbeddingResponse(plan)
     for index in range(102):
         own = msgspec.structs.replace(plan, index=index)
