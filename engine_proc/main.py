@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from headrace.board.admin_requests import RESET_ENCODER_CACHE, AdminRequests
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Slot
 from headrace.board.fields import EngineField, Seating
@@ -89,7 +90,8 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     if config.arena_fd is not None:
         arena = Arena(config.arena_fd, config.num_arena_regions)
         area = EmbeddingArea.create(num_area_rows(config), config.execution.image_row_size)
-    images = make_images(config, arena)
+    resets = AdminRequests(context.board, (RESET_ENCODER_CACHE,))
+    images = make_images(config, arena, lambda: bool(resets.take()))
     try:
         if arena is not None and area is not None and images is not None:
             vision = VisionClient(config, context, arena, area)
@@ -279,14 +281,18 @@ def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
     return SHORT_STEP_S if config.embedding_size is None else 0.0
 
 
-def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | None:
+def make_images(
+    config: EngineConfig, arena: Arena | None, must_reset: Callable[[], bool]
+) -> EncoderQueue | None:
     """Return the encoder queue, if the model takes images."""
     if arena is None:
         return None
     assert config.image_token is not None
     pool = EncoderCache(num_area_rows(config))
     importance = Policy(config.scheduling_policy).importance
-    return EncoderQueue(pool, config.image_token, arena.release, config.whole_images, importance)
+    return EncoderQueue(
+        pool, config.image_token, arena.release, config.whole_images, importance, must_reset
+    )
 
 
 def make_scheduler(

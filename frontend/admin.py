@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from headrace.board.admin_requests import (
     RENEWABLE,
+    RESETS,
     START_PROFILE,
     STOP,
     STOP_PROFILE,
@@ -23,7 +24,7 @@ from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.replica_requests import AdminResponse, ReplicaRequests, invalid
-from headrace.routes import KV_WARM, ROUTES, Need
+from headrace.routes import KV_WARM, RESET_ENCODER_CACHE, RESET_MM_CACHE, ROUTES, Need
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import vitals_of
 
@@ -31,13 +32,14 @@ PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
 REPLICAS = "/admin/replicas"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
+CACHES = dict(zip((RESET_MM_CACHE, RESET_ENCODER_CACHE), RESETS, strict=True))  # vLLM's
 READS, ACTS = ("GET", "HEAD"), ("POST",)
 METHODS = {
     PROCESSES: READS,
     REPLICAS: (*READS, *ACTS),
     RESTART: ACTS,
     DRAIN: ACTS,
-    **dict.fromkeys(PROFILES, ACTS),
+    **dict.fromkeys((*PROFILES, *CACHES), ACTS),
 }
 
 NO_PROFILES = Rejection(
@@ -81,11 +83,11 @@ ADAPTERS = frozenset(
 
 def is_for_operators(path: str) -> bool:
     """Whether a path belongs to `Admin`."""
-    return path.startswith(PREFIX) or path in PROFILES
+    return path.startswith(PREFIX) or path in PROFILES or path in CACHES
 
 
 class Admin:
-    """The endpoints below `PREFIX`, and profiles. Without an API key they are closed.
+    """The endpoints below `PREFIX`, profiles, resets of caches. Without a key they are closed.
 
     Args:
         supervisor: its process id.
@@ -152,6 +154,8 @@ class Admin:
             return self._replicas.handle(asked)
         if path == DRAIN:
             return self._admin_request(STOP)
+        if path in CACHES:
+            return self._admin_request(CACHES[path], status=200)  # requests after it miss
         if path in PROFILES:
             return self._admin_request(PROFILES[path]) if self._profiles else NO_PROFILES
         if any(name != "role" or value not in RENEWABLE for name, value in asked):
@@ -160,13 +164,13 @@ class Admin:
             )
         return self._admin_request(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
 
-    def _admin_request(self, *admin_requests: str) -> AdminResponse:
+    def _admin_request(self, *admin_requests: str, status: int = 202) -> AdminResponse:
         for what in admin_requests:
             admin_request(self._slot, what)
         entries = ",".join(f'"{what}"' for what in admin_requests)
         kept = ",".join(f'"{seat}"' for seat in self._kept) if "engine" in admin_requests else ""
         told = f',"kept":[{kept}]' if kept else ""
-        return AdminResponse(202, f'{{"accepted":[{entries}]{told}}}'.encode("ascii"))
+        return AdminResponse(status, f'{{"accepted":[{entries}]{told}}}'.encode("ascii"))
 
     @property
     def _kept(self) -> list[Seat]:

@@ -57,15 +57,19 @@ class EncoderCache:
 
     def _take(self, num_rows: int) -> "array[int]":
         while len(self._free) < num_rows:
-            key, _ = self._idle.popitem(last=False)
-            rows = self._held.pop(key).rows
-            self._num_idle -= len(rows)
-            self._free.extend(rows)
+            self._evict()
         first = len(self._free) - num_rows
         rows = self._free[first:]
         del self._free[first:]
         rows.reverse()
         return rows
+
+    def _evict(self) -> None:
+        """Free the image that has had no users for longest."""
+        key, _ = self._idle.popitem(last=False)
+        rows = self._held.pop(key).rows
+        self._num_idle -= len(rows)
+        self._free.extend(rows)
 
     def let_go(self, keys: Iterable[bytes]) -> None:
         """Remove a user from each image. One without users and without an embedding is freed."""
@@ -81,6 +85,11 @@ class EncoderCache:
             else:
                 del self._held[key]
                 self._free.extend(held.rows)
+
+    def forget_idle(self) -> None:
+        """Free all images without users."""
+        while self._idle:
+            self._evict()
 
     def fill(self, key: bytes) -> None:
         """Note that an embedding is there."""

@@ -10,6 +10,7 @@ each alone. At its second death an image fails.
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from headrace.engine_proc.images.encoder_batch import can_join
 from headrace.engine_proc.images.encoder_cache import EncoderCache
@@ -19,6 +20,7 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import Image, Tensor
 from headrace.ipc.worker_messages import Encode, Encoded
 
+KEY_BYTES = 16
 MAX_DEATHS = 2  # of vision workers that had an image at hand
 
 
@@ -52,6 +54,7 @@ class EncoderQueue:
         release: returns a tensor that came with a request to the arena.
         are_whole: adjacent tokens of an image see each other.
         importance: a sequence's sort key; the least is served first.
+        must_reset: whether images that came before are to be encoded again for those that come now.
     """
 
     def __init__(
@@ -61,12 +64,15 @@ class EncoderQueue:
         release: Callable[[Tensor], None],
         are_whole: bool = False,
         importance: Callable[[Sequence], tuple[int, int]] = by_turn,
+        must_reset: Callable[[], bool] = lambda: False,
     ) -> None:
         self.pool = pool
         self._image_token = image_token
         self._release = release
         self._are_whole = are_whole
         self._importance = importance
+        self._must_reset = must_reset
+        self._num_resets = 0
         self._waiting: list[Sequence] = []  # for room, the most important first
         self._jobs: dict[bytes, EncoderJob] = {}
         self._in_progress: list[tuple[EncoderJob, Sequence]] = []  # and whose pixels they are
@@ -85,8 +91,13 @@ class EncoderQueue:
 
     def enter(self, sequence: Sequence) -> None:
         """Start to track the images of a sequence."""
+        if self._must_reset():
+            self._num_resets += 1
+            self.pool.forget_idle()
         sequence.images = [
-            ImagePlaceholder.of(image, sequence.tokens, self._image_token, self._are_whole)
+            ImagePlaceholder.of(
+                image, self._key(image), sequence.tokens, self._image_token, self._are_whole
+            )
             for image in sequence.request.images
         ]
         grids = [(p.places[0], p.image.grid) for p in sequence.images if p.image.grid]
@@ -94,6 +105,13 @@ class EncoderQueue:
             sequence.rope = MRopePositions(grids)
         insort(self._waiting, sequence, key=self._importance)
         self._admit()
+
+    def _key(self, image: Image) -> bytes:
+        """Return the key of an image's rows: another one after each reset."""
+        if not self._num_resets:
+            return image.key
+        content = image.key + self._num_resets.to_bytes(8, "little")
+        return blake2b(content, digest_size=KEY_BYTES).digest()
 
     def _admit(self) -> None:
         """Allocate rows to waiting sequences, while there is room for the first."""
@@ -104,7 +122,7 @@ class EncoderQueue:
             self.num_hits += sum(map(self.pool.is_known, sizes))
             self.pool.hold(sizes)
             for placed in sequence.images:
-                key = placed.image.key
+                key = placed.key
                 placed.rows = self.pool.rows(key)
                 if self.pool.is_filled(key):
                     self._take(placed)
@@ -152,19 +170,20 @@ class EncoderQueue:
         if self._in_progress:
             return None
         images: list[Image] = []
+        keys: list[bytes] = []
         for job in sorted(self._jobs.values(), key=self._urgency):
             sequence, placed = job.needed_by[0]
             if images and (job.num_deaths or not can_join(placed.image, images, max_numbers)):
                 break
             images.append(placed.image)
+            keys.append(job.key)
             self.pool.hold({job.key: placed.image.num_rows})  # until there is an answer
             self._in_progress.append((job, sequence))
             if job.num_deaths:
                 break
         if not images:
             return None
-        rows = [self.pool.rows(image.key).tobytes() for image in images]
-        keys = [image.key for image in images]
+        rows = [self.pool.rows(key).tobytes() for key in keys]
         return Encode([image.tensors for image in images], rows, keys, fingerprint)
 
     def _urgency(self, job: EncoderJob) -> tuple[int, int]:
@@ -209,4 +228,4 @@ class EncoderQueue:
 
 def sizes_of(sequence: Sequence) -> dict[bytes, int]:
     """Return how many rows a sequence needs, by image."""
-    return {placed.image.key: placed.image.num_rows for placed in sequence.images}
+    return {placed.key: placed.image.num_rows for placed in sequence.images}

@@ -17,6 +17,7 @@ class ImagePlaceholder:
     """An image of one sequence."""
 
     image: Image
+    key: bytes  # in the encoder cache
     places: "array[int]"  # positions of the tokens that stand for its rows, ascending
     rows: "array[int]" = field(default_factory=lambda: array("i"))  # of the embedding area
     is_whole: bool = False  # adjacent tokens see each other: a chunk has all of them, or none
@@ -24,13 +25,18 @@ class ImagePlaceholder:
 
     @classmethod
     def of(
-        cls, image: Image, tokens: "array[int]", image_token: int, is_whole: bool = False
+        cls,
+        image: Image,
+        key: bytes,
+        tokens: "array[int]",
+        image_token: int,
+        is_whole: bool = False,
     ) -> "ImagePlaceholder":
         """Find an image's rows in a prompt."""
         span = tokens[image.start : image.start + image.num_tokens]
         places = array("i", [image.start + i for i, t in enumerate(span) if t == image_token])
         assert len(places) == image.num_rows, f"{len(places)} places for {image.num_rows} rows"
-        return cls(image, places, is_whole=is_whole)
+        return cls(image, key, places, is_whole=is_whole)
 
     def within(self, start: int, end: int) -> "tuple[array[int], array[int]]":
         """Return the places from `start` to `end`, and the rows they stand for."""

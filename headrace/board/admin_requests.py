@@ -1,6 +1,6 @@
-"""Admin requests to a running server: a frontend notes them on the board; the supervisor polls,
-and for profiles the workers.
+"""Admin requests to a running server: a frontend notes them on the board.
 
+The supervisor polls, for profiles the workers, and for a cache of images the process that has it.
 Counters only grow, so nothing is lost when either of them is busy or replaced.
 """
 
@@ -10,9 +10,11 @@ from headrace.board.fields import FrontendField
 RENEWABLE = ("frontend", "tokenizer", "detokenizer", "fetcher", "engine")  # one after the other
 STOP = "drain"
 START_PROFILE, STOP_PROFILE = "start_profile", "stop_profile"
+RESET_MM_CACHE, RESET_ENCODER_CACHE = "reset_mm_cache", "reset_encoder_cache"
 SUPERVISED = (STOP, *RENEWABLE)  # to stop when all is answered, or to renew a role's processes
 PROFILE = (START_PROFILE, STOP_PROFILE)
-WISHES = (*SUPERVISED, *PROFILE)
+RESETS = (RESET_MM_CACHE, RESET_ENCODER_CACHE)
+WISHES = (*SUPERVISED, *PROFILE, *RESETS)
 
 
 def admin_request(slot: Slot, what: str) -> None:

@@ -121,7 +121,7 @@ class FrontendField(BoardField):
     LOST_REPORTS = COUNTER  # reports that the telemetry process did not get
     IS_LEAVING = GAUGE  # 1: another process takes the seat once open requests are answered
     FORWARDED = COUNTER  # requests sent to tokenizers, but GETs
-    WISHES = COUNTER, 8  # admin requests, by `WISHES`
+    WISHES = COUNTER, 10  # admin requests, by `WISHES`
     REPLICAS = KEPT, MAX_REPLICAS  # that operators want, by model: `replicas.py` has the format
     # Of bodies, by tokenizer: those for all prompts, for long ones, for images, for GETs.
     FORWARDED_BYTES = COUNTER, MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1

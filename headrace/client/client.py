@@ -70,6 +70,8 @@ from headrace.routes import (
     KV_WARM,
     MODELS,
     RERANK,
+    RESET_ENCODER_CACHE,
+    RESET_MM_CACHE,
     SCORE,
     TOKENIZE,
 )
@@ -329,6 +331,14 @@ class Client:
         """
         return decode(checked(self._send("POST", scaling(count, model))), Replicas)
 
+    def reset_mm_cache(self) -> None:
+        """Have images of later requests prepared again. It takes the key of `/admin`."""
+        checked(self._send("POST", RESET_MM_CACHE))
+
+    def reset_encoder_cache(self) -> None:
+        """Have images of later requests encoded again. It takes the key of `/admin`."""
+        checked(self._send("POST", RESET_ENCODER_CACHE))
+
     def version(self) -> str:
         """Return the server's version."""
         return decode(checked(self._send("GET", "/version")), Version).version
@@ -494,6 +504,14 @@ class AsyncClient:
         It takes the key of `/admin`. Of several models one is named.
         """
         return decode(checked(await self._send("POST", scaling(count, model))), Replicas)
+
+    async def reset_mm_cache(self) -> None:
+        """Have images of later requests prepared again. It takes the key of `/admin`."""
+        checked(await self._send("POST", RESET_MM_CACHE))
+
+    async def reset_encoder_cache(self) -> None:
+        """Have images of later requests encoded again. It takes the key of `/admin`."""
+        checked(await self._send("POST", RESET_ENCODER_CACHE))
 
     async def version(self) -> str:
         """Return the server's version."""

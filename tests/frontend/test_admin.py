@@ -39,7 +39,7 @@ class Rig:
 )
 def test_admin_paths_need_the_key(keys: tuple[bytes, ...], key: bytes | None, status: int) -> None:
     rig = Rig(*keys)
-    for path in (PROCESSES, RESTART, DRAIN, "/admin/x"):
+    for path in (PROCESSES, RESTART, DRAIN, "/admin/x", "/reset_mm_cache"):
         assert rig.ask(METHODS.get(path, "GET"), path, key=key).status == status
     assert not rig.admin_requests.take()
 
@@ -53,6 +53,8 @@ def test_admin_paths_need_the_key(keys: tuple[bytes, ...], key: bytes | None, st
         (DRAIN, b"", (STOP,)),
         ("/start_profile", b"", ("start_profile",)),
         ("/stop_profile", b"", ("stop_profile",)),
+        ("/reset_mm_cache", b"", ("reset_mm_cache",)),
+        ("/reset_encoder_cache", b"", ("reset_encoder_cache",)),
     ],
 )
 def test_what_is_asked_for_is_noted(
@@ -63,7 +65,8 @@ def test_what_is_asked_for_is_noted(
     assert isinstance(answer, AdminResponse)
     kept = {"kept": ["engine 0"]} if "engine" in admin_requests else {}
     told = {"accepted": list(admin_requests), **kept}
-    assert (answer.status, json.loads(answer.body)) == (202, told)
+    status = 200 if path.startswith("/reset") else 202
+    assert (answer.status, json.loads(answer.body)) == (status, told)
     assert set(rig.admin_requests.take()) == set(admin_requests)
 
 
@@ -84,6 +87,7 @@ def test_an_engine_with_replicas_is_not_kept() -> None:
         ("GET", RESTART, b"", 405),
         ("POST", PROCESSES, b"", 405),
         ("GET", "/start_profile", b"", 405),
+        ("GET", "/reset_encoder_cache", b"", 405),
         ("POST", "/admin/reboot", b"", 404),
     ],
 )

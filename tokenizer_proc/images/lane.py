@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from headrace.board.admin_requests import RESET_MM_CACHE, AdminRequests
 from headrace.board.replacements import ReplacementWatch
 from headrace.config.model_card import read_json
 from headrace.config.process_configs import TokenizerConfig
@@ -42,9 +43,13 @@ def load_images(
     processor = load_processor(Path(card.path), encoder, card.mmproj)
     arena = Arena(config.arena_fd, config.num_arena_regions)
     region = arena.region(context.index - config.num_tokenizers - 1)
+    store = ImageStore(region)
     watch = ReplacementWatch(context.board, ("engine",))
+    resets = AdminRequests(context.board, (RESET_MM_CACHE,))
 
     def look() -> None:
+        if resets.take():
+            store.forget()
         if watch.replaced():
             region.forget_sent()
 
@@ -55,7 +60,7 @@ def load_images(
 
     return Images(
         processor,
-        ImageStore(region),
+        store,
         card.image_token,
         config.max_images,
         look=look,

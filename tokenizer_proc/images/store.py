@@ -39,7 +39,8 @@ class ImageStore:
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self._images: OrderedDict[bytes, Stored] = OrderedDict()
+        self._images: OrderedDict[tuple[int, bytes], Stored] = OrderedDict()
+        self._num_resets = 0  # part of the keys: images of before are not found
 
     @property
     def num_bytes(self) -> int:
@@ -52,9 +53,9 @@ class ImageStore:
 
     def find(self, key: bytes) -> Stored | None:
         """Return an image that is here."""
-        found = self._images.get(key)
+        found = self._images.get((self._num_resets, key))
         if found is not None:
-            self._images.move_to_end(key)
+            self._images.move_to_end((self._num_resets, key))
         return found
 
     def put(
@@ -77,7 +78,9 @@ class ImageStore:
             dtype = array.dtype.str.lstrip("<|")
             generation = self._region.generation(place)
             tensors[name] = Tensor(place, generation, dtype, list(array.shape))
-        stored = self._images[key] = Stored(key, prepared.text, prepared.grid, tensors)
+        stored = self._images[self._num_resets, key] = Stored(
+            key, prepared.text, prepared.grid, tensors
+        )
         return stored
 
     def send(self, stored: Stored) -> dict[str, Tensor]:
@@ -94,9 +97,14 @@ class ImageStore:
         while self._give_up_one(beside=()):
             pass
 
+    def forget(self) -> None:
+        """Find none of the images from now on. Those that are in use keep their room until then."""
+        self._num_resets += 1
+        self.clear()
+
     def has(self, stored: Stored) -> bool:
         """Whether an image is still here."""
-        return self._images.get(stored.key) is stored
+        return any(one is stored for one in self._images.values())
 
     def _write(self, place: int, array: NDArray[Any]) -> None:
         view = np.frombuffer(self._region.view(place), np.uint8)[: array.nbytes]

@@ -48,6 +48,20 @@ def test_an_image_that_was_not_encoded_is_forgotten() -> None:
     assert not pool.is_known(CAT)
 
 
+def test_images_without_users_may_be_forgotten() -> None:
+    pool = EncoderCache(8)
+    pool.hold({CAT: 3, DOG: 2})
+    pool.fill(CAT)
+    pool.fill(DOG)
+    pool.let_go([CAT])
+    pool.forget_idle()
+    assert not pool.is_known(CAT)
+    assert pool.is_filled(DOG)
+    assert pool.num_free == 6
+    pool.let_go([DOG])
+    pool.hold({OWL: 8})
+
+
 def test_what_is_unused_for_longest_goes_first() -> None:
     pool = EncoderCache(6)
     for key in (CAT, DOG, OWL):

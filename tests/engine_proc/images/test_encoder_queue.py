@@ -73,7 +73,10 @@ class Rig:
     ) -> None:
         self.embeddings = EncoderCache(num_rows)
         self.released: Counter[int] = Counter()  # by offset
-        self.images = EncoderQueue(self.embeddings, IMAGE, self._release, whole, policy.importance)
+        self.num_resets = 0  # that are due
+        self.images = EncoderQueue(
+            self.embeddings, IMAGE, self._release, whole, policy.importance, self._must_reset
+        )
         self.pool = PagePool(num_pages, 4)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
         self.scheduler = Scheduler(self.pool, limits, policy, images=self.images)
@@ -89,6 +92,10 @@ class Rig:
         self.finished: set[int] = set()
         self.lost: set[int] = set()
         self.batches: list[list[int]] = []  # images that were asked for
+
+    def _must_reset(self) -> bool:
+        is_due, self.num_resets = self.num_resets > 0, 0
+        return is_due
 
     def _release(self, tensor: Tensor) -> None:
         self.released[tensor.offset] += 1
@@ -247,7 +254,7 @@ SCRIPTS = st.builds(
         st.tuples(st.integers(0, 8), PARTS, st.integers(1, 8)), min_size=1, max_size=6
     ),
     leaves=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=2),
-    deeds=st.lists(st.sampled_from(["answer", "answer", "wait", "die", "gone", "fail"])),
+    deeds=st.lists(st.sampled_from(["answer", "answer", "wait", "die", "gone", "fail", "reset"])),
     losses=st.lists(st.integers(0, 12), max_size=2),
 )
 
@@ -282,6 +289,7 @@ class Story:
 
     def do(self, deed: str) -> None:
         """Have the vision worker do something."""
+        self.rig.num_resets += deed == "reset"
         if deed == "die":
             self.rig.die()
         elif self.rig.asked is not None and deed != "wait":
@@ -376,6 +384,21 @@ def test_an_image_is_encoded_once() -> None:
     rig.run()
     assert rig.batches == [[3]]
     assert (rig.images.num_queries, rig.images.num_hits) == (3, 2)
+    rig.check_empty()
+
+
+def test_an_image_is_encoded_again_after_a_reset() -> None:
+    rig = Rig()
+    rig.add([[1], 3, [2]])
+    rig.ask()
+    rig.num_resets += 1
+    rig.add([[4], 3, [6]])
+    rig.answer()
+    rig.run()
+    rig.add([[4], 3])
+    rig.run()
+    assert rig.batches == [[3], [3]]
+    assert [*rig.said.values()] == [alone([[a], 3, b], 3) for a, b in ((1, [2]), (4, [6]), (4, []))]
     rig.check_empty()
 
 
@@ -552,7 +575,7 @@ def test_batch_fatal_to_two_vision_workers_loses_one_image() -> None:
 
 def test_rows_are_those_of_the_image_token_between_start_and_end() -> None:
     tokens = array("i", [IMAGE, 1, IMAGE, IMAGE, 2, IMAGE, IMAGE])
-    placed = ImagePlaceholder.of(Image(b"", 2, 4, 3, {}), tokens, IMAGE)
+    placed = ImagePlaceholder.of(Image(b"", 2, 4, 3, {}), b"", tokens, IMAGE)
     assert placed.places.tolist() == [2, 3, 5]
     with pytest.raises(AssertionError, match="3 places for 4 rows"):
-        ImagePlaceholder.of(Image(b"", 2, 4, 4, {}), tokens, IMAGE)
+        ImagePlaceholder.of(Image(b"", 2, 4, 4, {}), b"", tokens, IMAGE)

@@ -235,7 +235,7 @@ def with_image(
 ) -> Sequence:
     """Put an image into a sequence, whose rows are 100 and following."""
     image = Image(b"", start, num_rows, num_rows, {}, grid or [])
-    placed = ImagePlaceholder(image, array("i", range(start, start + num_rows)))
+    placed = ImagePlaceholder(image, image.key, array("i", range(start, start + num_rows)))
     placed.rows = array("i", range(100, 100 + num_rows))
     sequence.images = [placed]
     if grid:

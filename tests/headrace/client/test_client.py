@@ -503,6 +503,15 @@ def test_replicas_are_asked_for_and_told() -> None:
         assert [each.max_replicas for each in client.replicas()] == [16]
 
 
+def test_caches_of_images_are_reset() -> None:
+    server = serving({"accepted": []})
+    with connect(server) as client:
+        client.reset_mm_cache()
+        client.reset_encoder_cache()
+    asked = [(request.method, request.url.path) for request in server.requests]
+    assert asked == [("POST", "/reset_mm_cache"), ("POST", "/reset_encoder_cache")]
+
+
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
 def test_health_is_the_status(status: int, healthy: bool) -> None:
     with connect(Server(lambda: httpx.Response(status))) as client:
@@ -562,6 +571,8 @@ async def test_async_models_and_health() -> None:
         assert await client.health()
     async with connect_async(serving(COUNTS, status=202)) as client:
         assert (await client.scale(3)).replicas == 3
+        await client.reset_mm_cache()
+        await client.reset_encoder_cache()
     async with connect_async(serving({"models": []})) as client:
         assert await client.replicas() == []
 

@@ -60,6 +60,20 @@ def test_what_is_put_is_read_by_what_is_sent(rig: Rig) -> None:
         np.testing.assert_array_equal(read, tensors[name])
 
 
+def test_forgotten_images_keep_their_room_while_they_are_in_use(rig: Rig) -> None:
+    used, unused = rig.put("a", 4), rig.put("b", 3)
+    sent = rig.store.send(used)
+    rig.store.forget()
+    assert rig.store.find(b"a") is None and rig.store.find(b"b") is None
+    assert rig.store.has(used) and not rig.store.has(unused)
+    assert rig.store.sent_bytes() == rig.store.num_bytes == 4 * PAGE_BYTES
+    again = rig.put("a", 4)
+    assert rig.store.find(b"a") is again
+    rig.release(sent)
+    rig.put("c", 4)
+    assert not rig.store.has(used) and rig.store.has(again)
+
+
 def test_an_image_is_found_until_its_room_is_needed(rig: Rig) -> None:
     first, second = rig.put("a", 4), rig.put("b", 3)
     assert rig.store.find(b"a") is first  # wanted again, after the other
