@@ -76,7 +76,7 @@ class Tower:
     def _taken(self, image: Tensors) -> Tensors:
         """Return what the tower takes; tiles one by one, or beside others they would be padded."""
         taken = {name: tensor for name, tensor in image.items() if name in self._names}
-        if "pixel_attention_mask" not in self._names:
+        if "pixel_attention_mask" not in self._names or "spatial_shapes" in self._names:
             is_batch = taken["pixel_values"].ndim == 5  # of one image's tiles
             return taken | {"pixel_values": taken["pixel_values"][0]} if is_batch else taken
         num_dims = {"pixel_values": 3, "pixel_attention_mask": 2}  # of a tile

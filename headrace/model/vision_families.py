@@ -108,6 +108,7 @@ FAMILIES = {
     "mistral3": VisionFamily("image_token_index", {"model_type": "mistral"}, tied_head=True),
     "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
     "gemma4": VisionFamily("image_token_id", {"model_type": "gemma4_text"}, tied_head=True),
+    "lfm2_vl": VisionFamily("image_token_id", {"model_type": "lfm2"}, tied_head=True),
 }
 
 BIDIRECTIONAL = "use_bidirectional_attention"  # of Gemma 4

@@ -4,14 +4,18 @@ import copy
 import importlib
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from tiny_vision import GRIDS
+from PIL import Image
+from tiny_vision import GRIDS, joined
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.processing_utils import ProcessorMixin
+
+from headrace.tokenizer_proc.images.processor import stored_processor
 
 # Of tokenizers: what published ones name in their settings.
 NAMED_TOKENS = {
@@ -31,7 +35,28 @@ NAMED_TOKENS = {
         "video": "<video>",
     },
 }
-VIDEOS = ("smolvlm", "internvl", "gemma4", "gemma4_whole")  # beside those with grids
+# Families whose processors take what is there no class for, beside those with grids: videos, or
+# images without torchvision.
+UNCHECKED = ("smolvlm", "internvl", "gemma4", "gemma4_whole", "lfm2_vl")
+
+
+class TilesOfLfm2(transformers.ImageProcessingMixin):
+    """LFM2-VL's image processor, as transformers' processor of prompts has it: ours."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._process = stored_processor(folder)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_process"], name)
+
+    def __call__(self, images: list[list[Image.Image]], **options: Any) -> dict[str, Any]:
+        taken = {"do_image_splitting": options.get("do_image_splitting")}
+        flat = [image for several in images for image in several]
+        made = [self._process(image, **taken) for image in flat]
+        joint = {name: torch.from_numpy(joined([one[name] for one in made])) for name in made[0]}
+        sizes = [self._process.whole_size(image.size)[::-1] for image in flat]
+        return joint | {"image_sizes": sizes}
 
 
 class Answer(NamedTuple):
@@ -54,7 +79,10 @@ def processor_class(name: str) -> Any:
 def transformers_processor(folder: Path, family: str) -> Any:
     """Return transformers' own processor of prompts with images."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    images = transformers.AutoImageProcessor.from_pretrained(folder)
+    is_own = family == "lfm2_vl"
+    images = (
+        TilesOfLfm2(folder) if is_own else transformers.AutoImageProcessor.from_pretrained(folder)
+    )
     settings = json.loads((folder / "processor_config.json").read_text())
     kind = processor_class(settings.pop("processor_class"))
     for name, token in NAMED_TOKENS.get(family.removesuffix("_whole"), {}).items():
@@ -62,13 +90,14 @@ def transformers_processor(folder: Path, family: str) -> Any:
         setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
     if family.startswith("gemma4"):
         settings["feature_extractor"] = None
-    if family in (*GRIDS, *VIDEOS):  # a processor of videos needs torchvision
+    if family in (*GRIDS, *UNCHECKED):
 
         class WithoutVideos(kind):  # type: ignore[misc,valid-type]
             def check_argument_for_proper_class(self, *_: Any) -> None:
                 pass
 
-        settings["video_processor"], kind = None, WithoutVideos
+        settings |= {} if is_own else {"video_processor": None}
+        kind = WithoutVideos
     if family == "smolvlm":  # it wants a package that spells numbers, of videos' frames
         processing_smolvlm.num2words = str
     template = tokenizer.chat_template
@@ -89,15 +118,17 @@ class Reference:
         Args:
             options: of the image processor.
         """
-        inputs = ProcessorMixin.apply_chat_template(  # SmolVLM's own looks for videos first
-            self._processor,
-            copy.deepcopy(messages),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            processor_kwargs={"images_kwargs": options},
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # GLM-4V's makes arrays of tensors
+            inputs = ProcessorMixin.apply_chat_template(  # SmolVLM's own looks for videos first
+                self._processor,
+                copy.deepcopy(messages),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                processor_kwargs={"images_kwargs": options},
+            )
         output = self._model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
         prompt = inputs["input_ids"][0].tolist()
         return Answer(prompt, output[0, len(prompt) :].tolist())

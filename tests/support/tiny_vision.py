@@ -13,6 +13,8 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from vision_templates import TEMPLATES
 
+from headrace.tokenizer_proc.images.processor import stored_processor
+
 TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 80,
@@ -102,6 +104,15 @@ SPECIAL["gemma4"] = SPECIAL["gemma4_whole"] = (
 )
 SPECIAL["internvl"] = ("<IMG_CONTEXT>", "<img>", "</img>", "<|im_start|>", "<|im_end|>")
 SPECIAL["mistral3"] = SPECIAL["pixtral"] = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+SPECIAL["lfm2_vl"] = (
+    "<image>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+)
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
 SPECIAL["llava_next"] = SPECIAL["llava"]
 SPECIAL["qwen3_vl"] = SPECIAL["qwen3_vl_moe"] = SPECIAL["qwen3_5"] = SPECIAL["qwen2_5_vl"]
@@ -135,11 +146,17 @@ FAMILIES = (
     "pixtral",
     "gemma3",
     "gemma4",
+    "lfm2_vl",
     "gemma4_whole",  # whose images' tokens see each other
 )
-SIZED = ("mistral3", "pixtral")  # families whose images only go together if they are of one size
+SIZED = (
+    "mistral3",
+    "pixtral",
+    "lfm2_vl",
+)  # families whose images only go together if they are of one size
 GRIDS = tuple(GRID_TOWERS)  # families whose images have rows and columns
 ANYRES_GRIDS = [[28, 56], [56, 28], [56, 56]]
+OWN_PROCESSOR = "Lfm2VlImageProcessor"  # transformers has it for torchvision alone
 SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLMImageProcessorPil", SPLITTING),
@@ -180,6 +197,16 @@ IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral3": ("PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": 14}),
     "pixtral": ("PixtralImageProcessorPil", {"size": {"longest_edge": 28}, "patch_size": 7}),
+    "lfm2_vl": (
+        OWN_PROCESSOR,
+        {
+            "encoder_patch_size": 4,
+            "tile_size": 16,
+            "min_image_tokens": 4,
+            "max_image_tokens": 9,
+            "max_tiles": 4,
+        },
+    ),
     "gemma3": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
     **dict.fromkeys(
         ("gemma4", "gemma4_whole"),
@@ -212,6 +239,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
     "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     "mistral3": {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2},
     "pixtral": {"processor_class": "PixtralProcessor", "patch_size": 7},
+    "lfm2_vl": {"processor_class": "Lfm2VlProcessor"},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
     "gemma4": {"processor_class": "Gemma4Processor"},
     "gemma4_whole": {"processor_class": "Gemma4Processor"},
@@ -276,6 +304,14 @@ def pixtral_parts(family: str) -> Parts:
     return tower, parts, {"model_type": "mistral", "head_dim": 24, "sliding_window": None}
 
 
+def lfm2_parts(_family: str) -> Parts:
+    tower = {"patch_size": 4, "num_patches": 16}
+    tower |= {"model_type": "siglip2_vision_model", "vision_use_head": False}
+    parts = {"image_token_id": IMAGE_TOKEN, "projector_hidden_size": 48}
+    text = {"model_type": "lfm2", "block_auto_adjust_ff_dim": False}
+    return tower, parts, text | {"layer_types": ["conv", "full_attention"]}
+
+
 def gemma3_parts(_family: str) -> Parts:
     tower = {"image_size": 56, "patch_size": 14}
     tower |= {"model_type": "siglip_vision_model", "vision_use_head": False}
@@ -292,7 +328,7 @@ def gemma3_parts(_family: str) -> Parts:
 
 
 def gemma4_parts(family: str) -> Parts:
-    tower = {"patch_size": 4, "head_dim": 16, "position_embedding_size": 64}
+    tower = {"patch_size": 4, "head_dim": 16, "position_embedding_size": 256}
     tower |= {"num_key_value_heads": 2}
     parts = {
         "image_token_id": IMAGE_TOKEN,
@@ -316,6 +352,7 @@ PARTS: dict[str, Callable[[str], Parts]] = {
     "internvl": internvl_parts,
     **dict.fromkeys(("mistral3", "pixtral"), pixtral_parts),
     "gemma3": gemma3_parts,
+    "lfm2_vl": lfm2_parts,
     **dict.fromkeys(("gemma4", "gemma4_whole"), gemma4_parts),
 }
 
@@ -345,10 +382,19 @@ def make_vision_folder(folder: Path, family: str) -> Any:
     model.generation_config.eos_token_id = TEXT["eos_token_id"]
     model.eval().save_pretrained(folder)
     save_tokenizer(folder, family)
-    kind, settings = IMAGE_PROCESSORS[family]
-    getattr(transformers, kind)(**settings).save_pretrained(folder)
-    (folder / "processor_config.json").write_bytes(msgspec.json.encode(PROCESSORS[family]))
+    save_processor(folder, family)
     return model
+
+
+def save_processor(folder: Path, family: str) -> None:
+    """Save the settings of a processor, and of its image processor."""
+    kind, settings = IMAGE_PROCESSORS[family]
+    if kind == OWN_PROCESSOR:
+        settings = {"image_processor_type": kind, **settings}
+        (folder / "preprocessor_config.json").write_bytes(msgspec.json.encode(settings))
+    else:
+        getattr(transformers, kind)(**settings).save_pretrained(folder)
+    (folder / "processor_config.json").write_bytes(msgspec.json.encode(PROCESSORS[family]))
 
 
 def save_tokenizer(folder: Path, family: str) -> None:
@@ -390,6 +436,5 @@ def joined(tensors: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 def prepare(folder: Path, image: Image.Image) -> dict[str, npt.NDArray[Any]]:
     """Return what the model's own processor makes of one image."""
-    processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    tensors = processor(images=[image], return_tensors="np")
+    tensors = stored_processor(folder)(image, return_tensors="np")
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}

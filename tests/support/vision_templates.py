@@ -109,3 +109,6 @@ TEMPLATES["glm4v"] = TEMPLATES["glm4v_moe"] = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 TEMPLATES["idefics3"] = TEMPLATES["smolvlm"]
+TEMPLATES["lfm2_vl"] = TEMPLATES["qwen3_vl"].replace(
+    "<|vision_start|><|image_pad|><|vision_end|>", "<image>"
+)

@@ -21,12 +21,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anthropic
+import hostile_images
 import httpx
 import openai
 import pytest
+from hostile_images import BOMB, PNG
 from image_parts import data_url, encoded, image_part, message
 from mutants.mutants import mutants
-from PIL import Image
 from servers import HELD, PATIENCE_S, RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
 
@@ -39,22 +40,8 @@ LANES = ("headrace: tokenizer 2", "headrace: tokenizer 3")
 WHERE = "messages[0].content[1].image_url"
 NUM_CLIENTS = 8
 NUM_LEAVING = 40
-PNG = encoded(picture(1))
-BOMB = PNG[:16] + (30_000).to_bytes(4, "big") * 2 + PNG[24:]
-STRIP = encoded(Image.new("L", (1, 100_000)))
-MOVING = encoded(picture(1), "GIF", save_all=True, append_images=[picture(2)])
-SLOW = encoded(Image.new("L", (7000, 7000)), "JPEG", progressive=True)
-SLOW += SLOW[SLOW.rindex(b"\xff\xda") :] * 3000  # each takes 30 ms
 BAD = [
-    (data_url(PNG[:-200]), "cannot be decoded"),
-    (data_url(PNG[:12]), "ends before the header"),
-    (data_url(STRIP), "1 x 100000 pixels"),
-    (data_url(BOMB), "30000 x 30000 pixels"),
-    (data_url(SLOW, "image/jpeg"), "7000 x 7000 pixels in 3"),
-    (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "SVG"),
-    (data_url(MOVING, "image/gif"), "animation"),
-    (data_url(PNG, "image/jpeg"), "says that it is image/jpeg"),
-    ("data:image/png;base64,!!!", "not base64"),
+    *hostile_images.BAD,
     ("http://169.254.169.254/latest/meta-data", "is none of this server's --allowed"),
     ("http://localhost/x.png", "localhost is not at a public address"),
 ]

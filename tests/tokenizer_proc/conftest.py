@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 
 @pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder of a family's model, without weights."""
-    import transformers  # here, so that tests of texts load neither it nor torch
-    from tiny_vision import IMAGE_PROCESSORS, PROCESSORS, save_tokenizer, vision_config
+    # here, so that tests of texts load neither transformers nor torch
+    from tiny_vision import save_processor, save_tokenizer, vision_config
 
     folders: dict[str, Path] = {}
 
@@ -20,9 +19,7 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
             made = folders[family] = tmp_path_factory.mktemp(family)
             vision_config(family).save_pretrained(made)
             save_tokenizer(made, family)
-            kind, settings = IMAGE_PROCESSORS[family]
-            getattr(transformers, kind)(**settings).save_pretrained(made)
-            (made / "processor_config.json").write_bytes(msgspec.json.encode(PROCESSORS[family]))
+            save_processor(made, family)
         return folders[family]
 
     return folder

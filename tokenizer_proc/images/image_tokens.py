@@ -6,6 +6,7 @@ the processor has made of the image. As transformers' processors have it, charac
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -168,6 +169,8 @@ def lines(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
 
     def spell(made: Json) -> str:
         height, width = made["image_sizes"][0].tolist()
+        if config["model_type"] == "mistral3" and height == width == side:
+            raise ValueError("transformers' module fails at an image of one row")
         return between.join([image * (width // side)] * (height // side)) + end
 
     placeholder = settings.get("image_token", image)
@@ -227,6 +230,28 @@ def crops(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
     return ImageSpelling(image, image, spell, options, lambda _: {"crop_to_patches": False})
 
 
+def numbered_tiles(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
+    """LFM2-VL: tiles, each with its row and column, and the image as a whole."""
+    image = token(config["image_token_id"])
+    merged: int = config.get("downsample_factor", 2)
+    has_marks: bool = settings.get("use_image_special_tokens", True)
+
+    def spell(made: Json) -> str:
+        texts = [image * (height * width // merged**2) for height, width in made["spatial_shapes"]]
+        if not has_marks:
+            return "".join(texts)
+        (num_rows,), (num_columns,) = made["image_rows"], made["image_cols"]
+        marks = [""]
+        if num_rows * num_columns > 1:
+            places = product(range(1, num_rows + 1), range(1, num_columns + 1))
+            marks = [f"<|img_row_{row}_col_{column}|>" for row, column in places]
+            marks.append("<|img_thumbnail|>")
+        inner = "".join(mark + text for mark, text in zip(marks, texts, strict=False))
+        return f"<|image_start|>{inner}<|image_end|>"
+
+    return ImageSpelling(image, image, spell, {}, lambda _: {"do_image_splitting": False})
+
+
 PROCESSORS = (
     "Idefics3Processor",
     "SmolVLMProcessor",
@@ -240,6 +265,7 @@ PROCESSORS = (
     "InternVLProcessor",
     "Gemma3Processor",
     "Gemma4Processor",
+    "Lfm2VlProcessor",
 )
 LEAST_ROWS = 70  # of Gemma 4, of an image
 LOW_EDGE = 512  # OpenAI's "low"
@@ -260,4 +286,5 @@ FAMILIES = {
     "mistral3": lines,
     "gemma3": block,
     "gemma4": soft_tokens,
+    "lfm2_vl": numbered_tiles,
 }

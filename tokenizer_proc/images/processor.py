@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ from headrace.model.mmproj import FolderConfig
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
 from headrace.tokenizer_proc.images.image_tokens import ImageSpelling
+from headrace.tokenizer_proc.images.lfm2_vl import Lfm2VlImageProcessor
 from headrace.tokenizer_proc.images.sources import ImageSource
 
 if TYPE_CHECKING:
@@ -32,7 +34,13 @@ CPU_S = 10.0  # of an image; one of 50 million pixels takes 4
 MEMORY_BYTES = 2 << 30
 KEY_BYTES = 16
 # A processor's values for the prompt.
-NOT_FOR_TOWERS = ("rows", "cols", "num_crops", "num_patches", "num_soft_tokens_per_image")
+NOT_FOR_TOWERS = frozenset(
+    {
+        *("rows", "cols", "image_rows", "image_cols"),
+        *("num_crops", "num_patches", "num_soft_tokens_per_image"),
+    }
+)
+WITH_BATCH = {"pixel_values": 5, "pixel_attention_mask": 4}  # lengths of an image's tiles, then
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +66,13 @@ def stored_processor(folder: Path) -> Any:
     Raises:
         ModelError: it cannot be loaded.
     """
-    from transformers import AutoImageProcessor
+    from transformers import AutoImageProcessor, ImageProcessingMixin
 
     load: Any = AutoImageProcessor.from_pretrained
     try:
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
+        if str(settings.get("image_processor_type")).startswith(Lfm2VlImageProcessor.__name__):
+            return msgspec.convert(settings, Lfm2VlImageProcessor)
         return load(folder, backend="pil", local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
         why = in_a_line(error)
@@ -114,6 +125,7 @@ class ImageProcessor:
         image = decoded(source)
         try:
             made = self._process(image, return_tensors="np", **options)
+            text = self.spelling.spell(made)
         except ValueError as error:
             log.info("%s cannot be prepared: %r", source.where, error)
             size = f"{source.header.width}x{source.header.height}"
@@ -123,7 +135,7 @@ class ImageProcessor:
                 source.where,
             ) from error
         tensors = {n: compact(n, array) for n, array in made.items() if n not in NOT_FOR_TOWERS}
-        return Prepared(tensors, self.spelling.spell(made), self.spelling.grid(made))
+        return Prepared(tensors, text, self.spelling.grid(made))
 
 
 def decoded(source: ImageSource) -> "Image.Image":
@@ -156,8 +168,8 @@ def moves(image: "Image.Image") -> bool:
 
 def compact(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """Return a tensor of one image as it travels: without a batch, masks as bytes."""
-    if name == "pixel_values" and array.ndim == 5:  # [1, tiles, 3, height, width]
+    if array.ndim == WITH_BATCH.get(name):
         array = array[0]
     if name == "pixel_attention_mask":
-        array = array[0].astype(np.uint8)
+        array = array.astype(np.uint8)
     return np.ascontiguousarray(array)

@@ -119,7 +119,7 @@ class Model:
         """Return a prompt as transformers takes it."""
         ids = torch.tensor([prompt.tokens])
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        names = ("pixel_values", "pixel_attention_mask", *BY_IMAGE)
+        names = ("pixel_values", "pixel_attention_mask", "spatial_shapes", *BY_IMAGE)
         for name in names:
             parts = [image[name] for image in prompt.images if name in image]
             if parts and self.family in TILES:
