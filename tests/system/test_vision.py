@@ -30,6 +30,7 @@ ADMIN_KEY = "operators-only"
 # Families but that of `served`; `make families` has those that are not here, too.
 SHORT = ("smolvlm", "gemma3", "gemma4", "glm4v")
 OTHERS = [family for family in FAMILIES if family != "qwen3_vl"]
+STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
 UNCUT = {"do_image_splitting": False}
 LOW: dict[str, dict[str, Any]] = {  # others see no less
     "smolvlm": UNCUT,
@@ -113,8 +114,12 @@ def body_of(chat: Messages) -> dict[str, Any]:
     return {"messages": chat, **options}
 
 
-def check_twice(served: Served) -> None:
-    """All chats are answered as by transformers, and so they are with what is found again."""
+def check_twice(served: Served, has_states: bool = False) -> None:
+    """All chats are answered as by transformers, and so they are with what is found again.
+
+    Args:
+        has_states: prefixes are found where a state was kept, not page by page.
+    """
     texts = []
     for num_new in (NUM_PICTURES, 0):
         before = served.counted()
@@ -127,7 +132,7 @@ def check_twice(served: Served) -> None:
     assert texts[0] == texts[1]
     said = dict(zip(map(id, CHATS), texts[0], strict=True))
     assert said[id(LOOK)] != said[id(LOOK_ELSEWHERE)]
-    for answer in answers:
+    for answer in [] if has_states else answers:
         usage = answer["usage"]
         assert (
             usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - PAGE_TOKENS
@@ -182,7 +187,7 @@ def test_every_answer_is_the_reference_s(served: Served) -> None:
 
 def test_every_family_s_answers_are_the_reference_s(other: tuple[Served, str]) -> None:
     served, family = other
-    check_twice(served)
+    check_twice(served, family in STATES)
     (answer,) = served.ask_all([LOOK_BRIEFLY])
     served.check(LOOK_BRIEFLY, answer, **LOW.get(family, {}))
     check_hostile_images(served)

@@ -74,7 +74,7 @@ def stored_processor(folder: Path) -> Any:
         if str(settings.get("image_processor_type")).startswith(Lfm2VlImageProcessor.__name__):
             return msgspec.convert(settings, Lfm2VlImageProcessor)
         return load(folder, backend="pil", local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, msgspec.ValidationError) as error:
         why = in_a_line(error)
         raise ModelError(f"{folder}: its image processor cannot be loaded: {why}") from error
 
