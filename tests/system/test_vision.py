@@ -35,6 +35,7 @@ UNCUT = {"do_image_splitting": False}
 LOW: dict[str, dict[str, Any]] = {  # others see no less
     "smolvlm": UNCUT,
     "idefics3": UNCUT,
+    "lfm2_vl": UNCUT,
     "internvl": {"crop_to_patches": False},
 }
 FLAGS = {"gemma4_whole": ("--max-num-batched-tokens", "128")}  # no step has a part of an image

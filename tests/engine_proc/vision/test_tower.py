@@ -160,7 +160,7 @@ def test_tiles_need_no_batch_and_masks_may_be_bytes(tmp_path: Path) -> None:
 
 def reference(model: Any, image: dict[str, Any]) -> Any:
     """Return what the whole model makes of one image."""
-    names = ("pixel_values", "pixel_attention_mask", *BY_IMAGE)
+    names = ("pixel_values", "pixel_attention_mask", "spatial_shapes", *BY_IMAGE)
     tensors = {name: torch.from_numpy(image[name]) for name in names if name in image}
     with torch.inference_mode():
         features = model.get_image_features(**tensors)

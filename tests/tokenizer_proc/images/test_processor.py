@@ -90,7 +90,12 @@ def test_smolvlm_is_written_as_idefics3(vision_folder: Folder, processors: Any) 
 
 @pytest.mark.parametrize("family", IMAGE_PROCESSORS)
 def test_low_detail_is_fewer_tokens_where_a_model_can(family: str, processors: Any) -> None:
-    is_fewer = family in ("smolvlm", "idefics3", "internvl")  # others' are small as they are
+    is_fewer = family in (
+        "smolvlm",
+        "idefics3",
+        "internvl",
+        "lfm2_vl",
+    )  # others' are small as they are
     processor, data = processors(family), encoded(picture(1, 300, 200))
     token = processor.spelling.token
     full, low = (processor.prepare(source(data, is_low)) for is_low in (False, True))
