@@ -36,8 +36,13 @@ KEY_BYTES = 16
 # A processor's values for the prompt.
 NOT_FOR_TOWERS = frozenset(
     {
-        *("rows", "cols", "image_rows", "image_cols"),
-        *("num_crops", "num_patches", "num_soft_tokens_per_image"),
+        "rows",
+        "cols",
+        "image_rows",
+        "image_cols",
+        "num_crops",
+        "num_patches",
+        "num_soft_tokens_per_image",
     }
 )
 WITH_BATCH = {"pixel_values": 5, "pixel_attention_mask": 4}  # lengths of an image's tiles, then
