@@ -2,11 +2,11 @@
 
 Method: a file of random weights, the same layer of Qwen3-30B-A3B as often as makes it so large. In
         each round the file is read once by a process that keeps nothing of it, once into new
-        memory, then served. Each begins with none of it in the system's cache, and after a pause:
-        a host takes the free memory of a virtual machine back within seconds, and gives it again
-        at a cost above that of reading. Without the pause whatever comes first pays for all. A
-        disk's own cache, or a host's, is not ours to drop. Memory is read after one answer, and
-        counts a page that processes share once.
+        memory, then served. Each begins with none of it in the system's cache, and after a pause.
+        A host takes the free memory of a virtual machine back within seconds; giving it again costs
+        more than reading. Without the pause whatever comes first pays for all. A disk's own cache,
+        or a host's, is not ours to drop. Memory is read after one answer, and counts a page that
+        processes share once.
 Run:    python bench/large_file.py --gib 17 --rounds 2
 """
 
