@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from peft_folders import greedy, write_adapter
-from servers import RunningServer, wait_until
+from servers import HELD, RunningServer, wait_until
 from tiny_models import make_folder
 from transformers import AutoModelForCausalLM
 
@@ -25,6 +25,7 @@ NUM_TOKENS = 32
 LENGTHS = (3, 40, 70, 100) if "LORA_SOAK_S" in os.environ else (40, 100)  # of prompts
 TRAINED = os.environ.get("TRAINED_ADAPTERS")  # a folder
 SOAK_S = float(os.environ.get("LORA_SOAK_S", "1"))
+FLOOD, FEW = 60, 3  # requests; 12 run at a time
 MAX_GROWTH = 32 << 20  # of a worker: of 200 adapters it holds 5
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 FLAGS = (*EXACT, "--enable-lora", "--max-num-batched-tokens", "48", "--max-num-seqs", "12")
@@ -83,7 +84,7 @@ def server(folders: Folders) -> Iterator[RunningServer]:
         str(folders.model),
         *(*FLAGS, "--lora-dir", str(folders.adapters), "--served-model-name", "base"),
         *("--max-loras", "3", "--max-cpu-loras", "5", "--allow-runtime-lora-updating"),
-        *("--admin-api-key", "admin"),
+        *("--admin-api-key", "admin", *HELD),
     )
     yield running
     assert running.stop() == 0
@@ -285,6 +286,34 @@ def test_generate_names_adapters_by_lora_path(server: RunningServer, folders: Fo
     body["lora_path"] = "missing"
     refused = httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT_S)
     assert (refused.status_code, refused.json()["error"]["param"]) == (404, "lora_path")
+
+
+def test_few_of_an_adapter_pass_a_flood_of_another(server: RunningServer, folders: Folders) -> None:
+    flooding, other = folders.cases[len(LENGTHS)], folders.cases[2 * len(LENGTHS)]
+    ended: list[str] = []
+
+    def run(case: Case) -> None:
+        assert complete(server, case) == case.expected
+        ended.append(case.adapter)
+
+    engine = server.ring["headrace: engine"]
+    with ThreadPoolExecutor(FLOOD + FEW) as pool:
+        engine.suspend()
+        try:
+            sent = [pool.submit(run, flooding) for _ in range(FLOOD)]
+            await_open(server, FLOOD)
+            sent += [pool.submit(run, other) for _ in range(FEW)]
+            await_open(server, FLOOD + FEW)
+        finally:
+            engine.resume()
+        for one in sent:
+            one.result()
+    assert set(ended[-FLOOD // 3 :]) == {flooding.adapter}
+
+
+def await_open(server: RunningServer, count: int) -> None:
+    """Wait until the server has so many requests beside the one for its metrics."""
+    wait_until(lambda: server.metric("http_requests_open") == count + 1, f"{count} requests came")
 
 
 def test_metrics_name_the_adapters_in_use(server: RunningServer, folders: Folders) -> None:
