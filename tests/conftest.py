@@ -59,9 +59,10 @@ def give_up(_signal: int, _frame: FrameType | None) -> None:
     pytest.fail(f"it hangs: {TEST_S} s have passed")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Look for no garbage while tests are imported: all of it stays, and looks take seconds."""
-    gc.disable()
+    if hasattr(config, "workerinput"):  # the process that starts the others collects no tests
+        gc.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -91,12 +91,17 @@ def open_draft(
 
 
 def bytes_beside(config: ExecutionConfig, model: DecoderModel, draft: DecoderSpec) -> int:
-    """Return what a model and its draft model take beside weights."""
-    num_tokens = config.max_num_batched_tokens
-    own = step_bytes(model.spec, num_tokens, is_drafted=config.speculative == EAGLE3)
+    """Return what a model and its draft model take beside weights.
+
+    EAGLE-3's layer, and the hidden states that are joined for it, are whole in each worker.
+    """
+    num_tokens, is_eagle = config.max_num_batched_tokens, config.speculative == EAGLE3
+    own = step_bytes(model.spec, num_tokens)
+    joined = step_bytes(model.spec, num_tokens, is_drafted=is_eagle) - own
+    drafts = (config.tp if is_eagle else 1) * (step_bytes(draft, num_tokens) + joined)
     cache = config.kv_cache_memory_bytes or 0
     adapters = adapter_bytes(config, model.spec, model.weights)
-    return own + step_bytes(draft, num_tokens) + cache + adapters
+    return own + drafts + cache + adapters
 
 
 def draft_bytes(draft: HeldDecoder, config: ExecutionConfig) -> int:

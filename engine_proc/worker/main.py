@@ -97,9 +97,9 @@ def work(config: WorkerConfig, context: Context) -> None:
             loaded.cache_id,
             loaded.page_bytes,
             loaded.state_bytes,
-            loaded.eagle_bytes,
             loaded.num_host_pages,
             loaded.numerics,
+            loaded.eagle_bytes,
         )
     )
     while True:

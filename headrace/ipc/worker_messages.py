@@ -179,10 +179,10 @@ class WorkerReady(Message, tag="ready", frozen=True):
     cache_id: bytes = b""  # of its own pages, which outlive it: new whenever they are cleared
     page_bytes: int = 0  # of its share of a page, where pages outlive it,
     state_bytes: int = 0  # and of a state,
-    eagle_bytes: int = 0  # and of a page of EAGLE-3's layer, which has hidden states
     # Pages of a GPU's host tier. These outlive the worker, and not its own; 0 is no such tier.
     num_host_pages: int = 0
     numerics: str = ""  # of a GPU with a host tier: what decides about bits beside model and flags
+    eagle_bytes: int = 0  # as `page_bytes`, of EAGLE-3's layer, whose pages have hidden states
 
 
 ToWorker = Step | Masks | Resume | LoadAdapter | CopyPages

@@ -120,7 +120,7 @@ def test_a_broken_folder_is_named_and_the_server_ends_for_it(
 ) -> None:
     harm(make_folder(tmp_path / "tiny"))
     # Where the core refuses a config, "auto" asks transformers, which takes seconds to load.
-    impl = "auto" if harm is rename_architecture else "headrace"
+    impl = "auto" if harm in (rename_architecture, take_out) else "headrace"
     result = launch(tmp_path / "tiny", impl)
     assert result.returncode == ExitStatus.BAD_MODEL
     (line,) = result.stderr.splitlines()

@@ -304,7 +304,7 @@ def test_memory_hog_is_killed_and_unreplaceable_one_ends_server(
 
 
 def test_chaos_changes_no_answer(undisturbed: list[Any], tmp_path: Path) -> None:
-    """With `CHAOS_S=1800`, half an hour of it; in any case until a process has been replaced."""
+    """With `CHAOS_S=1800`, half an hour of it; in any case until processes have been replaced."""
     roles = ("worker", "tokenizer", "detokenizer", "engine", "kv_store")
     rules = [f"kill={role}:{KILLS_PER_S}/s" for role in roles]
     rules += [f"stop={role}:{KILLS_PER_S / 10}/s" for role in roles]
@@ -316,7 +316,7 @@ def test_chaos_changes_no_answer(undisturbed: list[Any], tmp_path: Path) -> None
     memory = Memory()
     end = time.monotonic() + CHAOS_S
     try:
-        while time.monotonic() < end or server.metric("process_restarts_total") == 0:
+        while time.monotonic() < end or server.metric("process_restarts_total") < 3:
             assert not difference(asyncio.run(read_all(server.url)), undisturbed)
             memory.look(server)
             assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= STORE_BYTES

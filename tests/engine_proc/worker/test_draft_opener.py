@@ -51,3 +51,16 @@ def test_layer_of_the_model_counts_among_its_weights(folder: Path) -> None:
     check_weights(config, alone.spec, alone.weights, WeightDtype.PACKED, memory)
     with pytest.raises(ConfigError, match="its weights take"):
         check_weights(config, whole.spec, whole.weights, WeightDtype.PACKED, memory)
+
+
+def test_layer_of_eagle_counts_once_for_each_worker(folder: Path) -> None:
+    own: dict[str, Any] = {"speculative": "eagle3", "draft_model": str(folder / "eagle")}
+    model = open_model(folder / "model")
+    taken = []
+    for tp in (1, 2):
+        config = execution_config(folder / "model", tp=tp, **own)
+        draft = open_draft(config, model, WeightDtype.PACKED, PLENTY)
+        assert draft is not None
+        beside = bytes_beside(config, model, draft.model.spec)
+        taken.append(beside - step_bytes(model.spec, config.max_num_batched_tokens))
+    assert taken[1] == 2 * taken[0] > 0
