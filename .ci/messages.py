@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace.ipc import fetcher_messages, messages, worker_messages
+from headrace.ipc import fetcher_messages, messages, remote_messages, worker_messages
 
-MODULES = (messages, worker_messages, fetcher_messages)
+MODULES = (messages, worker_messages, fetcher_messages, remote_messages)
 HEAD = """\
 # Messages
 
@@ -38,6 +38,8 @@ RECEIVERS = {
     "ToTelemetry": "To the telemetry process",
     "ToFetcher": "To the fetcher",
     "FromFetcher": "From the fetcher to a tokenizer",
+    "ToGateway": "To a gateway",
+    "FromGateway": "From a gateway to the seat of its engine",
 }
 SENDER = re.compile(r"[:.]\s+(?:the )?(KV store|[a-z]+(?: \d| worker| or [a-z]+)?) -> ")
 FRAME = re.compile(r"Frame: (.*?)\.(?:\s|$)", re.DOTALL)

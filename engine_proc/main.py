@@ -60,7 +60,9 @@ if TYPE_CHECKING:
 LAST_MS = 2000  # for the last outputs of an engine that leaves to reach their detokenizers
 SHORT_STEP_S = 0.004  # longer steps gain nothing ahead, and a new request waits for two
 
-MOCK = "headrace.engine_proc.mock.main:main"  # by name: the engine does not load the mock
+# By name: an engine with workers loads none of them.
+MOCK = "headrace.engine_proc.mock.main:main"
+REMOTE = "headrace.engine_proc.remote.main:main"
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,10 @@ log = logging.getLogger(__name__)
 def main(config: EngineConfig, context: Context) -> NoReturn:
     """Run the engine that the config names until SIGTERM, or until workers die one by one."""
     run: Callable[[EngineConfig, Context], NoReturn]
-    run = pkgutil.resolve_name(MOCK) if config.engine == "mock" else run_with_workers
+    if config.remote is not None:
+        run = pkgutil.resolve_name(REMOTE)
+    else:
+        run = pkgutil.resolve_name(MOCK) if config.engine == "mock" else run_with_workers
     try:
         run(config, context)
     finally:

@@ -78,6 +78,8 @@ WITHIN = {
         "child_processes": "collectives images kv_cache scheduling sequence shm",
         "kv_store": "kv_cache shm worker.execution",
         "mock": "request_io",
+        "remote": "request_io",
+        "gateway": "request_io",
         "vision": "shm worker worker.checkpoints worker.cuda",
         "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "
         "worker.cuda.kernels worker.execution worker.hf worker.models worker.models.specs "
@@ -409,7 +411,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 10
+    assert len(mains) == 12
     for path in mains:
         lines = text_of(path).splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

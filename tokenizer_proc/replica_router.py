@@ -57,6 +57,7 @@ class ReplicaRouter:
     def __init__(self, config: TokenizerConfig, board: Board, slot: Slot) -> None:
         self._slot = slot
         self._engines = list(board.of("engine"))
+        self._remote = {slot.seat.index for slot in self._engines if board.is_remote(slot)}
         self._links = EngineLinks(config.run_dir, board, slot.beat)
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
         self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
@@ -108,14 +109,19 @@ class ReplicaRouter:
         return replicas[chosen]
 
     def _takers(self, replicas: list[int]) -> list[int]:
-        """Return the engines that take new requests: ready ones, if need be one that leaves."""
+        """Return the engines that take new requests: ready ones, if need be one that leaves.
+
+        One of another machine may not come for long: others are waited for.
+        """
         present = self._links.present
         there = [index for index in replicas if index in present]
         ready = [index for index in there if self._is_ready(index)]
         seated = [
             index for index in there if self._engines[index][EngineField.SEATING] == Seating.SEATED
         ]
-        return [index for index in seated if index in ready] or ready or seated or there or replicas
+        own = [index for index in seated if index not in self._remote]
+        best = [index for index in seated if index in ready]
+        return best or ready or own or seated or there or replicas
 
     def _loads(self, replicas: list[int], prompts: Prompts) -> list[ReplicaLoad]:
         page_tokens = max(self._engines[index][EngineField.PAGE_TOKENS] for index in replicas)

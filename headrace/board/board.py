@@ -144,6 +144,11 @@ class Slot:
         """Return one of the histograms."""
         return self.histograms[span]
 
+    @property
+    def histogram_words(self) -> "memoryview[int]":
+        """The words of all histograms."""
+        return self._words[HISTOGRAMS:DEATH]
+
     def beat(self) -> None:
         """Publish a heartbeat of this process."""
         self._words[CommonField.HEARTBEAT_NS] = time.monotonic_ns()
@@ -300,6 +305,10 @@ class Board:
                 return self.slot("engine", slot.seat.index)
             case _:
                 return None
+
+    def is_remote(self, slot: Slot) -> bool:
+        """Whether a slot is of an engine on another machine."""
+        return slot.seat.role == "engine" and slot[EngineField.IS_REMOTE] == 1
 
     def replicas_of(self, engine: Slot) -> list[Slot]:
         """Return the engines of an engine's model, itself among them."""

@@ -191,7 +191,8 @@ class EngineField(BoardField):
     IS_BUSY = GAUGE  # 1: it has requests, in whatever state, or outputs that are not sent
     MODEL = KEPT  # place of its model among the server's; the supervisor writes it,
     SEATING = KEPT  # a `Seating`,
-    IS_SPARE = KEPT  # and 1 of a seat beyond those of --data-parallel-size
+    IS_SPARE = KEPT  # 1 of a seat beyond those of the flags,
+    IS_REMOTE = KEPT  # and 1 where it runs on another machine
 
 
 class WorkerField(BoardField):
@@ -237,6 +238,13 @@ class FetcherField(BoardField):
     AT_HAND = KEPT  # the suspect request in progress, or 0
 
 
+class GatewayField(BoardField):
+    """Fields of the gateway."""
+
+    SENT_ON = COUNTER  # messages to the engine,
+    OUTPUTS = COUNTER  # and steps from it
+
+
 class TelemetryField(BoardField):
     """Fields of the telemetry process."""
 
@@ -264,6 +272,7 @@ FIELDS: dict[str, type[BoardField]] = {
     "kv_store": KvStoreField,
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
+    "gateway": GatewayField,
     "telemetry": TelemetryField,
 }
 ROLES = {fields: role for role, fields in FIELDS.items()}

@@ -21,6 +21,7 @@ ROLES = (
     "kv_store",
     "fetcher",
     "telemetry",
+    "gateway",
 )
 RULE = re.compile(rf"({'|'.join(ACTIONS)})=({'|'.join(ROLES)}):(\d+(?:\.\d+)?|\.\d+)/s")
 

@@ -6,6 +6,7 @@ Processes never see it; each gets the few values it needs (`process_configs.py`)
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -50,6 +51,8 @@ METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MAX_LORAS = 1 << 16
+MAX_PORT = 65535
+ADDRESS = re.compile(r"tcp://[\w.\-\[\]:%]+:\d{1,5}")
 MAX_LORA_RANK = 1024
 
 
@@ -82,7 +85,14 @@ class ServerConfig:
     data_parallel_size: int = flag(
         1,
         "replicas of the model: each an engine with --tp workers and a share of the cores; auto is "
-        "one per NUMA node",
+        "one per NUMA node; 0 has none here",
+    )
+    remote_engines: tuple[str, ...] = flag(
+        (), "a replica on another machine, tcp://HOST:PORT; may be repeated"
+    )
+    engine_listen: str | None = flag(None, "serve an engine to another machine, at tcp://HOST:PORT")
+    engine_key_file: str | None = flag(
+        None, "key of links between machines; --engine-listen makes it"
     )
     disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
     enforce_eager: bool = flag(False, "no CUDA graphs: faster start, slower steps")
@@ -266,8 +276,9 @@ class ServerConfig:
             read_domain(domain)
         at_least("tp", self.tp, 1)
         at_most("tp", self.tp, MAX_TP)
-        at_least("data_parallel_size", self.data_parallel_size, 1)
+        at_least("data_parallel_size", self.data_parallel_size, 0 if self.remote_engines else 1)
         at_most("data_parallel_size", self.data_parallel_size, MAX_REPLICAS)
+        self._check_remote()
         at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
         at_least("tokenizer_batch_wait_ms", self.tokenizer_batch_wait_ms, 0)
         at_least("max_num_queued", self.max_num_queued, 1)
@@ -295,7 +306,7 @@ class ServerConfig:
         at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
         at_most("detokenizer_procs", self.detokenizer_procs, 256)
         at_least("port", self.port, 0)
-        at_most("port", self.port, 65535)
+        at_most("port", self.port, MAX_PORT)
         at_least("seed", self.seed, 0)
         if self.max_model_len is not None:
             at_least("max_model_len", self.max_model_len, 2)
@@ -310,11 +321,30 @@ class ServerConfig:
                 f"{self.max_num_seqs}: every running sequence needs one token per step"
             )
 
+    def _check_remote(self) -> None:
+        listen, engines = self.engine_listen, self.remote_engines
+        for where in (*engines, *([] if listen is None else [listen])):
+            check_address("engine_listen" if where == listen else "remote_engines", where)
+        is_used = listen is not None or bool(engines)
+        if is_used != (self.engine_key_file is not None):
+            raise ConfigError(
+                "--engine-key-file goes together with --engine-listen or --remote-engines"
+            )
+        if is_used and self.enable_lora:
+            raise ConfigError("--enable-lora: engines of several machines have no adapters")
+        if listen is not None and (engines or self.data_parallel_size > 1):
+            raise ConfigError(
+                f"--engine-listen {listen} serves one engine of this machine; leave out "
+                "--data-parallel-size and --remote-engines"
+            )
+
     def _check_kv_store(self) -> None:
-        if parse_kv_events(self.kv_events_config) is not None and self.data_parallel_size > 1:
+        num_engines = self.data_parallel_size + len(self.remote_engines)
+        if parse_kv_events(self.kv_events_config) is not None and num_engines > 1:
             raise ConfigError(
                 "--kv-events-config has one endpoint, and --data-parallel-size "
-                f"{self.data_parallel_size} has several engines; run a server for each"
+                f"{self.data_parallel_size} and --remote-engines have several engines; run a "
+                "server for each"
             )
         at_least("kv_store_bytes", self.kv_store_bytes, 0)
         at_least("kv_store_disk_bytes", self.kv_store_disk_bytes, 1)
@@ -392,6 +422,12 @@ def typed(name: str, value: Any) -> Any:
 def flag_name(name: str) -> str:
     """Return the flag of a field."""
     return "--" + name.replace("_", "-")
+
+
+def check_address(name: str, where: str) -> None:
+    """Refuse what is no address of a link between machines. It outlives processes: no port is 0."""
+    if ADDRESS.fullmatch(where) is None or not 0 < int(where.rpartition(":")[2]) <= MAX_PORT:
+        raise ConfigError(f"{flag_name(name)} {where} is no address; it must be tcp://HOST:PORT")
 
 
 def check_plain(name: str, value: object) -> None:

@@ -76,6 +76,7 @@ SEVERAL: dict[str, Callable[[str], bool]] = {
     if isinstance(meaning, Same)
     and (meaning.field == "lora_modules" or HINTS.get(meaning.field) == tuple[int, ...])
 }
+SEVERAL["--remote-engines"] = lambda argument: argument.startswith("tcp:")
 SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 
 

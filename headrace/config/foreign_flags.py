@@ -242,7 +242,7 @@ ROWS = [
         "several nodes",
         ("--master-addr", "--headless"),
         ("--dist-init-addr",),
-        RefusedFlag(ONE_MACHINE),
+        RefusedFlag("see --remote-engines and --engine-listen, for replicas on other machines"),
     ),
     Row(
         "code of models",

@@ -47,7 +47,16 @@ OF_MODEL = frozenset(
 # Flags that suit one model, and so stand with it where there are several.
 OF_ONE_MODEL = ("served_model_name", "draft_model", "chat_template")
 # What goes with one model alone, and what there is without it.
-ALONE = ("mmproj", "enable_lora", "kv_store", "kv_store_bytes", "kv_events_config", "record")
+ALONE = (
+    "mmproj",
+    "enable_lora",
+    "kv_store",
+    "kv_store_bytes",
+    "kv_events_config",
+    "record",
+    "remote_engines",
+    "engine_listen",
+)
 
 
 def configs_of(

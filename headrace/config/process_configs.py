@@ -290,6 +290,26 @@ class KvStoreConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemoteEngine:
+    """An engine on another machine."""
+
+    address: str  # tcp://HOST:PORT
+    key_file: str
+    terms: dict[str, str]  # what both machines have to have alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """For the gateway of an engine that serves another machine."""
+
+    run_dir: str
+    listen: str  # tcp://HOST:PORT
+    key_file: str
+    terms: dict[str, str]  # as in `RemoteEngine`
+    prefix_fd: int  # of the engine's `PrefixIndex`
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """For the engine process."""
 
@@ -321,6 +341,7 @@ class EngineConfig:
     store_tiers: StoreTiers | None = None  # None has no KV store
     kv_events: KvEventsConfig | None = None  # None publishes none
     mistral_tokenizer: str | None = None  # as in `ModelCard`
+    remote: RemoteEngine | None = None  # None computes here
 
 
 @dataclass(frozen=True, kw_only=True)

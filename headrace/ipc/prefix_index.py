@@ -43,6 +43,17 @@ class PrefixIndex:
         """Note that no page is cached; the system takes the memory back."""
         self._map.madvise(mmap.MADV_REMOVE)
 
+    @property
+    def words(self) -> "memoryview[int]":
+        """All entries, by place; 0 is none."""
+        return self._words
+
+    def write(self, places: bytes, words: bytes | memoryview) -> None:
+        """Take entries of an index elsewhere: their places, u32, and the words there, u64."""
+        found = memoryview(words).cast("B").cast("Q")
+        for place, word in zip(memoryview(places).cast("I"), found, strict=True):
+            self._words[place] = word
+
     def count_cached(self, digests: Iterable[bytes]) -> int:
         """Return how many pages at the beginning of a chain are cached."""
         count = 0

@@ -69,6 +69,19 @@ class Inbox(Generic[M]):
         """Return whether there is a message, as soon as there is one."""
         return bool(self._unread) or bool(zmq.zmq_poll(self._polled, timeout_ms))
 
+    @property
+    def polled(self) -> list[tuple[Any, int]]:
+        """For `wait_for_any`: what tells that there is a message, once all before it are read."""
+        return self._polled
+
+    def take_frames(self) -> list[Frame] | None:
+        """Return the frames of what has come together, undecoded, or None."""
+        if not (self._unread or self._fetch()):
+            return None
+        frames: list[Frame] = [frame.buffer for frame in self._unread]
+        self._unread.clear()
+        return frames
+
     def receive(self, timeout_ms: int) -> tuple[M, Frame] | None:
         """Return the next message and its bulk (b"" without), or None after `timeout_ms`."""
         unread = self._unread
@@ -142,7 +155,10 @@ class Outbox:
 
     def send_all(self, messages: Sequence[tuple[Message, Frame]]) -> None:
         """Send messages with their bulk, as `send` does."""
-        frames = [frame for message in messages for frame in self._frames(*message)]
+        self.send_frames([frame for message in messages for frame in self._frames(*message)])
+
+    def send_frames(self, frames: list[Frame]) -> None:
+        """Send encoded messages with their bulk as one, waiting while the link is full."""
         if frames:
             self._send(frames, 0, True)
 
@@ -199,6 +215,11 @@ class Outbox:
     def close(self) -> None:
         """Close the link and drop its undelivered messages."""
         self._socket.close(linger=0)
+
+
+def wait_for_any(polled: list[tuple[Any, int]], timeout_ms: int) -> None:
+    """Wait until one of several links has a message."""
+    zmq.zmq_poll(polled, timeout_ms)
 
 
 def deliver(patience_ms: int) -> None:

@@ -25,7 +25,8 @@ from headrace.exit_status import ending
 from headrace.launch.serve import LoadingProgress
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.listeners import listen
-from headrace.supervision.supervisor import STOP_S, Supervisor, seats_of
+from headrace.supervision.seats import seats_of
+from headrace.supervision.supervisor import STOP_S, Supervisor
 from headrace.system import standard_streams
 
 MAX_REPORT_BYTES = 1 << 16

@@ -80,6 +80,9 @@ def serve(configs: Sequence[ServerConfig]) -> None:
     config, names = configs[0], ", ".join(group.card.name for group in groups)
     api_keys = read_api_keys(config, os.environ)
     admin_key = read_admin_key(config, os.environ, api_keys)
+    if config.engine_listen is not None:
+        serve_engine(groups)
+        return
     listeners = listen(config)
     progress = LoadingProgress()
 
@@ -94,6 +97,12 @@ def serve(configs: Sequence[ServerConfig]) -> None:
             print(hello, file=sys.stderr, flush=True)
 
     Supervisor(groups, listeners, api_keys, admin_key).run(on_ready, progress.show)
+
+
+def serve_engine(groups: Sequence[EngineGroup]) -> None:
+    """Run an engine for a server on another machine, until a signal ends it."""
+    progress = LoadingProgress()
+    Supervisor(groups).run(progress.clear, progress.show)
 
 
 def headrace_serve(argv: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from headrace.config.process_configs import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
+    GatewayConfig,
     KvStoreConfig,
     TelemetryConfig,
     TokenizerConfig,
@@ -58,6 +59,10 @@ ROLES = {
         "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
     ),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
+    # The rest of the ring, to an engine that serves another machine.
+    "gateway": Role(
+        "headrace.engine_proc.gateway.main:main", GatewayConfig, numbered=False, is_urgent=True
+    ),
     # It handles the last reports before it ends.
     "telemetry": Role(
         "headrace.detokenizer_proc.telemetry.main:main",

@@ -17,7 +17,9 @@ from headrace.config.process_configs import (
     ExecutionConfig,
     FetcherConfig,
     FrontendConfig,
+    GatewayConfig,
     ModelCard,
+    RemoteEngine,
     TelemetryConfig,
     TokenizerConfig,
 )
@@ -111,6 +113,8 @@ class ChildConfigs:
             )
         if role == "engine":
             return self._engine_config(seat.index)
+        if role == "gateway":
+            return self._gateway_config()
         if role == "fetcher":
             return self._fetcher_config()
         if role == "telemetry":
@@ -137,7 +141,7 @@ class ChildConfigs:
         slot = self.board.slot("engine", index)
         model = slot[EngineField.MODEL]
         c, card = self.groups[model].config, self.groups[model].card
-        replicas = self.engine_seats.staying(index)
+        replicas = [s for s in self.engine_seats.staying(index) if not self.board.is_remote(s)]
         workers = [s for s in self.board.of("worker") if self.board.engine_of(s) is slot]
         return EngineConfig(
             run_dir=self.run_dir,
@@ -162,11 +166,34 @@ class ChildConfigs:
             cache_fds=self.files.cache_fds[index],
             first_worker=workers[0].seat.index if workers else 0,
             num_replicas=len(replicas),
-            replica=replicas.index(slot),
+            replica=replicas.index(slot) if slot in replicas else 0,
             prefix_fd=self.files.prefix_fds.get(index),
             store_tiers=self.files.store_tiers[index] if self.files.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),
+            remote=self._remote_engine(index),
             **self._arena_fields,
+        )
+
+    def _remote_engine(self, index: int) -> RemoteEngine | None:
+        """Return where the engine of a seat is, if it is on another machine."""
+        remote = [s.seat.index for s in self.board.of("engine") if self.board.is_remote(s)]
+        if index not in remote:
+            return None
+        assert self.config.engine_key_file is not None
+        return RemoteEngine(
+            address=self.config.remote_engines[remote.index(index)],
+            key_file=self.config.engine_key_file,
+            terms=self.groups[0].terms,
+        )
+
+    def _gateway_config(self) -> GatewayConfig:
+        assert self.config.engine_listen is not None and self.config.engine_key_file is not None
+        return GatewayConfig(
+            run_dir=self.run_dir,
+            listen=self.config.engine_listen,
+            key_file=self.config.engine_key_file,
+            terms=self.groups[0].terms,
+            prefix_fd=self.files.prefix_fds[0],
         )
 
     def _fetcher_config(self) -> FetcherConfig:

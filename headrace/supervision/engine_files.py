@@ -25,8 +25,9 @@ class EngineFiles:
         self.prefix_fds: dict[int, int] = {}
         for slot in board.of("engine"):
             config = configs[slot[EngineField.MODEL]]
-            self.cache_fds.append(make_cache_files(config.tp) if config.engine != "mock" else ())
-            if len(board.replicas_of(slot)) > 1:
+            computes = config.engine != "mock" and not board.is_remote(slot)
+            self.cache_fds.append(make_cache_files(config.tp) if computes else ())
+            if len(board.replicas_of(slot)) > 1 or config.engine_listen is not None:
                 self.prefix_fds[slot.seat.index] = create_prefix_index()
         num_stores = sum(1 for _ in board.of("kv_store"))
         self.store_tiers = [make_store_tiers(configs[0], takes_images) for _ in range(num_stores)]

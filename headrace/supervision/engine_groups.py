@@ -9,13 +9,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace import __version__
 from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
-from headrace.config.config import CPU_KV_BYTES, ServerConfig
+from headrace.config.config import CPU_KV_BYTES, ServerConfig, flag_name
 from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.errors import ConfigError
+from headrace.ipc.schema_fingerprint import fingerprint
 from headrace.system.machine import has_gpus
+
+# Flags by which a text may differ, or that one engine takes and another does not.
+SAME_FLAGS = ("engine", "dtype", "quantization", "kv_cache_dtype", "model_impl", "max_num_seqs")
 
 
 class EngineGroup(msgspec.Struct, frozen=True):
@@ -60,6 +65,20 @@ class EngineGroup(msgspec.Struct, frozen=True):
         return self.least_weight_bytes + self.card.draft_bytes + cache + config.kv_store_bytes
 
     @property
+    def terms(self) -> dict[str, str]:
+        """What machines have to have alike whose engines are replicas of each other."""
+        config, card = self.config, self.card
+        flags = ("frontend_procs", "detokenizer_procs", *SAME_FLAGS)
+        return {
+            "version": f"{__version__}, messages {fingerprint()}",
+            "model": card.name,
+            "bytes of weights": str(card.weight_bytes),
+            "size of the vocabulary": str(card.vocab_size),
+            "--max-model-len": str(card.max_model_len),
+            **{flag_name(name): str(getattr(config, name)) for name in flags},
+        }
+
+    @property
     def capacity(self) -> ModelCapacity:
         """What frontends know of the model."""
         config = self.config
@@ -72,11 +91,13 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
 
 class EnginePlace(NamedTuple):
-    """Where an engine is: its group, its place among the replicas, and its first worker's index."""
+    """Where an engine is: its group, its place among the replicas, and its workers' indices."""
 
     group: int
     replica: int
-    first_worker: int
+    workers: range
+    is_spare: bool = False  # nothing is there at first
+    remote: str | None = None  # its address, on another machine
 
 
 def expects_gpus(config: ServerConfig) -> bool:
@@ -96,22 +117,27 @@ def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
     growing = [not expects_gpus(config) for config in configs]
     if not may_grow or not any(growing) or parse_kv_events(configs[0].kv_events_config) is not None:
         return sizes
-    num_spare = (MAX_REPLICAS - sum(sizes)) // sum(growing)
+    num_remote = sum(len(config.remote_engines) for config in configs)
+    num_spare = (MAX_REPLICAS - sum(sizes) - num_remote) // sum(growing)
     return [size + num_spare * grows for size, grows in zip(sizes, growing, strict=True)]
 
 
 def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[EnginePlace]:
-    """Return the place of each engine, by its index."""
+    """Return the place of each engine, by its index. Those on other machines come last."""
     sizes = num_seats(configs, may_grow)
     engines = [
         (i, replica) for i, c in enumerate(configs) for replica in range(c.data_parallel_size)
     ]
     further = [(i, replica) for i, size in enumerate(sizes) for replica in range(size)]
     found: list[EnginePlace] = []
-    first_worker = 0
+    end = 0
     for group, replica in dict.fromkeys(engines + further):
-        found.append(EnginePlace(group, replica, first_worker))
-        first_worker += configs[group].tp
+        start, end = end, end + configs[group].tp
+        is_spare = replica >= configs[group].data_parallel_size
+        found.append(EnginePlace(group, replica, range(start, end), is_spare))
+    for group, size in enumerate(sizes):
+        for replica, where in enumerate(configs[group].remote_engines, size):
+            found.append(EnginePlace(group, replica, range(end, end), remote=where))
     return found
 
 
@@ -123,12 +149,13 @@ def write_places(board: Board, configs: Sequence[ServerConfig], may_grow: bool =
     workers = list(board.of("worker"))
     for slot, place in zip(board.of("engine"), places_of(configs, may_grow), strict=True):
         slot[EngineField.MODEL] = place.group
-        if place.replica >= configs[place.group].data_parallel_size:
+        slot[EngineField.IS_REMOTE] = place.remote is not None
+        if place.is_spare:
             slot[EngineField.SEATING] = Seating.VACANT
             slot[EngineField.IS_SPARE] = 1
-        end = place.first_worker + configs[place.group].tp
-        for worker in workers[place.first_worker : end]:
-            worker[WorkerField.ENGINE] = slot.seat.index
+        for index in place.workers:
+            if index < len(workers):  # a mock has none
+                workers[index][WorkerField.ENGINE] = slot.seat.index
 
 
 def check_groups(groups: Sequence[EngineGroup]) -> None:
@@ -137,14 +164,18 @@ def check_groups(groups: Sequence[EngineGroup]) -> None:
     Raises:
         ConfigError: what is wrong, in one line.
     """
-    num_engines = sum(group.config.data_parallel_size for group in groups)
-    if num_engines > MAX_REPLICAS:
+    sizes = [g.config.data_parallel_size + len(g.config.remote_engines) for g in groups]
+    if sum(sizes) > MAX_REPLICAS:
         raise ConfigError(
-            f"the models have {num_engines} engines together, by --data-parallel-size; at most "
-            f"{MAX_REPLICAS} fit"
+            f"the models have {sum(sizes)} engines together, by --data-parallel-size and "
+            f"--remote-engines; at most {MAX_REPLICAS} fit"
         )
     for group in groups:
         size, card = group.config.data_parallel_size, group.card
+        if card.takes_images and group.config.engine_key_file is not None:
+            raise ConfigError(
+                f"{card.path} takes images, which do not go to other machines; give --max-images 0"
+            )
         if card.takes_images and size > 1:
             raise ConfigError(
                 f"--data-parallel-size {size} is for models of text alone, and {card.path} takes "

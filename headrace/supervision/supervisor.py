@@ -36,12 +36,14 @@ from headrace.config.process_configs import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
+    GatewayConfig,
     TokenizerConfig,
 )
 from headrace.errors import ConfigError, HeadraceError, InvalidValue
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
+from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
@@ -49,10 +51,11 @@ from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.child_configs import ChildConfigs
 from headrace.supervision.crash_reports import CrashReports, crash_directory
 from headrace.supervision.engine_files import EngineFiles
-from headrace.supervision.engine_groups import EngineGroup, check_groups, places_of, write_places
+from headrace.supervision.engine_groups import EngineGroup, check_groups, write_places
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.restart_backoff import RestartBackoff
+from headrace.supervision.seats import seats_of
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
@@ -64,6 +67,7 @@ POLL_INTERVAL_S = 0.5  # of heartbeats
 STARTUP_POLL_INTERVAL_S = 0.05  # of the board, while the server starts or drains
 WAKEUP_BYTES = 4096
 ENGINES_CHILDREN = ("worker", "vision", "kv_store")  # which the engine starts
+OF_GATEWAY = ("frontend", "tokenizer", "detokenizer")  # in whose seats it is
 FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
 
 log = logging.getLogger(__name__)
@@ -90,40 +94,6 @@ class SeatedProcess:
     is_new: bool = False  # an engine that has not served yet, in a server that does
 
 
-def seats_of(
-    *configs: ServerConfig,
-    takes_images: bool = False,
-    handles_gets: bool = True,
-    may_grow: bool = False,
-) -> list[Seat]:
-    """Return one seat per process; workers, vision's too, are children of the engine.
-
-    Args:
-        configs: of the models; flags of the server are read from the first one.
-        handles_gets: false of an embedded ring without frontends, which is asked nothing by GET.
-        may_grow: there are seats for further engines, but of models that take images.
-    """
-    config, places = configs[0], places_of(configs, may_grow and not takes_images)
-    num_engines = len(places)
-    num_workers = sum(configs[place.group].tp for place in places)
-    num_preprocessors = config.preprocess_procs if takes_images else 0
-    reports = config.access_log or config.otlp_traces_endpoint is not None
-    has_store = config.has_kv_store and config.engine != "mock"
-    counts = {
-        "frontend": config.frontend_procs,
-        # One has the long prompts, those after it prepare images, the last answers GETs.
-        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + handles_gets,
-        "engine": num_engines,
-        "worker": 0 if config.engine == "mock" else num_workers,
-        "kv_store": num_engines if has_store else 0,
-        "vision": 1 if takes_images and config.engine != "mock" else 0,
-        "detokenizer": config.detokenizer_procs,
-        "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
-        "telemetry": 1 if handles_gets and reports else 0,
-    }
-    return [Seat(role, i) for role, count in counts.items() for i in range(count)]
-
-
 class Supervisor:
     """One server: its board, its run directory, its children.
 
@@ -138,6 +108,7 @@ class Supervisor:
         admin_key: str | None = None,
     ) -> None:
         check_groups(groups)
+        check_key(groups[0].config)
         configs = [group.config for group in groups]
         self._config = config = configs[0]
         self._listeners = listeners
@@ -281,9 +252,7 @@ class Supervisor:
         # The engine first: its workers take longest, and start once it has imported its modules.
         for slot in sorted(self.board.slots, key=lambda slot: slot.seat.role != "engine"):
             role = slot.seat.role
-            if role in ENGINES_CHILDREN:
-                continue
-            if role == "frontend" and self._listeners is None:
+            if role in self._roles_elsewhere:
                 continue
             if self.board.is_vacant(slot):
                 continue
@@ -309,6 +278,8 @@ class Supervisor:
             fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
             fds += config.prefix_fds.values()
+        if isinstance(config, GatewayConfig):
+            fds.append(config.prefix_fd)
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(
@@ -479,8 +450,21 @@ class Supervisor:
             return
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
+    @property
+    def _roles_elsewhere(self) -> tuple[str, ...]:
+        """The roles whose seats other processes than this one's children have or start."""
+        if self._config.engine_listen is not None:
+            return *ENGINES_CHILDREN, *OF_GATEWAY
+        return ENGINES_CHILDREN if self._listeners is not None else (*ENGINES_CHILDREN, "frontend")
+
     def _all_ready(self) -> bool:
-        return all(slot[CommonField.STATE] == State.READY for slot in self.board.occupied())
+        """Whether all serve. Engines of other machines come when they can, if there are others."""
+        may_miss = self._config.data_parallel_size > 0
+        return all(
+            slot[CommonField.STATE] == State.READY
+            for slot in self.board.occupied()
+            if not (may_miss and self.board.is_remote(slot))
+        )
 
     def _progress(self) -> float:
         """Return the share of start-up work done: the worker's, which is nearly all of it."""
@@ -523,7 +507,7 @@ class Supervisor:
         if leaving is not None:
             is_wanted = leaving.told_at is not None
         is_leaving = leaving is not None and not leaving.returns
-        is_hopeless = code in FINAL or not self._is_up
+        is_hopeless = code in FINAL or not (self._is_up or self.board.is_remote(slot))
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.exit_reason)
         how = f"was {'ended' if is_leaving else 'replaced'} on request" if is_wanted else death.how
@@ -577,6 +561,19 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 left.append(child)
         return left
+
+
+def check_key(config: ServerConfig) -> None:
+    """Have the key of links to other machines, if there are any.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if config.engine_key_file is None:
+        return
+    if config.engine_listen is not None:
+        make_key(config.engine_key_file)
+    read_key(config.engine_key_file)
 
 
 def is_engine(child: SeatedProcess) -> bool:

@@ -20,7 +20,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.launch.embedded import EmbeddedServer, RingFailed, RingReady
-from headrace.supervision.supervisor import seats_of
+from headrace.supervision.seats import seats_of
 
 DEADLINE_MS = 120_000
 JSON = Head(200, "application/json")

@@ -40,6 +40,8 @@ HELD = ("--watchdog-timeout", "600")
 class RunningServer:
     """A `launch_server` process and what belongs to it."""
 
+    ready = URL  # in its log, with its address
+
     def __init__(
         self, *args: str, env: dict[str, str] | None = None, under: Sequence[str] = ()
     ) -> None:
@@ -58,7 +60,7 @@ class RunningServer:
         deadline = time.monotonic() + START_S
         while match is None:
             self.read_log(deadline)
-            match = URL.search(self.log)
+            match = self.ready.search(self.log)
         self.url = match[1]
 
     def read_log(self, deadline: float) -> None:

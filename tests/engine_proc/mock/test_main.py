@@ -39,7 +39,7 @@ from headrace.ipc.messages import (
     request_id,
 )
 from headrace.ipc.sockets import Inbox, Outbox, address
-from headrace.supervision.supervisor import seats_of
+from headrace.supervision.seats import seats_of
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)
 WORDS = np.array([70, 71, 72], np.uint32)

@@ -14,7 +14,7 @@ from headrace.board.board import Board, State
 from headrace.config.config import ServerConfig
 from headrace.config.process_configs import ModelCard
 from headrace.metrics.headrace_metrics import render_metrics
-from headrace.supervision.supervisor import seats_of
+from headrace.supervision.seats import seats_of
 
 DASHBOARD = Path(__file__).parents[3] / "docs/grafana.json"
 METRIC = re.compile(r"\b(?:vllm|headrace):\w+")

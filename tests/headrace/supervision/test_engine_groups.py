@@ -13,13 +13,14 @@ from headrace.errors import ConfigError
 from headrace.supervision import engine_groups
 from headrace.supervision.engine_groups import (
     EngineGroup,
+    EnginePlace,
     check_groups,
     num_seats,
     places_of,
     reserved_bytes,
     write_places,
 )
-from headrace.supervision.supervisor import seats_of
+from headrace.supervision.seats import seats_of
 
 CONFIGS = [ServerConfig(tp=2), ServerConfig(data_parallel_size=2), ServerConfig()]
 
@@ -32,12 +33,29 @@ def group(name: str, images: bool = False, nbytes: int = 0, **flags: Any) -> Eng
 
 
 def test_engines_of_a_model_are_adjacent_as_are_their_workers() -> None:
-    places = [(0, 0, 0), (1, 0, 2), (1, 1, 3), (2, 0, 4)]
-    assert places_of(CONFIGS) == places
+    workers = (range(2), range(2, 3), range(3, 4), range(4, 5), range(5, 7), range(7, 9))
+    models, replicas = (0, 1, 1, 2, 0, 0), (0, 0, 1, 0, 1, 2)
+    places = [
+        EnginePlace(*place, is_spare=index > 3)
+        for index, place in enumerate(zip(models, replicas, workers, strict=True))
+    ]
+    assert places_of(CONFIGS) == places[:4]
     further = places_of(CONFIGS, may_grow=True)
-    assert further[: len(places) + 2] == [*places, (0, 1, 5), (0, 2, 7)]
+    assert further[: len(places)] == places
     assert num_seats(CONFIGS, may_grow=True) == [5, 6, 5]
     assert len(further) == MAX_REPLICAS
+
+
+def test_remote_engines_come_last_and_have_no_workers() -> None:
+    config = ServerConfig(remote_engines=("tcp://a:1", "tcp://b:2"), engine_key_file="key")
+    board = Board.create(seats_of(config, may_grow=True))
+    write_places(board, [config], may_grow=True)
+    places = places_of([config], may_grow=True)
+    assert len(places) == MAX_REPLICAS
+    assert [place.remote for place in places[-3:]] == [None, "tcp://a:1", "tcp://b:2"]
+    assert [slot.seat.index for slot in board.of("engine") if board.is_remote(slot)] == [14, 15]
+    assert len(list(board.of("worker"))) == MAX_REPLICAS - 2
+    assert len(board.occupied("engine")) == 3
 
 
 def test_further_seats_are_vacant() -> None:

@@ -11,7 +11,8 @@ from headrace.config.config import ServerConfig
 from headrace.exit_status import ExitStatus
 from headrace.runtime.roles import ROLES, title
 from headrace.supervision.engine_seats import EngineSeats
-from headrace.supervision.supervisor import ChildDied, SeatedProcess, Supervisor, seats_of
+from headrace.supervision.seats import seats_of
+from headrace.supervision.supervisor import ChildDied, SeatedProcess, Supervisor
 
 
 def test_there_is_a_seat_per_process() -> None:
@@ -19,7 +20,7 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
-    asked_for = {"vision", "kv_store", "fetcher", "telemetry"}
+    asked_for = {"vision", "kv_store", "fetcher", "telemetry", "gateway"}
     assert {seat.role for seat in seats} == set(ROLES) - asked_for
 
 

@@ -1,0 +1,88 @@
+"""The session of a gateway: which peer has the engine, until when, for which sequences. Pure."""
+
+from collections.abc import Iterable
+
+from headrace.ipc.messages import (
+    Abort,
+    GenerateRequest,
+    StepOutput,
+    StopSequence,
+    ToEngine,
+    request_of,
+)
+from headrace.ipc.remote_messages import LEASE_S, Grant, SessionState
+
+LEASE_NS = round(LEASE_S * 1e9)
+
+
+class Session:
+    """One session. Times are of one clock, in ns."""
+
+    def __init__(self, peer: bytes, grant: Grant, now: int) -> None:
+        self.peer = peer
+        self.id = grant.session
+        self.engine = grant.engine
+        self.starts = grant.starts
+        self.state = SessionState.WAITING
+        self.num_tokens = 0  # of prompts, sent to the engine
+        self.clock_ahead = 0  # of the server's clock
+        self.is_clock_known = False
+        self._work: list[int] = []
+        self.granted_at = 0
+        self._until = now
+        self._open: set[int] = set()  # sequences
+        self.renew(grant, now)
+
+    def renew(self, grant: Grant, now: int) -> None:
+        """Take a grant: it counts from when it was sent, as far as that is known."""
+        self.granted_at = grant.sent_at
+        self.starts = grant.starts
+        sent_at = now
+        if grant.clock_ahead is not None:
+            self.clock_ahead, self.is_clock_known = grant.clock_ahead, True
+            sent_at = min(now, grant.sent_at - grant.clock_ahead)
+        self._until = max(self._until, sent_at + LEASE_NS)
+
+    def has_lapsed(self, now: int) -> bool:
+        """Whether the engine has no time left."""
+        return now > self._until
+
+    @property
+    def serves(self) -> bool:
+        """Whether the peer has the engine."""
+        return self.state == SessionState.SERVING
+
+    def differs(self, work: list[int]) -> bool:
+        """Whether the engine's fields are others than at the last call."""
+        before, self._work = self._work, work
+        return before != work
+
+    def sent(self, message: ToEngine, num_bytes: int) -> None:
+        """Note a message to the engine, with the bytes of its frame."""
+        match message:
+            case GenerateRequest(id):
+                self._open.add(id)
+                self.num_tokens += num_bytes // 4
+            case StopSequence(id):
+                self._open.discard(id)
+            case Abort(request):
+                self._forget([request])
+            case _:
+                pass
+
+    def came(self, output: StepOutput) -> None:
+        """Note what the engine has sent."""
+        for id, _, end in output.rows():
+            if end is not None:
+                self._open.discard(id)
+        if output.failed:
+            self._forget(output.failed)
+
+    def _forget(self, requests: Iterable[int]) -> None:
+        gone = set(requests)
+        self._open = {id for id in self._open if request_of(id) not in gone}
+
+    @property
+    def requests(self) -> set[int]:
+        """The requests that the engine may have."""
+        return {request_of(id) for id in self._open}

@@ -1,0 +1,1 @@
+"""The process in the seat of an engine that runs on another machine."""

@@ -1,0 +1,63 @@
+"""When a remote engine is granted more time, and when it is given up. Pure.
+
+An engine runs as long as it has time. So one that cannot be heard has stopped once the last grant
+has run out, and its sequences may go on elsewhere.
+"""
+
+from collections import deque
+
+from headrace.ipc.remote_messages import LEASE_S
+
+GRANT_S = 0.2  # between grants
+SILENCE_S = 1.0  # since the last grant with an answer: it gets no more
+ENDING_S = 0.4  # for its last step, after a grant has run out
+NUM_SAMPLES = 50  # of clocks: those of ten seconds
+
+
+class Grants:
+    """The grants of a session. Times are of one clock, in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._granted_at = now - GRANT_S
+        self._answered_at = now
+        self._is_lost = False
+
+    def are_due(self, now: float) -> bool:
+        """Whether the engine gets more time."""
+        return not self._is_lost and now >= self._granted_at + GRANT_S
+
+    def granted(self, now: float) -> None:
+        """Note that a grant is sent."""
+        self._granted_at = now
+
+    def answered(self, granted_at: float) -> None:
+        """Note an answer to the grant of some time."""
+        self._answered_at = max(self._answered_at, granted_at)
+
+    def judge(self, now: float) -> None:
+        """Stop granting after a silence. To be called when nothing waits to be read."""
+        self._is_lost = self._is_lost or now > self._answered_at + SILENCE_S
+
+    def lose(self) -> None:
+        """Stop granting, since the connection has ended."""
+        self._is_lost = True
+
+    def have_run_out(self, now: float) -> bool:
+        """Whether the engine has stopped, wherever it is."""
+        return self._is_lost and now > self._granted_at + LEASE_S + ENDING_S
+
+
+class ClockDifference:
+    """How far this clock is ahead of another machine's, by messages that go there and back."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque(maxlen=NUM_SAMPLES)
+
+    def observe(self, sent_at: int, there: int, now: int) -> None:
+        """Note a message that was there and is back now; ns, each by the clock of its machine."""
+        self._samples.append((now - sent_at, (sent_at + now) // 2 - there))
+
+    @property
+    def ahead(self) -> int | None:
+        """The difference in ns, as the quickest message has it; None is not known."""
+        return min(self._samples)[1] if self._samples else None

@@ -1,0 +1,227 @@
+"""Engine process: in the seat of an engine on another machine, which computes what comes here.
+In: ToEngine (the ring), FromGateway (engine_proc).  Out: ToGateway, ToDetokenizer."""
+
+import logging
+import secrets
+import time
+from collections import deque
+from typing import NoReturn, assert_never
+
+import msgspec
+
+from headrace.board.backlog import engine_backlog
+from headrace.board.board import MESSAGES_SENT
+from headrace.board.fields import CommonField, EngineField
+from headrace.config.process_configs import EngineConfig, RemoteEngine
+from headrace.engine_proc.remote.grants import GRANT_S, ClockDifference, Grants
+from headrace.engine_proc.request_io.mirrored_words import write_words
+from headrace.errors import HeadraceError
+from headrace.exit_status import ExitStatus
+from headrace.ipc.curve_key import read_key
+from headrace.ipc.curve_links import CurveLink
+from headrace.ipc.messages import Abort, GenerateRequest, ToEngine
+from headrace.ipc.prefix_index import PrefixIndex
+from headrace.ipc.remote_messages import (
+    CachedPages,
+    FromGateway,
+    Grant,
+    Outputs,
+    SessionState,
+    SessionStatus,
+)
+from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
+from headrace.runtime.process import Context
+
+SECOND_NS = 10**9
+SESSION_BITS = 63
+WAIT_MS = 50
+MAX_MESSAGES = 64  # of one side, before the other gets its turn
+FULL_S = 3.0  # that a connection may take nothing
+
+log = logging.getLogger(__name__)
+
+
+class SessionEnded(HeadraceError):
+    """The remote engine does not have the sequences of this session any more."""
+
+    exit_status = ExitStatus.PEER_LOST
+
+
+def main(config: EngineConfig, context: Context) -> NoReturn:
+    """Serve by an engine on another machine; end when that is lost. Its successor begins anew."""
+    assert config.remote is not None
+    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine", context.index), ToEngine)
+    seat = RemoteSeat(config, config.remote, context)
+    while not seat.serves:
+        context.slot.beat()
+        seat.hold(inbox)
+        seat.tend()
+        wait_for_any(seat.polled, WAIT_MS)
+    log.info("engine %d serves at %s", context.index, config.remote.address)
+    context.ready()
+    seat.release()
+    while True:
+        context.slot.beat()
+        seat.tend()
+        seat.send_on(inbox)
+        wait_for_any([*seat.polled, *inbox.polled], WAIT_MS)
+
+
+class RemoteSeat:
+    """A session with a remote engine: grants and messages there, words and outputs back."""
+
+    def __init__(self, config: EngineConfig, remote: RemoteEngine, context: Context) -> None:
+        self._remote = remote
+        self._slot = context.slot
+        self._frontends = list(context.board.of("frontend"))
+        self._link = CurveLink(remote.address, read_key(remote.key_file))
+        self._outboxes = [
+            Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER, self._keep_alive)
+            for i in range(config.num_detokenizers)
+        ]
+        self._index = None if config.prefix_fd is None else PrefixIndex(config.prefix_fd)
+        if self._index is not None:
+            self._index.clear()
+        self._session = new_session()
+        self._grants = Grants(time.monotonic())
+        self._clocks = ClockDifference()
+        self._decoder: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._told = ""
+        backlog = engine_backlog(context.board, context.index)
+        backlog.settle()
+        self._num_settled = self._slot[EngineField.TAKEN_TOKENS]
+        self._held: deque[list[Frame]] = deque()  # until the engine serves
+        self.serves = False
+
+    @property
+    def polled(self) -> list[tuple[object, int]]:
+        """What tells that there is something to do."""
+        return self._link.polled
+
+    def hold(self, inbox: Inbox[ToEngine]) -> None:
+        """Take what comes before the engine serves, and keep requests for it, with their aborts."""
+        while (received := inbox.receive(0)) is not None:
+            message, bulk = received
+            if isinstance(message, GenerateRequest):
+                self._held.append([self._encoder.encode(message), bulk])
+            elif isinstance(message, Abort):
+                self._held.append([self._encoder.encode(message)])
+
+    def release(self) -> None:
+        """Send on what was kept."""
+        while self._held:
+            self._send(self._held.popleft())
+
+    def send_on(self, inbox: Inbox[ToEngine]) -> None:
+        """Send on what has come for the engine, up to a limit."""
+        for _ in range(MAX_MESSAGES):
+            frames = inbox.take_frames()
+            if frames is None:
+                return
+            self._send(frames)
+
+    def _send(self, frames: list[Frame]) -> None:
+        until = time.monotonic() + FULL_S
+        while not self._link.send(frames):
+            self.tend()
+            if time.monotonic() > until:
+                self._grants.lose()
+            wait_for_any(self.polled, int(1000 * GRANT_S))
+
+    def tend(self) -> None:
+        """Take what has come from the engine's machine, and keep the session alive.
+
+        Raises:
+            SessionEnded: the engine has stopped.
+        """
+        for _ in range(MAX_MESSAGES):
+            frames = self._link.receive()
+            if frames is None:
+                self._grants.judge(time.monotonic())
+                break
+            self._take(frames)
+        if self._link.lost_connections():
+            self._tell(
+                f"{self._remote.address} closes the connection: it has no engine, or another key "
+                f"than {self._remote.key_file}"
+            )
+            if self.serves:
+                self._grants.lose()
+        self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Grant more time when it is due. Give the engine up when it has none left.
+
+        Raises:
+            SessionEnded: it has none left.
+        """
+        self._slot.beat()
+        now = time.monotonic()
+        if self._grants.are_due(now):
+            self._grants.granted(now)
+            self._grant()
+        if not self._grants.have_run_out(now):
+            return
+        if self.serves:
+            raise SessionEnded(f"the engine at {self._remote.address} cannot be heard")
+        self._tell(f"waiting for an engine at {self._remote.address}")
+        self._grants = Grants(now)
+
+    def _grant(self) -> None:
+        grant = Grant(
+            session=self._session,
+            sent_at=time.monotonic_ns(),
+            clock_ahead=self._clocks.ahead,
+            engine=self._slot.seat.index,
+            starts=[slot[CommonField.STARTS] for slot in self._frontends],
+            terms=self._remote.terms,
+        )
+        self._link.send([self._encoder.encode(grant)])
+
+    def _take(self, frames: list[Frame]) -> None:
+        message = self._decoder.decode(frames[0])
+        if message.session != self._session:
+            return
+        match message:
+            case SessionStatus():
+                self._note(message, frames[1:])
+            case Outputs():
+                steps = frames[1:]
+                self._slot.add(MESSAGES_SENT + message.detokenizer, len(steps) // 2)
+                self._outboxes[message.detokenizer].send_frames(steps)
+            case CachedPages():
+                if self._index is not None:
+                    self._index.write(message.places, frames[1])
+            case _:
+                assert_never(message)
+
+    def _note(self, status: SessionStatus, words: list[Frame]) -> None:
+        """Note the state of the session.
+
+        Raises:
+            SessionEnded: it is over.
+        """
+        self._grants.answered(status.granted_at / SECOND_NS)
+        self._clocks.observe(status.granted_at, status.at, time.monotonic_ns())
+        if status.state == SessionState.SERVING:
+            write_words(self._slot, memoryview(words[0]))
+            self._slot[EngineField.TAKEN_TOKENS] = self._num_settled + status.num_taken
+            self.serves = True
+            return
+        if self.serves:
+            raise SessionEnded(f"the engine at {self._remote.address}: {status.why}")
+        self._tell(status.why and f"{self._remote.address}: {status.why}")
+        if status.state == SessionState.LOST:
+            self._session = new_session()
+
+    def _tell(self, why: str) -> None:
+        """Log why the engine does not serve, once."""
+        if why and why != self._told and not self.serves:
+            log.warning("%s; trying again", why)
+            self._told = why
+
+
+def new_session() -> int:
+    """Return the number of a session, which is not 0."""
+    return secrets.randbits(SESSION_BITS) or 1

@@ -1,0 +1,160 @@
+"""Links between machines: ZeroMQ over TCP, encrypted and authenticated by CURVE.
+
+One end listens at one address. A peer without the key gets nothing, and nothing of it is read: the
+handshake fails within libzmq. A message is a list of frames, as in `sockets.py`.
+"""
+
+import logging
+import struct
+from typing import Any
+
+import zmq
+from zmq.utils.z85 import decode
+
+from headrace.errors import ConfigError
+from headrace.ipc.curve_key import CurveKey
+from headrace.ipc.sockets import NOBLOCK, POLLIN, Frame
+
+ZAP = "inproc://zeromq.zap.01"  # where libzmq asks which peers may come: RFC 27 of ZeroMQ
+ZAP_VERSION = b"1.0"
+HANDSHAKE_MS = 5000  # a connection that is not through by then is closed
+HIGH_WATER = 256  # messages to a peer
+EVENT = struct.Struct("=HI")  # of a socket: what, and a value
+BACKLOG = 64  # connections that the kernel holds
+REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+log = logging.getLogger(__name__)
+
+
+def curve_socket(kind: int, key: CurveKey, where: str) -> "zmq.Socket[bytes]":
+    """Return a socket for an address that has the key."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.set_hwm(HIGH_WATER)
+    socket.linger = 0
+    socket.set(zmq.IPV6, "[" in where)
+    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.curve_secretkey = key.secret
+    socket.curve_publickey = key.public
+    return socket
+
+
+def close_monitored(socket: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]") -> None:
+    """Close a socket and what tells of its events; what waits is lost."""
+    socket.disable_monitor()
+    events.close(linger=0)
+    socket.close(linger=0)
+
+
+class CurveListener:
+    """The listening end. Several peers may connect; each message comes with its peer's name."""
+
+    def __init__(self, where: str, key: CurveKey) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        self._key = key
+        self._gate: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
+        self._gate.set(zmq.LINGER, 0)
+        self._gate.bind(ZAP)
+        self._socket = curve_socket(zmq.ROUTER, key, where)
+        self._socket.curve_server = True
+        self._socket.router_mandatory = True
+        self._socket.backlog = BACKLOG
+        self._socket.zap_domain = b"headrace"
+        self._events = self._socket.get_monitor_socket(REFUSALS)
+        self._is_told = False
+        try:
+            self._socket.bind(where)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"--engine-listen {where} cannot be bound: {error}") from None
+        self.where = str(self._socket.get_string(zmq.LAST_ENDPOINT))
+
+    @property
+    def polled(self) -> list[tuple[Any, int]]:
+        """What tells that there is something to do here."""
+        return [(self._socket, POLLIN), (self._gate, POLLIN), (self._events, POLLIN)]
+
+    def admit(self) -> None:
+        """Answer libzmq's questions about peers, and log the first refusal."""
+        while self._gate.poll(0):
+            _version, number, _domain, _address, _identity, _mechanism, *credentials = (
+                self._gate.recv_multipart()
+            )
+            has_key = credentials == [decode(self._key.public)]
+            answer = (b"200", b"OK", b"peer", b"") if has_key else (b"400", b"no key", b"", b"")
+            self._gate.send_multipart([ZAP_VERSION, number, *answer])
+        while self._events.poll(0):
+            self._events.recv_multipart()
+            if not self._is_told:
+                self._is_told = True
+                log.warning("a peer without the key was refused; others will not be logged")
+
+    def receive(self) -> tuple[bytes, list[Frame]] | None:
+        """Return the name of a peer and its next message, or None."""
+        if not self._socket.poll(0):
+            return None
+        name, *frames = self._socket.recv_multipart(NOBLOCK, copy=False)
+        return name.bytes, [frame.buffer for frame in frames]
+
+    def send(self, peer: bytes, frames: list[Frame]) -> bool:
+        """Send a message; return False where the peer is gone, or too much waits for it."""
+        try:
+            self._socket.send_multipart([peer, *frames], NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop listening; unread messages are lost."""
+        close_monitored(self._socket, self._events)
+        self._gate.unbind(ZAP)  # to close it alone frees the name later
+        self._gate.close(linger=0)
+
+
+class CurveLink:
+    """The connecting end. It connects again and again, where there is no connection."""
+
+    def __init__(self, where: str, key: CurveKey) -> None:
+        self._socket = curve_socket(zmq.DEALER, key, where)
+        self._socket.curve_serverkey = key.public
+        self._socket.immediate = True  # nothing waits for a connection that there is not
+        self._events = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSALS
+        )
+        self._socket.connect(where)
+        self.is_connected = False
+
+    @property
+    def polled(self) -> list[tuple[Any, int]]:
+        """What tells that there is something to do here."""
+        return [(self._socket, POLLIN), (self._events, POLLIN)]
+
+    def lost_connections(self) -> int:
+        """Return how many connections have ended since the last call, refused ones among them."""
+        num_lost = 0
+        while self._events.poll(0):
+            event = EVENT.unpack_from(self._events.recv_multipart()[0])[0]
+            self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            num_lost += not self.is_connected
+        return num_lost
+
+    def receive(self) -> list[Frame] | None:
+        """Return the next message, or None."""
+        if not self._socket.poll(0):
+            return None
+        return [frame.buffer for frame in self._socket.recv_multipart(NOBLOCK, copy=False)]
+
+    def send(self, frames: list[Frame]) -> bool:
+        """Send a message; return False where there is no connection, or it is full."""
+        try:
+            self._socket.send_multipart(frames, NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Drop the connection with what waits."""
+        close_monitored(self._socket, self._events)

@@ -1,0 +1,45 @@
+"""Sessions of a gateway: the requests that the engine may have, and how long it may have them."""
+
+from headrace.engine_proc.gateway.session import LEASE_NS, Session
+from headrace.ipc.messages import (
+    Abort,
+    FinishReason,
+    GenerateRequest,
+    Sampling,
+    StepOutput,
+    StopSequence,
+    request_id,
+)
+from headrace.ipc.remote_messages import Grant
+
+FIRST, SECOND = request_id(0, 1), request_id(0, 2)
+
+
+def grant(sent_at: int = 0, ahead: int | None = 0) -> Grant:
+    return Grant(1, sent_at, ahead, 1, [1], {})
+
+
+def generate(id: int) -> GenerateRequest:
+    return GenerateRequest(id, 0, 4, Sampling(), [], b"")
+
+
+def test_sequences_are_open_until_they_end() -> None:
+    session = Session(b"peer", grant(), 0)
+    for id in (FIRST, FIRST + 1, SECOND):
+        session.sent(generate(id), 12)
+    assert session.num_tokens == 9
+    assert session.requests == {FIRST, SECOND}
+    session.came(StepOutput.of({}, [FIRST, SECOND], [1, 1], [FinishReason.STOP, None]))
+    assert session.requests == {FIRST, SECOND}
+    session.sent(StopSequence(FIRST + 1), 0)
+    assert session.requests == {SECOND}
+    session.sent(Abort(SECOND), 0)
+    assert not session.requests
+
+
+def test_a_grant_counts_from_when_it_was_sent() -> None:
+    ahead = 7 * LEASE_NS  # the server's clock
+    session = Session(b"peer", grant(ahead, None), 0)
+    session.renew(grant(ahead + 100, ahead), LEASE_NS // 2)
+    assert not session.has_lapsed(LEASE_NS + 100)
+    assert session.has_lapsed(LEASE_NS + 101)

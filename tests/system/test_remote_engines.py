@@ -1,0 +1,190 @@
+"""Replicas on other machines: texts, deaths, cut links, and peers without the key."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from remote_nodes import Link, RunningNode
+from servers import RunningServer, StartFailed, wait_until
+from stream_reader import difference, read_all
+
+HAS_MODEL = "REMOTE_MODEL" in os.environ
+MODEL = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8")
+MOCK = ("--engine", "mock", "--mock-profile", "2ms")
+FLAGS = MODEL if HAS_MODEL else MOCK
+with_model = pytest.mark.skipif(not HAS_MODEL, reason="demo models on both sides: `make soak`")
+NUM_TEXTS, NUM_TOKENS = 8, 300
+NUM_PIECES = 40  # of all streams, before something happens
+
+
+class Fleet:
+    """A server with an engine of its own and one behind a link."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key_file = folder / "key"
+        self.node = RunningNode(self.key_file, *FLAGS)
+        self.link = Link(self.node.url)
+        self.head = RunningServer(
+            *FLAGS, "--remote-engines", self.link.url, "--engine-key-file", str(self.key_file)
+        )
+        self.await_health()
+
+    def await_health(self) -> None:
+        """Wait until all engines serve."""
+        wait_until(lambda: self.health.status_code == 200, "both engines serve")
+
+    @property
+    def health(self) -> httpx.Response:
+        """What the server tells of its processes."""
+        return httpx.get(f"{self.head.url}/health")
+
+    @property
+    def engines(self) -> list[dict[str, Any]]:
+        """What the server tells of its engines."""
+        told = self.health.json()["processes"]
+        return [one for one in told if one["process"].startswith("engine")]
+
+    def close(self) -> None:
+        """End all."""
+        self.head.close()
+        self.link.close()
+        self.node.close()
+
+
+class Once:
+    """Does something when all streams together have brought so many pieces."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+        self.num_left = NUM_PIECES
+
+    def __call__(self) -> None:
+        self.num_left -= 1
+        if not self.num_left:
+            self._action()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Any]:
+    """The answers of one engine."""
+    running = RunningServer(*FLAGS)
+    answers = asyncio.run(read_all(running.url))
+    assert running.stop() == 0
+    return answers
+
+
+def complete(url: str) -> int:
+    """Return how many tokens a text has that should have `NUM_TOKENS`."""
+    body = {"prompt": "Once", "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    return int(answer["usage"]["completion_tokens"])
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A server with an engine on another machine."""
+    running = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield running
+    running.close()
+    assert running.head.process.returncode == running.node.process.returncode == 0
+    assert running.node.log.count("without the key was refused") <= 1
+
+
+def test_work_is_shared_and_goes_on_when_the_link_is_cut(fleet: Fleet) -> None:
+    with ThreadPoolExecutor(NUM_TEXTS) as pool:
+        texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
+        wait_until(lambda: all(one["running"] for one in fleet.engines), "both engines run")
+        fleet.link.is_cut = True
+        assert [text.result() for text in texts] == [NUM_TOKENS] * NUM_TEXTS
+    wait_until(lambda: fleet.health.status_code == 503, "the engine is missed")
+    fleet.link.is_cut = False
+    fleet.await_health()
+
+
+@with_model
+def test_a_remote_engine_shares_the_work_and_changes_no_text(
+    fleet: Fleet, undisturbed: list[Any]
+) -> None:
+    assert not difference(asyncio.run(read_all(fleet.head.url)), undisturbed)
+    assert all(engine["steps"] for engine in fleet.engines)
+
+
+@with_model
+@pytest.mark.parametrize("victim", ["headrace: engine", "headrace: gateway"])
+def test_streams_go_on_when_a_remote_process_dies(
+    fleet: Fleet, undisturbed: list[Any], victim: str
+) -> None:
+    process = fleet.node.ring[victim]
+    kill = Once(lambda: process.send_signal(signal.SIGKILL))
+    assert not difference(asyncio.run(read_all(fleet.head.url, kill)), undisturbed)
+    assert not process.is_running()
+    fleet.await_health()
+
+
+@with_model
+def test_streams_go_on_when_the_seat_of_a_remote_engine_dies(
+    fleet: Fleet, undisturbed: list[Any]
+) -> None:
+    (seat,) = (one for title, one in fleet.head.ring.items() if title[-9:] == " engine 1")
+    kill = Once(lambda: seat.send_signal(signal.SIGKILL))
+    assert not difference(asyncio.run(read_all(fleet.head.url, kill)), undisturbed)
+    fleet.await_health()
+
+
+@with_model
+def test_a_cut_link_moves_streams_and_is_taken_in_again(
+    fleet: Fleet, undisturbed: list[Any]
+) -> None:
+    def cut() -> None:
+        fleet.link.is_cut = True
+
+    assert not difference(asyncio.run(read_all(fleet.head.url, Once(cut))), undisturbed)
+    wait_until(lambda: fleet.health.status_code == 503, "the engine is missed")
+    fleet.link.is_cut = False
+    fleet.await_health()
+    assert not difference(asyncio.run(read_all(fleet.head.url)), undisturbed)
+
+
+def test_scans_and_garbage_end_nothing(fleet: Fleet) -> None:
+    where = urlsplit(fleet.node.url)
+    before = fleet.node.ring
+    for _ in range(20):
+        socket.create_connection((where.hostname, where.port or 0)).close()
+    for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f"):
+        with socket.create_connection((where.hostname, where.port or 0)) as peer:
+            peer.sendall(data * 4)
+            peer.settimeout(60)
+            with contextlib.suppress(ConnectionResetError):
+                while peer.recv(4096):  # the greeting; then it closes the connection
+                    pass
+    answer = httpx.post(f"{fleet.head.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    assert answer.status_code == fleet.health.status_code == 200
+    assert fleet.node.ring == before
+
+
+def test_a_server_with_another_key_gets_no_engine(fleet: Fleet, tmp_path: Path) -> None:
+    other = RunningNode(tmp_path / "key", "--engine", "mock")
+    assert other.stop() == 0
+    flags = ("--remote-engines", fleet.node.url, "--engine-key-file", str(tmp_path / "key"))
+    stranger = RunningServer(*FLAGS, *flags)
+    assert httpx.get(f"{stranger.url}/ready").status_code == 200
+    assert httpx.get(f"{stranger.url}/health").status_code == 503
+    assert stranger.stop() == 0
+    assert "closes the connection" in stranger.log
+    assert fleet.health.status_code == 200
+
+
+def test_key_files_open_to_others_are_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("x")
+    with pytest.raises(StartFailed, match=f"run chmod 600 {key}"):
+        RunningNode(key, "--engine", "mock")
