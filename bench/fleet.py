@@ -11,14 +11,20 @@ Run:    python bench/fleet.py --rounds 2
 import asyncio
 import itertools
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from support import models
 from support.chats import chat
+from support.ports import reserved_port
 from support.report import Quantity, Report, parser
-from support.servers import Server, headrace
+from support.servers import POLL_INTERVAL_S, Server, headrace
 from support.streams import Stream, complete
 
 REPLICAS = (1, 2, 4)
@@ -27,8 +33,15 @@ NUM_CONVERSATIONS = 16
 NUM_TURNS = 6
 TURN_TOKENS = 120
 FIRST_ID = 1000  # conversations begin with an id of their own, from here on
+NUM_WAVES = 4  # of prompts that share a beginning
+WAVE = 16  # prompts
+PROMPT_TOKENS = 480
+SHARED_TOKENS = PROMPT_TOKENS * 26 // 100
+NUM_LONE = 400  # requests in a round, one by one
+ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
+ROWS = ("throughput", "conversations", "alike", "choice", "remote")
 Turn = list[list[int]]  # a prompt of each conversation
 
 
@@ -41,6 +54,18 @@ def conversations() -> Iterator[list[Turn]]:
         yield [
             [[first, *tokens[: turn * TURN_TOKENS - 1]] for first in firsts]
             for turn in range(1, NUM_TURNS + 1)
+        ]
+
+
+def alike() -> Iterator[list[Turn]]:
+    """Yield the waves of one round after the other; the prompts of a round begin alike."""
+    tokens = models.text_tokens(PROMPT_TOKENS)
+    ids = itertools.count(FIRST_ID)
+    while True:
+        shared = [next(ids), *tokens[: SHARED_TOKENS - 1]]
+        yield [
+            [[*shared, next(ids), *tokens[SHARED_TOKENS + 1 :]] for _ in range(WAVE)]
+            for _ in range(NUM_WAVES)
         ]
 
 
@@ -87,12 +112,11 @@ def measure_throughput(report: Report, rounds: int, seconds: float) -> None:
     report.add(rate)
 
 
-def measure_routing(report: Report, rounds: int) -> None:
-    """Measure conversations over replicas and over a rotation of servers."""
+def measure_routing(report: Report, rounds: int, name: str, source: Iterator[list[Turn]]) -> None:
+    """Measure turns over replicas and over a rotation of servers."""
     num = max(REPLICAS)
-    work = Quantity("conversations, work", "tokens computed", {ROUTED: [], ROTATED: []})
-    wait = Quantity("conversations, first token", "ms, median", {ROUTED: [], ROTATED: []})
-    rounds_of = conversations()
+    work = Quantity(f"{name}, work", "tokens computed", {ROUTED: [], ROTATED: []})
+    wait = Quantity(f"{name}, first token", "ms, median", {ROUTED: [], ROTATED: []})
     with ExitStack() as stack:
         systems = {
             ROUTED: [stack.enter_context(headrace("--data-parallel-size", str(num)))],
@@ -100,21 +124,78 @@ def measure_routing(report: Report, rounds: int) -> None:
         }
         for number in range(rounds):
             for system, servers in list(systems.items())[:: 1 if number % 2 else -1]:
-                tokens, ms = talk(servers, next(rounds_of), number)
+                tokens, ms = talk(servers, next(source), number)
                 work.samples[system].append(tokens)
                 wait.samples[system].append(ms)
     report.add(work)
     report.add(wait)
 
 
+def measure_lone(report: Report, rounds: int, name: str, servers: dict[str, Server]) -> None:
+    """Measure first tokens of requests that come one by one, to each server in turn."""
+    wait = Quantity(name, "ms to a first token, median", {system: [] for system in servers})
+    for _ in range(rounds):
+        waits: dict[str, list[float]] = {system: [] for system in servers}
+        for number in range(NUM_LONE):
+            for system, server in list(servers.items())[:: 1 if number % 2 else -1]:
+                (answer,) = complete(server.url, ["Once upon a time"], max_tokens=1)
+                waits[system].append(1e3 * (answer.first - answer.sent))
+        for system, each in waits.items():
+            wait.samples[system].append(statistics.median(each))
+    report.add(wait)
+
+
+def measure_choice(report: Report, rounds: int) -> None:
+    """Measure what routing adds where there is one engine to choose."""
+    with ExitStack() as stack:
+        servers = {
+            "one of 16 seats": stack.enter_context(
+                headrace("--engine", "mock", "--admin-api-key", ADMIN_KEY)
+            ),
+            "no choice": stack.enter_context(headrace("--engine", "mock")),
+        }
+        measure_lone(report, rounds, "one engine", servers)
+
+
+def measure_remote(report: Report, rounds: int) -> None:
+    """Measure what an engine behind TCP and CURVE adds."""
+    mock = ("--engine", "mock")
+    with ExitStack() as stack:
+        key_file = Path(stack.enter_context(TemporaryDirectory())) / "key"
+        where = f"tcp://127.0.0.1:{stack.enter_context(reserved_port())}"
+        key = ("--engine-key-file", str(key_file))
+        launch = str(Path(sys.executable).parent / "launch_server")
+        node = subprocess.Popen([launch, *mock, "--engine-listen", where, *key])
+        stack.callback(node.wait)
+        stack.callback(node.terminate)
+        while not key_file.exists():
+            time.sleep(POLL_INTERVAL_S)
+        remote = headrace(*mock, "--data-parallel-size", "0", "--remote-engines", where, *key)
+        servers = {
+            "tcp with CURVE": stack.enter_context(remote),
+            "the machine's own": stack.enter_context(headrace(*mock)),
+        }
+        measure_lone(report, rounds, "one engine elsewhere", servers)
+
+
 def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=2)
     options.add_argument("--seconds", type=float, default=4, help="of each load of mock engines")
+    measured = options.add_argument("--only", nargs="*", choices=ROWS, default=ROWS)
+    measured.help = "what to measure"
     args = options.parse_args()
     report = Report("fleet", args)
-    measure_throughput(report, args.rounds, args.seconds)
-    measure_routing(report, args.rounds)
+    if "throughput" in args.only:
+        measure_throughput(report, args.rounds, args.seconds)
+    if "conversations" in args.only:
+        measure_routing(report, args.rounds, "conversations", conversations())
+    if "alike" in args.only:
+        measure_routing(report, args.rounds, "26 % shared", alike())
+    if "choice" in args.only:
+        measure_choice(report, args.rounds)
+    if "remote" in args.only:
+        measure_remote(report, args.rounds)
     report.finish()
 
 
