@@ -15,7 +15,7 @@ serve: install
 test: check
 	$(BIN)/pytest -n 2 $(ARGS)
 
-# Unit tests alone, in a minute: no server, no compiler, no torch, a tenth of hypothesis' examples.
+# Unit tests alone, in a minute: no server, no compiler, no torch, few of hypothesis' examples.
 test-fast: .venv/dev
 	FAST=1 $(BIN)/pytest -n 2 $(ARGS)
 

@@ -40,15 +40,18 @@ RULES = ("tests/test_layout.py", "tests/test_prose.py")  # which parse the same 
 
 # How fast examples are made says how busy the machine is, and nothing about us. They are the same
 # each time, but where it is wanted that they are not: `make fuzz` is for finding more.
+EXPLORES = "EXPLORE" in os.environ
 settings.register_profile(
     "headrace",
     suppress_health_check=[HealthCheck.too_slow],
     deadline=None,
-    derandomize="EXPLORE" not in os.environ,
+    derandomize=not EXPLORES,
+    max_examples=100 if EXPLORES else 40,
 )
-# `make test-fast`: unit tests alone, with a tenth of the examples.
+# `make test-fast`: unit tests alone, with few examples.
 FAST = "FAST" in os.environ
 FAST_EXAMPLES = 10
+MOST_EXAMPLES = FAST_EXAMPLES if FAST else 100  # of tests that say how many; `make fuzz` has all
 settings.register_profile("fast", settings.get_profile("headrace"), max_examples=FAST_EXAMPLES)
 settings.load_profile("fast" if FAST else "headrace")
 if FAST:
@@ -79,17 +82,16 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not FAST:
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in slow]
-    for item in items:
+    if FAST:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+    for item in () if EXPLORES else items:
         test: Any = getattr(item, "obj", None)
         # A test's own settings outrank the profile; hypothesis has no public way to change them.
         own = getattr(test, "_hypothesis_internal_use_settings", None)
-        if own is not None and own.max_examples > FAST_EXAMPLES:
-            test._hypothesis_internal_use_settings = settings(own, max_examples=FAST_EXAMPLES)
+        if own is not None and own.max_examples > MOST_EXAMPLES:
+            test._hypothesis_internal_use_settings = settings(own, max_examples=MOST_EXAMPLES)
 
 
 @contextmanager
