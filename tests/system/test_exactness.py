@@ -12,6 +12,7 @@ from headrace.config.model_card import find_demo_model
 TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 TOKEN_BYTES = 2 * 4 * 30 * 3 * 64  # SmolLM2-135M's keys and values in fp32
+NUM_CASES = 5
 ROUNDS = 2  # so that every prompt is known when it comes again
 TOLERANCE = 1e-3  # of log probabilities
 
@@ -73,7 +74,7 @@ def test_every_answer_is_the_reference_s(name: str, expected: list[Expected]) ->
     setting = SETTINGS[name]
     server = RunningServer(*EXACT, *setting.flags, *HELD)
     try:
-        cases = expected * ROUNDS
+        cases = expected[:NUM_CASES] * ROUNDS
         choices = server.ask_together(lambda case: complete(server, case), cases)
         assert [one["text"] for one in choices] == [case.text(NUM_TOKENS) for case in cases]
         for case, choice in zip(cases, choices, strict=True):

@@ -36,6 +36,8 @@ from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.errors import ModelError
 
 NUM_TOKENS = 6
+# Of experts, latents, sinks, windows and positions one each; `make families` has all.
+FEW = ("qwen3_moe", "deepseek_v3", "gpt_oss", "gpt2", "gpt_neox", "starcoder2")
 
 
 def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
@@ -75,7 +77,7 @@ def greedy(model: TransformersModel, chunk: int) -> list[list[int]]:
     return [text[-NUM_TOKENS:] for text in texts]
 
 
-@pytest.mark.parametrize("model_type", CASES)
+@pytest.mark.parametrize("model_type", CASES if family_table.WRITES else FEW)
 def test_greedy_text_is_that_of_transformers(model_type: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, model_type, **CASES[model_type])
     model = open_it(tmp_path, "transformers")

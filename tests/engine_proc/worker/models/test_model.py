@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from demo_in_transformers import demo_file, demo_model, says
 from gguf_twins import tiny_model, write_gguf
 from safetensors.torch import load_file, save_file
 
@@ -20,8 +19,6 @@ from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import ModelError
-from headrace.model.gguf import read_metadata
-from headrace.model.string_array import StringArray
 
 PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12]
 Floats = npt.NDArray[np.float32]
@@ -178,47 +175,3 @@ def test_a_path_that_is_no_model_says_so(tmp_path: Path) -> None:
         open_model(tmp_path / "gone")
     with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         open_model(tmp_path)
-
-
-def demo_prompts(path: Path) -> list[list[int]]:
-    tokens = read_metadata(path).metadata["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, StringArray)
-    ids = {token: i for i, token in enumerate(tokens)}
-    texts = ("The capital of France is", "Once upon a time there", "Water is made of two")
-    return [[ids[w if i == 0 else f"Ġ{w}"] for i, w in enumerate(t.split())] for t in texts]
-
-
-def greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """Decode all prompts together, in pages they share out between them."""
-    model = open_model(path)
-    executor = TorchExecutor(model.spec, model.weights, num_pages=12, page_tokens=16)
-    table = np.arange(12, dtype=np.int32).reshape(4, 3).T  # [3 sequences, 4 pages]
-    texts = [list(prompt) for prompt in prompts]
-    done = [0] * len(texts)
-    for _ in range(num_tokens):
-        new = [text[start:] for text, start in zip(texts, done, strict=True)]
-        counts = [len(tokens) for tokens in new]
-        logits = executor.forward(
-            Batch(
-                token_ids=np.concatenate(new).astype(np.int32),
-                positions=np.concatenate(
-                    [np.arange(s, s + c) for s, c in zip(done, counts, strict=True)]
-                ).astype(np.int32),
-                sequences=np.repeat(np.arange(3), counts).astype(np.int32),
-                page_table=table,
-                logit_rows=(np.cumsum(counts) - 1).astype(np.int32),
-            )
-        )
-        done = [len(text) for text in texts]
-        for text, token in zip(texts, logits.argmax(-1).tolist(), strict=True):
-            text.append(token)
-    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
-
-
-def test_the_demo_model_says_what_it_says_in_transformers() -> None:
-    path = demo_file()
-    prompts = demo_prompts(path)
-    answers = greedy(path, prompts, 32)
-    assert [len(answer) for answer in answers] == [32] * len(prompts)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert says(demo_model(), prompt, answer)

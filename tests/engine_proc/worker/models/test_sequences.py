@@ -76,7 +76,7 @@ def test_sequences_answer_as_transformers_alone(make: Make, expected: Answers) -
     assert [generation.answers([prompt])[0] for prompt in PROMPTS] == expected
 
 
-@pytest.mark.parametrize("budget", [4, 7, 16, 19, 64])
+@pytest.mark.parametrize("budget", [4, 16, 19])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_sequences_answer_together_in_chunks(
     make: Make, expected: Answers, budget: int, depth: int
