@@ -6,6 +6,7 @@ import math
 import pkgutil
 import time
 from collections.abc import Callable
+from secrets import token_bytes
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.board.admin_requests import RESET_ENCODER_CACHE, AdminRequests
@@ -96,7 +97,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         arena = Arena(config.arena_fd, config.num_arena_regions)
         area = EmbeddingArea.create(num_area_rows(config), config.execution.image_row_size)
     resets = AdminRequests(context.board, (RESET_ENCODER_CACHE,))
-    images = make_images(config, arena, lambda: bool(resets.take()))
+    images = make_images(config, arena, lambda: token_bytes(16) if resets.take() else None)
     try:
         if arena is not None and area is not None and images is not None:
             vision = VisionClient(config, context, arena, area)
@@ -287,7 +288,7 @@ def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
 
 
 def make_images(
-    config: EngineConfig, arena: Arena | None, must_reset: Callable[[], bool]
+    config: EngineConfig, arena: Arena | None, new_salt: Callable[[], bytes | None]
 ) -> EncoderQueue | None:
     """Return the encoder queue, if the model takes images."""
     if arena is None:
@@ -296,7 +297,7 @@ def make_images(
     pool = EncoderCache(num_area_rows(config))
     importance = Policy(config.scheduling_policy).importance
     return EncoderQueue(
-        pool, config.image_token, arena.release, config.whole_images, importance, must_reset
+        pool, config.image_token, arena.release, config.whole_images, importance, new_salt
     )
 
 

@@ -54,7 +54,8 @@ class EncoderQueue:
         release: returns a tensor that came with a request to the arena.
         are_whole: adjacent tokens of an image see each other.
         importance: a sequence's sort key; the least is served first.
-        must_reset: whether images that came before are to be encoded again for those that come now.
+        new_salt: of keys, where images are to be encoded once more from now on; else None. It is
+            random: embeddings of before are on a disk, and other engines read them.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class EncoderQueue:
         release: Callable[[Tensor], None],
         are_whole: bool = False,
         importance: Callable[[Sequence], tuple[int, int]] = by_turn,
-        must_reset: Callable[[], bool] = lambda: False,
+        new_salt: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         self.pool = pool
         self._image_token = image_token
         self._release = release
         self._are_whole = are_whole
         self._importance = importance
-        self._must_reset = must_reset
-        self._num_resets = 0
+        self._new_salt = new_salt
+        self._salt = b""
         self._waiting: list[Sequence] = []  # for room, the most important first
         self._jobs: dict[bytes, EncoderJob] = {}
         self._in_progress: list[tuple[EncoderJob, Sequence]] = []  # and whose pixels they are
@@ -91,8 +92,8 @@ class EncoderQueue:
 
     def enter(self, sequence: Sequence) -> None:
         """Start to track the images of a sequence."""
-        if self._must_reset():
-            self._num_resets += 1
+        if (salt := self._new_salt()) is not None:
+            self._salt = salt
             self.pool.forget_idle()
         sequence.images = [
             ImagePlaceholder.of(
@@ -108,10 +109,9 @@ class EncoderQueue:
 
     def _key(self, image: Image) -> bytes:
         """Return the key of an image's rows: another one after each reset."""
-        if not self._num_resets:
+        if not self._salt:
             return image.key
-        content = image.key + self._num_resets.to_bytes(8, "little")
-        return blake2b(content, digest_size=KEY_BYTES).digest()
+        return blake2b(image.key, digest_size=KEY_BYTES, key=self._salt).digest()
 
     def _admit(self) -> None:
         """Allocate rows to waiting sequences, while there is room for the first."""

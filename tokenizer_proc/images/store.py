@@ -98,9 +98,11 @@ class ImageStore:
             pass
 
     def forget(self) -> None:
-        """Find none of the images from now on. Those that are in use keep their room until then."""
+        """Find none of the images from now on.
+
+        They keep their room until it is needed: a request may be about to send one.
+        """
         self._num_resets += 1
-        self.clear()
 
     def has(self, stored: Stored) -> bool:
         """Whether an image is still here."""

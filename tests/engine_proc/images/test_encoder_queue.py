@@ -73,9 +73,9 @@ class Rig:
     ) -> None:
         self.embeddings = EncoderCache(num_rows)
         self.released: Counter[int] = Counter()  # by offset
-        self.num_resets = 0  # that are due
+        self.num_resets = self.num_due = 0
         self.images = EncoderQueue(
-            self.embeddings, IMAGE, self._release, whole, policy.importance, self._must_reset
+            self.embeddings, IMAGE, self._release, whole, policy.importance, self._new_salt
         )
         self.pool = PagePool(num_pages, 4)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
@@ -93,9 +93,11 @@ class Rig:
         self.lost: set[int] = set()
         self.batches: list[list[int]] = []  # images that were asked for
 
-    def _must_reset(self) -> bool:
-        is_due, self.num_resets = self.num_resets > 0, 0
-        return is_due
+    def _new_salt(self) -> bytes | None:
+        if not self.num_due:
+            return None
+        self.num_resets, self.num_due = self.num_resets + self.num_due, 0
+        return b"%d" % self.num_resets
 
     def _release(self, tensor: Tensor) -> None:
         self.released[tensor.offset] += 1
@@ -289,7 +291,7 @@ class Story:
 
     def do(self, deed: str) -> None:
         """Have the vision worker do something."""
-        self.rig.num_resets += deed == "reset"
+        self.rig.num_due += deed == "reset"
         if deed == "die":
             self.rig.die()
         elif self.rig.asked is not None and deed != "wait":
@@ -391,7 +393,7 @@ def test_an_image_is_encoded_again_after_a_reset() -> None:
     rig = Rig()
     rig.add([[1], 3, [2]])
     rig.ask()
-    rig.num_resets += 1
+    rig.num_due += 1
     rig.add([[4], 3, [6]])
     rig.answer()
     rig.run()
