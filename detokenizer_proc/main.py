@@ -101,7 +101,7 @@ class Detokenizer:
         """Send rendered output to all frontends without a backlog."""
         for engine, responses in self._responses.items():
             for stop in responses.stops():
-                self._links[engine].send(stop)
+                self._links.send(engine, [(stop, b"")])
             for place, times in responses.readings().items():
                 self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
         self._is_holding = False
@@ -138,7 +138,7 @@ class Detokenizer:
                 generated = responses.generated()
                 for other, each in enumerate(self._engines):
                     if each.model == engine.model and (each.is_ready or each.is_starting):
-                        self._links[other].send(*generated)
+                        self._links.send(other, [generated])
             if self._stats is not None:
                 self._stats.clear()
 

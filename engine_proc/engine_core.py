@@ -127,8 +127,7 @@ class EngineCore:
         wait_ms = 0
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
-            if self._may_have_replicas:
-                self._slot[EngineField.IS_BUSY] = self._is_busy
+            self._slot[EngineField.IS_BUSY] = self._is_busy
             self._sequence_stats.settle()
             wait_ms = BESIDE_MS if self._is_busy_beside else IDLE_MS
             wait_ms = wait_ms if self._can_step else LOADING_MS
@@ -535,7 +534,6 @@ class EngineCore:
         self._slot[EngineField.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
         if self._may_have_replicas:
             self._slot[EngineField.PENDING_TOKENS] = self._scheduler.num_pending
-            self._slot[EngineField.IS_BUSY] = self._is_busy
         self._slot[EngineField.PAGES_TOTAL] = self._pool.num_pages
         self._slot[EngineField.PAGES_FREE] = self._pool.num_free
         self._slot[EngineField.STATES_TOTAL] = self._scheduler.slots.num_slots

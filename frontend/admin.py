@@ -8,7 +8,7 @@ those of models come encoded.
 import time
 from collections import Counter
 from collections.abc import Sequence
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from headrace.board.admin_requests import (
     RENEWABLE,
@@ -23,18 +23,26 @@ from headrace.board.fields import CommonField, EngineField, FrontendField, Seati
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
-from headrace.frontend.replica_requests import AdminResponse, ReplicaRequests, invalid
+from headrace.frontend.replica_requests import (
+    LOAD,
+    UNLOAD,
+    AdminResponse,
+    ModelAction,
+    ReplicaRequests,
+    invalid,
+)
 from headrace.routes import KV_WARM, RESET_ENCODER_CACHE, RESET_MM_CACHE, ROUTES, Need
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
-REPLICAS = "/admin/replicas"
+REPLICAS, MODELS = "/admin/replicas", "/admin/models/NAME/load or /unload"
+MODELS_PREFIX = "/admin/models/"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
 CACHES = dict(zip((RESET_MM_CACHE, RESET_ENCODER_CACHE), RESETS, strict=True))  # vLLM's
 READS, ACTS = ("GET", "HEAD"), ("POST",)
-METHODS = {
+METHODS: dict[str, tuple[str, ...]] = {
     PROCESSES: READS,
     REPLICAS: (*READS, *ACTS),
     RESTART: ACTS,
@@ -136,12 +144,16 @@ class Admin:
         if not self._key_auth.admits(key):
             self._slot.add(FrontendField.UNAUTHORIZED)
             return WRONG_KEY
-        if path not in METHODS:
-            return invalid(404, f"there is nothing here; there are {', '.join(METHODS)}")
-        taken = METHODS[path]
+        action = model_action(path)
+        taken = METHODS.get(path) if action is None else ACTS
+        if taken is None:
+            there = ", ".join((*METHODS, MODELS))
+            return invalid(404, f"there is nothing here; there are {there}")
         if method not in taken:
             told = " and ".join(one for one in taken if one != "HEAD")
             return invalid(405, f"{path} takes {told}", ", ".join(taken))
+        if action is not None:
+            return self._replicas.load(action)
         return self._execute(method, path, query)
 
     def _execute(self, method: str, path: str, query: bytes) -> AdminResponse | Rejection:
@@ -198,6 +210,13 @@ def process_of(slot: Slot, now_ns: int) -> str:
         f'"state":"{state}","starts":{slot[CommonField.STARTS]},'
         f'"heartbeat_age_s":{slot.silent_s(now_ns):.2f},{memory(slot[CommonField.PID])}}}'
     )
+
+
+def model_action(path: str) -> ModelAction | None:
+    """Return what is asked of a model by a path, or None of another path."""
+    before, _, what = path.removeprefix(MODELS_PREFIX).rpartition("/")
+    is_one = path.startswith(MODELS_PREFIX) and before and what in (LOAD, UNLOAD)
+    return ModelAction(unquote(before), what) if is_one else None
 
 
 def memory(pid: int) -> str:

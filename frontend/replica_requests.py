@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
-from headrace.board.replicas import can_grow, count_replicas, num_seats, wish_replicas
+from headrace.board.replicas import count_replicas, num_seats, wish_replicas
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 
@@ -19,6 +20,16 @@ USAGE = "/admin/replicas takes replicas=NUMBER and, of several models, model=NAM
 NO_MODEL = Rejection(
     404, "there is no such model; see /v1/models", "invalid_request_error", "model_not_found"
 )
+
+
+LOAD, UNLOAD = "load", "unload"
+
+
+class ModelAction(NamedTuple):
+    """What is to become of a model, by its name."""
+
+    model: str
+    what: str  # `LOAD` or `UNLOAD`
 
 
 @dataclass(frozen=True)
@@ -73,10 +84,25 @@ class ReplicaRequests:
         most, text = num_seats(self._board, model), fields["replicas"]
         count = int(text) if NUMBER.fullmatch(text) else 0
         if not 1 <= count <= most:
-            why = "" if can_grow(self._board, model) else FIXED
+            why = "" if most > self._models[model].num_replicas else FIXED
             return invalid(400, f"replicas must be 1 to {most}{why}")
         if (rejection := self._refuse_memory(model, count)) is not None:
             return rejection
+        wish_replicas(self._slot, model, count)
+        return AdminResponse(202, self._entry(model, count).encode())
+
+    def load(self, action: ModelAction) -> AdminResponse | Rejection:
+        """Note that a model is to be loaded or unloaded, or return why it cannot be.
+
+        What is loaded already keeps its replicas.
+        """
+        names = [model.name for model in self._models]
+        if action.model not in names:
+            return NO_MODEL
+        model = names.index(action.model)
+        count = 0
+        if action.what == LOAD:
+            count = count_replicas(self._board, model).wanted or self._models[model].num_replicas
         wish_replicas(self._slot, model, count)
         return AdminResponse(202, self._entry(model, count).encode())
 

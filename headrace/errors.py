@@ -1,5 +1,6 @@
 """The error tree. Texts are fit for clients; internals go to the log."""
 
+import math
 import sys
 from typing import NoReturn
 
@@ -194,6 +195,20 @@ class QueueFull(RequestError):
 
     def __init__(self) -> None:
         super().__init__("too many requests are waiting (--max-num-queued); try again later")
+
+
+class ModelNotLoaded(RequestError):
+    """The model's files cannot be used now, or its engine does not start."""
+
+    status, type, code = 503, "server_error", "model_not_loaded"
+
+    def __init__(self, model: str, why: str, retry_s: float) -> None:
+        seconds = math.ceil(retry_s)
+        super().__init__(
+            f"the model '{model}' could not be loaded: its engine {why}; it is tried again after "
+            f"{seconds} s"
+        )
+        self.headers = [("retry-after", str(seconds))]
 
 
 class ScriptedError(RequestError):

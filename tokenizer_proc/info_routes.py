@@ -10,12 +10,13 @@ from urllib.parse import unquote
 
 from headrace import __version__, routes
 from headrace.board.board import Board
-from headrace.config.model_list import adapter_model_of, model_list, model_pages
+from headrace.board.model_status import model_status
+from headrace.config.model_list import adapter_model_of, model_list, model_of, status_of
 from headrace.config.process_configs import TokenizerConfig
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.adapter_registry import AdapterRegistry
-from headrace.ipc.messages import HttpRequest
-from headrace.response_bodies.server import VersionResponse
+from headrace.ipc.messages import AdapterSource, HttpRequest
+from headrace.response_bodies.server import ServedModel, VersionResponse
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import (
     Body,
@@ -43,7 +44,6 @@ class InfoRoutes:
         self._config = config
         self._cards, first = config.cards, config.cards[0]
         self._board = board
-        self._models = model_pages(config.cards, config.started_at)
         self._adapters = registry_of(config)
         self.monitor = RingMonitor(board, config)
         handlers: dict[str, Handler] = {
@@ -108,17 +108,30 @@ class InfoRoutes:
     def _model(self, request: HttpRequest, _body: Body) -> ImmediateResponse:
         """Return the model, one of the adapters, or the list of both."""
         name = unquote(request.path.removeprefix(f"{MODELS}/"))
-        if self._adapters is not None and request.path == MODELS:
-            paths = {adapter.name: adapter.path for adapter in self._adapters}
-            return json_response(model_list(self._cards, self._config.started_at, paths))
-        if request.path in self._models:
-            return ImmediateResponse(200, self._models[request.path])
+        served = self._served
+        if request.path == MODELS:
+            adapters = [self._adapter_model(adapter) for adapter in self._adapters or ()]
+            return json_response(model_list(served, adapters))
+        for model in served:
+            if model.id == name:
+                return json_response(model)
         adapter = None if self._adapters is None else self._adapters.find(name)
         if adapter is None:
             raise ModelNotFound(name, *(card.name for card in self._cards))
-        return json_response(
-            adapter_model_of(self._cards[0], self._config.started_at, adapter.name, adapter.path)
-        )
+        return json_response(self._adapter_model(adapter))
+
+    @property
+    def _served(self) -> list[ServedModel]:
+        """The models, with whether they are loaded where they come and go."""
+        served = [model_of(card, self._config.started_at) for card in self._cards]
+        if self._config.tells_loads:
+            for place, model in enumerate(served):
+                model.status = status_of(model_status(self._board, place))
+        return served
+
+    def _adapter_model(self, adapter: AdapterSource) -> ServedModel:
+        started_at = self._config.started_at
+        return adapter_model_of(self._cards[0], started_at, adapter.name, adapter.path)
 
 
 def registry_of(config: TokenizerConfig) -> AdapterRegistry | None:

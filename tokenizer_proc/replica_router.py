@@ -1,4 +1,4 @@
-"""Chooses the engine of a request, where the model has replicas, and sends it there.
+"""Chooses the engine of a request among those of its model, and sends it there.
 
 That is the engine with the fewest tokens to compute before the first one of the response. They are
 those of other sequences, and those of the prompt that its prefix cache lacks. Replicas have equal
@@ -7,24 +7,37 @@ counters on the board. All sequences of a request go to one engine.
 
 An engine that leaves its seat gets no new requests. It ends once it has taken all that is counted
 as sent to it. So a request is counted first, and its engine chosen anew where that has left.
+Requests wait here while no engine of their model serves.
 """
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField, EngineField, Seating, TokenizerField
+from headrace.board.model_status import last_failure
 from headrace.config.process_configs import TokenizerConfig
+from headrace.errors import ModelNotLoaded, QueueFull
 from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.messages import GenerateRequest, HttpRequest
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.tokenizer_proc.jobs.stages import Ids
+from headrace.tokenizer_proc.load_queue import LoadQueue, Refusal, RoutedRequest
 
 Prompts = list[tuple[GenerateRequest, Ids]]  # of one request
+
+
+class Parcels(defaultdict[int, Prompts]):
+    """What goes to each engine."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,6 @@ class ReplicaRouter:
     def __init__(self, config: TokenizerConfig, board: Board, slot: Slot) -> None:
         self._slot = slot
         self._engines = list(board.of("engine"))
-        self._remote = {slot.seat.index for slot in self._engines if board.is_remote(slot)}
         self._links = EngineLinks(config.run_dir, board, slot.beat)
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
         self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
@@ -65,41 +77,91 @@ class ReplicaRouter:
         for engine in self._engines:
             self._replicas[engine[EngineField.MODEL]].append(engine.seat.index)
         self._turns = itertools.count()
+        self._names = [card.name for card in config.cards]
+        self._waiting = LoadQueue(board, slot, len(config.cards), config.max_num_queued)
 
-    def send(self, requests: list[tuple[int, HttpRequest, Prompts]]) -> None:
-        """Send the sequences of requests to an engine of each one's model.
+    @property
+    def are_waiting(self) -> bool:
+        """Whether requests wait for an engine."""
+        return bool(self._waiting)
 
-        It waits while a link is full. Models are given by their places.
+    def send(self, requests: list[RoutedRequest]) -> list[Refusal]:
+        """Send the sequences of requests to an engine of each one's model, or have them wait.
+
+        It waits while a link is full. Return those that can neither be sent nor wait.
         """
-        parcels: dict[int, Prompts] = {}
-        for model, request, prompts in requests:
-            if prompts:
-                engine = self._reserve(self._replicas[model], request, prompts)
-                parcels.setdefault(engine, []).extend(prompts)
-        for engine, parcel in parcels.items():
-            self._links[engine].send_all(parcel)
+        parcels, refusals = Parcels(), list[Refusal]()
+        for routed in requests:
+            is_next = not self._waiting[routed.model] or routed.request.engine >= 0
+            if not routed.prompts or (is_next and self._put(parcels, routed)):
+                continue
+            try:
+                self._waiting.add(routed)
+            except QueueFull as error:
+                refusals.append(Refusal(routed.request, error))
+        self._send(parcels)
+        return refusals + self.send_waiting()
 
-    def _reserve(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int:
-        """Choose an engine that keeps its seat until it has taken the prompts."""
+    def send_waiting(self) -> list[Refusal]:
+        """Send what has waited for an engine; return what waits for none any more."""
+        if not self._waiting:
+            return []
+        parcels, refusals = Parcels(), list[Refusal]()
+        for model in range(len(self._replicas)):
+            self._waiting.take(model, partial(self._put, parcels))
+            if self._waiting[model]:
+                refusals += self._refuse_failed(model)
+        self._send(parcels)
+        return refusals
+
+    def _put(self, parcels: Parcels, routed: RoutedRequest) -> bool:
+        """Add a request to what its engine will get; return whether there is one."""
+        engine = self._reserve(*routed)
+        if engine is None:
+            return False
+        parcels[engine].extend(routed.prompts)
+        return True
+
+    def _send(self, parcels: Parcels) -> None:
+        for engine, prompts in parcels.items():
+            self._links.send(engine, prompts)
+
+    def drop(self, is_aborted: Callable[[int], bool]) -> None:
+        """Forget waiting requests whose clients have left."""
+        self._waiting.drop(is_aborted)
+
+    def _refuse_failed(self, model: int) -> list[Refusal]:
+        """Refuse what waits for a model that could not be loaded lately."""
+        engines = [self._engines[engine] for engine in self._replicas[model]]
+        if any(slot[EngineField.SEATING] != Seating.VACANT for slot in engines):
+            return []
+        failed, retry_s = last_failure(engines)
+        if failed is None:
+            return []
+        error = ModelNotLoaded(self._names[model], failed.last_death.how, retry_s)
+        return self._waiting.fail(model, error)
+
+    def _reserve(self, model: int, request: HttpRequest, prompts: Prompts) -> int | None:
+        """Choose an engine that keeps its seat until it has taken the prompts, or none."""
         num_tokens = sum(len(ids) for _, ids in prompts)
         while True:
             self._slot.beat()
-            engine = self._engine_of(replicas, request, prompts)
+            engine = self._engine_of(self._replicas[model], request, prompts)
+            if engine is None:
+                return None
             self._slot.add(TokenizerField.SENT_TOKENS + engine, num_tokens)
             if self._engines[engine][EngineField.SEATING] != Seating.VACANT:
                 return engine
             self._slot.add(TokenizerField.SENT_TOKENS + engine, -num_tokens)
 
-    def _engine_of(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int:
+    def _engine_of(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int | None:
         """Choose an engine, and count why."""
-        if len(replicas) == 1:
-            return replicas[0]
         if request.engine in replicas and self._is_ready(request.engine):
-            self._slot.add(TokenizerField.RESUME_ROUTED)
+            self._slot.add(TokenizerField.RESUME_ROUTED, len(replicas) > 1)
             return request.engine
         replicas = self._takers(replicas)
-        if len(replicas) == 1:
-            return replicas[0]
+        if len(replicas) <= 1:
+            return replicas[0] if replicas else None
         loads = self._loads(replicas, prompts)
         chosen = choose(loads, next(self._turns) % len(loads))
         num_cached = loads[chosen].num_cached
@@ -109,9 +171,9 @@ class ReplicaRouter:
         return replicas[chosen]
 
     def _takers(self, replicas: list[int]) -> list[int]:
-        """Return the engines that take new requests: ready ones, if need be one that leaves.
+        """Return the engines that take new requests: ready ones.
 
-        One of another machine may not come for long: others are waited for.
+        One that leaves does if another is to follow. Where none follows, its model is unloaded.
         """
         present = self._links.present
         there = [index for index in replicas if index in present]
@@ -119,9 +181,7 @@ class ReplicaRouter:
         seated = [
             index for index in there if self._engines[index][EngineField.SEATING] == Seating.SEATED
         ]
-        own = [index for index in seated if index not in self._remote]
-        best = [index for index in seated if index in ready]
-        return best or ready or own or seated or there or replicas
+        return ([index for index in seated if index in ready] or ready) if seated else []
 
     def _loads(self, replicas: list[int], prompts: Prompts) -> list[ReplicaLoad]:
         page_tokens = max(self._engines[index][EngineField.PAGE_TOKENS] for index in replicas)

@@ -36,13 +36,22 @@ from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.jobs.job import Dropped, Job
-from headrace.tokenizer_proc.jobs.stages import Body, Ids, ImmediateResponse, Sequences, Stages
+from headrace.tokenizer_proc.jobs.stages import (
+    Body,
+    Ids,
+    ImmediateResponse,
+    Sequences,
+    Stages,
+    error_response,
+)
+from headrace.tokenizer_proc.load_queue import Refusal, RoutedRequest
 from headrace.tokenizer_proc.offload_pool import OffloadPool
 from headrace.tokenizer_proc.replica_router import ReplicaRouter
 from headrace.tokenizer_proc.routed_models import RoutedModel, RoutedModels
 
 TEMPLATE_CPU_S = 0.1  # of one that others wait for; a child process has more
-POLL_INTERVAL_MS = 1  # between looks at what is laid aside
+POLL_INTERVAL_MS = 1  # between looks at what is laid aside,
+LOADING_MS = 5  # and at whether a model that requests wait for is loaded
 LoadImages = Callable[[TokenizerConfig, Context, Aborts, Encoder], Images]
 
 
@@ -109,9 +118,13 @@ class Service:
         """
         if self._images is not None:
             self._images.take_fetched()
-        jobs = self._receive(min(timeout_ms, POLL_INTERVAL_MS) if self._aside else timeout_ms)
-        if not (jobs or self._aside or self._suspects):
+        jobs = self._receive(min(timeout_ms, self._poll_ms or timeout_ms))
+        if self._engines.are_waiting:
+            self._engines.drop(lambda id: id in self._aborts)
+            self._refuse(self._engines.send_waiting())
+        elif not (jobs or self._aside or self._suspects):
             self._backlog.settle_idle()
+        if not (jobs or self._aside or self._suspects):
             return False
         self._drop_abandoned(self._aside)
         jobs += self._aside
@@ -126,6 +139,13 @@ class Service:
         self._suspects.clear()
         return True
 
+    @property
+    def _poll_ms(self) -> int | None:
+        """How long to wait for a message where other things are waited for, too."""
+        if self._aside:
+            return POLL_INTERVAL_MS
+        return LOADING_MS if self._engines.are_waiting else None
+
     def _work(self, jobs: list[Job]) -> None:
         """Run the jobs of a batch as far as they go, and lay aside those that wait."""
         while ready := self._ready(jobs):
@@ -135,7 +155,8 @@ class Service:
         for job in jobs:
             if isinstance(job.outcome, ImmediateResponse):
                 self._respond(job.request, job.outcome)
-        self._engines.send([(job.model, job.request, self._messages(job)) for job in jobs])
+        routed = [RoutedRequest(job.model, job.request, self._messages(job)) for job in jobs]
+        self._refuse(self._engines.send(routed))
         self._count(jobs)
 
     def _ready(self, jobs: list[Job]) -> list[Job]:
@@ -216,6 +237,12 @@ class Service:
                     slot.add(TokenizerField.ABANDONED)
         slot.add(TokenizerField.HANDLED, len(jobs))
         slot.add(TokenizerField.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
+
+    def _refuse(self, refusals: list[Refusal]) -> None:
+        """Answer requests that no engine takes."""
+        for request, error in refusals:
+            self._respond(request, error_response(error, request.path))
+            self._slot.add(TokenizerField.REFUSED)
 
     def _respond(self, request: HttpRequest, response: ImmediateResponse) -> None:
         """Send a response that is complete."""

@@ -1,6 +1,7 @@
 """The gate of a frontend: authentication, and admission by the numbers on the board."""
 
 from collections.abc import Sequence
+from operator import mul
 
 from headrace.board.board import Board, Slot
 from headrace.board.fields import EngineField, FrontendField, Seating
@@ -104,15 +105,16 @@ class Gate:
 
     @property
     def _num_places(self) -> int:
-        """How many requests may be open: as many as all engines take."""
-        limits = self._max_num_requests
-        return sum(
-            [
-                limits[slot[EngineField.MODEL]]
-                for slot in self._engines
-                if limits and slot[EngineField.SEATING] != Seating.VACANT
-            ]
-        )
+        """How many requests may be open: as many as all engines take.
+
+        For a model without an engine as many wait as one would take.
+        """
+        counts = [0] * len(self._max_num_requests)
+        if not counts:
+            return 0
+        for slot in self._engines:
+            counts[slot[EngineField.MODEL]] += slot[EngineField.SEATING] != Seating.VACANT
+        return sum(map(mul, self._max_num_requests, [count or 1 for count in counts]))
 
     def _total(self, field: EngineField) -> int:
         """Return the sum of what the engines count."""

@@ -146,6 +146,7 @@ class TokenizerField(BoardField):
     LOAD_ROUTED = COUNTER  # to the one with the least to compute,
     RESUME_ROUTED = COUNTER  # back to their own after another process's death,
     ROUTED_CACHED_TOKENS = COUNTER  # and the tokens of prompts that the chosen engines had
+    WAITING = GAUGE, MAX_REPLICAS  # sequences that wait for an engine, by model
 
 
 class EngineField(BoardField):
@@ -191,8 +192,11 @@ class EngineField(BoardField):
     IS_BUSY = GAUGE  # 1: it has requests, in whatever state, or outputs that are not sent
     MODEL = KEPT  # place of its model among the server's; the supervisor writes it,
     SEATING = KEPT  # a `Seating`,
-    IS_SPARE = KEPT  # 1 of a seat beyond those of the flags,
+    IS_SPARE = KEPT  # 1 of a seat that is vacant when the server starts,
     IS_REMOTE = KEPT  # and 1 where it runs on another machine
+    LOADS = COUNTER  # how often its model was loaded by this engine,
+    FAILED_LOADS = COUNTER  # and how often it could not be;
+    RETRY_NS = KEPT  # CLOCK_MONOTONIC, before which that is not tried again
 
 
 class WorkerField(BoardField):

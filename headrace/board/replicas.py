@@ -38,14 +38,8 @@ def num_seats(board: Board, model: int) -> int:
     return sum(slot[EngineField.MODEL] == model for slot in board.of("engine"))
 
 
-def can_grow(board: Board, model: int) -> bool:
-    """Whether a model may have more engines than it begins with."""
-    engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
-    return any(slot[EngineField.IS_SPARE] for slot in engines)
-
-
 def wish_replicas(slot: Slot, model: int, count: int) -> None:
-    """Note that operators want so many engines of a model; for the slot's owner."""
+    """Note that operators want so many engines of a model, of 0 none; for the slot's owner."""
     at = time.monotonic_ns() >> COUNT_BITS << COUNT_BITS
     slot[FrontendField.REPLICAS + model] = at | count
 

@@ -94,6 +94,11 @@ class ServerConfig:
     engine_key_file: str | None = flag(
         None, "key of links between machines; --engine-listen makes it"
     )
+    max_loaded_models: int | None = flag(
+        None,
+        "models loaded at once; others load when they are asked for, and the least recently used "
+        "one leaves; 0 is as many as memory is enough for; default: all, from the start",
+    )
     disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
     enforce_eager: bool = flag(False, "no CUDA graphs: faster start, slower steps")
     cudagraph_capture_sizes: tuple[int, ...] = flag(
@@ -279,6 +284,8 @@ class ServerConfig:
         at_least("data_parallel_size", self.data_parallel_size, 0 if self.remote_engines else 1)
         at_most("data_parallel_size", self.data_parallel_size, MAX_REPLICAS)
         self._check_remote()
+        if self.max_loaded_models is not None:
+            at_least("max_loaded_models", self.max_loaded_models, 0)
         at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
         at_least("tokenizer_batch_wait_ms", self.tokenizer_batch_wait_ms, 0)
         at_least("max_num_queued", self.max_num_queued, 1)

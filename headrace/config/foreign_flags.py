@@ -495,7 +495,8 @@ ROWS = [
 
 ALIASES: dict[str, Meaning] = {
     **{name: row.meaning for row in ROWS for name in (*row.vllm, *row.sglang)},
-    **dict.fromkeys(("-md", "--model-draft"), Same("draft_model")),  # llama.cpp's
+    **dict.fromkeys(("-md", "--model-draft"), Same("draft_model")),  # llama.cpp's,
+    "--models-max": Same("max_loaded_models"),  # and this
 }
 
 

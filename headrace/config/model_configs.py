@@ -76,10 +76,13 @@ def configs_of(
         check_several(values)
     configs = [config_of({**values, **part}, has_gpus, num_nodes) for part in parts or [{}]]
     on_gpus = [c for c in configs if c.device == "cuda" or (c.device == "auto" and has_gpus)]
-    share = sum(config.gpu_memory_utilization for config in on_gpus)
-    if len(on_gpus) > 1 and share > 1:
+    most = configs[0].max_loaded_models
+    shares = sorted((config.gpu_memory_utilization for config in on_gpus), reverse=True)
+    shares = shares if most is None else shares[:most]
+    share = sum(shares)
+    if len(shares) > 1 and share > 1:
         raise ConfigError(
-            f"--gpu-memory-utilization of {len(on_gpus)} models on the same GPU is {share:g} "
+            f"--gpu-memory-utilization of {len(shares)} models on the same GPU is {share:g} "
             "together; it must be at most 1"
         )
     return configs

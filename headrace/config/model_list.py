@@ -5,16 +5,16 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from headrace.board.model_status import ModelStatus
 from headrace.config.process_configs import ModelCard
 from headrace.response_bodies.server import (
     AnthropicModel,
     AnthropicModelList,
+    LoadStatus,
     ModelListResponse,
     ServedModel,
 )
 from headrace.routes import MODELS
-
-NO_ADAPTERS: Mapping[str, str] = {}
 
 
 def model_of(card: ModelCard, created: int) -> ServedModel:
@@ -29,6 +29,17 @@ def model_of(card: ModelCard, created: int) -> ServedModel:
     )
 
 
+def status_of(status: ModelStatus) -> LoadStatus:
+    """Return whether a model is loaded."""
+    return LoadStatus(
+        value=status.state.value,
+        progress=round(status.progress, 3),
+        waiting=status.num_waiting,
+        failed=bool(status.failure),
+        error=f"its engine {status.failure}" if status.failure else None,
+    )
+
+
 def adapter_model_of(card: ModelCard, created: int, name: str, path: str) -> ServedModel:
     """Return an adapter in OpenAI's shape, with vLLM's `parent`."""
     model = model_of(card, created)
@@ -36,13 +47,10 @@ def adapter_model_of(card: ModelCard, created: int, name: str, path: str) -> Ser
 
 
 def model_list(
-    cards: Sequence[ModelCard], created: int, adapters: Mapping[str, str] = NO_ADAPTERS
+    models: Sequence[ServedModel], adapters: Sequence[ServedModel] = ()
 ) -> ModelListResponse:
-    """Return the list of models, and of the first one's adapters, whose paths are by name."""
-    data = [adapter_model_of(cards[0], created, *adapter) for adapter in adapters.items()]
-    return ModelListResponse(
-        object="list", data=[*(model_of(card, created) for card in cards), *data]
-    )
+    """Return the list of models, and of the first one's adapters."""
+    return ModelListResponse(object="list", data=[*models, *adapters])
 
 
 def anthropic_model_of(card: ModelCard, created: int) -> AnthropicModel:
@@ -53,8 +61,8 @@ def anthropic_model_of(card: ModelCard, created: int) -> AnthropicModel:
 
 def model_pages(cards: Sequence[ModelCard], created: int) -> dict[str, bytes]:
     """Return the list, and each model, by path, in OpenAI's shape."""
-    each = {f"{MODELS}/{card.name}": model_of(card, created) for card in cards}
-    return encoded({MODELS: model_list(cards, created), **each})
+    each = [model_of(card, created) for card in cards]
+    return encoded({MODELS: model_list(each), **{f"{MODELS}/{one.id}": one for one in each}})
 
 
 def anthropic_model_pages(cards: Sequence[ModelCard], created: int) -> dict[str, bytes]:

@@ -89,6 +89,7 @@ class ModelCapacity:
     encoded_name: str  # as JSON
     max_num_requests: int  # open in each of its engines
     replica_bytes: int  # of a CPU's memory, that each of its engines may take
+    num_replicas: int = 1  # by its flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,8 @@ class TokenizerConfig:
     prefix_fds: dict[int, int] = field(default_factory=dict)  # `PrefixIndex` by engine, of replicas
     enable_lora: bool = False
     lora_dir: str | None = None
+    max_num_queued: tuple[int, ...] = ()  # sequences that wait for an engine, by model
+    tells_loads: bool = False  # whether models are loaded: they come and go
 
 
 @dataclass(frozen=True, kw_only=True)

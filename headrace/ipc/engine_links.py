@@ -1,9 +1,16 @@
 """Links to the engines. Each is made when it is first used: a seat may be vacant for ever."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.board.board import Board
-from headrace.ipc.sockets import Outbox, address
+from headrace.board.fields import EngineField, Seating
+from headrace.ipc.messages import Message
+from headrace.ipc.sockets import Frame, Outbox, address
+
+
+class EngineLeft(Exception):
+    """An engine has left its seat while a sender waited for it."""
 
 
 class EngineLinks:
@@ -26,8 +33,30 @@ class EngineLinks:
         found = self._outboxes.get(engine)
         if found is None:
             where = address(self._run_dir, "engine", engine)
-            found = self._outboxes[engine] = Outbox(where, on_wait=self._on_wait)
+            on_wait = partial(self._wait_for, engine)
+            found = self._outboxes[engine] = Outbox(where, on_wait=on_wait)
         return found
+
+    def _wait_for(self, engine: int) -> None:
+        """Note that a link is full.
+
+        Raises:
+            EngineLeft: no engine will read it.
+        """
+        self._on_wait()
+        if self._board.slot("engine", engine)[EngineField.SEATING] == Seating.VACANT:
+            raise EngineLeft
+
+    def send(self, engine: int, messages: Sequence[tuple[Message, Frame]]) -> None:
+        """Send messages as one, waiting while the link is full.
+
+        They are lost where the engine leaves meanwhile. That is a death, after which senders of
+        requests send them again.
+        """
+        try:
+            self[engine].send_all(messages)
+        except EngineLeft:
+            self._outboxes.pop(engine).close()
 
     @property
     def present(self) -> list[int]:

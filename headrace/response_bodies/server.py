@@ -3,8 +3,19 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headrace.response_bodies.base import Typed, Whole
+
+
+class LoadStatus(Whole):
+    """Whether a model is loaded; `value` is as llama.cpp has it."""
+
+    value: Literal["unloaded", "loading", "loaded", "unloading"]
+    progress: float  # of its load, 0 to 1
+    waiting: int  # sequences that wait for it
+    failed: bool  # it could not be loaded, and is not tried again for some seconds
+    error: str | None = None  # why
 
 
 class ServedModel(Whole):
@@ -17,6 +28,7 @@ class ServedModel(Whole):
     root: str
     max_model_len: int
     parent: str | None = None  # of an adapter, the model
+    status: LoadStatus | UnsetType = UNSET  # where models come and go
 
 
 class ModelListResponse(Whole):

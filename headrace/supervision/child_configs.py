@@ -80,8 +80,7 @@ class ChildConfigs:
                 ssl_keyfile=c.ssl_keyfile,
                 profiles=c.profile_dir is not None and c.engine != "mock",
                 ui=c.ui,
-                # With adapters the list of models changes.
-                pages={} if c.enable_lora else model_pages(self.cards, self.started_at),
+                pages=self._pages,
                 anthropic_pages=anthropic_model_pages(self.cards, self.started_at),
                 reports=c.access_log or c.otlp_traces_endpoint is not None,
                 traces=self._traces,
@@ -109,6 +108,8 @@ class ChildConfigs:
                 prefix_fds=self.files.prefix_fds,
                 enable_lora=c.enable_lora,
                 lora_dir=c.lora_dir,
+                max_num_queued=tuple(group.config.max_num_queued for group in self.groups),
+                tells_loads=self.tells_loads,
                 **self._arena_fields,
             )
         if role == "engine":
@@ -131,6 +132,18 @@ class ChildConfigs:
             stream_interval=c.stream_interval,
             traces=self._traces,
         )
+
+    @property
+    def tells_loads(self) -> bool:
+        """Whether models come and go."""
+        return bool(self.admin_keys) or self.config.max_loaded_models is not None
+
+    @property
+    def _pages(self) -> dict[str, bytes]:
+        """The list of models, by path; none where it changes, as with adapters."""
+        if self.config.enable_lora or self.tells_loads:
+            return {}
+        return model_pages(self.cards, self.started_at)
 
     @property
     def _traces(self) -> bool:

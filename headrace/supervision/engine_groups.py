@@ -4,6 +4,7 @@ Groups follow each other in the order of the models, and so do the seats of thei
 these engines' workers. Seats for further engines come after all of those.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.errors import ConfigError
 from headrace.ipc.schema_fingerprint import fingerprint
+from headrace.supervision.load_policy import LoadPolicy
 from headrace.system.machine import has_gpus
 
 # Flags by which a text may differ, or that one engine takes and another does not.
@@ -64,6 +66,12 @@ class EngineGroup(msgspec.Struct, frozen=True):
         cache = CPU_KV_BYTES if num_bytes is None else num_bytes
         return self.least_weight_bytes + self.card.draft_bytes + cache + config.kv_store_bytes
 
+    def memory_share(self, memory_bytes: int) -> float:
+        """Return which share of its GPUs or of a CPU's memory the engines of its flags may take."""
+        if expects_gpus(self.config):
+            return self.config.data_parallel_size * self.config.gpu_memory_utilization
+        return self.config.data_parallel_size * self.replica_bytes / memory_bytes
+
     @property
     def terms(self) -> dict[str, str]:
         """What machines have to have alike whose engines are replicas of each other."""
@@ -87,6 +95,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
             encoded_name=msgspec.json.encode(self.card.name).decode(),
             max_num_requests=config.max_num_seqs + config.max_num_queued,
             replica_bytes=self.replica_bytes,
+            num_replicas=config.data_parallel_size,
         )
 
 
@@ -141,16 +150,25 @@ def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[E
     return found
 
 
-def write_places(board: Board, configs: Sequence[ServerConfig], may_grow: bool = False) -> None:
+def write_places(
+    board: Board,
+    configs: Sequence[ServerConfig],
+    may_grow: bool = False,
+    num_first: int | None = None,
+) -> None:
     """Publish which model each engine has, and which engine each worker belongs to.
 
-    Seats beyond those of the flags are vacant.
+    Seats beyond those of the flags are vacant, and so are those of models that are not loaded.
+
+    Args:
+        num_first: models that the server starts with; None is all.
     """
+    num_loaded = len(configs) if num_first is None else num_first
     workers = list(board.of("worker"))
     for slot, place in zip(board.of("engine"), places_of(configs, may_grow), strict=True):
         slot[EngineField.MODEL] = place.group
         slot[EngineField.IS_REMOTE] = place.remote is not None
-        if place.is_spare:
+        if place.is_spare or place.group >= num_loaded:
             slot[EngineField.SEATING] = Seating.VACANT
             slot[EngineField.IS_SPARE] = 1
         for index in place.workers:
@@ -196,5 +214,23 @@ def check_groups(groups: Sequence[EngineGroup]) -> None:
 
 
 def reserved_bytes(groups: Sequence[EngineGroup], own: int) -> int:
-    """Return how much memory the groups beside one's own take at least."""
-    return sum(group.least_bytes for place, group in enumerate(groups) if place != own)
+    """Return how much memory the groups beside one's own take at least.
+
+    Of models that are loaded on demand, these are the largest ones that may be loaded beside it.
+    """
+    others = [group.least_bytes for place, group in enumerate(groups) if place != own]
+    most = groups[own].config.max_loaded_models
+    num_beside = len(others) if most is None else max(most - 1, 0)
+    return sum(sorted(others, reverse=True)[:num_beside])
+
+
+def load_policy(groups: Sequence[EngineGroup], memory_bytes: int) -> LoadPolicy:
+    """Return which models are loaded together: all, so many, or as many as memory is enough for.
+
+    Args:
+        memory_bytes: of this machine, or its container.
+    """
+    most = groups[0].config.max_loaded_models
+    if most == 0:
+        return LoadPolicy([group.memory_share(memory_bytes) for group in groups], 1.0)
+    return LoadPolicy([1.0] * len(groups), math.inf if most is None else most)

@@ -152,7 +152,9 @@ class EngineSeats:
 
     def take(self, engine: int) -> None:
         """Note that a process starts in a seat."""
-        self._board.slot("engine", engine)[EngineField.SEATING] = Seating.SEATED
+        slot = self._board.slot("engine", engine)
+        slot[EngineField.RETRY_NS] = 0
+        slot[EngineField.SEATING] = Seating.SEATED
 
     def vacate(self, engine: int) -> None:
         """Note that an engine has left, and its children with it."""

@@ -27,9 +27,7 @@ import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have li
 from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
-from headrace.board.replicas import ReplicaWishes
 from headrace.config.chaos import Chaos, parse_chaos
-from headrace.config.config import ServerConfig
 from headrace.config.lora_modules import lora_modules
 from headrace.config.process_configs import (
     CrashConfig,
@@ -51,9 +49,15 @@ from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.child_configs import ChildConfigs
 from headrace.supervision.crash_reports import CrashReports, crash_directory
 from headrace.supervision.engine_files import EngineFiles
-from headrace.supervision.engine_groups import EngineGroup, check_groups, write_places
+from headrace.supervision.engine_groups import (
+    EngineGroup,
+    check_groups,
+    load_policy,
+    write_places,
+)
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.listeners import Listeners
+from headrace.supervision.model_loads import ModelLoads
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.seats import seats_of
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
@@ -109,6 +113,7 @@ class Supervisor:
     ) -> None:
         check_groups(groups)
         check_key(groups[0].config)
+        policy = load_policy(groups, memory_limit())
         configs = [group.config for group in groups]
         self._config = config = configs[0]
         self._listeners = listeners
@@ -123,7 +128,7 @@ class Supervisor:
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
-        write_places(self.board, configs, may_grow and not takes_images)
+        write_places(self.board, configs, may_grow and not takes_images, policy.num_first)
         self._arena = None
         if takes_images:
             self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
@@ -141,8 +146,8 @@ class Supervisor:
                 raise ConfigError(f"--lora-modules {module.name}: {error}") from None
         self._children: list[SeatedProcess] = []
         self._admin_requests = AdminRequests(self.board)
-        self._wishes = ReplicaWishes(self.board)
         self._engine_seats = EngineSeats(self.board, config.drain_timeout)
+        self._loads = ModelLoads(self.board, groups, self._engine_seats, policy)
         self._is_up = False  # all have been ready
         self._hang_watchdog: Watchdog = HangWatchdog(config.watchdog_timeout)
         self._limit_watchdogs: tuple[Watchdog, ...] = (
@@ -211,10 +216,6 @@ class Supervisor:
                 self._drain()
             else:
                 self._renew_all(what)
-        for model, count in self._wishes.take().items():
-            log.info("admin request: replicas of %s: %d", self._configs.cards[model].name, count)
-            for engine in self._engine_seats.resize(model, count):
-                self._add_engine(engine)
 
     def stop_with(self, fd: int) -> None:
         """End the server when `fd` becomes readable."""
@@ -236,16 +237,23 @@ class Supervisor:
             if not self._stopping:
                 on_ready()
             while not self._stopping and not self._is_drained():
-                is_changing = self._drain_until is not None or self._engine_seats.are_changing
-                interval_s = STARTUP_POLL_INTERVAL_S if is_changing else POLL_INTERVAL_S
-                self._wait(min(self._restart(), interval_s))
+                self._wait(min(self._restart(), self._interval_s))
                 self._kill_unhealthy()
                 self._inject_faults()
                 self._apply_admin_requests()
+                for engine in self._loads.look():
+                    self._add_engine(engine)
                 self._renew()
                 self._end_leaving()
         finally:
             self._stop()
+
+    @property
+    def _interval_s(self) -> float:
+        """How long to wait between looks at the board."""
+        if self._drain_until is not None or self._engine_seats.are_changing:
+            return STARTUP_POLL_INTERVAL_S
+        return POLL_INTERVAL_S if self._loads.are_all_loaded else STARTUP_POLL_INTERVAL_S
 
     def _start(self) -> None:
         gc.freeze()  # what its copies share with it stays shared while they collect
@@ -529,6 +537,8 @@ class Supervisor:
         slot.exit_reason = ""
         if is_given_up:
             self._vacate(child)
+            if not is_leaving:
+                self._loads.fail(child.seat.index)
             return
         if delay_s is None:
             raise death

@@ -1,0 +1,102 @@
+"""Loads and unloads models: reads the board, asks the policy, gives seats to engines or takes them.
+
+What operators want is on the board as well (`replicas.py`): no engines of a model unload it, some
+load it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from headrace.board.backlog import engine_backlog
+from headrace.board.board import Board
+from headrace.board.fields import EngineField, TokenizerField
+from headrace.board.model_status import ModelState, engines_of, model_state
+from headrace.board.replicas import ReplicaWishes
+from headrace.supervision.engine_groups import EngineGroup
+from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.load_policy import LoadPolicy, ModelDemand
+
+log = logging.getLogger(__name__)
+
+
+class ModelLoads:
+    """The models of a server. Only the supervisor has them.
+
+    Args:
+        clock: CLOCK_MONOTONIC in seconds.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        groups: Sequence[EngineGroup],
+        seats: EngineSeats,
+        policy: LoadPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board = board
+        self._names = [group.card.name for group in groups]
+        self._sizes = [group.config.data_parallel_size for group in groups]
+        self._seats = seats
+        self._policy = policy
+        self._clock = clock
+        self._wishes = ReplicaWishes(board)
+        self._engines = [engines_of(board, model) for model in range(len(groups))]
+        self._backlogs = [engine_backlog(board, slot.seat.index) for slot in board.of("engine")]
+
+    @property
+    def are_all_loaded(self) -> bool:
+        """Whether no model is to be looked at soon."""
+        states = (model_state(self._board, model) for model in range(len(self._names)))
+        return all(state is ModelState.LOADED for state in states)
+
+    def look(self) -> list[int]:
+        """Take the next steps; return the engines to be started."""
+        started: list[int] = []
+        for model, count in self._wishes.take().items():
+            started += self._grant(model, count)
+        demands = [self._demand_of(model) for model in range(len(self._names))]
+        decision = self._policy.decide(demands, self._clock())
+        for model in decision.unload:
+            log.info("%s is unloaded: another model needs its room", self._names[model])
+            self._seats.resize(model, 0)
+        for model in decision.load:
+            log.info("%s is loaded", self._names[model])
+            engines = self._seats.resize(model, self._sizes[model])
+            for engine in engines[:1]:
+                self._board.slot("engine", engine).add(EngineField.LOADS)
+            started += engines
+        return started
+
+    def fail(self, engine: int) -> None:
+        """Note that an engine could not start. Its model has failed if it has no other."""
+        slot = self._board.slot("engine", engine)
+        model = slot[EngineField.MODEL]
+        if model_state(self._board, model) in (ModelState.LOADED, ModelState.LOADING):
+            return
+        slot[EngineField.RETRY_NS] = round(self._policy.fail(model, self._clock()) * 1e9)
+        slot.add(EngineField.FAILED_LOADS)
+
+    def _grant(self, model: int, count: int) -> list[int]:
+        """Give a model as many engines as an operator wants; return those to be started."""
+        name, state = self._names[model], model_state(self._board, model)
+        log.info("admin request: replicas of %s: %d", name, count)
+        if not count:
+            self._policy.forget(model)
+            return self._seats.resize(model, 0)
+        self._sizes[model] = count
+        if state in (ModelState.LOADED, ModelState.LOADING):
+            return self._seats.resize(model, count)
+        self._policy.ask(model)
+        return []
+
+    def _demand_of(self, model: int) -> ModelDemand:
+        engines, tokenizers = self._engines[model], self._board.of("tokenizer")
+        return ModelDemand(
+            state=model_state(self._board, model),
+            num_waiting=sum(slot[TokenizerField.WAITING + model] for slot in tokenizers),
+            is_busy=any(
+                slot[EngineField.IS_BUSY] or self._backlogs[slot.seat.index]() for slot in engines
+            ),
+        )
