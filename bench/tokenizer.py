@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from headrace.board.board import Board, Seat
+from headrace.board.board import Board, Seat, State
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
 from headrace.config.process_configs import TokenizerConfig
@@ -88,7 +88,8 @@ class Played:
             max_batch_size=batch_size,
             batch_wait_ms=2,
         )
-        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0)])
+        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0), Seat("engine", 0)])
+        board.slot("engine").enter(State.READY)
         context = Context(Seat("tokenizer", 0), board, board.slots[0], "warning", 0)
         self._inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
         self._engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)

@@ -192,6 +192,9 @@ def plan(
     elif card.image_token is not None:
         yield "images", "taken; the tower runs in transformers' modules"
     yield "runs in", executor
+    if config.max_loaded_models is not None:
+        fitting = "as many models as memory is enough for"
+        yield "loaded", f"on demand; at once {config.max_loaded_models or fitting}"
     if config.data_parallel_size > 1:
         yield "replicas", f"{config.data_parallel_size} engines"
     yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
@@ -322,13 +325,23 @@ def cpu_bytes(config: ServerConfig, card: ModelCard, machine: Machine) -> int:
     return config.data_parallel_size * needed
 
 
+def loaded_together(sizes: Sequence[int], groups: Sequence[EngineGroup]) -> Sequence[int]:
+    """Return the largest sizes of models that are loaded at once. Where memory decides, it is one.
+
+    Args:
+        sizes: of all models.
+    """
+    most = groups[0].config.max_loaded_models if groups else None
+    return sizes if most is None else sorted(sizes, reverse=True)[: max(most, 1)]
+
+
 def wrong_with_models(groups: Sequence[EngineGroup], machine: Machine) -> Iterator[Finding]:
     """Yield problems of serving some models together on a machine."""
     try:
         check_groups(groups)
     except HeadraceError as error:
         yield Finding(str(error), fatal=True)
-    needed = sum(cpu_bytes(group.config, group.card, machine) for group in groups)
+    needed = sum(loaded_together([cpu_bytes(g.config, g.card, machine) for g in groups], groups))
     if needed > machine.free_bytes:
         has_adapters = any(group.config.enable_lora for group in groups)
         loras = " --max-cpu-loras, --max-loras," if has_adapters else ""

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import httpx
 
@@ -89,6 +89,11 @@ def scaling(count: int, model: str | None) -> str:
     """Return the path that asks for so many engines of a model."""
     asked = {"replicas": count} if model is None else {"replicas": count, "model": model}
     return f"{REPLICAS}?{urlencode(asked)}"
+
+
+def loading(model: str, what: str) -> str:
+    """Return the path that loads or unloads a model."""
+    return f"/admin/models/{quote(model, safe='')}/{what}"
 
 
 def refusal(response: httpx.Response, body: bytes) -> ApiError:
@@ -339,6 +344,20 @@ class Client:
         """Have images of later requests encoded again. It takes the key of `/admin`."""
         checked(self._send("POST", RESET_ENCODER_CACHE))
 
+    def load(self, model: str) -> Replicas:
+        """Have a model loaded; the server may unload another. It takes the key of `/admin`.
+
+        `models` tells when it is loaded.
+        """
+        return decode(checked(self._send("POST", loading(model, "load"))), Replicas)
+
+    def unload(self, model: str) -> Replicas:
+        """Have a model unloaded when its requests have ended. It takes the key of `/admin`.
+
+        It is loaded again for the next request.
+        """
+        return decode(checked(self._send("POST", loading(model, "unload"))), Replicas)
+
     def version(self) -> str:
         """Return the server's version."""
         return decode(checked(self._send("GET", "/version")), Version).version
@@ -512,6 +531,20 @@ class AsyncClient:
     async def reset_encoder_cache(self) -> None:
         """Have images of later requests encoded again. It takes the key of `/admin`."""
         checked(await self._send("POST", RESET_ENCODER_CACHE))
+
+    async def load(self, model: str) -> Replicas:
+        """Have a model loaded; the server may unload another. It takes the key of `/admin`.
+
+        `models` tells when it is loaded.
+        """
+        return decode(checked(await self._send("POST", loading(model, "load"))), Replicas)
+
+    async def unload(self, model: str) -> Replicas:
+        """Have a model unloaded when its requests have ended. It takes the key of `/admin`.
+
+        It is loaded again for the next request.
+        """
+        return decode(checked(await self._send("POST", loading(model, "unload"))), Replicas)
 
     async def version(self) -> str:
         """Return the server's version."""

@@ -324,6 +324,16 @@ class Version(msgspec.Struct):
     version: str
 
 
+class ModelLoad(msgspec.Struct):
+    """Whether a model is loaded, how far, and how many sequences wait for it."""
+
+    value: str  # unloaded, loading, loaded or unloading
+    progress: float
+    waiting: int
+    failed: bool
+    error: str | None = None
+
+
 class Model(msgspec.Struct):
     """A model that the server has."""
 
@@ -331,6 +341,7 @@ class Model(msgspec.Struct):
     created: int
     owned_by: str
     max_model_len: int | None = None
+    status: ModelLoad | None = None  # where models come and go
 
 
 class ModelList(msgspec.Struct):

@@ -27,6 +27,7 @@ from headrace.board.fields import (
 )
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import HEADRACE
+from headrace.board.model_status import ModelState, engines_of, model_status
 from headrace.board.replicas import count_replicas
 from headrace.config.process_configs import ModelCard
 from headrace.ipc.adapter_registry import AdapterRegistry
@@ -128,6 +129,14 @@ REPLICAS = [  # as in `ReplicaCount`
     ("replicas_ready", "Those that serve"),
     ("replicas_leaving", "Engines that end their last requests"),
 ]
+LOAD_GAUGES = [
+    ("models_loaded", "Whether an engine of the model serves"),
+    ("models_waiting", "Sequences that wait for an engine of the model"),
+]
+LOAD_COUNTERS = [
+    ("models_loads", "Loads of the model, but that of the start", EngineField.LOADS),
+    ("models_failed_loads", "Loads that failed", EngineField.FAILED_LOADS),
+]
 HISTOGRAMS = [
     ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
     ("time_to_first_token_seconds", "From the head read to the first text", Timing.FIRST_TOKEN),
@@ -198,6 +207,7 @@ class BoardCollector(Collector):
             usage.add_metric(self._labels.of(slot), used)
         yield usage
         yield from self._replicas()
+        yield from self._loads()
         yield from self._backlogs()
         yield from self._vitals()
 
@@ -211,6 +221,25 @@ class BoardCollector(Collector):
             for family, count in zip(families, count_replicas(self._board, model), strict=True):
                 family.add_metric([name], count)
         yield from families
+
+    def _loads(self) -> Iterator[Metric]:
+        """Which models are loaded, how many sequences wait for them, and how often they came."""
+        loaded, waiting = (
+            GaugeMetricFamily(f"headrace:{name}", help, labels=["model_name"])
+            for name, help in LOAD_GAUGES
+        )
+        loads, failures = (
+            CounterMetricFamily(f"headrace:{name}", help, labels=["model_name"])
+            for name, help, _ in LOAD_COUNTERS
+        )
+        for model, name in enumerate(self._labels.names):
+            status = model_status(self._board, model)
+            loaded.add_metric([name], status.state is ModelState.LOADED)
+            waiting.add_metric([name], status.num_waiting)
+            engines = engines_of(self._board, model)
+            for family, (_, _, field) in zip((loads, failures), LOAD_COUNTERS, strict=True):
+                family.add_metric([name], sum(slot[field] for slot in engines))
+        yield from (loaded, waiting, loads, failures)
 
     def _backlogs(self) -> Iterator[Metric]:
         """Backlogs: bodies sent to tokenizer processes, messages sent to frontends."""

@@ -1,9 +1,9 @@
-"""Which models are loaded: who waits for room, and who makes it. Pure.
+"""Which models are loaded, which one waits for room, and which one makes it. Pure.
 
 A model that is asked for and is not loaded joins a queue. The first one gets the next room. Where
-there is none, the model leaves that was used least recently. One that is busy may leave, too, but
-only when it has served for as long as its load took: so loads take half of the time at most. A
-model for which requests wait does not leave before they run.
+there is none, the model leaves that was used least recently. A busy one leaves, too, once it has
+served for as long as its load took. So loads take half of the time at most. A model for which
+requests wait does not leave before they run.
 """
 
 from collections.abc import Sequence

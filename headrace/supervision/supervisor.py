@@ -28,6 +28,7 @@ from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.config.chaos import Chaos, parse_chaos
+from headrace.config.config import ServerConfig
 from headrace.config.lora_modules import lora_modules
 from headrace.config.process_configs import (
     CrashConfig,

@@ -9,7 +9,15 @@ from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField
 from headrace.config.api_keys import digest
-from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, AdminResponse
+from headrace.frontend.admin import (
+    DRAIN,
+    METHODS,
+    PROCESSES,
+    RESTART,
+    Admin,
+    AdminResponse,
+    model_action,
+)
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
 
@@ -121,3 +129,15 @@ def test_each_process_is_reported() -> None:
     facts = [frontend[name] for name in ("process", "pid", "role", "state", "starts")]
     assert facts == ["frontend 0", os.getpid(), "frontend", "ready", 1]
     assert (worker["state"], worker["resident_bytes"]) == ("absent", None)
+
+
+def test_paths_of_models_have_their_names() -> None:
+    assert model_action("/admin/models/a/load") == ("a", "load")
+    assert model_action("/admin/models/org%2Fname/unload") == ("org/name", "unload")
+    assert model_action("/admin/models/org/name/unload") == ("org/name", "unload")
+    for path in ("/admin/models/load", "/admin/models//load", "/admin/models/a/drop", "/admin/x/a"):
+        assert model_action(path) is None, path
+    rig = Rig(KEY)
+    assert rig.ask("GET", "/admin/models/a/load").status == 405
+    assert rig.ask("POST", "/admin/models/a/load").status == 404, "there is no such model"
+    assert rig.ask("POST", "/admin/models/a/load", key=None).status == 401

@@ -9,7 +9,13 @@ from headrace.board.fields import EngineField, Seating
 from headrace.board.replicas import ReplicaWishes
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
-from headrace.frontend.replica_requests import AdminResponse, ReplicaRequests
+from headrace.frontend.replica_requests import (
+    LOAD,
+    UNLOAD,
+    AdminResponse,
+    ModelAction,
+    ReplicaRequests,
+)
 
 
 class Rig:
@@ -31,8 +37,9 @@ class Rig:
                 encoded_name=json.dumps(name, ensure_ascii=False),
                 max_num_requests=1,
                 replica_bytes=25,
+                num_replicas=num_replicas,
             )
-            for name in ("a", 'b"\N{FOX FACE}')
+            for name, num_replicas in (("a", 1), ('b"\N{FOX FACE}', 2))
         ]
         self.requests = ReplicaRequests(models, board, board.slot("frontend"), lambda: num_bytes)
         self._wishes = ReplicaWishes(board)
@@ -108,3 +115,25 @@ def test_engines_that_leave_have_their_memory_yet() -> None:
     assert rig.wished
     rig.engines[2][EngineField.SEATING] = Seating.LEAVING
     assert rig.ask(*asked)[0] == 409
+
+
+def test_models_are_loaded_and_unloaded_by_name() -> None:
+    rig = Rig()
+    name = 'b"\N{FOX FACE}'
+    answer = rig.requests.load(ModelAction(name, UNLOAD))
+    assert isinstance(answer, AdminResponse)
+    assert (answer.status, json.loads(answer.body)["replicas"]) == (202, 0)
+    assert rig._wishes.take() == {1: 0}
+    for slot in rig.engines[4:]:
+        slot[EngineField.SEATING] = Seating.VACANT
+    rig.requests.load(ModelAction(name, LOAD))
+    assert rig._wishes.take() == {1: 2}, "as many as its flags say"
+    missing = rig.requests.load(ModelAction("other", LOAD))
+    assert isinstance(missing, Rejection)
+    assert missing.status == 404
+
+
+def test_loading_a_model_changes_no_number_of_replicas() -> None:
+    rig = Rig()
+    rig.requests.load(ModelAction("a", LOAD))
+    assert rig._wishes.take() == {0: 1}

@@ -1,8 +1,10 @@
 """A request goes where its first token is expected soonest."""
 
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_card import TINY_CARD
@@ -14,6 +16,7 @@ from headrace.ipc.messages import GenerateRequest, HttpRequest, Sampling, ToEngi
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PrefixIndex, create_prefix_index
 from headrace.ipc.sockets import Inbox, address
+from headrace.tokenizer_proc.load_queue import RoutedRequest
 from headrace.tokenizer_proc.replica_router import (
     ReplicaLoad,
     ReplicaRouter,
@@ -69,7 +72,7 @@ class Fleet:
         sequence = GenerateRequest(id, 0, 1, Sampling(), [], b"")
         ids = memoryview(array("I", prompt).tobytes()).cast("I")
         before = self.sent
-        self.router.send([(0, request, [(sequence, ids)])])
+        assert not self.router.send([RoutedRequest(0, request, [(sequence, ids)])])
         (engine,) = (index for index, num in enumerate(self.sent) if num > before[index])
         received = self.inboxes[engine].receive(DEADLINE_MS)
         assert received is not None
@@ -194,3 +197,84 @@ def test_an_engine_that_left_meanwhile_is_not_chosen(
         other[EngineField.PENDING_TOKENS] = 1000
     assert fleet.send(PROMPT) in (1, 2)
     assert fleet.sent[0] == 0
+
+
+def routed(number: int, num_sequences: int = 1, **fields: Any) -> RoutedRequest:
+    """Return a request of some sequences."""
+    id = request_id(0, number)
+    ids = memoryview(array("I", PROMPT).tobytes()).cast("I")
+    sequences = [
+        GenerateRequest(id + place, 0, 1, Sampling(), [], b"") for place in range(num_sequences)
+    ]
+    request = HttpRequest(id, "POST", "/v1/completions", 0.0, **fields)
+    return RoutedRequest(0, request, [(sequence, ids) for sequence in sequences])
+
+
+def received(fleet: Fleet, engine: int, count: int) -> list[int]:
+    """Return the numbers of the next requests that an engine gets."""
+    found = [fleet.inboxes[engine].receive(DEADLINE_MS) for _ in range(count)]
+    requests = [one[0] for one in found if one is not None]
+    return [one.id // request_id(0, 1) for one in requests if isinstance(one, GenerateRequest)]
+
+
+def vacate(fleet: Fleet) -> None:
+    for slot in fleet.slots:
+        slot[EngineField.SEATING] = Seating.VACANT
+
+
+def test_requests_wait_in_order_until_an_engine_serves(fleet: Fleet) -> None:
+    vacate(fleet)
+    assert not fleet.router.send([routed(1), routed(2, 2)])
+    assert not fleet.router.send([routed(3)])
+    assert fleet.slot[TokenizerField.WAITING] == 4
+    fleet.slots[1][EngineField.SEATING] = Seating.SEATED
+    fleet.slots[1][CommonField.STATE] = State.STARTING
+    assert not fleet.router.send_waiting()
+    assert fleet.router.are_waiting
+    fleet.slots[1][CommonField.STATE] = State.READY
+    assert not fleet.router.send([routed(4)])
+    ids = [request_id(0, number) for number in (1, 2, 3, 4)]
+    assert received(fleet, 1, 5) == [id // ids[0] for id in (ids[0], ids[1], ids[1] + 1, *ids[2:])]
+    assert fleet.slot[TokenizerField.WAITING] == 0
+    assert not fleet.router.are_waiting
+
+
+def test_a_model_that_is_unloaded_gets_only_what_it_had(fleet: Fleet) -> None:
+    vacate(fleet)
+    fleet.slots[2][EngineField.SEATING] = Seating.LEAVING
+    assert not fleet.router.send([routed(1), routed(2, engine=2)])
+    assert received(fleet, 2, 1) == [request_id(0, 2) // request_id(0, 1)]
+    assert fleet.slot[TokenizerField.WAITING] == 1
+
+
+def test_too_many_waiting_requests_are_refused(fleet: Fleet) -> None:
+    vacate(fleet)
+    first, second, third = (routed(number, 2) for number in (1, 2, 3))
+    fleet.router._waiting._limits = (3,)
+    assert not fleet.router.send([first, second])
+    (refusal,) = fleet.router.send([third, routed(4, resumes=1)])
+    assert refusal.request is third.request
+    assert refusal.error.status == 429
+    assert fleet.slot[TokenizerField.WAITING] == 5, "one that was accepted before waits"
+
+
+def test_waiting_requests_whose_clients_leave_are_dropped(fleet: Fleet) -> None:
+    vacate(fleet)
+    fleet.router.send([routed(1), routed(2)])
+    fleet.router.drop(lambda id: id == request_id(0, 1))
+    assert fleet.slot[TokenizerField.WAITING] == 1
+    fleet.slots[0][EngineField.SEATING] = Seating.SEATED
+    fleet.router.send_waiting()
+    assert received(fleet, 0, 1) == [request_id(0, 2) // request_id(0, 1)]
+
+
+def test_requests_for_a_model_that_failed_are_refused(fleet: Fleet) -> None:
+    vacate(fleet)
+    fleet.slots[1].last_death.record(1, "exited with status 4")
+    fleet.slots[1][EngineField.RETRY_NS] = time.monotonic_ns() + 10**12
+    (refusal,) = fleet.router.send([routed(1)])
+    assert refusal.error.status == 503
+    assert "exited with status 4; it is tried again after 1000 s" in str(refusal.error)
+    assert dict(refusal.error.headers)["retry-after"] == "1000"
+    fleet.slots[1][EngineField.RETRY_NS] = time.monotonic_ns()
+    assert not fleet.router.send([routed(1)]), "it is time"

@@ -11,7 +11,7 @@ import pytest
 from byte_encoder import ByteEncoder
 from tiny_card import TINY_CARD
 
-from headrace.board.board import Board, Seat, Timing
+from headrace.board.board import Board, Seat, State, Timing
 from headrace.board.fields import EngineField, FrontendField, TokenizerField
 from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.errors import RequestError
@@ -123,6 +123,7 @@ class Bench:
         board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0), *engines])
         for engine in board.of("engine"):
             engine[EngineField.MODEL] = engine.seat.index
+            engine.enter(State.READY)
         self.slot = board.slot("tokenizer")
         context = Context(self.slot.seat, board, self.slot, "info", 0)
         inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)

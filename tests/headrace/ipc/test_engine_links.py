@@ -9,7 +9,7 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, EngineField, Seating
 from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.messages import Abort, ToEngine
-from headrace.ipc.sockets import Inbox, address
+from headrace.ipc.sockets import HIGH_WATER, Inbox, address
 
 DEADLINE_MS = 120_000
 
@@ -53,3 +53,20 @@ def test_what_waits_for_an_engine_that_has_left_is_dropped(
     inbox.close()
     assert received is not None
     assert received[0] == Abort(2)
+
+
+def test_a_send_to_an_engine_that_leaves_does_not_wait_for_ever(
+    board: Board, tmp_path: Path
+) -> None:
+    slot, waits = board.slot("engine", 2), list[int]()
+
+    def on_wait() -> None:
+        waits.append(1)
+        if len(waits) == 2:
+            slot[EngineField.SEATING] = Seating.VACANT
+
+    links = EngineLinks(str(tmp_path), board, on_wait)
+    for number in range(HIGH_WATER + 1):  # the engine reads none
+        links.send(2, [(Abort(number), b"")])
+    assert len(waits) == 2
+    links.close()

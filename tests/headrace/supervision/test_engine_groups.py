@@ -15,6 +15,7 @@ from headrace.supervision.engine_groups import (
     EngineGroup,
     EnginePlace,
     check_groups,
+    load_policy,
     num_seats,
     places_of,
     reserved_bytes,
@@ -120,3 +121,30 @@ def test_models_on_gpus_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_seats([ServerConfig(device="cuda")], may_grow=True) == [1]
     assert num_seats([ServerConfig(engine="mock")], may_grow=True) == [MAX_REPLICAS]
     assert group("a", nbytes=100).replica_bytes == 0
+
+
+def test_memory_is_reserved_for_models_that_are_loaded_together() -> None:
+    sizes = {"a": 4, "b": 36, "c": 20}
+    groups = [group(name, nbytes=size, max_loaded_models=2) for name, size in sizes.items()]
+    assert [reserved_bytes(groups, own) for own in range(3)] == [27, 15, 27]
+    groups = [group(name, nbytes=4, max_loaded_models=0) for name in "ab"]
+    assert reserved_bytes(groups, 0) == 0, "the largest ones that fit are loaded"
+
+
+def test_models_are_loaded_by_number_or_as_memory_is_enough() -> None:
+    flags = {"device": "cpu", "kv_cache_memory_bytes": 10}
+
+    def num_first(most: int | None) -> int:
+        groups = [group(name, nbytes=40, max_loaded_models=most, **flags) for name in "abc"]
+        return load_policy(groups, memory_bytes=85).num_first
+
+    assert [num_first(most) for most in (None, 1, 2, 9, 0)] == [3, 1, 2, 3, 2]
+    shares = [group("a", device="cuda", gpu_memory_utilization=0.4, max_loaded_models=0)] * 3
+    assert load_policy(shares, memory_bytes=1).num_first == 2
+
+
+def test_seats_of_models_that_are_not_loaded_are_vacant() -> None:
+    board = Board.create(seats_of(*CONFIGS))
+    write_places(board, CONFIGS, num_first=2)
+    assert [slot.seat.index for slot in board.occupied("engine")] == [0, 1, 2]
+    assert [slot.seat.index for slot in board.occupied("worker")] == [0, 1, 2, 3]

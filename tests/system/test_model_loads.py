@@ -1,0 +1,169 @@
+"""Models that are loaded when they are asked for: no request fails, no text changes."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from servers import HELD, RunningServer, wait_until
+from stream_reader import REQUESTS, TIMEOUT_S, read
+from tiny_models import make_byte_folder
+
+from headrace.client.client import Client
+from headrace.client.responses import ModelLoad
+
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
+NAMES = ("first", "second", "third")
+MIXED = [REQUESTS[place] for place in (1, 2, 4, 8)]  # sampled, several, logprobs, whole
+NUM_ROUNDS = 3
+Answers = list[dict[str, Any]]
+
+
+class OnDemand(RunningServer):
+    """A server of several models that loads one at a time."""
+
+    def status(self, model: str) -> ModelLoad:
+        """Return whether a model is loaded."""
+        with Client(self.url) as client:
+            (found,) = (one.status for one in client.models() if one.id == model)
+        assert found is not None
+        return found
+
+    def await_status(self, model: str, value: str) -> None:
+        """Wait until a model is loaded, or whatever it is to be."""
+        wait_until(lambda: self.status(model).value == value, f"{model} is {value}")
+
+    def order(self, do: Callable[[Client], object]) -> None:
+        """Send a request with the operator's key."""
+        with Client(self.url, api_key="operator") as client:
+            do(client)
+
+    def find(self, title: str) -> psutil.Process | None:
+        """Return a process, if it is there."""
+        return self.ring.get(f"headrace: {title}")
+
+    async def read(self, model: str) -> Answers:
+        """Return what requests of several kinds are answered, sent at once."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S) as client:
+            answers = await asyncio.gather(
+                *(read(client, path, body | {"model": model}, lambda: None) for path, body in MIXED)
+            )
+        for answer in answers:
+            assert answer.pop("[].model") == model
+        return answers
+
+    async def read_often(self, model: str) -> list[Answers]:
+        """Return the answers of several rounds, one after the other."""
+        return [await self.read(model) for _ in range(NUM_ROUNDS)]
+
+    def refused(self, model: str) -> httpx.Response:
+        """Return the answer to a short request."""
+        body = {"prompt": "a", "max_tokens": 1, "model": model}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same model under several names."""
+    folder = tmp_path_factory.mktemp("models")
+    make_byte_folder(folder / NAMES[0])
+    for name in NAMES[1:]:
+        shutil.copytree(folder / NAMES[0], folder / name)
+    return {name: folder / name for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path]) -> Iterator[OnDemand]:
+    running = OnDemand(*map(str, folders.values()), *FLAGS, *HELD, "--max-loaded-models", "1")
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def expected(server: OnDemand) -> Answers:
+    """The answers of the model that the server starts with."""
+    assert [server.status(name).value for name in NAMES] == ["loaded", "unloaded", "unloaded"]
+    return asyncio.run(server.read("first"))
+
+
+def test_models_take_turns_under_load(server: OnDemand, expected: Answers) -> None:
+    async def read_both() -> list[list[Answers]]:
+        return await asyncio.gather(*(server.read_often(name) for name in NAMES[:2]))
+
+    before = server.metric("models_loads_total")
+    for answers in asyncio.run(read_both()):
+        assert answers == [expected] * NUM_ROUNDS
+    assert server.metric("models_loads_total") - before >= 2
+    assert sorted(server.status(name).value == "loaded" for name in NAMES) == [False, False, True]
+    assert server.metric("models_waiting") == 0
+    for path in ("health", "ready", "startup"):
+        assert httpx.get(f"{server.url}/{path}").status_code == 200
+
+
+def test_an_engine_that_is_killed_while_it_loads(server: OnDemand, expected: Answers) -> None:
+    server.order(lambda client: client.load("first"))
+    server.await_status("first", "loaded")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(asyncio.run, server.read("second"))
+        wait_until(lambda: server.find("engine 1") is not None, "the second one starts")
+        assert server.status("second").waiting > 0
+        engine = server.find("engine 1")
+        assert engine is not None
+        engine.kill()
+        assert reading.result() == expected
+
+
+def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: Answers) -> None:
+    server.order(lambda client: client.load("first"))
+    server.await_status("first", "loaded")
+    worker, engine = server.find("worker 0"), server.find("engine")
+    assert worker is not None
+    assert engine is not None
+    with ThreadPoolExecutor(2) as pool:
+        worker.suspend()
+        try:
+            reading = [pool.submit(asyncio.run, server.read("first"))]
+            wait_until(lambda: server.metric("num_requests_running") > 0, "it has requests")
+            reading += [pool.submit(asyncio.run, server.read("second"))]
+            server.await_status("first", "unloading")
+        finally:
+            engine.kill()
+        assert [one.result() for one in reading] == [expected, expected]
+
+
+def test_a_model_that_cannot_be_loaded_holds_up_no_other(
+    server: OnDemand, folders: dict[str, Path], expected: Answers
+) -> None:
+    away = folders["third"].rename(folders["third"].with_name("away"))
+    try:
+        answer = server.refused("third")
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_not_loaded"
+        assert "third" in answer.json()["error"]["message"]
+        assert 1 <= int(answer.headers["retry-after"]) <= 5
+        assert server.status("third").failed
+        assert server.refused("third").status_code == 503, "at once"
+        assert asyncio.run(server.read("second")) == expected
+    finally:
+        away.rename(folders["third"])
+    server.order(lambda client: client.load("third"))
+    server.await_status("third", "loaded")
+    assert asyncio.run(server.read("third")) == expected
+    assert server.metric("models_failed_loads_total") == 1
+
+
+def test_operators_unload_and_load_models(server: OnDemand, expected: Answers) -> None:
+    server.order(lambda client: client.load("second"))
+    server.await_status("second", "loaded")
+    server.order(lambda client: client.unload("second"))
+    server.await_status("second", "unloaded")
+    wait_until(lambda: server.find("worker 1") is None, "its memory is free")
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert asyncio.run(server.read("second")) == expected, "it is loaded again"
+    with Client(server.url) as client, pytest.raises(Exception, match="key"):
+        client.unload("second")
