@@ -1,15 +1,18 @@
-"""Measure replicas of a model: their throughput, and what routing by cached prefixes saves.
+"""Measure several engines: throughput of replicas, what routing saves, and loads on demand.
 
 Method: throughput is of mock engines whose steps take as long as an estimate of a GPU's, so the
         ring alone limits it. 64 clients per replica chat at once, each chat followed by the next.
         Routing is of the demo model: conversations over four replicas, of which each turn adds to
         the one before, all at once. Beside them, four servers take the turns by rotation, as a load
         balancer does that knows no prefixes. Work is counted by the servers. The order alternates.
+        Loads are of the demo model under two names, of which one is loaded. The other is asked, and
+        the time until its first token is taken.
 Run:    python bench/fleet.py --rounds 2
 """
 
 import asyncio
 import itertools
+import json
 import statistics
 import subprocess
 import sys
@@ -18,7 +21,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from support import models
 from support.chats import chat
@@ -41,7 +44,8 @@ NUM_LONE = 400  # requests in a round, one by one
 ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
-ROWS = ("throughput", "conversations", "alike", "choice", "remote")
+ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads")
+LOADED, ON_DEMAND = "loaded", "on demand"
 Turn = list[list[int]]  # a prompt of each conversation
 
 
@@ -178,6 +182,23 @@ def measure_remote(report: Report, rounds: int) -> None:
         measure_lone(report, rounds, "one engine elsewhere", servers)
 
 
+def measure_loads(report: Report, rounds: int) -> None:
+    """Measure a model's first token that has to load, as two models take turns."""
+    wait = Quantity("loads, first token", "ms", {LOADED: [], ON_DEMAND: []})
+    names = "one", "two"
+    models_of = [{"model": str(models.demo_model()), "served_model_name": name} for name in names]
+    with NamedTemporaryFile("w", suffix=".yaml") as file, ExitStack() as stack:
+        file.write(json.dumps({"models": models_of}))
+        file.flush()
+        flags = ("--config", file.name, "--max-loaded-models", "1")
+        server = stack.enter_context(headrace(*flags))
+        for name in itertools.islice(itertools.cycle(reversed(names)), 2 * rounds):
+            for system in (ON_DEMAND, LOADED):
+                (answer,) = complete(server.url, ["Once upon"], max_tokens=1, models=[name])
+                wait.samples[system].append(1e3 * (answer.first - answer.sent))
+    report.add(wait)
+
+
 def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=2)
@@ -196,6 +217,8 @@ def main() -> None:
         measure_choice(report, args.rounds)
     if "remote" in args.only:
         measure_remote(report, args.rounds)
+    if "loads" in args.only:
+        measure_loads(report, args.rounds)
     report.finish()
 
 

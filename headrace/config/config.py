@@ -96,8 +96,7 @@ class ServerConfig:
     )
     max_loaded_models: int | None = flag(
         None,
-        "models loaded at once; others load when they are asked for, and the least recently used "
-        "one leaves; 0 is as many as memory is enough for; default: all, from the start",
+        "models loaded at once; others load on demand; 0 is what memory holds; default: all",
     )
     disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
     enforce_eager: bool = flag(False, "no CUDA graphs: faster start, slower steps")

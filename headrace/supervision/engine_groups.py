@@ -17,6 +17,7 @@ from headrace.config.config import CPU_KV_BYTES, ServerConfig, flag_name
 from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.errors import ConfigError
+from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.schema_fingerprint import fingerprint
 from headrace.supervision.load_policy import LoadPolicy
 from headrace.system.machine import has_gpus
@@ -211,6 +212,19 @@ def check_groups(groups: Sequence[EngineGroup]) -> None:
                 f"two models are called {name}; give one a served_model_name below models in "
                 "--config"
             )
+
+
+def check_key(config: ServerConfig) -> None:
+    """Have the key of links to other machines, if there are any.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if config.engine_key_file is None:
+        return
+    if config.engine_listen is not None:
+        make_key(config.engine_key_file)
+    read_key(config.engine_key_file)
 
 
 def reserved_bytes(groups: Sequence[EngineGroup], own: int) -> int:

@@ -28,7 +28,6 @@ from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.config.chaos import Chaos, parse_chaos
-from headrace.config.config import ServerConfig
 from headrace.config.lora_modules import lora_modules
 from headrace.config.process_configs import (
     CrashConfig,
@@ -42,7 +41,6 @@ from headrace.errors import ConfigError, HeadraceError, InvalidValue
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
-from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
@@ -53,6 +51,7 @@ from headrace.supervision.engine_files import EngineFiles
 from headrace.supervision.engine_groups import (
     EngineGroup,
     check_groups,
+    check_key,
     load_policy,
     write_places,
 )
@@ -130,12 +129,11 @@ class Supervisor:
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
         write_places(self.board, configs, may_grow and not takes_images, policy.num_first)
-        self._arena = None
-        if takes_images:
-            self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
-        self._fetched = None
-        if Seat("fetcher", 0) in seats:
-            self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
+        num_regions, region_bytes = config.preprocess_procs, config.image_memory_bytes
+        self._arena = Arena.create(num_regions, region_bytes) if takes_images else None
+        fetched_bytes = FETCHED_BODIES * config.max_body_bytes
+        fetches = Seat("fetcher", 0) in seats
+        self._fetched = Arena.create(1, fetched_bytes) if fetches else None
         self._files = EngineFiles(self.board, configs, takes_images)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
@@ -572,19 +570,6 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 left.append(child)
         return left
-
-
-def check_key(config: ServerConfig) -> None:
-    """Have the key of links to other machines, if there are any.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if config.engine_key_file is None:
-        return
-    if config.engine_listen is not None:
-        make_key(config.engine_key_file)
-    read_key(config.engine_key_file)
 
 
 def is_engine(child: SeatedProcess) -> bool:

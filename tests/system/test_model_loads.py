@@ -47,6 +47,11 @@ class OnDemand(RunningServer):
         """Return a process, if it is there."""
         return self.ring.get(f"headrace: {title}")
 
+    @property
+    def num_sequences(self) -> float:
+        """How many sequences all engines have."""
+        return self.metric("num_requests_running") + self.metric("num_requests_waiting")
+
     async def read(self, model: str) -> Answers:
         """Return what requests of several kinds are answered, sent at once."""
         async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S) as client:
@@ -128,7 +133,7 @@ def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: An
         worker.suspend()
         try:
             reading = [pool.submit(asyncio.run, server.read("first"))]
-            wait_until(lambda: server.metric("num_requests_running") > 0, "it has requests")
+            wait_until(lambda: server.num_sequences > 0, "it has requests")
             reading += [pool.submit(asyncio.run, server.read("second"))]
             server.await_status("first", "unloading")
         finally:
