@@ -7,7 +7,8 @@ from headrace.board.fields import CommonField
 class ReplacementWatch:
     """Reports deaths of processes of some roles once others can do their work.
 
-    That is once a successor is ready; for an engine, as soon as another of its model is.
+    That is once a successor is ready; for an engine, as soon as another of its model is. Where none
+    follows, because its model is unloaded, requests wait until that is loaded again.
     """
 
     def __init__(self, board: Board, roles: tuple[str, ...]) -> None:
@@ -21,10 +22,14 @@ class ReplacementWatch:
         found = []
         for place, slot in enumerate(self._slots):
             deaths = slot[CommonField.DEATHS]
-            if deaths != self._deaths[place] and (is_ready(slot) or self._has_replica(slot)):
+            if deaths != self._deaths[place] and self._can_go_on(slot):
                 found.append(slot.seat)
                 self._deaths[place] = deaths
         return found
+
+    def _can_go_on(self, slot: Slot) -> bool:
+        """Whether a process takes the work of the one that died, or, where none follows, may."""
+        return is_ready(slot) or self._board.is_vacant(slot) or self._has_replica(slot)
 
     def _has_replica(self, slot: Slot) -> bool:
         """Whether another process that serves takes the requests of this one."""
