@@ -47,6 +47,11 @@ class OnDemand(RunningServer):
         """Return a process, if it is there."""
         return self.ring.get(f"headrace: {title}")
 
+    @property
+    def num_sequences(self) -> float:
+        """How many sequences all engines have."""
+        return self.metric("num_requests_running") + self.metric("num_requests_waiting")
+
     async def read(self, model: str) -> Answers:
         """Return what requests of several kinds are answered, sent at once."""
         async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S) as client:
@@ -116,6 +121,24 @@ def test_an_engine_that_is_killed_while_it_loads(server: OnDemand, expected: Ans
         assert engine is not None
         engine.kill()
         assert reading.result() == expected
+
+
+def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: Answers) -> None:
+    server.order(lambda client: client.load("first"))
+    server.await_status("first", "loaded")
+    worker, engine = server.find("worker 0"), server.find("engine")
+    assert worker is not None
+    assert engine is not None
+    with ThreadPoolExecutor(2) as pool:
+        worker.suspend()
+        try:
+            reading = [pool.submit(asyncio.run, server.read("first"))]
+            wait_until(lambda: server.num_sequences > 0, "it has requests")
+            reading += [pool.submit(asyncio.run, server.read("second"))]
+            server.await_status("first", "unloading")
+        finally:
+            engine.kill()
+        assert [one.result() for one in reading] == [expected, expected]
 
 
 def test_a_model_that_cannot_be_loaded_holds_up_no_other(
