@@ -26,7 +26,7 @@ class RoutedRequest(NamedTuple):
 class Refusal(NamedTuple):
     """A request that does not wait any longer, and why."""
 
-    request: HttpRequest
+    routed: RoutedRequest
     error: RequestError
 
 
@@ -72,7 +72,7 @@ class LoadQueue:
 
     def fail(self, model: int, error: RequestError) -> list[Refusal]:
         """Refuse what waits for a model."""
-        refusals = [Refusal(routed.request, error) for routed in self._queues[model]]
+        refusals = [Refusal(routed, error) for routed in self._queues[model]]
         self._queues[model].clear()
         self._count(model)
         return refusals

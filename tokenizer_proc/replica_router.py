@@ -98,7 +98,7 @@ class ReplicaRouter:
             try:
                 self._waiting.add(routed)
             except QueueFull as error:
-                refusals.append(Refusal(routed.request, error))
+                refusals.append(Refusal(routed, error))
         self._send(parcels)
         return refusals + self.send_waiting()
 

@@ -240,7 +240,10 @@ class Service:
 
     def _refuse(self, refusals: list[Refusal]) -> None:
         """Answer requests that no engine takes."""
-        for request, error in refusals:
+        for (_, request, prompts), error in refusals:
+            if self._images is not None:
+                for sequence, _ in prompts:
+                    self._images.take_back(sequence.images)
             self._respond(request, error_response(error, request.path))
             self._slot.add(TokenizerField.REFUSED)
 

@@ -12,6 +12,9 @@ OWN = {
     EngineField.IS_SPARE,
     EngineField.IS_REMOTE,
     EngineField.TAKEN_TOKENS,
+    EngineField.LOADS,
+    EngineField.FAILED_LOADS,
+    EngineField.RETRY_NS,
 }
 MOMENTS = (EngineField.STEPPED_NS, EngineField.STEP_DUE_NS)
 FIRST = EngineField.first_word()

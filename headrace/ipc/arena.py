@@ -136,6 +136,11 @@ class Region:
         """Count a place's content as sent to the engine once more."""
         self._words[place // PAGE_BYTES * WORDS] += 1
 
+    def take_back(self, tensor: Tensor) -> None:
+        """Count a tensor as sent once less: it has not gone to the engine."""
+        if self.generation(tensor.offset) == tensor.generation:
+            self._words[tensor.offset // PAGE_BYTES * WORDS] -= 1
+
     def num_sent(self, place: int) -> int:
         """Return how often a place's content was sent without a release by the engine."""
         word = place // PAGE_BYTES * WORDS

@@ -41,7 +41,7 @@ class ModelHistory:
     loaded_at: float | None = None
     load_s: float = 0.0  # that its last load took
     is_asked: bool = False  # by an operator
-    num_failures: int = 0  # in a row
+    delay_s: float = FIRST_RETRY_S  # after a failure that comes next
     retry_at: float = float("-inf")
 
 
@@ -72,7 +72,7 @@ class LoadPolicy:
     def ask(self, model: int) -> None:
         """Have a model loaded as if a request waited for it, failures or not."""
         history = self._histories[model]
-        history.is_asked, history.num_failures, history.retry_at = True, 0, float("-inf")
+        history.is_asked, history.delay_s, history.retry_at = True, FIRST_RETRY_S, float("-inf")
 
     def forget(self, model: int) -> None:
         """Have a model loaded for requests alone."""
@@ -82,9 +82,8 @@ class LoadPolicy:
         """Note that a model could not be loaded; return when it may be tried again."""
         history = self._histories[model]
         history.is_asked, history.loading_since = False, None
-        delay_s = min(FIRST_RETRY_S * 2**history.num_failures, LAST_RETRY_S)
-        history.num_failures += 1
-        history.retry_at = now + delay_s
+        history.retry_at = now + history.delay_s
+        history.delay_s = min(2 * history.delay_s, LAST_RETRY_S)
         return history.retry_at
 
     def decide(self, models: Sequence[ModelDemand], now: float) -> LoadDecision:
@@ -121,7 +120,7 @@ class LoadPolicy:
                 if history.loaded_at is None:
                     began = now if history.loading_since is None else history.loading_since
                     history.loaded_at, history.load_s = now, now - began
-                    history.used_at, history.num_failures = now, 0
+                    history.used_at, history.delay_s = now, FIRST_RETRY_S
                 if demand.is_busy or demand.num_waiting:
                     history.used_at = now
                 history.is_asked, history.loading_since = False, None

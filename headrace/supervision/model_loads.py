@@ -69,9 +69,15 @@ class ModelLoads:
             started += engines
         return started
 
-    def fail(self, engine: int) -> None:
-        """Note that an engine could not start. Its model has failed if it has no other."""
+    def fail(self, engine: int, error: OSError | None = None) -> None:
+        """Note that an engine could not start. Its model has failed if it has no other.
+
+        Args:
+            error: why there was no process; otherwise the engine's death tells.
+        """
         slot = self._board.slot("engine", engine)
+        if error is not None:
+            slot.last_death.record(0, f"could not be started: {error}")
         model = slot[EngineField.MODEL]
         if model_state(self._board, model) in (ModelState.LOADED, ModelState.LOADING):
             return

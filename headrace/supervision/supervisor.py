@@ -395,9 +395,15 @@ class Supervisor:
         except OSError as error:
             log.error("%s cannot be started: %s", seat, error)
             self._engine_seats.vacate(index)
+            self._loads.fail(index, error)
             return
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _may_lack(self, child: SeatedProcess) -> bool:
+        """Whether the server goes on without an engine: a new one, or one that loads on demand."""
+        is_on_demand = self._is_up and self._config.max_loaded_models is not None
+        return child.is_new or (is_engine(child) and is_on_demand)
 
     def _give_up(self, child: SeatedProcess) -> None:
         """Have no other engine follow one that is leaving and has died."""
@@ -451,6 +457,10 @@ class Supervisor:
         except OSError as error:
             delay_s = child.restarts.delay_s()
             if delay_s is None:
+                if self._may_lack(child):
+                    self._vacate(child)
+                    self._loads.fail(child.seat.index, error)
+                    return
                 raise ChildDied(child.seat, ExitStatus.SHORT_OF, str(error)) from None
             log.warning("%s cannot be started: %s; trying again", child.seat, error)
             child.start_at = time.monotonic() + delay_s
@@ -519,7 +529,7 @@ class Supervisor:
         death = ChildDied(child.seat, code, slot.exit_reason)
         how = f"was {'ended' if is_leaving else 'replaced'} on request" if is_wanted else death.how
         slot.last_death.record(child.process.pid, how)
-        is_given_up = is_leaving or (delay_s is None and child.is_new)
+        is_given_up = is_leaving or (delay_s is None and self._may_lack(child))
         if delay_s is not None or is_given_up:
             then = "its seat is vacant" if is_given_up else "starting another"
             level = logging.INFO if is_wanted else logging.WARNING

@@ -253,7 +253,7 @@ def test_too_many_waiting_requests_are_refused(fleet: Fleet) -> None:
     fleet.router._waiting._limits = (3,)
     assert not fleet.router.send([first, second])
     (refusal,) = fleet.router.send([third, routed(4, resumes=1)])
-    assert refusal.request is third.request
+    assert refusal.routed is third
     assert refusal.error.status == 429
     assert fleet.slot[TokenizerField.WAITING] == 5, "one that was accepted before waits"
 

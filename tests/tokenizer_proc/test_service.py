@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,11 +15,14 @@ from tiny_card import TINY_CARD
 from headrace.board.board import Board, Seat, State, Timing
 from headrace.board.fields import EngineField, FrontendField, TokenizerField
 from headrace.config.process_configs import ModelCard, TokenizerConfig
-from headrace.errors import RequestError
+from headrace.errors import QueueFull, RequestError
 from headrace.ipc.messages import (
     Abort,
+    GenerateRequest,
     HttpRequest,
+    Image,
     Message,
+    Sampling,
     ToEngine,
     ToFrontend,
     ToTokenizer,
@@ -41,6 +45,7 @@ from headrace.tokenizer_proc.jobs.stages import (
     Stages,
     Text,
 )
+from headrace.tokenizer_proc.load_queue import Refusal, RoutedRequest
 from headrace.tokenizer_proc.offload_pool import OffloadPool
 from headrace.tokenizer_proc.requests.constraints import Constraint
 from headrace.tokenizer_proc.routes import Routes
@@ -429,6 +434,18 @@ def test_backlog_of_others_survives_abandoned_requests(
     bench.abort(1)
     assert bench.service.handle(DEADLINE_MS)
     assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes
+
+
+def test_images_of_a_refused_request_are_taken_back(bench: Bench) -> None:
+    taken_back: list[Image] = []
+    bench.service._images = cast("Any", SimpleNamespace(take_back=taken_back.extend))
+    images = [Image(key, 0, 1, 1, {}) for key in (b"a", b"b")]
+    ids = memoryview(b"").cast("I")
+    prompts = [(GenerateRequest(0, 0, 1, Sampling(), [], b"", images=images), ids)] * 2
+    routed = RoutedRequest(0, HttpRequest(request_id(0, 1), "POST", PATH, 0.0), prompts)
+    bench.service._refuse([Refusal(routed, QueueFull())])
+    assert taken_back == images * 2, "once for each sequence"
+    assert bench.frontend.receive(DEADLINE_MS) is not None
 
 
 def test_request_goes_to_the_model_that_it_names(

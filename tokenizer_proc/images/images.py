@@ -163,6 +163,11 @@ class Images:
             for stored, image in pairs
         ]
 
+    def take_back(self, images: Sequence[Image]) -> None:
+        """Count images as sent once less: their request is refused."""
+        for image in images:
+            self._store.take_back(image.tensors.values())
+
     def show(self) -> None:
         """Publish the arena's contents on the board."""
         slot, store = self._slot, self._store

@@ -5,7 +5,7 @@ prepared again. Without room, a request waits for the engine.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,11 @@ class ImageStore:
             generation = self._region.generation(tensor.offset)
             tensors[name] = Tensor(tensor.offset, generation, tensor.dtype, tensor.shape)
         return tensors
+
+    def take_back(self, tensors: Iterable[Tensor]) -> None:
+        """Count an image as sent once less: its request is refused."""
+        for tensor in tensors:
+            self._region.take_back(tensor)
 
     def clear(self) -> None:
         """Give up all that the engine is done with."""

@@ -11,15 +11,22 @@ def test_words_of_an_engine_come_to_its_seat_elsewhere() -> None:
     there, here = (Board.create([Seat("engine", 0)]).slot("engine") for _ in range(2))
     there[EngineField.STEPS], there[EngineField.STEPPED_NS] = 7, 1_000
     there.histogram(Timing.STEP).observe(3)
-    for field in (EngineField.MODEL, EngineField.SEATING, EngineField.TAKEN_TOKENS):
+    own = (
+        EngineField.MODEL,
+        EngineField.SEATING,
+        EngineField.TAKEN_TOKENS,
+        EngineField.LOADS,
+        EngineField.FAILED_LOADS,
+        EngineField.RETRY_NS,
+    )
+    for field in own:
         there[field], here[field] = 1, 2
     write_words(here, memoryview(read_words(there, AHEAD_NS, is_busy=True, with_histograms=True)))
     assert here[EngineField.STEPS] == 7
     assert here[EngineField.STEPPED_NS] == 1_000 + AHEAD_NS
     assert here[EngineField.STEP_DUE_NS] == 0
     assert here[EngineField.IS_BUSY] == 1
-    assert here[EngineField.MODEL] == here[EngineField.SEATING] == 2
-    assert here[EngineField.TAKEN_TOKENS] == 2
+    assert [here[field] for field in own] == [2] * len(own)
     assert here.histogram_words == there.histogram_words
 
 

@@ -1,5 +1,6 @@
 """The parts of the supervisor that start no process."""
 
+import os
 import signal
 from collections import deque
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ from headrace.config.config import ServerConfig
 from headrace.exit_status import ExitStatus
 from headrace.runtime.roles import ROLES, title
 from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.load_policy import FIRST_RETRY_S, LoadPolicy
+from headrace.supervision.model_loads import ModelLoads
 from headrace.supervision.seats import seats_of
 from headrace.supervision.supervisor import ChildDied, SeatedProcess, Supervisor
 
@@ -110,3 +113,61 @@ def test_a_renewal_that_more_replicas_end_is_over() -> None:
     rig.seats.resize(0, 2)
     rig.supervisor._renew()
     assert rig.supervisor._renewing is None
+
+
+class OnDemandRig(Rig):
+    """A server that goes on without engines. The first one is unloaded, and none starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.board.slot("engine", 0)[EngineField.SEATING] = Seating.VACANT
+        self.supervisor._is_up = True
+        self.supervisor._config = SimpleNamespace(max_loaded_models=1)
+        groups: Any = [
+            SimpleNamespace(
+                card=SimpleNamespace(name="model"), config=SimpleNamespace(data_parallel_size=2)
+            )
+        ]
+        policy = LoadPolicy([1], 1)
+        self.supervisor._loads = ModelLoads(self.board, groups, self.seats, policy, lambda: 0)
+        self.supervisor._spawn = self.spawn
+        self.supervisor._crash_reports = SimpleNamespace(make=lambda *_: None)
+        self.supervisor._selector = SimpleNamespace(unregister=lambda _fd: None)
+
+    def spawn(self, seat: Seat) -> None:
+        """Fail as where there are too many processes."""
+        self.seats.take(seat.index)
+        raise BlockingIOError("no process is left")
+
+    def assert_failed(self, how: str) -> None:
+        """Check that the second engine's seat is vacant, and that clients are told why."""
+        slot = self.board.slot("engine", 1)
+        assert slot[EngineField.SEATING] == Seating.VACANT
+        assert slot[EngineField.FAILED_LOADS] == 1
+        assert slot[EngineField.RETRY_NS] == FIRST_RETRY_S * 1e9
+        assert slot.last_death.how == how
+        assert self.children[1] not in self.supervisor._children
+
+
+def test_an_engine_that_cannot_be_spawned_fails_its_load() -> None:
+    rig = OnDemandRig()
+    rig.supervisor._children = rig.children[:1]
+    rig.supervisor._add_engine(1)
+    rig.assert_failed("could not be started: no process is left")
+
+
+def test_an_engine_that_cannot_be_spawned_again_fails() -> None:
+    rig = OnDemandRig()
+    for _ in range(4):
+        rig.children[1].start_at = 0.0
+        rig.supervisor._restart()
+    rig.assert_failed("could not be started: no process is left")
+
+
+def test_an_engine_on_demand_that_gives_up_ends_no_server() -> None:
+    rig = OnDemandRig()
+    rig.children[1].pidfd = os.open(os.devnull, os.O_RDONLY)
+    rig.children[1].process.pid = 1
+    rig.children[1].process.stacks = SimpleNamespace(take=lambda: "", close=lambda: None)
+    rig.supervisor._handle_exit(rig.children[1], ExitStatus.BAD_MODEL)
+    rig.assert_failed(f"exited with {int(ExitStatus.BAD_MODEL)}")

@@ -104,6 +104,22 @@ def test_an_image_that_was_sent_twice_is_needed_twice(rig: Rig) -> None:
     assert not rig.when_waiting
 
 
+def test_what_is_taken_back_makes_room(rig: Rig) -> None:
+    stored = rig.put("a", 5)
+    sent, refused = rig.store.send(stored), rig.store.send(stored)
+    rig.store.take_back(refused.values())
+    assert rig.store.sent_bytes() == 5 * PAGE_BYTES
+    rig.release(sent)
+    assert rig.store.sent_bytes() == 0
+    before = rig.store.send(stored)
+    rig.region.forget_sent()
+    after = rig.store.send(stored)
+    rig.store.take_back(before.values())
+    assert rig.store.sent_bytes() == 5 * PAGE_BYTES, "the engine's death has counted the other"
+    rig.store.take_back(after.values())
+    assert rig.store.sent_bytes() == 0
+
+
 def test_a_prompts_images_do_not_drive_each_other_out(rig: Rig) -> None:
     first, stranger = rig.put("a", 3), rig.put("b", 3)
     second = rig.put("c", 4, beside=[first])
