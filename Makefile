@@ -38,14 +38,15 @@ bench: .venv/dev
 	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
 
 # Long, and not a part of `make test`: 100,000 collectives of random sizes, CHAOS_S seconds in which
-# processes end at random, with one model and with two, 50 kills of servers with a KV store, four of
-# one with a host tier, 200 adapters used at random, then what is left behind after 100,000 streams
-# cut short.
+# processes end at random, with one model and with two, deaths while models load and leave, 50 kills
+# of servers with a KV store, four of one with a host tier, 200 adapters used at random, then what is
+# left behind after 100,000 streams cut short.
 CHAOS_S ?= 1800
 soak: .venv/dev
 	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/collectives/test_shm_all_reduce.py -k random
 	TEST_S=0 CHAOS_S=$(CHAOS_S) $(BIN)/pytest tests/system/test_recovery.py -k chaos
 	TEST_S=0 CHAOS_S=$(CHAOS_S) $(BIN)/pytest tests/system/test_models.py -k chaos
+	TEST_S=0 MODEL_LOADS=1 $(BIN)/pytest tests/system/test_model_loads.py
 	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest tests/system/test_remote_engines.py
 	TEST_S=0 STORE_KILLS=50 $(BIN)/pytest tests/system/test_kv_store.py -k random
 	TEST_S=0 HOST_TIER_TP=2 HOST_TIER_KILLS="worker 1,engine,kv_store 0,worker 0" \

@@ -123,7 +123,8 @@ class Detokenizer:
     def _begin_anew(self, all_is_here: bool) -> None:
         """Send the engines of a model the tokens that were generated under one that has died.
 
-        The requests will be sent again, to any of these: what is here belongs to their old ids.
+        The requests will be sent again, to any of these: what is here belongs to their old ids. It
+        is kept while there are none, because their model is unloaded.
 
         Args:
             all_is_here: nothing waits in the inbox. What comes while a replacement is not ready was
@@ -132,13 +133,20 @@ class Detokenizer:
         for index, engine in enumerate(self._engines):
             if not engine.has_died or not (all_is_here or engine.is_ready):
                 continue
+            heirs = [
+                other
+                for other, each in enumerate(self._engines)
+                if each.model == engine.model and (each.is_ready or each.is_starting)
+            ]
+            responses = self._responses.get(index)
+            if responses and not heirs:
+                continue
             engine.note()
-            responses = self._responses.pop(index, None)
-            if responses is not None and len(responses):
+            self._responses.pop(index, None)
+            if responses:
                 generated = responses.generated()
-                for other, each in enumerate(self._engines):
-                    if each.model == engine.model and (each.is_ready or each.is_starting):
-                        self._links.send(other, [generated])
+                for other in heirs:
+                    self._links.send(other, [generated])
             if self._stats is not None:
                 self._stats.clear()
 

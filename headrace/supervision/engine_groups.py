@@ -4,7 +4,6 @@ Groups follow each other in the order of the models, and so do the seats of thei
 these engines' workers. Seats for further engines come after all of those.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -69,9 +68,13 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
     def memory_share(self, memory_bytes: int) -> float:
         """Return which share of its GPUs or of a CPU's memory the engines of its flags may take."""
+        return self.config.data_parallel_size * self.replica_share(memory_bytes)
+
+    def replica_share(self, memory_bytes: int) -> float:
+        """Return the share that one of them may take."""
         if expects_gpus(self.config):
-            return self.config.data_parallel_size * self.config.gpu_memory_utilization
-        return self.config.data_parallel_size * self.replica_bytes / memory_bytes
+            return self.config.gpu_memory_utilization
+        return self.replica_bytes / memory_bytes
 
     @property
     def terms(self) -> dict[str, str]:
@@ -239,12 +242,16 @@ def reserved_bytes(groups: Sequence[EngineGroup], own: int) -> int:
 
 
 def load_policy(groups: Sequence[EngineGroup], memory_bytes: int) -> LoadPolicy:
-    """Return which models are loaded together: all, so many, or as many as memory is enough for.
+    """Return which models are loaded together: so many, or as many as memory is enough for.
+
+    Without a flag these are all, as long as none has more engines than its flags say.
 
     Args:
         memory_bytes: of this machine, or its container.
     """
     most = groups[0].config.max_loaded_models
-    if most == 0:
-        return LoadPolicy([group.memory_share(memory_bytes) for group in groups], 1.0)
-    return LoadPolicy([1.0] * len(groups), math.inf if most is None else most)
+    if most:
+        return LoadPolicy([1.0] * len(groups), most)
+    shares = [group.memory_share(memory_bytes) for group in groups]
+    limit = 1.0 if most == 0 else max(sum(shares), 1.0)
+    return LoadPolicy(shares, limit, [group.replica_share(memory_bytes) for group in groups])

@@ -51,9 +51,14 @@ class LoadPolicy:
     Args:
         shares: of the room, that each model takes.
         limit: the room.
+        growths: of the room, that each further engine of a model takes. None is nothing.
     """
 
-    def __init__(self, shares: Sequence[float], limit: float) -> None:
+    def __init__(
+        self, shares: Sequence[float], limit: float, growths: Sequence[float] | None = None
+    ) -> None:
+        self._least = shares
+        self._growths = growths or [0.0] * len(shares)
         self._shares = [min(share, limit) for share in shares]  # the largest one fits alone
         self._limit = limit + ROUNDING
         self._histories = [ModelHistory() for _ in shares]
@@ -68,6 +73,11 @@ class LoadPolicy:
             if sum(self._shares[:count]) <= self._limit
         )
         return max(fitting)
+
+    def resize(self, model: int, num_further: int) -> None:
+        """Note how many engines a model has beyond those of its flags."""
+        share = self._least[model] + self._growths[model] * num_further
+        self._shares[model] = min(share, self._limit - ROUNDING)
 
     def ask(self, model: int) -> None:
         """Have a model loaded as if a request waited for it, failures or not."""

@@ -37,7 +37,8 @@ class ModelLoads:
     ) -> None:
         self._board = board
         self._names = [group.card.name for group in groups]
-        self._sizes = [group.config.data_parallel_size for group in groups]
+        self._least = [group.config.data_parallel_size for group in groups]
+        self._sizes = list(self._least)
         self._seats = seats
         self._policy = policy
         self._clock = clock
@@ -56,6 +57,9 @@ class ModelLoads:
         started: list[int] = []
         for model, count in self._wishes.take().items():
             started += self._grant(model, count)
+        for model, size in enumerate(self._sizes):
+            num_engines = max(size, self._num_engines(model))
+            self._policy.resize(model, num_engines - self._least[model])
         demands = [self._demand_of(model) for model in range(len(self._names))]
         decision = self._policy.decide(demands, self._clock())
         for model in decision.unload:
@@ -96,6 +100,13 @@ class ModelLoads:
             return self._seats.resize(model, count)
         self._policy.ask(model)
         return []
+
+    def _num_engines(self, model: int) -> int:
+        """Return how many engines of a model there are here, those that leave included."""
+        return sum(
+            not slot[EngineField.IS_REMOTE] and not self._board.is_vacant(slot)
+            for slot in self._engines[model]
+        )
 
     def _demand_of(self, model: int) -> ModelDemand:
         engines, tokenizers = self._engines[model], self._board.of("tokenizer")

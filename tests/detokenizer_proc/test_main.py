@@ -11,7 +11,13 @@ from byte_responses import ByteVocabulary, make_plan
 from tiny_card import TINY_CARD
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import CommonField, DetokenizerField, FrontendField
+from headrace.board.fields import (
+    CommonField,
+    DetokenizerField,
+    EngineField,
+    FrontendField,
+    Seating,
+)
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
@@ -91,6 +97,20 @@ def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
     ids, tokens = bench.generated()
     assert sorted(ids) == [OLD, NEW]
     assert sorted(tokens) == sorted(b"abc")
+    assert not bench.detokenizer._responses
+
+
+def test_what_an_unloaded_engine_had_is_kept_for_the_next(bench: Bench) -> None:
+    bench.tell(OLD, b"ab")
+    bench.engine_slot[EngineField.SEATING] = Seating.VACANT
+    bench.engine_slot.die()
+    bench.detokenizer.work()
+    assert len(bench.detokenizer._responses[0]) == 1
+    assert bench.engine.receive(0) is None
+    bench.engine_slot[EngineField.SEATING] = Seating.SEATED
+    bench.engine_slot.enter(State.STARTING)
+    bench.detokenizer.work()
+    assert bench.generated() == ([OLD], b"ab")
     assert not bench.detokenizer._responses
 
 

@@ -1,6 +1,7 @@
 """Models that are loaded when they are asked for: no request fails, no text changes."""
 
 import asyncio
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key"
 NAMES = ("first", "second", "third")
 MIXED = [REQUESTS[place] for place in (1, 2, 4, 8)]  # sampled, several, logprobs, whole
 NUM_ROUNDS = 3
+in_soak = pytest.mark.skipif("MODEL_LOADS" not in os.environ, reason="long: `make soak`")
 Answers = list[dict[str, Any]]
 
 
@@ -110,6 +112,7 @@ def test_models_take_turns_under_load(server: OnDemand, expected: Answers) -> No
         assert httpx.get(f"{server.url}/{path}").status_code == 200
 
 
+@in_soak
 def test_an_engine_that_is_killed_while_it_loads(server: OnDemand, expected: Answers) -> None:
     server.order(lambda client: client.load("first"))
     server.await_status("first", "loaded")
@@ -123,6 +126,7 @@ def test_an_engine_that_is_killed_while_it_loads(server: OnDemand, expected: Ans
         assert reading.result() == expected
 
 
+@in_soak
 def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: Answers) -> None:
     server.order(lambda client: client.load("first"))
     server.await_status("first", "loaded")
@@ -141,6 +145,7 @@ def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: An
         assert [one.result() for one in reading] == [expected, expected]
 
 
+@in_soak
 def test_a_model_that_cannot_be_loaded_holds_up_no_other(
     server: OnDemand, folders: dict[str, Path], expected: Answers
 ) -> None:
@@ -162,6 +167,7 @@ def test_a_model_that_cannot_be_loaded_holds_up_no_other(
     assert server.metric("models_failed_loads_total") == 1
 
 
+@in_soak
 def test_operators_unload_and_load_models(server: OnDemand, expected: Answers) -> None:
     server.order(lambda client: client.load("second"))
     server.await_status("second", "loaded")

@@ -8,6 +8,7 @@ from tiny_card import TINY_CARD
 
 from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField
+from headrace.board.model_status import ModelState
 from headrace.config.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.supervision import engine_groups
@@ -21,6 +22,7 @@ from headrace.supervision.engine_groups import (
     reserved_bytes,
     write_places,
 )
+from headrace.supervision.load_policy import LoadDecision, ModelDemand
 from headrace.supervision.seats import seats_of
 
 CONFIGS = [ServerConfig(tp=2), ServerConfig(data_parallel_size=2), ServerConfig()]
@@ -141,6 +143,18 @@ def test_models_are_loaded_by_number_or_as_memory_is_enough() -> None:
     assert [num_first(most) for most in (None, 1, 2, 9, 0)] == [3, 1, 2, 3, 2]
     shares = [group("a", device="cuda", gpu_memory_utilization=0.4, max_loaded_models=0)] * 3
     assert load_policy(shares, memory_bytes=1).num_first == 2
+
+
+def test_a_model_loads_into_no_memory_that_replicas_have() -> None:
+    flags = {"device": "cpu", "kv_cache_memory_bytes": 10}
+    loaded = ModelDemand(ModelState.LOADED, 0, is_busy=False)
+    asked = ModelDemand(ModelState.UNLOADED, 1, is_busy=False)
+    for most in (None, 0):
+        groups = [group(name, nbytes=40, max_loaded_models=most, **flags) for name in "ab"]
+        policy = load_policy(groups, memory_bytes=85)
+        assert policy.decide([asked, loaded], 0) == LoadDecision([0], [])
+        policy.resize(1, 1)
+        assert policy.decide([asked, loaded], 0) == LoadDecision([], [1])
 
 
 def test_seats_of_models_that_are_not_loaded_are_vacant() -> None:

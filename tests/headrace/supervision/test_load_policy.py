@@ -153,6 +153,17 @@ def test_models_are_loaded_side_by_side_where_they_fit() -> None:
     assert LoadPolicy([0.6, 0.4, 0.4], 1).decide([ASKED] * 3, 0) == LoadDecision([0, 1], [])
 
 
+def test_further_engines_take_room() -> None:
+    policy = LoadPolicy([0.5, 0.4, 0.4], 1, growths=[0.5, 0.4, 0.4])
+    policy.resize(1, 1)
+    assert policy.decide([IDLE, GONE, ASKED], 0) == LoadDecision([2], [])
+    assert policy.decide([IDLE, ASKED, GONE], 1) == LoadDecision([], [0])
+    policy.resize(1, 0)
+    assert policy.decide([IDLE, ASKED, GONE], 2) == LoadDecision([1], [])
+    policy.resize(1, 7)
+    assert policy.decide([GONE, ASKED, GONE], 3) == LoadDecision([1], []), "it fits alone"
+
+
 def test_a_server_starts_with_the_first_models_that_fit() -> None:
     assert LoadPolicy([1, 1, 1], 2).num_first == 2
     assert LoadPolicy([0.5, 0.4, 0.2], 1).num_first == 2

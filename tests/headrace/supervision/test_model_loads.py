@@ -1,0 +1,61 @@
+"""What operators want and what requests need share the memory that there is."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import EngineField, Seating, TokenizerField
+from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.load_policy import LoadPolicy
+from headrace.supervision.model_loads import ModelLoads
+
+SHARES = [0.4, 0.4]
+
+
+class Rig:
+    """Two models of one engine each by their flags. The second one has two, and the first none."""
+
+    def __init__(self) -> None:
+        seats = [Seat("engine", index) for index in range(3)]
+        self.board = Board.create([*seats, Seat("tokenizer", 0), Seat("frontend", 0)])
+        self.engines = list(self.board.of("engine"))
+        for slot in self.engines:
+            slot[EngineField.MODEL] = slot.seat.index > 0
+            slot.enter(State.READY)
+        self.end(0)
+        groups: Any = [
+            SimpleNamespace(
+                card=SimpleNamespace(name=name), config=SimpleNamespace(data_parallel_size=1)
+            )
+            for name in ("first", "second")
+        ]
+        policy = LoadPolicy(SHARES, 1, growths=SHARES)
+        self.loads = ModelLoads(
+            self.board, groups, EngineSeats(self.board, 60), policy, lambda: 0.0
+        )
+
+    def end(self, engine: int) -> None:
+        slot = self.engines[engine]
+        slot[EngineField.SEATING] = Seating.VACANT
+        slot.die()
+
+    @property
+    def seatings(self) -> list[int]:
+        return [slot[EngineField.SEATING] for slot in self.engines]
+
+
+def test_a_model_that_has_grown_makes_room_for_another() -> None:
+    rig = Rig()
+    rig.board.slot("tokenizer")[TokenizerField.WAITING] = 1
+    assert rig.loads.look() == []
+    assert rig.seatings == [Seating.VACANT, Seating.LEAVING, Seating.LEAVING]
+    rig.end(1)
+    assert rig.loads.look() == [0], "there is room beside the other one"
+
+
+def test_a_model_with_the_engines_of_its_flags_stays() -> None:
+    rig = Rig()
+    rig.end(2)
+    rig.board.slot("tokenizer")[TokenizerField.WAITING] = 1
+    assert rig.loads.look() == [0]
+    assert rig.seatings[1] == Seating.SEATED
