@@ -231,7 +231,7 @@ class Gateway:
     @property
     def _is_idle(self) -> bool:
         """Whether the engine serves, has nothing to do, and nothing of it is on its way."""
-        is_free = not self._engine[EngineField.IS_BUSY] and not self._backlog()
+        is_free = not self._engine[EngineField.IS_BUSY] and self._backlog() <= 0
         return self._is_ready and is_free and not self._has_unread
 
     @property
@@ -279,7 +279,9 @@ class Gateway:
             if with_histograms:
                 self._histograms_at = now
             frames = [
-                read_words(self._engine, session.clock_ahead, self._has_unread, with_histograms)
+                read_words(
+                    self._engine, session.clock_ahead, lambda: self._has_unread, with_histograms
+                )
             ]
         elif not why and not self._is_idle:
             why = "the engine ends other requests" if self._is_ready else "the engine starts"
@@ -288,7 +290,8 @@ class Gateway:
         if session.serves and (changes := self._pages.take(now)) is not None:
             places, words = changes
             pages = self._encoder.encode(CachedPages(session.id, places))
-            self._listener.send(session.peer, [pages, words])
+            if not self._listener.send(session.peer, [pages, words]):
+                self._pages.begin()  # lost: all come again
 
 
 def differences(theirs: dict[str, str], own: dict[str, str]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from headrace.ipc.messages import (
     Abort,
+    FinishReason,
     GenerateRequest,
     StepOutput,
     StopSequence,
@@ -13,6 +14,7 @@ from headrace.ipc.messages import (
 from headrace.ipc.remote_messages import LEASE_S, Grant, SessionState
 
 LEASE_NS = round(LEASE_S * 1e9)
+OF_REQUESTS = (FinishReason.ABORT, FinishReason.REFUSED)  # ends of all their sequences
 
 
 class Session:
@@ -72,11 +74,14 @@ class Session:
 
     def came(self, output: StepOutput) -> None:
         """Note what the engine has sent."""
+        gone = set(output.failed)
         for id, _, end in output.rows():
             if end is not None:
                 self._open.discard(id)
-        if output.failed:
-            self._forget(output.failed)
+            if end in OF_REQUESTS:  # no other of its sequences is named
+                gone.add(request_of(id))
+        if gone:
+            self._forget(gone)
 
     def _forget(self, requests: Iterable[int]) -> None:
         gone = set(requests)

@@ -110,6 +110,18 @@ def test_work_is_shared_and_goes_on_when_the_link_is_cut(fleet: Fleet) -> None:
     fleet.await_health()
 
 
+@pytest.mark.parametrize("victim", ["headrace: engine", "headrace: gateway"])
+def test_an_engine_comes_back_after_a_process_of_its_machine(fleet: Fleet, victim: str) -> None:
+    process = fleet.node.ring[victim]
+    with ThreadPoolExecutor(NUM_TEXTS) as pool:
+        texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
+        wait_until(lambda: all(one["running"] for one in fleet.engines), "both engines run")
+        process.send_signal(signal.SIGKILL)
+        assert [text.result() for text in texts] == [NUM_TOKENS] * NUM_TEXTS
+    wait_until(lambda: not process.is_running(), "it has ended")
+    fleet.await_health()
+
+
 @with_model
 def test_a_remote_engine_shares_the_work_and_changes_no_text(
     fleet: Fleet, undisturbed: list[Any]

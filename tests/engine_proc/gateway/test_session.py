@@ -1,5 +1,7 @@
 """Sessions of a gateway: the requests that the engine may have, and how long it may have them."""
 
+import pytest
+
 from headrace.engine_proc.gateway.session import LEASE_NS, Session
 from headrace.ipc.messages import (
     Abort,
@@ -35,6 +37,15 @@ def test_sequences_are_open_until_they_end() -> None:
     assert session.requests == {SECOND}
     session.sent(Abort(SECOND), 0)
     assert not session.requests
+
+
+@pytest.mark.parametrize("end", [FinishReason.REFUSED, FinishReason.ABORT])
+def test_an_end_of_a_request_closes_all_its_sequences(end: FinishReason) -> None:
+    session = Session(b"peer", grant(), 0)
+    for id in (FIRST, FIRST + 1, SECOND):
+        session.sent(generate(id), 12)
+    session.came(StepOutput.of({}, [FIRST], [0], [end]))
+    assert session.requests == {SECOND}
 
 
 def test_a_grant_counts_from_when_it_was_sent() -> None:

@@ -21,7 +21,7 @@ def test_words_of_an_engine_come_to_its_seat_elsewhere() -> None:
     )
     for field in own:
         there[field], here[field] = 1, 2
-    write_words(here, memoryview(read_words(there, AHEAD_NS, is_busy=True, with_histograms=True)))
+    write_words(here, memoryview(read_words(there, AHEAD_NS, lambda: True, True)))
     assert here[EngineField.STEPS] == 7
     assert here[EngineField.STEPPED_NS] == 1_000 + AHEAD_NS
     assert here[EngineField.STEP_DUE_NS] == 0
@@ -34,5 +34,17 @@ def test_histograms_stay_where_none_come() -> None:
     there, here = (Board.create([Seat("engine", 0)]).slot("engine") for _ in range(2))
     here.histogram(Timing.STEP).observe(3)
     before = here.histogram_words.tolist()
-    write_words(here, memoryview(read_words(there, 0, is_busy=False, with_histograms=False)))
+    write_words(here, memoryview(read_words(there, 0, lambda: False, False)))
     assert here.histogram_words.tolist() == before
+
+
+def test_outputs_sent_while_words_are_read_count_as_work() -> None:
+    there, here = (Board.create([Seat("engine", 0)]).slot("engine") for _ in range(2))
+
+    def has_unread() -> bool:
+        there[EngineField.FINISHED] = 1  # too late: the words have been read
+        return True
+
+    write_words(here, memoryview(read_words(there, 0, has_unread, False)))
+    assert here[EngineField.IS_BUSY] == 1
+    assert here[EngineField.FINISHED] == 0
