@@ -4,7 +4,6 @@ In: ToEngine (the ring), FromGateway (engine_proc).  Out: ToGateway, ToDetokeniz
 import logging
 import secrets
 import time
-from collections import deque
 from typing import NoReturn, assert_never
 
 import msgspec
@@ -13,13 +12,22 @@ from headrace.board.backlog import engine_backlog
 from headrace.board.board import MESSAGES_SENT
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig, RemoteEngine
-from headrace.engine_proc.remote.grants import GRANT_S, ClockDifference, Grants
-from headrace.engine_proc.request_io.mirrored_words import write_words
+from headrace.engine_proc.remote.grants import GRANT_S, SILENCE_S, ClockDifference, Grants
+from headrace.engine_proc.remote.held_requests import HeldRequests
+from headrace.engine_proc.remote.message_checks import (
+    WrongMessage,
+    check,
+    check_outputs,
+    check_pages,
+    check_status,
+)
+from headrace.engine_proc.remote.taken_tokens import TakenTokens
+from headrace.engine_proc.request_io.mirrored_words import MirroredWords
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveLink
-from headrace.ipc.messages import Abort, GenerateRequest, ToEngine
+from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.remote_messages import (
     CachedPages,
@@ -64,6 +72,7 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
         context.slot.beat()
         seat.tend()
         seat.send_on(inbox)
+        seat.settle_idle()
         wait_for_any([*seat.polled, *inbox.polled], WAIT_MS)
 
 
@@ -89,9 +98,10 @@ class RemoteSeat:
         self._encoder = msgspec.msgpack.Encoder()
         self._told = ""
         backlog = engine_backlog(context.board, context.index)
-        backlog.settle()
-        self._num_settled = self._slot[EngineField.TAKEN_TOKENS]
-        self._held: deque[list[Frame]] = deque()  # until the engine serves
+        self._taken = TakenTokens(self._slot, backlog, time.monotonic())
+        self._words = MirroredWords(self._slot)
+        self._sent_at = 0.0  # the last message
+        self._held = HeldRequests()
         self.serves = False
 
     @property
@@ -100,18 +110,14 @@ class RemoteSeat:
         return self._link.polled
 
     def hold(self, inbox: Inbox[ToEngine]) -> None:
-        """Take what comes before the engine serves, and keep requests for it, with their aborts."""
+        """Take what comes before the engine serves, and keep requests for it."""
         while (received := inbox.receive(0)) is not None:
-            message, bulk = received
-            if isinstance(message, GenerateRequest):
-                self._held.append([self._encoder.encode(message), bulk])
-            elif isinstance(message, Abort):
-                self._held.append([self._encoder.encode(message)])
+            self._held.take(*received)
 
     def release(self) -> None:
         """Send on what was kept."""
         while self._held:
-            self._send(self._held.popleft())
+            self._send(self._held.pop())
 
     def send_on(self, inbox: Inbox[ToEngine]) -> None:
         """Send on what has come for the engine, up to a limit."""
@@ -121,8 +127,15 @@ class RemoteSeat:
                 return
             self._send(frames)
 
+    def settle_idle(self) -> None:
+        """Correct the count of taken tokens when the engine has had nothing to do for a while."""
+        now = time.monotonic()
+        is_idle = not self._slot[EngineField.IS_BUSY] and now >= self._sent_at + SILENCE_S
+        self._taken.settle_idle(now, is_idle)
+
     def _send(self, frames: list[Frame]) -> None:
-        until = time.monotonic() + FULL_S
+        self._sent_at = time.monotonic()
+        until = self._sent_at + FULL_S
         while not self._link.send(frames):
             self.tend()
             if time.monotonic() > until:
@@ -140,7 +153,12 @@ class RemoteSeat:
             if frames is None:
                 self._grants.judge(time.monotonic())
                 break
-            self._take(frames)
+            try:
+                self._take(frames)
+            except (msgspec.MsgspecError, WrongMessage) as error:
+                raise SessionEnded(
+                    f"the engine at {self._remote.address} sends what is wrong: {error}"
+                ) from None
         if self._link.lost_connections():
             self._tell(
                 f"{self._remote.address} closes the connection: it has no engine, or another key "
@@ -157,10 +175,11 @@ class RemoteSeat:
             SessionEnded: it has none left.
         """
         self._slot.beat()
-        now = time.monotonic()
+        sent_at = time.monotonic_ns()
+        now = sent_at / SECOND_NS
         if self._grants.are_due(now):
             self._grants.granted(now)
-            self._grant()
+            self._grant(sent_at)
         if not self._grants.have_run_out(now):
             return
         if self.serves:
@@ -168,10 +187,10 @@ class RemoteSeat:
         self._tell(f"waiting for an engine at {self._remote.address}")
         self._grants = Grants(now)
 
-    def _grant(self) -> None:
+    def _grant(self, sent_at: int) -> None:
         grant = Grant(
             session=self._session,
-            sent_at=time.monotonic_ns(),
+            sent_at=sent_at,
             clock_ahead=self._clocks.ahead,
             engine=self._slot.seat.index,
             starts=[slot[CommonField.STARTS] for slot in self._frontends],
@@ -188,9 +207,11 @@ class RemoteSeat:
                 self._note(message, frames[1:])
             case Outputs():
                 steps = frames[1:]
+                check_outputs(message, steps, len(self._outboxes), self._slot.seat.index)
                 self._slot.add(MESSAGES_SENT + message.detokenizer, len(steps) // 2)
                 self._outboxes[message.detokenizer].send_frames(steps)
             case CachedPages():
+                check_pages(message, frames[1:])
                 if self._index is not None:
                     self._index.write(message.places, frames[1])
             case _:
@@ -202,11 +223,13 @@ class RemoteSeat:
         Raises:
             SessionEnded: it is over.
         """
+        now = time.monotonic_ns()
+        check_status(status, now)
         self._grants.answered(status.granted_at / SECOND_NS)
-        self._clocks.observe(status.granted_at, status.at, time.monotonic_ns())
+        self._clocks.observe(status.granted_at, status.at, now)
         if status.state == SessionState.SERVING:
-            write_words(self._slot, memoryview(words[0]))
-            self._slot[EngineField.TAKEN_TOKENS] = self._num_settled + status.num_taken
+            check(self._words.take(*words), "the engine's words do not fit")
+            self._taken.take(status.num_taken)
             self.serves = True
             return
         if self.serves:

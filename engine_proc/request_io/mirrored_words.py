@@ -2,9 +2,11 @@
 
 from array import array
 from collections.abc import Callable
+from operator import gt
 
 from headrace.board.board import Slot
-from headrace.board.fields import FIELD_WORDS, EngineField
+from headrace.board.fields import COUNTER, FIELD_WORDS, EngineField
+from headrace.ipc.sockets import Frame
 
 # What a server knows of its own engines' seats, and counts itself.
 OWN = {
@@ -19,8 +21,11 @@ OWN = {
 }
 MOMENTS = (EngineField.STEPPED_NS, EngineField.STEP_DUE_NS)
 FIRST = EngineField.first_word()
-MIRRORED = [word for field in EngineField if field not in OWN for word in field.words]
+MIRRORED = [field for field in EngineField if field not in OWN]
+COUNTERS = [word for field in MIRRORED if field.kind == COUNTER for word in field.words]
+OTHERS = [word for field in MIRRORED if field.kind != COUNTER for word in field.words]
 WORD_BYTES = 8
+END = 1 << 64  # of a word
 
 
 def read_words(
@@ -41,11 +46,43 @@ def read_words(
     return words.tobytes() + (slot.histogram_words.tobytes() if with_histograms else b"")
 
 
-def write_words(slot: Slot, data: memoryview) -> None:
-    """Write the words of an engine of another machine into its seat."""
-    words = data.cast("B").cast("Q")
-    for word in MIRRORED:
-        slot[word] = words[word - FIRST]
-    histograms = words[FIELD_WORDS - FIRST :]
-    if len(histograms):
-        slot.histogram_words[:] = histograms
+class MirroredWords:
+    """An engine's seat, as its engine on another machine has it be: one session of them.
+
+    Counters and histograms grow by what the session adds, so they count all its engines and
+    restarts. Other words are taken as they are.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._counters = array("Q")  # as they came last
+        self._histograms = array("Q")
+
+    def take(self, data: Frame) -> bool:
+        """Write words into the seat; return False, with nothing written, where they do not fit."""
+        sizes = [WORD_BYTES * (FIELD_WORDS - FIRST)]
+        sizes.append(sizes[0] + self._slot.histogram_words.nbytes)
+        if memoryview(data).nbytes not in sizes:
+            return False
+        words = memoryview(data).cast("B").cast("Q")
+        counters = array("Q", [words[word - FIRST] for word in COUNTERS])
+        histograms = array("Q", words[FIELD_WORDS - FIRST :])
+        if fall(self._counters, counters) or fall(self._histograms, histograms):
+            return False
+        for word in OTHERS:
+            self._slot[word] = words[word - FIRST]
+        for word, before, now in zip(COUNTERS, self._counters, counters, strict=False):
+            self._slot[word] = (self._slot[word] + now - before) % END
+        self._counters = counters
+        if histograms:
+            own = self._slot.histogram_words
+            for place, (before, now) in enumerate(zip(self._histograms, histograms, strict=False)):
+                if now != before:
+                    own[place] = (own[place] + now - before) % END
+            self._histograms = histograms
+        return True
+
+
+def fall(before: "array[int]", now: "array[int]") -> bool:
+    """Whether a counter has become less. Nothing falls where one side has none."""
+    return any(map(gt, before, now))

@@ -1,0 +1,75 @@
+"""Messages of another machine that hold what they cannot hold."""
+
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.engine_proc.remote.message_checks import (
+    WrongMessage,
+    check_outputs,
+    check_pages,
+    check_status,
+)
+from headrace.ipc.messages import StepOutput, request_id
+from headrace.ipc.prefix_index import PLACES
+from headrace.ipc.remote_messages import CachedPages, Outputs, SessionState, SessionStatus
+
+NOW = 1_000
+ENGINE, NUM_DETOKENIZERS = 1, 2
+FIRST = request_id(0, 1)
+
+
+def step(engine: int = ENGINE, **columns: Any) -> bytes:
+    output = StepOutput.of({}, [FIRST], [2], [None], engine=engine)
+    return msgspec.msgpack.encode(msgspec.structs.replace(output, **columns))
+
+
+def test_right_messages_pass() -> None:
+    check_status(SessionStatus(1, NOW, 5, SessionState.SERVING, num_taken=9), NOW)
+    check_outputs(Outputs(1, 1), [step(), bytes(8)] * 2, NUM_DETOKENIZERS, ENGINE)
+    check_pages(CachedPages(1, array("I", [0, PLACES - 1]).tobytes()), [bytes(16)])
+
+
+@pytest.mark.parametrize(
+    ("granted_at", "at", "num_taken"), [(NOW + 1, 0, 0), (0, -1, 0), (0, 0, -1)]
+)
+def test_times_and_counts_out_of_range_are_refused(
+    granted_at: int, at: int, num_taken: int
+) -> None:
+    status = SessionStatus(1, granted_at, at, SessionState.SERVING, num_taken=num_taken)
+    with pytest.raises(WrongMessage):
+        check_status(status, NOW)
+
+
+@pytest.mark.parametrize(
+    ("detokenizer", "frames"),
+    [
+        (NUM_DETOKENIZERS, [step(), bytes(8)]),
+        (-1, [step(), bytes(8)]),
+        (0, [step()]),
+        (0, [step(), bytes(4)]),
+        (0, [step(engine=0), bytes(8)]),
+        (0, [step(counts=bytes(8)), bytes(8)]),
+        (0, [step(ids=b"x"), bytes(8)]),
+        (0, [step(finished=b"\x7f"), bytes(8)]),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused(detokenizer: int, frames: list[bytes]) -> None:
+    with pytest.raises(WrongMessage):
+        check_outputs(Outputs(1, detokenizer), [*frames], NUM_DETOKENIZERS, ENGINE)
+
+
+def test_steps_that_are_none_are_refused() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        check_outputs(Outputs(1, 0), [b"x", b""], NUM_DETOKENIZERS, ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("places", "frames"),
+    [([PLACES], [bytes(8)]), ([0], [bytes(16)]), ([0], []), ([0], [bytes(8), bytes(8)])],
+)
+def test_places_beyond_the_index_are_refused(places: list[int], frames: list[bytes]) -> None:
+    with pytest.raises(WrongMessage):
+        check_pages(CachedPages(1, array("I", places).tobytes()), [*frames])
