@@ -6,8 +6,10 @@ follows from it, so a peer has both halves or none: it proves the one, and expec
 
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import zmq
 
@@ -31,15 +33,16 @@ def make_key(path: str) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    secret = zmq.curve_keypair()[1]
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if os.path.lexists(path):
         return
+    try:
+        with NamedTemporaryFile(dir=Path(path).parent) as file:  # mode 0600
+            file.write(zmq.curve_keypair()[1] + b"\n")
+            file.flush()
+            with suppress(FileExistsError):
+                os.link(file.name, path)  # whole, or not at all
     except OSError as error:
         raise ConfigError(f"--engine-key-file {path} cannot be made: {error.strerror}") from None
-    with os.fdopen(fd, "wb") as file:
-        file.write(secret + b"\n")
 
 
 def read_key(path: str) -> CurveKey:
@@ -49,8 +52,9 @@ def read_key(path: str) -> CurveKey:
         ConfigError: there is none, or others may read it.
     """
     try:
-        mode = os.stat(path).st_mode
-        secret = Path(path).read_bytes().strip()
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            secret = file.read().strip()
     except OSError as error:
         raise ConfigError(
             f"--engine-key-file {path}: {error.strerror}; copy the file that the remote engine has "

@@ -120,6 +120,26 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert read_key(str(path)) == first
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert first.secret.decode() not in repr(first)
+    assert os.listdir(tmp_path) == ["key"]
+
+
+def test_a_key_file_is_whole_as_soon_as_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def end(_source: str, _path: str) -> None:
+        raise Killed
+
+    path = str(tmp_path / "key")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", end)
+        with pytest.raises(Killed):
+            make_key(path)
+    assert not os.path.lexists(path)
+    make_key(path)
+    assert len(read_key(path).secret) == 40
 
 
 @pytest.mark.parametrize(
