@@ -1,6 +1,7 @@
-"""Restart backoff of dead processes: at once, then later and later, then never. Pure."""
+"""Restart backoff of dead processes: at once, then later and later, then maybe never. Pure."""
 
 DELAYS_S = (0.0, 0.5, 2.0)  # before each new start after deaths in a row
+PATIENT_S = 10.0  # and after those, where starting goes on
 
 
 class RestartBackoff:
@@ -19,3 +20,8 @@ class RestartBackoff:
         if self._num_in_a_row > len(DELAYS_S):
             return None
         return DELAYS_S[self._num_in_a_row - 1]
+
+    def patient_delay_s(self) -> float:
+        """Note a death of what is always started again; return how long to wait."""
+        delay_s = self.delay_s()
+        return PATIENT_S if delay_s is None else delay_s

@@ -19,13 +19,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
 import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have links
 from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
-from headrace.board.board import Board, Seat, State
+from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.lora_modules import lora_modules
@@ -58,6 +58,7 @@ from headrace.supervision.engine_groups import (
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.model_loads import ModelLoads
+from headrace.supervision.orphans import reap_orphans
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.seats import seats_of
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
@@ -524,8 +525,7 @@ class Supervisor:
         if leaving is not None:
             is_wanted = leaving.told_at is not None
         is_leaving = leaving is not None and not leaving.returns
-        is_hopeless = code in FINAL or not (self._is_up or self.board.is_remote(slot))
-        delay_s = None if is_hopeless else child.restarts.delay_s()
+        delay_s = self._delay_s(child, slot, code)
         death = ChildDied(child.seat, code, slot.exit_reason)
         how = f"was {'ended' if is_leaving else 'replaced'} on request" if is_wanted else death.how
         slot.last_death.record(child.process.pid, how)
@@ -552,6 +552,12 @@ class Supervisor:
         if delay_s is None:
             raise death
         child.start_at = time.monotonic() + delay_s
+
+    def _delay_s(self, child: SeatedProcess, slot: Slot, code: int) -> float | None:
+        """Note a death; return when another is to start, or None where that is hopeless."""
+        if self.board.is_remote(slot):  # what is wrong elsewhere is not the end of this server
+            return child.restarts.patient_delay_s()
+        return None if code in FINAL or not self._is_up else child.restarts.delay_s()
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
@@ -585,16 +591,3 @@ class Supervisor:
 def is_engine(child: SeatedProcess) -> bool:
     """Whether a child has the seat of an engine."""
     return child.seat.role == "engine"
-
-
-def reap_orphans(own: Container[int]) -> None:
-    """Reap processes whose parents have ended: PID 1 of a container inherits them.
-
-    Args:
-        own: children of this process, which are waited for elsewhere.
-    """
-    with contextlib.suppress(ChildProcessError):
-        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid in own:  # it has ended since; it comes first until it is waited for
-                return
-            os.waitpid(ended.si_pid, 0)

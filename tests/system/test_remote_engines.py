@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from psutil import Process
 from remote_nodes import Link, RunningNode
 from servers import RunningServer, StartFailed, wait_until
 from stream_reader import difference, read_all
@@ -52,6 +53,12 @@ class Fleet:
         """What the server tells of its engines."""
         told = self.health.json()["processes"]
         return [one for one in told if one["process"].startswith("engine")]
+
+    @property
+    def seat(self) -> Process:
+        """The process in the seat of the remote engine."""
+        (seat,) = (one for title, one in self.head.ring.items() if title[-9:] == " engine 1")
+        return seat
 
     def close(self) -> None:
         """End all."""
@@ -122,6 +129,17 @@ def test_an_engine_comes_back_after_a_process_of_its_machine(fleet: Fleet, victi
     fleet.await_health()
 
 
+def test_a_server_outlives_the_key_of_its_remote_engine(fleet: Fleet) -> None:
+    seat = fleet.seat
+    aside = fleet.key_file.rename(fleet.key_file.with_name("aside"))
+    before = fleet.engines[1]["restarts"]
+    seat.send_signal(signal.SIGKILL)
+    wait_until(lambda: fleet.engines[1]["restarts"] > before + 1, "its successor has ended")
+    assert complete(fleet.head.url) == NUM_TOKENS
+    aside.rename(fleet.key_file)
+    fleet.await_health()
+
+
 @with_model
 def test_a_remote_engine_shares_the_work_and_changes_no_text(
     fleet: Fleet, undisturbed: list[Any]
@@ -146,7 +164,7 @@ def test_streams_go_on_when_a_remote_process_dies(
 def test_streams_go_on_when_the_seat_of_a_remote_engine_dies(
     fleet: Fleet, undisturbed: list[Any]
 ) -> None:
-    (seat,) = (one for title, one in fleet.head.ring.items() if title[-9:] == " engine 1")
+    seat = fleet.seat
     kill = Once(lambda: seat.send_signal(signal.SIGKILL))
     assert not difference(asyncio.run(read_all(fleet.head.url, kill)), undisturbed)
     fleet.await_health()
