@@ -1,7 +1,8 @@
 """When a remote engine is granted more time, and when it is given up. Pure.
 
-An engine runs as long as it has time. So one that cannot be heard has stopped once the last grant
-has run out, and its sequences may go on elsewhere.
+Once the last grant has run out, the gateway sends nothing on and has the engine drop what it has.
+So the sequences of an engine that cannot be heard go on elsewhere. A step in progress, or an engine
+whose gateway stands still, may compute for longer. Its outputs go to a session that has ended.
 """
 
 from collections import deque
