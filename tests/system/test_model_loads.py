@@ -1,6 +1,7 @@
 """Models that are loaded when they are asked for: no request fails, no text changes."""
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key"
 NAMES = ("first", "second", "third")
 MIXED = [REQUESTS[place] for place in (1, 2, 4, 8)]  # sampled, several, logprobs, whole
 NUM_ROUNDS = 3
+NUM_PIECES = 20  # of a stream, before its model is unloaded
 in_soak = pytest.mark.skipif("MODEL_LOADS" not in os.environ, reason="long: `make soak`")
 Answers = list[dict[str, Any]]
 
@@ -143,6 +145,29 @@ def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: An
         finally:
             engine.kill()
         assert [one.result() for one in reading] == [expected, expected]
+
+
+@in_soak
+def test_a_stream_that_is_cut_goes_on_without_a_gap(folders: dict[str, Path]) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "model": "first", "seed": 1}
+    paths = [str(folders[name]) for name in NAMES[:2]]
+    server = OnDemand(*paths, *FLAGS, *HELD, "--max-loaded-models", "1", "--drain-timeout", "0")
+    url = f"{server.url}/v1/completions"
+    whole = httpx.post(url, json=body, timeout=TIMEOUT_S).json()["choices"][0]["text"]
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=TIMEOUT_S) as response:
+        pieces = (
+            json.loads(line[6:])["choices"][0]["text"]
+            for line in response.iter_lines()
+            if line.startswith("data: {")
+        )
+        text = "".join(next(pieces) for _ in range(NUM_PIECES))
+        worker = server.find("worker 0")
+        assert worker is not None
+        worker.suspend()
+        server.order(lambda client: client.load("second"))
+        server.await_status("second", "loaded")
+        assert text + "".join(pieces) == whole
+    assert server.stop() == 0
 
 
 @in_soak
