@@ -228,7 +228,8 @@ class RemoteSeat:
         self._grants.answered(status.granted_at / SECOND_NS)
         self._clocks.observe(status.granted_at, status.at, now)
         if status.state == SessionState.SERVING:
-            check(self._words.take(*words), "the engine's words do not fit")
+            does_fit = len(words) == 1 and self._words.take(words[0])
+            check(does_fit, "the engine's words do not fit")
             self._taken.take(status.num_taken)
             self.serves = True
             return
