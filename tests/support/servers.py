@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 import httpx
 import psutil
+from readable import readable
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")
@@ -66,7 +66,7 @@ class RunningServer:
     def read_log(self, deadline: float) -> None:
         """Read standard error; raise at its end and at the deadline."""
         assert self.process.stderr is not None
-        ready, _, _ = select.select([self.process.stderr], [], [], deadline - time.monotonic())
+        ready = readable([self.process.stderr], deadline - time.monotonic())
         data = os.read(self.process.stderr.fileno(), 65536) if ready else b""
         self.log += data.decode()
         if not data:

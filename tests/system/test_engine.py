@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from readable import readable
 from reference import NUM_TOKENS, Expected
 from servers import PATIENCE_S, shared_memory_files, survivors, wait_until
 
@@ -165,7 +165,7 @@ def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) 
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
         assert program.stdout is not None
-        ready, _, _ = select.select([program.stdout], [], [], START_S)
+        ready = readable([program.stdout], START_S)
         assert ready and program.stdout.readline() == "runs\n"
         ring = list(ring_of(psutil.Process(program.pid)))
         assert len(ring) == 6, ring

@@ -1,7 +1,6 @@
 """How clients get in: by port or path, with keys, over TLS; and what they cannot do there."""
 
 import json
-import select
 import shutil
 import socket
 import ssl
@@ -15,6 +14,7 @@ import httpx
 import openai
 import pytest
 import trustme
+from readable import readable
 from servers import RunningServer, wait_until
 
 from headrace.ipc.router import HUGE_BODY_BYTES
@@ -190,7 +190,7 @@ def test_get_overtakes_long_bodies_that_wait(server: RunningServer) -> None:
         wait_until(lambda: server.metric("tokenizer_queue_bytes") > len(body), "some wait")
         for path in ("/health", "/v1/models", "/metrics"):
             assert httpx.get(server.url + path, timeout=TIMEOUT_S).status_code == 200
-        assert not select.select(waiting, [], [], 0)[0], "none of those has an answer"
+        assert not readable(waiting, 0), "none of those has an answer"
         long.resume()
         for client in waiting:
             client.settimeout(TIMEOUT_S)
@@ -217,7 +217,7 @@ def test_long_body_overtakes_a_huge_one_at_work(server: RunningServer) -> None:
         waiting.sendall(head.encode() + huge)
         wait_until(lambda: server.metric("tokenizer_queue_bytes") > len(huge), "it waits")
         assert post(long) == 200
-        assert not select.select([waiting], [], [], 0)[0], "the huge one has no answer"
+        assert not readable([waiting], 0), "the huge one has no answer"
         child.resume()
         assert waiting.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 

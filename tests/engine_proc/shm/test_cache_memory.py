@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from readable import readable
 from servers import wait_until
 
 from headrace.engine_proc.shm.cache_memory import (
@@ -93,14 +93,14 @@ def test_a_worker_waits_until_the_one_before_it_is_gone(fd: int) -> None:
     with hold(fd) as first, hold(fd) as second:
         try:
             assert first.stdout is not None and second.stdout is not None
-            ready, _, _ = select.select([first.stdout, second.stdout], [], [], 60)
+            ready = readable([first.stdout, second.stdout], 60)
             (out,) = ready
             holder, waiter = (first, second) if out is first.stdout else (second, first)
             wait_until(lambda: f"WRITE {waiter.pid} " in waiting_locks(), "the other waits")
             assert waiter.stdout is not None
-            assert not select.select([waiter.stdout], [], [], 0)[0]
+            assert not readable([waiter.stdout], 0)
             holder.kill()
-            assert select.select([waiter.stdout], [], [], 60)[0]
+            assert readable([waiter.stdout], 60)
         finally:
             first.kill()
             second.kill()
