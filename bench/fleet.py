@@ -27,7 +27,7 @@ from support import models
 from support.chats import chat
 from support.ports import reserved_port
 from support.report import Quantity, Report, parser
-from support.servers import POLL_INTERVAL_S, Server, headrace
+from support.servers import POLL_INTERVAL_S, Server, StartFailed, headrace
 from support.streams import Stream, complete
 
 REPLICAS = (1, 2, 4)
@@ -173,6 +173,8 @@ def measure_remote(report: Report, rounds: int) -> None:
         stack.callback(node.wait)
         stack.callback(node.terminate)
         while not key_file.exists():
+            if node.poll() is not None:
+                raise StartFailed(f"--engine-listen {where} exited with {node.returncode}")
             time.sleep(POLL_INTERVAL_S)
         remote = headrace(*mock, "--data-parallel-size", "0", "--remote-engines", where, *key)
         servers = {

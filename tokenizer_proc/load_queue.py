@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
 from headrace.board.fields import TokenizerField
+from headrace.board.model_status import num_waiting
 from headrace.errors import QueueFull, RequestError
 from headrace.ipc.messages import GenerateRequest, HttpRequest
 from headrace.tokenizer_proc.jobs.stages import Ids
@@ -39,7 +40,7 @@ class LoadQueue:
     """
 
     def __init__(self, board: Board, slot: Slot, num_models: int, limits: Sequence[int]) -> None:
-        self._tokenizers = list(board.of("tokenizer"))
+        self._board = board
         self._slot = slot
         self._limits = limits or [0] * num_models
         self._queues: list[deque[RoutedRequest]] = [deque() for _ in range(num_models)]
@@ -58,7 +59,7 @@ class LoadQueue:
             QueueFull: too many do. One that was accepted before is not refused.
         """
         limit = self._limits[routed.model]
-        if 0 < limit <= self._num_waiting(routed.model) and not routed.request.resumes:
+        if 0 < limit <= num_waiting(self._board, routed.model) and not routed.request.resumes:
             raise QueueFull
         self._queues[routed.model].append(routed)
         self._count(routed.model)
@@ -87,9 +88,6 @@ class LoadQueue:
             if len(kept) < len(queue):
                 self._queues[model] = deque(kept)
                 self._count(model)
-
-    def _num_waiting(self, model: int) -> int:
-        return sum([slot[TokenizerField.WAITING + model] for slot in self._tokenizers])
 
     def _count(self, model: int) -> None:
         """Publish how many sequences wait."""

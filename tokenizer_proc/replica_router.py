@@ -31,13 +31,7 @@ from headrace.tokenizer_proc.jobs.stages import Ids
 from headrace.tokenizer_proc.load_queue import LoadQueue, Refusal, RoutedRequest
 
 Prompts = list[tuple[GenerateRequest, Ids]]  # of one request
-
-
-class Parcels(defaultdict[int, Prompts]):
-    """What goes to each engine."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
+Parcels = defaultdict[int, Prompts]  # what goes to each engine
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class ReplicaRouter:
 
         It waits while a link is full. Return those that can neither be sent nor wait.
         """
-        parcels, refusals = Parcels(), list[Refusal]()
+        parcels, refusals = Parcels(list), list[Refusal]()
         for routed in requests:
             is_next = not self._waiting[routed.model] or routed.request.engine >= 0
             if not routed.prompts or (is_next and self._put(parcels, routed)):
@@ -106,7 +100,7 @@ class ReplicaRouter:
         """Send what has waited for an engine; return what waits for none any more."""
         if not self._waiting:
             return []
-        parcels, refusals = Parcels(), list[Refusal]()
+        parcels, refusals = Parcels(list), list[Refusal]()
         for model in range(len(self._replicas)):
             self._waiting.take(model, partial(self._put, parcels))
             if self._waiting[model]:

@@ -44,7 +44,7 @@ class Grants:
         self._is_lost = True
 
     def have_run_out(self, now: float) -> bool:
-        """Whether the engine has stopped, wherever it is."""
+        """Whether the last grant has run out, and with it the time for a last step."""
         return self._is_lost and now > self._granted_at + LEASE_S + ENDING_S
 
 

@@ -44,16 +44,20 @@ def model_state(board: Board, model: int) -> ModelState:
     return ModelState.UNLOADED if is_gone else ModelState.UNLOADING
 
 
+def num_waiting(board: Board, model: int) -> int:
+    """Return how many sequences wait for an engine of a model, in all tokenizer processes."""
+    return sum([slot[TokenizerField.WAITING + model] for slot in board.of("tokenizer")])
+
+
 def model_status(board: Board, model: int) -> ModelStatus:
     """Return the status of a model."""
     state = model_state(board, model)
-    num_waiting = sum(slot[TokenizerField.WAITING + model] for slot in board.of("tokenizer"))
     failed, retry_s = None, 0.0
     if state is ModelState.UNLOADED:
         failed, retry_s = last_failure(engines_of(board, model))
     return ModelStatus(
         state=state,
-        num_waiting=num_waiting,
+        num_waiting=num_waiting(board, model),
         progress=progress_of(board, model, state),
         failure="" if failed is None else failed.last_death.how,
         retry_s=retry_s,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board
-from headrace.board.fields import EngineField, TokenizerField
-from headrace.board.model_status import ModelState, engines_of, model_state
+from headrace.board.fields import EngineField
+from headrace.board.model_status import ModelState, engines_of, model_state, num_waiting
 from headrace.board.replicas import ReplicaWishes
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.engine_seats import EngineSeats
@@ -109,11 +109,11 @@ class ModelLoads:
         )
 
     def _demand_of(self, model: int) -> ModelDemand:
-        engines, tokenizers = self._engines[model], self._board.of("tokenizer")
         return ModelDemand(
             state=model_state(self._board, model),
-            num_waiting=sum(slot[TokenizerField.WAITING + model] for slot in tokenizers),
+            num_waiting=num_waiting(self._board, model),
             is_busy=any(
-                slot[EngineField.IS_BUSY] or self._backlogs[slot.seat.index]() for slot in engines
+                slot[EngineField.IS_BUSY] or self._backlogs[slot.seat.index]()
+                for slot in self._engines[model]
             ),
         )

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from servers import RunningServer
 
+from support.ports import reserved_port
+
 CHUNK_BYTES = 1 << 16
 LOOK_S = 0.05
 
@@ -19,9 +21,9 @@ class RunningNode(RunningServer):
     ready = re.compile(r" is at (tcp:\S+)")
 
     def __init__(self, key_file: Path, *args: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            where = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        super().__init__("--engine-listen", where, "--engine-key-file", str(key_file), *args)
+        with reserved_port() as port:
+            where = f"tcp://127.0.0.1:{port}"
+            super().__init__("--engine-listen", where, "--engine-key-file", str(key_file), *args)
 
 
 class Link:
@@ -46,8 +48,8 @@ class Link:
                         continue
                     if key.fileobj is self._listener:
                         self._accept(selector)
-                    elif key.fileobj in self._others:
-                        self._carry(selector, key.fileobj)  # type: ignore[arg-type]
+                    elif key.data in self._others:
+                        self._carry(selector, key.data)
         for one in (*self._others, self._listener):
             one.close()
 
@@ -60,7 +62,7 @@ class Link:
             return
         for one, other in ((here, there), (there, here)):
             self._others[one] = other
-            selector.register(one, selectors.EVENT_READ)
+            selector.register(one, selectors.EVENT_READ, one)
 
     def _carry(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
         other = self._others[one]

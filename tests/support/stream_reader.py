@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from servers import RunningServer
 
 STORY = {"role": "user", "content": "Tell me a story about a fox."}
 SCHEMA = {
@@ -101,6 +102,14 @@ async def read_all(url: str, seen: Callable[[], None] = lambda: None, **fields: 
             *(read(client, path, body | fields, seen) for path, body in REQUESTS),
             return_exceptions=True,
         )
+
+
+def answers_of(*flags: str) -> list[Any]:
+    """Return the answers of a server of its own, undisturbed."""
+    running = RunningServer(*flags)
+    answers = asyncio.run(read_all(running.url))
+    assert running.stop() == 0
+    return answers
 
 
 def difference(answers: list[Any], expected: list[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from tiny_models import make_byte_folder
 
 from headrace.client.client import Client
 from headrace.client.responses import ModelLoad
+from headrace.errors import ApiError
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 NAMES = ("first", "second", "third")
@@ -201,5 +202,5 @@ def test_operators_unload_and_load_models(server: OnDemand, expected: Answers) -
     wait_until(lambda: server.find("worker 1") is None, "its memory is free")
     assert httpx.get(f"{server.url}/ready").status_code == 200
     assert asyncio.run(server.read("second")) == expected, "it is loaded again"
-    with Client(server.url) as client, pytest.raises(Exception, match="key"):
+    with Client(server.url) as client, pytest.raises(ApiError, match="key"):
         client.unload("second")

@@ -16,7 +16,7 @@ import pytest
 from psutil import Process
 from remote_nodes import Link, RunningNode
 from servers import RunningServer, StartFailed, wait_until
-from stream_reader import difference, read_all
+from stream_reader import answers_of, difference, read_all
 
 HAS_MODEL = "REMOTE_MODEL" in os.environ
 MODEL = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8")
@@ -83,10 +83,7 @@ class Once:
 @pytest.fixture(scope="module")
 def undisturbed() -> list[Any]:
     """The answers of one engine."""
-    running = RunningServer(*FLAGS)
-    answers = asyncio.run(read_all(running.url))
-    assert running.stop() == 0
-    return answers
+    return answers_of(*FLAGS)
 
 
 def complete(url: str) -> int:

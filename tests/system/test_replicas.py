@@ -9,7 +9,7 @@ import httpx
 import pytest
 from killer import Killer
 from servers import RunningServer, wait_until
-from stream_reader import difference, read_all
+from stream_reader import answers_of, difference, read_all
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 
@@ -17,10 +17,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key"
 @pytest.fixture(scope="module")
 def undisturbed() -> list[Any]:
     """The answers of one engine."""
-    running = RunningServer(*FLAGS)
-    answers = asyncio.run(read_all(running.url))
-    assert running.stop() == 0
-    return answers
+    return answers_of(*FLAGS)
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ class ImageStore:
 
     def has(self, stored: Stored) -> bool:
         """Whether an image is still here."""
-        return any(one is stored for one in self._images.values())
+        return stored in self._images.values()
 
     def _write(self, place: int, array: NDArray[Any]) -> None:
         view = np.frombuffer(self._region.view(place), np.uint8)[: array.nbytes]
