@@ -405,7 +405,7 @@ class EngineCore:
     def _send(self, workers: WorkerGroup) -> bool:
         """Send a step if one can be chosen now."""
         if not self._sent:
-            self._began_at = time.perf_counter()
+            self._began_at = self._clock()
         chunks = self._scheduler.schedule(self._step_limit.within(self._budget()))
         if not chunks:  # all wait for images, or for the step that is being computed
             return False
@@ -444,7 +444,7 @@ class EngineCore:
             self._retry(workers, result.why)
             return
         chunks, step = self._sent.pop(0)
-        began_at, self._began_at = self._began_at, time.perf_counter()
+        began_at, self._began_at = self._began_at, self._clock()
         num_tokens = step.num_tokens
         seconds = self._began_at - began_at
         self._scheduler.observe(chunks, seconds)

@@ -34,6 +34,7 @@ from headrace.ipc.token_logprobs import ROW
 from headrace.ipc.worker_messages import Encode, Encoded, Step, StepFailed, StepResult, WorkerReady
 
 WAIT_MS = 60_000
+TICK_S = 1e-6
 READY = WorkerReady(num_pages=16, page_tokens=16)
 FIRST = request_id(0, 1)
 IMAGE_TOKEN = 6
@@ -204,11 +205,16 @@ class Rig:
             grammars,
             images=self.images,
             vision=sight or self.eyes,  # type: ignore[arg-type]
-            clock=lambda: self.now,
+            clock=self.clock,
             ahead_s=ahead_s,
             copies=None if tier is None else PageCopies(tier, self.slot, store_slot),
         )
         self.workers = Sevens()
+
+    def clock(self) -> float:
+        """Return the time. Each look takes one tick, so steps of one kind take the same time."""
+        self.now += TICK_S
+        return self.now
 
     def turn(self) -> list[str]:
         """Run one turn of the engine's loop, with live workers; return their requests."""
