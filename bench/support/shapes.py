@@ -1,6 +1,7 @@
 """Models that are a shape: a config and the demo model's tokenizer, for `--load-format dummy`.
 
-What a step costs does not depend on what the weights are.
+What a step costs does not depend on what the weights are, but for mixtures: weights choose experts.
+So a mixture's folder can have random weights, which all engines read.
 """
 
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from support.models import CACHE, demo_model
+from support.random_folder import write_weights
 from support.tiny import write_tokenizer
 
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_theta": 1_000_000.0}
@@ -173,16 +175,24 @@ def full_config(name: str) -> dict[str, Any]:
     return {"hidden_act": "silu", "eos_token_id": 2} | eps | shape
 
 
-def shape_folder(name: str, layers: int = 0) -> Path:
+def is_mixture(name: str) -> bool:
+    """Whether a shape has experts."""
+    return "num_experts" in SHAPES[name]
+
+
+def shape_folder(name: str, layers: int = 0, has_weights: bool = False) -> Path:
     """Return the folder of a shape, with so many layers; 0 is all of them."""
     config = full_config(name)
     config["num_hidden_layers"] = layers or config["num_hidden_layers"]
-    folder = CACHE / f"shape-{name}-{config['num_hidden_layers']}-layers"
+    kind = "weights" if has_weights else "layers"
+    folder = CACHE / f"shape-{name}-{config['num_hidden_layers']}-{kind}"
     if not folder.exists():
         unfinished = folder.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         (unfinished / "config.json").write_bytes(msgspec.json.encode(config))
         write_tokenizer(demo_model(), unfinished)
+        if has_weights:
+            write_weights(unfinished, config)
         unfinished.rename(folder)
     return folder
