@@ -23,14 +23,15 @@ from contextlib import ExitStack
 from support import models
 from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, headrace, vllm
-from support.shapes import is_mixture, shape_folder
+from support.shapes import shape_folder
 from support.streams import complete, decode_rate
 
 DECODES = ((1, 96), (8, 64), (32, 48))  # streams, tokens of each
 PROMPT_TOKENS = 64
 PREFILL_TOKENS = 512
 FIRST_ID = 1000  # prompts begin with an id of their own, from here on
-SHAPES = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen3-30b-a3b")
+MIXTURES = ("qwen3-30b-a3b", "gpt-oss-20b", "mixtral-8x7b")
+SHAPES = ("qwen2.5-1.5b", "llama-3.1-8b", *MIXTURES)
 GIB = 2**30
 
 
@@ -87,7 +88,7 @@ def main() -> None:
     folder, dummy, model = models.model_folder(), (), ""
     if args.shape:
         model = f"{args.shape} "
-        has_weights = is_mixture(args.shape)
+        has_weights = args.shape in MIXTURES
         folder = shape_folder(args.shape, args.layers, has_weights)
         dummy = () if has_weights else ("--load-format", "dummy")
     with ExitStack() as stack:

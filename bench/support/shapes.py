@@ -98,6 +98,41 @@ SHAPES["qwen3-30b-a3b"] = MIXTURE | {
     "num_key_value_heads": 4,
     "head_dim": 128,
 }
+SHAPES["gpt-oss-20b"] = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 128,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150_000.0,
+    "max_position_embeddings": 4096,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "vocab_size": 49152,
+}
+SHAPES["mixtral-8x7b"] = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "vocab_size": 49152,
+}
 # All layers of LFM2-1.2B, with the demo model's vocabulary.
 SHAPES["lfm2-1.2b"] = {
     "model_type": "lfm2",
@@ -173,11 +208,6 @@ def full_config(name: str) -> dict[str, Any]:
     shape = SHAPES[name]
     eps = {} if "norm_eps" in shape else {"rms_norm_eps": 1e-6}
     return {"hidden_act": "silu", "eos_token_id": 2} | eps | shape
-
-
-def is_mixture(name: str) -> bool:
-    """Whether a shape has experts."""
-    return "num_experts" in SHAPES[name]
 
 
 def shape_folder(name: str, layers: int = 0, has_weights: bool = False) -> Path:
