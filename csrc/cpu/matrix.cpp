@@ -94,8 +94,16 @@ template <class Number> Number same(Number number) {
     return number;
 }
 
-uint16_t half_to_bf16(uint16_t half) {
-    return to_bf16(from_fp16(half));
+// The compiler's code for processors with wider vectors, chosen when the library is loaded.
+#if defined(__x86_64__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+void halves_to_bf16(const uint8_t *source, int n, uint16_t *out) {
+    for (int i = 0; i < n; ++i) {
+        uint16_t half;
+        std::memcpy(&half, source + i * sizeof half, sizeof half);
+        out[i] = to_bf16(from_fp16(half));
+    }
 }
 
 // Convert numbers of a type to those of a block, by the type: f32, bf16, fp16.
@@ -104,8 +112,7 @@ constexpr Convert<float> to_f32[] = {convert_all<float, float, same>,
                                      convert_all<uint16_t, float, from_bf16>,
                                      convert_all<uint16_t, float, from_fp16>};
 constexpr Convert<uint16_t> to_halves[] = {convert_all<float, uint16_t, to_bf16>,
-                                           convert_all<uint16_t, uint16_t, same>,
-                                           convert_all<uint16_t, uint16_t, half_to_bf16>};
+                                           convert_all<uint16_t, uint16_t, same>, halves_to_bf16};
 
 // Pack up to 16 rows as a block, whose words have a number or two of each lane.
 template <class Number>
