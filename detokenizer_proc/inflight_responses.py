@@ -48,7 +48,12 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Frame
 from headrace.logs import log_failure
-from headrace.response_bodies.errors import anthropic_error, cohere_error, openai_error
+from headrace.response_bodies.errors import (
+    anthropic_error,
+    cohere_error,
+    jina_error,
+    openai_error,
+)
 from headrace.system.cpu_limit import CpuLimitExceeded
 
 log = logging.getLogger(__name__)
@@ -393,6 +398,8 @@ def error_body(error: RequestError, plan: Plan | None) -> tuple[Head, bytes]:
             body = msgspec.json.encode(anthropic_error(error))
         case EmbeddingPlan(cohere=1 | 2) | SimilarityPlan(is_cohere=True):
             body = msgspec.json.encode(cohere_error(error))
+        case EmbeddingPlan() | SimilarityPlan(ranks=True):
+            body = msgspec.json.encode(jina_error(error))
         case _:
             body = msgspec.json.encode(openai_error(error))
     return Head(error.status, JSON), body

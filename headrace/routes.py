@@ -35,6 +35,7 @@ RING, RING_EVENTS = "/ring", "/ring/events"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there
 COHERE_PATHS = frozenset({COHERE_EMBED, COHERE_EMBED_V1, COHERE_RERANK})  # and Cohere's here
+JINA_PATHS = frozenset({EMBEDDINGS, RERANK, "/rerank"})  # and OpenAI's here, with Jina's field
 
 
 class Lane(Enum):

@@ -1,6 +1,6 @@
 """Bodies of requests that embed or compare texts, converted to sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -44,6 +44,7 @@ from headrace.tokenizer_proc.requests.cohere import (
     ranking_of,
 )
 from headrace.tokenizer_proc.requests.field_names import as_written
+from headrace.tokenizer_proc.requests.jina import check_jina, task_prompt, types_of
 from headrace.tokenizer_proc.requests.openai import (
     MAX_EMBEDDING_INPUTS,
     EmbeddingRequest,
@@ -90,13 +91,18 @@ class EmbeddingPlanner:
             routes.SCORE: self.score,
         }
 
+    @property
+    def _written_prompts(self) -> Mapping[str, str]:
+        """What the model's files have to write before texts, by kind."""
+        return {} if self._card.pooling is None else self._card.pooling.prompts
+
     def embedding(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/embeddings` request."""
         request = decode_embedding(body)
-        plan = self._embedding_plan(request)
-        if request.embedding_type is not None:
-            plan = msgspec.structs.replace(plan, types=[request.embedding_type])
-        return (yield from self._embed(http, request, plan))
+        check_jina(request)
+        plan = msgspec.structs.replace(self._embedding_plan(request), types=types_of(request))
+        before = task_prompt(request.task, self._written_prompts)
+        return (yield from self._embed(http, request, plan, before))
 
     def cohere_embed(self, http: HttpRequest, body: Body, version: Literal[1, 2] = 2) -> Stages:
         """Plan a `/v1/embed` or `/v2/embed` request."""
@@ -109,8 +115,7 @@ class EmbeddingPlanner:
                 cohere=version,
                 response_id=f"embed-{public_id(http, 12)}",
             )
-            pooling = self._card.pooling
-            prompt = "" if pooling is None else prompt_of(wanted, pooling.prompts)
+            prompt = prompt_of(wanted, self._written_prompts)
             return (yield from self._embed(http, request, plan, prompt))
 
     def _embed(
@@ -148,13 +153,12 @@ class EmbeddingPlanner:
         return (yield from self._rank(http, ranking_of(decode_cohere_rerank(body)), is_cohere=True))
 
     def _rank(self, http: HttpRequest, request: RerankRequest, is_cohere: bool) -> Stages:
-        documents = request.texts
+        texts = request.texts
         plan = self._similarity_plan(http, "rerank")
         plan = msgspec.structs.replace(
             plan, ranks=True, top_n=request.top_n or 0, is_cohere=is_cohere
         )
-        returned = documents if request.return_documents else []
-        texts = {"query": [request.query], "documents": documents}
+        returned = texts["documents"] if request.return_documents else []
         return (yield from self._compare(http, request, plan, texts, returned))
 
     def score(self, http: HttpRequest, body: Body) -> Stages:

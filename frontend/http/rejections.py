@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.errors import RequestError, anthropic_type
-from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS
+from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS, JINA_PATHS
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ def error_body(rejection: Rejection, path: str = "") -> bytes:
         return anthropic_body(rejection)
     if path in COHERE_PATHS:
         return f'{{"message":"{rejection.message}"}}'.encode("ascii")
+    detail = f',"detail":"{rejection.message}"' if path in JINA_PATHS else ""
     return (
         f'{{"error":{{"message":"{rejection.message}","type":"{rejection.type}","param":null,'
-        f'"code":"{rejection.code}"}}}}'
+        f'"code":"{rejection.code}"}}{detail}}}'
     ).encode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Bodies of errors, in the shapes of OpenAI's, Anthropic's and Cohere's APIs."""
+"""Bodies of errors, in the shapes of OpenAI's, Anthropic's, Cohere's and Jina's APIs."""
 
 from headrace.errors import RequestError, anthropic_type
 from headrace.response_bodies.base import Typed, Whole
@@ -38,6 +38,12 @@ class CohereError(Whole):
     message: str
 
 
+class JinaError(Error):
+    """The body of every error of paths that are Jina's, too: its clients read `detail`."""
+
+    detail: str
+
+
 def openai_error(error: RequestError) -> Error:
     """Return an error in OpenAI's shape."""
     body = ErrorBody(message=str(error), type=error.type, param=error.param, code=error.code)
@@ -53,3 +59,8 @@ def anthropic_error(error: RequestError) -> AnthropicError:
 def cohere_error(error: RequestError) -> CohereError:
     """Return an error in Cohere's shape."""
     return CohereError(message=str(error))
+
+
+def jina_error(error: RequestError) -> JinaError:
+    """Return an error in OpenAI's and in Jina's shape."""
+    return JinaError(error=openai_error(error).error, detail=str(error))

@@ -107,6 +107,8 @@ def test_what_else_is_asked_at_the_same_time_changes_nothing(
         ("/v1/embeddings", {"input": "x", "dimensions": 385}, "between 1 and 384"),
         ("/v1/embeddings", {"input": []}, "input: must not be empty"),
         ("/v1/embeddings", {"input": [30522]}, "30522 is not a token id"),
+        ("/v1/embeddings", {"input": "x", "task": "no.query"}, "no prompt for 'no.query'"),
+        ("/v1/rerank", {"documents": ["x"]}, "query: is required"),
         ("/v1/completions", {"prompt": "x"}, "generates no text"),
     ],
 )
@@ -115,7 +117,10 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     answer = post(server, path, **fields)
     assert answer.status_code == 400
-    assert says in answer.json()["error"]["message"]
+    told = answer.json()
+    assert says in told["error"]["message"]
+    is_jinas = path in ("/v1/embeddings", "/v1/rerank")
+    assert told.get("detail") == (told["error"]["message"] if is_jinas else None)
 
 
 @pytest.mark.parametrize(

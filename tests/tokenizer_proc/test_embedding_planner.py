@@ -147,8 +147,44 @@ def test_jina_texts_may_be_wrapped_and_truncated() -> None:
     assert wrapped.prompts[0].tolist() == [1, *b"a long "]
     plan = msgspec.msgpack.decode(wrapped.requests[0].plan, type=EmbeddingPlan)
     assert plan.types == ["ubinary"]
-    with pytest.raises(RequestError, match="late_chunking: each text is embedded by itself"):
-        embedding(late_chunking=True)
+    assert embedding(embedding_type=["binary"]).requests[0].plan == (
+        embedding(embedding_type="binary").requests[0].plan
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "task", "written"),
+    [
+        ({"retrieval.query": "r:", "query": "q:"}, "retrieval.query", b"r:Hi"),
+        ({"query": "q:", "document": "d:"}, "retrieval.query", b"q:Hi"),
+        ({"query": "q:", "document": "d:"}, "retrieval.passage", b"d:Hi"),
+        ({"nl2code_query": "n:", "query": "q:"}, "nl2code.query", b"n:Hi"),
+        ({"nl2code_document": "c:"}, "nl2code.passage", b"c:Hi"),
+        ({"text-matching": ""}, "text-matching", b"Hi"),
+        ({"query": "q:"}, None, b"Hi"),
+    ],
+)
+def test_jina_task_chooses_a_prompt(
+    prompts: dict[str, str], task: str | None, written: bytes
+) -> None:
+    planner = make_planner(max_model_len=8, embeds=True, prompts=prompts)
+    body = json.dumps({"input": "Hi", "task": task}).encode()
+    assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *written]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"late_chunking": True}, "late_chunking: each text is embedded by itself"),
+        ({"return_multivector": True}, "return_multivector: a text has one vector"),
+        ({"embedding_type": ["float", "binary"]}, "embedding_type: must be one type"),
+        ({"embedding_type": []}, "embedding_type: must be one type"),
+        ({"task": "code.query"}, "task: the model has no prompt for 'code.query'; .*: none"),
+    ],
+)
+def test_what_jina_does_not_take_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        embedding(**fields)
 
 
 def test_embedding_that_cannot_fit_is_refused_unencoded() -> None:
@@ -170,7 +206,7 @@ def similarity_plans(sequences: Sequences) -> list[SimilarityPlan]:
 
 
 def test_a_query_and_its_documents_are_sequences_of_one_request() -> None:
-    sequences = compare("rerank", query="q", documents=["a", {"text": "bc"}], top_n=1)
+    sequences = compare("rerank", query={"text": "q"}, documents=["a", {"text": "bc"}], top_n=1)
     assert [bytes(prompt.tolist()[1:]) for prompt in sequences.prompts] == [b"q", b"a", b"bc"]
     plans = similarity_plans(sequences)
     assert [plan.document for plan in plans] == [None, "a", "bc"]

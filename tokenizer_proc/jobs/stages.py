@@ -15,8 +15,13 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.ipc.messages import GenerateRequest, HttpRequest
-from headrace.response_bodies.errors import anthropic_error, cohere_error, openai_error
-from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS
+from headrace.response_bodies.errors import (
+    anthropic_error,
+    cohere_error,
+    jina_error,
+    openai_error,
+)
+from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS, JINA_PATHS
 
 T = TypeVar("T")
 Body = bytes | memoryview
@@ -74,6 +79,8 @@ def error_response(error: RequestError, path: str) -> ImmediateResponse:
         body = msgspec.json.encode(anthropic_error(error))
     elif path in COHERE_PATHS:
         body = msgspec.json.encode(cohere_error(error))
+    elif path in JINA_PATHS:
+        body = msgspec.json.encode(jina_error(error))
     else:
         body = msgspec.json.encode(openai_error(error))
     return ImmediateResponse(error.status, body, headers=error.headers)

@@ -12,8 +12,8 @@ import msgspec
 
 from headrace import __version__, routes
 from headrace.config.process_configs import ModelCard
-from headrace.response_bodies.errors import AnthropicError, CohereError, Error
-from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS, ROUTES, Lane, Need, Route
+from headrace.response_bodies.errors import AnthropicError, CohereError, Error, JinaError
+from headrace.routes import ANTHROPIC_PATHS, COHERE_PATHS, JINA_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.openapi.route_bodies import (
     BODIES,
     CONTENT_TYPES,
@@ -125,7 +125,8 @@ def schemas(
         kind for operation in operations_of(cards) for kind in operation.bodies if kind is not None
     ]
     _, components = msgspec.json.schema_components(
-        [*map(plain, kinds), Error, AnthropicError, CohereError], ref_template=REFERENCE
+        [*map(plain, kinds), Error, AnthropicError, CohereError, JinaError],
+        ref_template=REFERENCE,
     )
     for kind, name in TEXT_OR_IDS_FIELDS.items():
         if kind.__name__ not in components:
@@ -261,6 +262,8 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
         kind = AnthropicError
     elif route.path in COHERE_PATHS:
         kind = CohereError
+    elif route.path in JINA_PATHS:
+        kind = JinaError
     for status, why in statuses.items():
         yield status, {"description": why, "content": {JSON: {"schema": reference(kind)}}}
 

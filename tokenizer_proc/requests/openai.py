@@ -187,6 +187,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
         return self.logprobs
 
 
+VectorType = Literal["float", "base64", "binary", "ubinary"]
+
+
 class TextInput(msgspec.Struct):
     """A text as Jina wraps it."""
 
@@ -196,18 +199,20 @@ class TextInput(msgspec.Struct):
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """The body of `/v1/embeddings`. The input is text or token ids; there may be several.
 
-    `embedding_type`, `normalized`, `truncate` and `late_chunking` are Jina's.
+    Those from `embedding_type` to `return_multivector` are Jina's, as in `jina.py`.
     """
 
     input: str | list[str | TextInput] | list[int] | list[list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = None
     dimensions: int | None = None
+    embedding_type: VectorType | list[VectorType] | None = None
+    task: str | None = None
     normalized: bool = False
     truncate: bool = False
-    truncation_side: Literal["left", "right"] = "right"
     late_chunking: bool = False
+    return_multivector: bool = False
+    truncation_side: Literal["left", "right"] = "right"
     user: str | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
@@ -489,10 +494,6 @@ def decode_embedding(body: bytes | memoryview) -> EmbeddingRequest:
     request: EmbeddingRequest = EMBEDDING.decode(body)
     check_ranges(request)
     check_not_empty(request.input, "input")
-    if request.late_chunking:
-        raise Unsupported(
-            "late_chunking: each text is embedded by itself; leave it out", "late_chunking"
-        )
     if request.truncate and request.truncate_prompt_tokens is None:
         request.truncate_prompt_tokens = -1
     return request

@@ -24,7 +24,7 @@ class Document(msgspec.Struct):
 class RerankRequest(msgspec.Struct, kw_only=True):
     """The body of `/v1/rerank`. `top_n` of 0 or null is all documents."""
 
-    query: str
+    query: str | Document
     documents: list[str | Document]
     model: str | None = None
     top_n: int | None = None
@@ -35,9 +35,13 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
 
     @property
-    def texts(self) -> list[str]:
-        """The documents' texts."""
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+    def texts(self) -> dict[str, list[str]]:
+        """The query's text and the documents', by field."""
+        fields = {"query": [self.query], "documents": self.documents}
+        return {
+            name: [one if isinstance(one, str) else one.text for one in some]
+            for name, some in fields.items()
+        }
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):

@@ -87,11 +87,13 @@ RANKS = SimilarityPlan("rerank-1", "tiny", 5, 102, 3, 0, 1, ranks=True, top_n=2,
         (RANKS, ["message"]),
         (plan_of(cohere=1), ["message"]),
         (plan_of(cohere=2), ["message"]),
-        (plan_of(), ["error"]),
+        (plan_of(), ["error", "detail"]),
+        (msgspec.structs.replace(RANKS, is_cohere=False), ["error", "detail"]),
+        (msgspec.structs.replace(RANKS, is_cohere=False, ranks=False), ["error"]),
         (None, ["error"]),
     ],
 )
-def test_cohere_errors_have_a_message_alone(plan: Plan | None, shape: list[str]) -> None:
+def test_errors_have_the_shape_of_their_api(plan: Plan | None, shape: list[str]) -> None:
     head, body = error_body(QueueFull(), plan)
     assert (head.status, list(json.loads(body))) == (429, shape)
 
