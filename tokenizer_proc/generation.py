@@ -217,7 +217,7 @@ class GenerationPlanner:
     def _counted(self, http: HttpRequest, chat: ChatRequest) -> Encoding[int]:
         """Return how many tokens a conversation is."""
         self._prompts.check_model(chat.model)
-        images = self._images_of(http.id, chat.messages)
+        images = self._images_of(http.id, chat.messages, b"", chat.media_io_kwargs)
         (ids,) = yield [(yield from images.written(self._template.prompt(chat)))]
         return len(ids)
 
@@ -266,7 +266,8 @@ class GenerationPlanner:
     def _chat(self, http: HttpRequest, request: ChatRequest, form: Form) -> Encoding[Sequences]:
         """Plan the answers to a conversation."""
         self._prompts.check_model(request.model)
-        images = self._images_of(http.id, request.messages, salt_of(request.cache_salt))
+        salt = salt_of(request.cache_salt)
+        images = self._images_of(http.id, request.messages, salt, request.media_io_kwargs)
         prompt = self._template.prompt(request)
         parsing = parsing_of(self._card, request, prompt.text)
         wanted = request.max_completion_tokens or request.max_tokens

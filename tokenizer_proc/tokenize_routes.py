@@ -96,7 +96,7 @@ class TokenRoutes:
     def _text(self, id: int, request: TokenizeRequest) -> Encoding[Text]:
         if request.prompt is not None:
             return Text(request.prompt, request.add_special_tokens is not False)
-        images = self._images_of(id, request.messages)
+        images = self._images_of(id, request.messages, b"", request.media_io_kwargs)
         return (yield from images.written(self._template.prompt(request)))
 
     def detokenize(self, _http: HttpRequest, body: Body) -> ImmediateResponse:

@@ -27,8 +27,9 @@ RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
 HUGE_BODY_BYTES = 512 << 10  # some may take 0.2 s to parse: a process of their own does
 MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
-IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others;
-ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
+# In every body with images, and in few others.
+IMAGE_MARKS = (b'"image_url"', b'"video_url"')
+ANTHROPIC_MARKS = (b'"image"',)  # a block's type, where images are written Anthropic's way
 
 
 class Router:
@@ -106,8 +107,8 @@ class Router:
         """Return the tokenizers that may get a body."""
         if request.method in READS:
             return (self._about,)
-        mark = ANTHROPIC_MARK if request.path.startswith(ANTHROPIC_PATHS) else IMAGE_MARK
-        if self._images and mark in body:
+        marks = ANTHROPIC_MARKS if request.path.startswith(ANTHROPIC_PATHS) else IMAGE_MARKS
+        if self._images and any(mark in body for mark in marks):
             return self._images
         return self._short if len(body) < LONG_BODY_BYTES else (self._long,)
 

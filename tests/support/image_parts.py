@@ -24,6 +24,15 @@ def image_part(url: str, **fields: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
+def video_part(*frames: Image.Image) -> dict[str, Any]:
+    """Return a part of a message that is a video, as JPEGs of its frames."""
+    texts = [base64.b64encode(encoded(frame, "JPEG")).decode() for frame in frames]
+    return {
+        "type": "video_url",
+        "video_url": {"url": f"data:video/jpeg;base64,{','.join(texts)}"},
+    }
+
+
 def message(*parts: dict[str, Any] | str) -> dict[str, Any]:
     """Return a user's message of texts and other parts."""
     content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]

@@ -8,12 +8,14 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 from PIL import Image
 from tiny_vision import GRIDS, joined
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.processing_utils import ProcessorMixin
+from transformers.video_utils import VideoMetadata
 
 from headrace.tokenizer_proc.images.processor import stored_processor
 
@@ -38,6 +40,7 @@ NAMED_TOKENS = {
 # Families whose processors take what is there no class for, beside those with grids: videos, or
 # images without torchvision.
 UNCHECKED = ("smolvlm", "internvl", "gemma4", "gemma4_whole", "lfm2_vl")
+NUMBERS = {1: "one", 3: "three", 21: "twenty-one", 120: "one hundred and twenty"}
 
 
 class TilesOfLfm2(transformers.ImageProcessingMixin):
@@ -99,9 +102,19 @@ def transformers_processor(folder: Path, family: str) -> Any:
         settings |= {} if is_own else {"video_processor": None}
         kind = WithoutVideos
     if family == "smolvlm":  # it wants a package that spells numbers, of videos' frames
-        processing_smolvlm.num2words = str
+        processing_smolvlm.num2words = NUMBERS.get
     template = tokenizer.chat_template
     return kind(image_processor=images, tokenizer=tokenizer, chat_template=template, **settings)
+
+
+def video_text(processor: Any, num_frames: int, **metadata: Any) -> str:
+    """Return what SmolVLM's processor of transformers writes for a video's frames."""
+    made = {
+        "pixel_values": np.zeros((1, num_frames, 1)),
+        "video_metadata": [VideoMetadata(**metadata)],
+    }
+    text: str = processor.replace_video_token(made, 0)
+    return text
 
 
 class Reference:
@@ -130,5 +143,33 @@ class Reference:
                 processor_kwargs={"images_kwargs": options},
             )
         output = self._model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
+        prompt = inputs["input_ids"][0].tolist()
+        return Answer(prompt, output[0, len(prompt) :].tolist())
+
+    @torch.inference_mode()
+    def watch(
+        self, before: str, frames: list[Image.Image], num_tokens: int, **metadata: Any
+    ) -> Answer:
+        """Return SmolVLM's prompt and answer to a user's text and a video after it.
+
+        Its processor of videos needs torchvision. Frames are images that are not split.
+
+        Args:
+            metadata: of the video, as transformers has it.
+        """
+        processor = self._processor
+        content = [{"type": "text", "text": before}, {"type": "video"}]
+        text = processor.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            chat_template=processing_smolvlm.DEFAULT_CHAT_TEMPLATE,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        text = text.replace("<video>", video_text(processor, len(frames), **metadata))
+        inputs = processor.tokenizer(text, return_tensors="pt")
+        pixels = processor.image_processor(frames, do_image_splitting=False, return_tensors="pt")
+        output = self._model.generate(
+            **inputs, **pixels, max_new_tokens=num_tokens, do_sample=False
+        )
         prompt = inputs["input_ids"][0].tolist()
         return Answer(prompt, output[0, len(prompt) :].tolist())

@@ -1,6 +1,7 @@
 """Chats with images, from the HTTP request to the text: what is said is what transformers says."""
 
 import asyncio
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ import family_table
 import httpx
 import pytest
 from hostile_images import BAD, THIN
-from image_parts import data_url, encoded, image_part, message
+from image_parts import data_url, encoded, image_part, message, video_part
 from image_reference import Reference
+from PIL import Image
 from servers import RunningServer, wait_until
 from tiny_vision import FAMILIES, make_vision_folder, picture
 
@@ -22,6 +24,7 @@ from headrace.errors import ApiError
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", str(64 << 20))
 CUTTING = ("--max-num-batched-tokens", "23", "--max-num-seqs", "4")  # images of a step
+PATH = "/v1/chat/completions"
 NUM_TOKENS = 12
 PAGE_TOKENS = 32
 NUM_STORY_TOKENS = 300
@@ -162,6 +165,25 @@ def check_hostile_images(served: Served) -> None:
             served.check(chat, answer.json())
 
 
+def check_video(served: Served) -> None:
+    """Frames of a video are seen as by transformers, at their times; bad ones are named."""
+    pictures = [picture(seed, 80, 60) for seed in (1, 2, 3)]
+    part = video_part(*pictures)
+    video = {"fps": 2.0, "frames_indices": [0, 5, 130], "total_num_frames": 200}
+    body = body_of([message("Look: ", part)]) | {"media_io_kwargs": {"video": video}}
+    answer = httpx.post(f"{served.server.url}{PATH}", json=body, timeout=TIMEOUT_S).json()
+    frames = [Image.open(io.BytesIO(encoded(one, "JPEG"))) for one in pictures]
+    expected = served.reference.watch("Look: ", frames, NUM_TOKENS, **video, duration=100.0)
+    assert answer["prompt_token_ids"] == expected.prompt
+    assert answer["choices"][0]["token_ids"] == expected.tokens
+    part["video_url"]["url"] += ",AAAA"
+    refused = httpx.post(f"{served.server.url}{PATH}", json=body_of([message(part)]))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (
+        400,
+        "messages[0].content[0].video_url[3]",
+    )
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of two workers."""
@@ -191,6 +213,8 @@ def test_every_family_s_answers_are_the_reference_s(other: tuple[Served, str]) -
     check_twice(served, family in STATES)
     (answer,) = served.ask_all([LOOK_BRIEFLY])
     served.check(LOOK_BRIEFLY, answer, **LOW.get(family, {}))
+    if family == "smolvlm":
+        check_video(served)
     check_hostile_images(served)
     check_nothing_is_left(served.server)
 

@@ -6,11 +6,15 @@ the processor has made of the image. As transformers' processors have it, charac
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
 
 from headrace.errors import ModelError
+from headrace.tokenizer_proc.images.number_words import in_words
+from headrace.tokenizer_proc.requests.videos import Video
 
 FAKE = "<fake_token_around_image>"  # of Idefics3, around each tile
 WHOLE = "<global-img>"  # the image in one tile
@@ -32,6 +36,7 @@ class ImageSpelling:
     low_detail: Callable[[Any], Json] = lambda _processor: {}
     # Frames, rows and columns that the tokens of an image are; none where they just follow.
     grid: Callable[[Json], list[int]] = lambda _made: []
+    video: Callable[[Video], str] | None = None  # a video's text; None where there are none
 
 
 def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
@@ -68,7 +73,21 @@ def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
         return f"{''.join(lines)}\n{whole}"
 
     options = {"return_row_col_info": True}
-    return ImageSpelling(image, image, spell, options, lambda _: {"do_image_splitting": False})
+    video = partial(timed_frames, image) if config["model_type"] == "smolvlm" else None
+    return ImageSpelling(
+        image, image, spell, options, lambda _: {"do_image_splitting": False}, video=video
+    )
+
+
+def timed_frames(image: str, video: Video) -> str:
+    """Return SmolVLM's text of a video, its frames as `image`, each below its time."""
+    num_frames = in_words(len(video.frames))
+    duration = timedelta(seconds=int(video.duration))
+    minutes = [divmod(int(time), 60) for time in video.times]
+    return (
+        f"You are provided the following series of {num_frames} frames from a {duration} [H:MM:SS] "
+        "video.\n" + "".join(f"\nFrame from {m:02d}:{s:02d}:{image}" for m, s in minutes) + "\n\n"
+    )
 
 
 def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:

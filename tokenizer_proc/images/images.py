@@ -16,6 +16,7 @@ from headrace.ipc.messages import GenerateRequest, Image
 from headrace.tokenizer_proc.images.sources import ImageSource, Remote, image_parts, sources_of
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences, Text
 from headrace.tokenizer_proc.requests.openai import RequestMessage
+from headrace.tokenizer_proc.requests.videos import MediaOptions
 
 if TYPE_CHECKING:  # loaded only for models that take images
     from headrace.tokenizer_proc.images.fetches import ImageFetches
@@ -60,18 +61,31 @@ class Images:
         self._fetches = fetches
 
     def of(
-        self, request: int, messages: Sequence[RequestMessage], salt: bytes = b""
+        self,
+        request: int,
+        messages: Sequence[RequestMessage],
+        salt: bytes = b"",
+        media: MediaOptions | None = None,
     ) -> "PromptImages":
         """Return the images of a conversation, of which nothing has been decoded.
+
+        Parts that are videos become texts, with places for their frames.
 
         Args:
             request: the id of the request that has them.
             salt: only images of the same salt are known to be the same.
+            media: when the frames of videos were.
 
         Raises:
             RequestError: some are not taken; the text names the part.
         """
-        named = sources_of(messages, self._max_images, fetches=self._fetches is not None)
+        named = sources_of(
+            messages,
+            self._max_images,
+            self._fetches is not None,
+            self._processor.spelling.video,
+            None if media is None else media.video,
+        )
         return PromptImages(self, named, request, salt)
 
     def take_fetched(self) -> None:
@@ -244,7 +258,11 @@ class PromptImages:
 
 
 def none_of(
-    takes_images: bool, request: int, messages: Sequence[RequestMessage], _salt: bytes = b""
+    takes_images: bool,
+    request: int,
+    messages: Sequence[RequestMessage],
+    _salt: bytes = b"",
+    _media: MediaOptions | None = None,
 ) -> PromptImages:
     """Return no images: this process prepares none.
 
@@ -258,8 +276,8 @@ def none_of(
         if not takes_images:
             raise Unsupported(f"{where}: this model takes no images", where)
         raise Unsupported(
-            f"{where}: images are found by the name 'image_url', or by Anthropic's 'image', in the "
-            "body; escape none of it",
+            f"{where}: images are found by the name 'image_url' or 'video_url', or by Anthropic's "
+            "'image', in the body; escape none of it",
             where,
         )
     return PromptImages(None, [], request)

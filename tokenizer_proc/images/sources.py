@@ -5,7 +5,7 @@ fetcher to get. The size that their headers tell bounds what decoding them takes
 """
 
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.config.config import MAX_IMAGE_BYTES
@@ -13,10 +13,12 @@ from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.images.header import SCAN, Header, read_header
 from headrace.tokenizer_proc.requests.openai import (
     IMAGE_PART,
+    VIDEO_PART,
     ContentPart,
     ImageUrl,
     RequestMessage,
 )
+from headrace.tokenizer_proc.requests.videos import Video, VideoOptions, read_video
 
 MAX_PIXELS = 50_000_000  # 150 MB as bytes; what phones make has 12 to 50 million
 MAX_SCANNED = 1_000_000_000  # pixels of a JPEG's scans, each of which may be all; cameras make 10
@@ -56,33 +58,50 @@ class Remote:
 
 
 def image_parts(messages: Sequence[RequestMessage]) -> Iterator[tuple[str, ContentPart]]:
-    """Yield the parts of a conversation that are images, by the names of their fields."""
+    """Yield the parts of a conversation that are images or videos, by their fields' names."""
     for i, message in enumerate(messages):
         if isinstance(message.content, list):
             for j, part in enumerate(message.content):
-                if part.type == IMAGE_PART:
-                    yield f"messages[{i}].content[{j}].{IMAGE_PART}", part
+                if part.type in (IMAGE_PART, VIDEO_PART):
+                    yield f"messages[{i}].content[{j}].{part.type}", part
 
 
 def sources_of(
-    messages: Sequence[RequestMessage], max_images: int, fetches: bool = False
+    messages: Sequence[RequestMessage],
+    max_images: int,
+    fetches: bool = False,
+    video_text: Callable[[Video], str] | None = None,
+    video_options: VideoOptions | None = None,
 ) -> list[ImageSource | Remote]:
-    """Return the images of a conversation, in order.
+    """Return the images of a conversation, in order, and the frames of its videos.
+
+    A video's part becomes a text, with a place for each frame.
 
     Args:
         fetches: whether this server fetches any.
+        video_text: returns that text; None: the model takes no videos.
 
     Raises:
         RequestError: there are too many, or one is none, or too large; the text names its part.
     """
-    parts = list(image_parts(messages))
-    if len(parts) > max_images:
+    given: list[tuple[ImageUrl | None, str]] = []
+    for where, part in image_parts(messages):
+        if part.type == IMAGE_PART:
+            given.append((part.image_url, where))
+            continue
+        if video_text is None:
+            raise Unsupported(f"{where}: this model takes images, and no videos", where)
+        video = read_video(part.video_url, video_options or VideoOptions(), where)
+        frames = (ImageUrl(url, "low") for url in video.frames)
+        given += ((frame, f"{where}[{k}]") for k, frame in enumerate(frames))
+        part.type, part.text, part.video_url = "text", video_text(video), None
+    if len(given) > max_images:
         raise InvalidValue(
-            f"messages: {len(parts)} images are more than the {max_images} that a request may have "
-            "(--max-images)",
+            f"messages: {len(given)} images are more than the {max_images} that a request may have "
+            "(--max-images); a frame is one",
             "messages",
         )
-    return [source_of(part.image_url, where, fetches) for where, part in parts]
+    return [source_of(image, where, fetches) for image, where in given]
 
 
 def source_of(image: ImageUrl | None, where: str, fetches: bool) -> ImageSource | Remote:

@@ -38,12 +38,13 @@ from headrace.tokenizer_proc.requests.validation_errors import (
     fault_of,
     syntax_fault,
 )
+from headrace.tokenizer_proc.requests.videos import MediaOptions, VideoUrl
 
 log = logging.getLogger(__name__)
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
-IMAGE_PART, FILE_PART = "image_url", "file"
+IMAGE_PART, VIDEO_PART, FILE_PART = "image_url", "video_url", "file"
 UNSUPPORTED = ("audio", "echo", "moderation", "web_search_options")  # of chats
 # Of chats, taken unread: they change no answer.
 NOT_READ = (
@@ -86,9 +87,10 @@ class ImageUrl(msgspec.Struct):
 
 
 class ContentPart(TextPart):
-    """The same of a chat, where it may be an image, or a file of text."""
+    """The same of a chat, where it may be an image, frames of a video, or a file of text."""
 
     image_url: ImageUrl | None = None
+    video_url: VideoUrl | None = None
     file: FileData | None = None
 
 
@@ -141,6 +143,7 @@ class ChatRequest(ToolFields, kw_only=True):
     include_reasoning: bool = True
     separate_reasoning: bool = True  # SGLang's
     modalities: list[str] | None = None
+    media_io_kwargs: MediaOptions | None = None
     functions: list[Function] | None = None
     function_call: Literal["none", "auto"] | FunctionName | None = None
     audio: Any = None
@@ -230,6 +233,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: MediaOptions | None = None
     tools: list[Tool | CustomTool] | None = None
 
     @property

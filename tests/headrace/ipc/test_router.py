@@ -119,7 +119,8 @@ def test_long_body_blocks_no_other(tokenizers: Tokenizers) -> None:
 def test_bodies_with_images_go_to_image_tokenizers(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path), num_images=2)
     with_image = b'{"type": "image_url", "image_url": {"url": "data:"}}'
-    for body in (with_image, with_image + LONG, SHORT, LONG, with_image):
+    with_video = with_image.replace(b"image_url", b"video_url")
+    for body in (with_image, with_image + LONG, SHORT, LONG, with_video):
         assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(0) == len(SHORT)
     assert tokenizers.received(2) == len(LONG)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from image_parts import encoded
-from image_reference import transformers_processor
+from image_reference import transformers_processor, video_text
 from PIL import Image
 from tiny_vision import FAMILIES, GRIDS, IMAGE_PROCESSORS, picture
 from transformers.image_utils import load_image
@@ -25,6 +25,7 @@ from headrace.tokenizer_proc.images.header import read_header
 from headrace.tokenizer_proc.images.lane import load_processor
 from headrace.tokenizer_proc.images.processor import ImageProcessor, decoded, stored_processor
 from headrace.tokenizer_proc.images.sources import ImageSource
+from headrace.tokenizer_proc.requests.videos import Video
 
 WHERE = "messages[0].content[0].image_url"
 Folder = Callable[[str], Path]
@@ -86,6 +87,35 @@ def test_smolvlm_is_written_as_idefics3(vision_folder: Folder, processors: Any) 
     assert first.text == second.text
     for name, tensor in first.tensors.items():
         np.testing.assert_array_equal(tensor, second.tensors[name])
+
+
+@pytest.mark.parametrize(
+    ("fps", "duration", "places"),
+    [
+        (2.0, None, [0, 5, 130]),
+        (0.001, 90_061.5, [7]),
+        (24.0, 3.0, [*range(21)]),
+        (1.0, None, [*range(120)]),
+    ],
+)
+def test_a_video_is_written_as_by_transformers(
+    fps: float, duration: float | None, places: list[int], vision_folder: Folder, processors: Any
+) -> None:
+    spelling = processors("smolvlm").spelling
+    reference = transformers_processor(vision_folder("smolvlm"), "smolvlm")
+    expected = video_text(
+        reference,
+        len(places),
+        fps=fps,
+        frames_indices=places,
+        duration=duration,
+        total_num_frames=places[-1] + 1,
+    )
+    times = [place / fps for place in places]
+    video = Video(["frame"] * len(places), times, times[-1] if duration is None else duration)
+    whole = processors("smolvlm").prepare(source(encoded(picture(1)), is_low=True)).text
+    assert spelling.video(video).replace(spelling.placeholder, whole) == expected
+    assert processors("idefics3").spelling.video is None
 
 
 @pytest.mark.parametrize("family", IMAGE_PROCESSORS)

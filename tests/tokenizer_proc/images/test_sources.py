@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from image_parts import data_url, encoded, image_part, message
+from image_parts import data_url, encoded, image_part, message, video_part
 from PIL import Image
 
 from headrace.errors import InvalidValue, RequestError, Unsupported
 from headrace.tokenizer_proc.images import sources as sources_module
 from headrace.tokenizer_proc.images.header import Header
 from headrace.tokenizer_proc.images.sources import MAX_PIXELS, ImageSource, sources_of
-from headrace.tokenizer_proc.requests.openai import RequestMessage
+from headrace.tokenizer_proc.requests.openai import ContentPart, RequestMessage
 
 WHERE = "messages[0].content[1].image_url"
 PICTURE = Image.new("RGB", (7, 5), 99)
@@ -58,6 +58,23 @@ def test_there_are_no_more_than_may_be() -> None:
     with pytest.raises(InvalidValue, match=r"3 images are more than the 2 .*--max-images") as no:
         sources(message(part, part), message(part), max_images=2)
     assert no.value.param == "messages"
+
+
+def test_frames_of_a_video_are_images_where_a_model_takes_them() -> None:
+    frames = video_part(PICTURE, PICTURE)
+    chat = [message("a", image_part(data_url(PNG)), frames), message(frames)]
+    messages = msgspec.convert(chat, list[RequestMessage])
+    text = "<{0.times}>".format
+    found = sources_of(messages, 5, video_text=text)
+    where = ["messages[0].content[2].video_url", "messages[1].content[0].video_url"]
+    assert [one.where for one in found[1:]] == [f"{w}[{k}]" for w in where for k in (0, 1)]
+    assert [isinstance(one, ImageSource) and one.is_low for one in found] == [False, *[True] * 4]
+    assert messages[1].content == [ContentPart("text", "<[0.0, 1.0]>")]
+    messages = msgspec.convert(chat, list[RequestMessage])
+    with pytest.raises(InvalidValue, match=r"5 images are more than the 4 .* a frame is one"):
+        sources_of(messages, 4, video_text=text)
+    with pytest.raises(Unsupported, match=r"video_url: this model takes images, and no videos"):
+        sources_of(msgspec.convert(chat, list[RequestMessage]), 5)
 
 
 @pytest.mark.parametrize(
