@@ -9,7 +9,11 @@ Method: 300 clients post a chat at once, each with a scanned page of its own, a 
         after the other, come images that are to be refused: truncated, moving, bombs, SVG,
         elsewhere. The images are prepared as for Gemma 3 (896 x 896 pixels). No model
         runs: the mock engine takes no time. All clients share the processor with the server.
+        With --family a server of each family, with one image process, prepares images as its
+        published processor does: 12 clients post pages at once. One page at a time is the time
+        from its request to its token, in which no tower runs.
 Run:    python bench/images.py --rounds 2
+        python bench/images.py --rounds 1 --family smolvlm qwen3_vl --save families --add
 """
 
 import base64
@@ -33,7 +37,7 @@ from support.blocking import Client
 from support.health import HealthProbe
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
-from support.vision import vision_folder
+from support.vision import FAMILIES, vision_folder
 
 CLIENTS = 300
 RATE_CLIENTS = 100  # where only the rate is wanted
@@ -43,6 +47,9 @@ PAGES = 8  # different ones; what comes after a JPEG's end makes each image anot
 PROCESSES = (1, 2)
 CHAT_S = 5
 EMPTY_S = 30
+FAMILY_CLIENTS = 12
+FAMILY_CHAT_S = 2
+PAGES_ALONE = 3
 BESIDE = "beside images"
 PATH = "/v1/chat/completions"
 MOCK = ("--engine", "mock", "--mock-profile", "zero")
@@ -176,20 +183,63 @@ class Results:
                     self.ttft.add(BESIDE, ask_burst("chats", server.url, CHAT_S))
             wait_until_empty(server)  # the posting clients have disconnected
 
+    @property
+    def quantities(self) -> list[Quantity]:
+        """All rows."""
+        rows = (*self.health.quantities, self.rate, self.memory, self.refusal)
+        return [*rows, *self.ttft.quantities]
+
+
+class FamilyResults:
+    """Measurements of one family, whose processor takes its own time for a page."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.health = Result(f"{family}: /health", [ALONE, BESIDE])
+        self.ttft = Result(f"{family}: TTFT", [ALONE, BESIDE])
+        self.page = Quantity(f"{family}: one page at a time", "ms", {ALONE: []})
+        self.rate = Quantity(f"{family}: images", "1/s", {BESIDE: []}, higher_is_better=True)
+
+    def measure(self, folder: Path, salt: str) -> None:
+        """Measure one round."""
+        pages = str(folder)
+        flags = (*MOCK, "--preprocess-procs", "1")
+        with headrace(str(vision_folder(self.family)), *flags) as server:
+            ask_burst("chats", server.url, 1)
+            with HealthProbe(server.url) as probe:
+                self.ttft.add(ALONE, ask_burst("chats", server.url, FAMILY_CHAT_S))
+            self.health.add(ALONE, probe.latencies_ms)
+            for number in range(PAGES_ALONE):
+                with posting(server, pages, f"{salt}{number}", 1) as poster:
+                    self.page.samples[ALONE].append(1e3 / outcome(poster))
+            num_clients = FAMILY_CLIENTS
+            with HealthProbe(server.url) as probe, posting(server, pages, salt, num_clients) as all:
+                self.rate.samples[BESIDE].append(outcome(all))
+            self.health.add(BESIDE, probe.latencies_ms)
+            with posting(server, pages, salt + "b", num_clients):
+                self.ttft.add(BESIDE, ask_burst("chats", server.url, FAMILY_CHAT_S))
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """All rows."""
+        return [*self.health.quantities, *self.ttft.quantities, self.page, self.rate]
+
 
 def main() -> None:
     """Run."""
-    args = parser(__doc__, rounds=2).parse_args()
+    options = parser(__doc__, rounds=2)
+    options.add_argument("--family", nargs="+", choices=FAMILIES, default=[], help="see above")
+    args = options.parse_args()
     report, results = Report("images", args), Results()
+    families = [FamilyResults(family) for family in args.family]
     with TemporaryDirectory() as name:
         write_pages(Path(name))
         for round in range(args.rounds):
-            for num_procs in PROCESSES:
+            for family in families:
+                family.measure(Path(name), f"{round}")
+            for num_procs in () if families else PROCESSES:
                 results.measure(Path(name), num_procs, f"{round}")
-    quantities = (*results.health.quantities, results.rate, results.memory, results.refusal)
-    for quantity in quantities:
-        report.add(quantity)
-    for quantity in results.ttft.quantities:
+    for quantity in [row for one in families or [results] for row in one.quantities]:
         report.add(quantity)
     report.finish()
 
