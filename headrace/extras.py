@@ -27,24 +27,28 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def missing(extra: str) -> str:
-    """Return which package of an extra is missing, and the remedy; "" where all are there."""
+def missing(extra: str, but: tuple[str, ...] = ()) -> str:
+    """Return which package of an extra is missing, and the remedy; "" where all are there.
+
+    Those in `but` need not be.
+    """
     for package in PACKAGES[extra]:
-        if not is_installed(package):
+        if package not in but and not is_installed(package):
             name = DISTRIBUTIONS.get(package, package)
             return f"the package {name} is missing; `pip install 'headrace[{extra}]'`"
     return ""
 
 
-def require(extra: str, needing: str) -> None:
+def require(extra: str, needing: str, but: tuple[str, ...] = ()) -> None:
     """Check for the packages of an extra.
 
     Args:
         needing: what needs them, the beginning of the error's text.
+        but: those that it does not need.
 
     Raises:
         ConfigError: one is missing; the text names it and the extra.
     """
-    lack = missing(extra)
+    lack = missing(extra, but)
     if lack:
         raise ConfigError(f"{needing}: {lack}")

@@ -80,7 +80,8 @@ WITHIN = {
         "mock": "request_io",
         "remote": "request_io",
         "gateway": "request_io",
-        "vision": "shm worker worker.checkpoints worker.cuda",
+        "vision": "shm worker worker.checkpoints worker.cuda worker.execution worker.models "
+        "worker.models.specs",
         "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "
         "worker.cuda.kernels worker.execution worker.hf worker.models worker.models.specs "
         "worker.parallel",

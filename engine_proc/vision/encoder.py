@@ -18,7 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class ImageEncoder(Protocol):
-    """Encodes images to embeddings, [rows, row_size] of each."""
+    """Encodes images to embeddings, [rows, row_size] of each.
+
+    Attributes:
+        maker: what makes rows; another one makes other bits.
+    """
+
+    maker: str
 
     def encode(self, images: Sequence[Tensors]) -> list[Floats]: ...
 

@@ -1,24 +1,20 @@
 """Vision process: pixels of images in, rows that decoders take out; with --kv-store, kept on disk.
 In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.board.fields import VisionField
 from headrace.config.process_configs import ExecutionConfig, VisionConfig
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.vision.embedding_store import EmbeddingStore
-from headrace.engine_proc.vision.encoder import encode
-from headrace.engine_proc.vision.placement import placement_of
+from headrace.engine_proc.vision.encoder import ImageEncoder, encode
+from headrace.engine_proc.vision.placement import placement_of, runs_on_gpus
+from headrace.engine_proc.vision.siglip_tower import SiglipTower
 from headrace.ipc.arena import Arena
 from headrace.ipc.worker_messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context
 from headrace.system.malloc import give_back, keep_freed
-
-if TYPE_CHECKING:
-    from headrace.engine_proc.vision.tower import Tower
 
 IDLE_S = 0.5
 
@@ -48,7 +44,7 @@ def main(config: VisionConfig, context: Context) -> None:
             heartbeat.begin()
             if message.fingerprint != fingerprint:  # the KV store is ready
                 fingerprint = message.fingerprint
-                store = open_store(config, fingerprint)
+                store = open_store(config, fingerprint, tower.maker)
             answer = encode(message, tower, arena, area.rows, store)
             heartbeat.end()
             num_others = len(answer.gone) + len(answer.failed) + answer.num_stored
@@ -59,24 +55,25 @@ def main(config: VisionConfig, context: Context) -> None:
             answers.send(answer)
 
 
-def open_store(config: VisionConfig, fingerprint: str) -> EmbeddingStore | None:
+def open_store(config: VisionConfig, fingerprint: str, maker: str) -> EmbeddingStore | None:
     """Open the files of embeddings; None where there is no directory, or no room."""
     tiers = config.store_tiers
     if tiers is None or tiers.directory is None:
         return None
     model, row_size = Path(config.execution.model_path).name, config.execution.image_row_size
     num_bytes = tiers.disk_bytes_of_images
-    maker = " ".join(f"{library} {version(library)}" for library in ("torch", "transformers"))
     return EmbeddingStore.open(tiers.directory, num_bytes, fingerprint, model, row_size, maker)
 
 
-def open_tower(config: ExecutionConfig) -> tuple["Tower", TowerReady]:
-    """Load the tower to where it runs.
+def open_tower(config: ExecutionConfig) -> tuple[ImageEncoder, TowerReady]:
+    """Load the tower to where it runs: a SigLIP without a GPU into the C++ core.
 
     Raises:
         ConfigError: the GPU has no room for it.
         ModelError: it cannot be loaded.
     """
+    if not runs_on_gpus(config) and (own := SiglipTower.open(config)) is not None:
+        return own, TowerReady(max_numbers=0)  # several images together gain nothing
     from headrace.engine_proc.vision.tower import Tower, load, load_mmproj, move_to_gpu  # and torch
 
     placement = placement_of(config)

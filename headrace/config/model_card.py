@@ -39,6 +39,7 @@ from headrace.model.vision_families import (
     decoder_config,
     num_deepstack,
     sees_whole,
+    siglip_config,
     vision_family,
 )
 
@@ -138,7 +139,11 @@ def read_card(config: ServerConfig) -> ModelCard:
     if config.max_images == 0:
         card = replace(card, image_token=None, image_row_size=0, image_run=0, mmproj=None)
     if card.image_token is not None:
-        extras.require("images", f"{path}: a model that takes images (--max-images 0 takes none)")
+        extras.require(
+            "images",
+            f"{path}: a model that takes images (--max-images 0 takes none)",
+            but=("torch",) if card.has_core_tower else (),
+        )
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:
         raise ConfigError(
@@ -238,6 +243,7 @@ def with_images(card: ModelCard, decoder: GgufFile, path: Path) -> ModelCard:
         image_token=config[family.image_token],
         image_row_size=found.row_size,
         image_run=config["mm_tokens_per_image"] if family.sees_whole else 0,
+        has_core_tower=siglip_config(config) is not None,
         mmproj=str(path),
         image_text=found.image_text,
     )
@@ -304,6 +310,7 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
         image_token=_need(config, family.image_token, path / "config.json", int),
         image_row_size=size * (1 + num_deepstack(config)),
         image_run=image_run_of(path, config) if sees_whole(config) else 0,
+        has_core_tower=siglip_config(config) is not None,
     )
 
 

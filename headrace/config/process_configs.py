@@ -34,6 +34,7 @@ class ModelCard:
     image_token: int | None = None  # stands for each row of an image; None takes no images
     image_row_size: int = 0  # numbers of such a row
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
+    has_core_tower: bool = False  # on a CPU the C++ core runs its vision tower, without torch
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
     draft_model: str | None = None  # of the draft model
     weight_bytes: int = 0  # of its files,

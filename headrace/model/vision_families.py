@@ -5,7 +5,7 @@ image token in the prompt.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +55,24 @@ MISTRAL = MappingProxyType(
         "sliding_window": 4096,
     }
 )
+# The same of a `vision_config`, of towers that are SigLIP.
+TILED_SIGLIP = MappingProxyType(
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "layer_norm_eps": 1e-6,
+    }
+)
+SIGLIP = MappingProxyType(
+    {**TILED_SIGLIP, "hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
+)
+# Sides of a tile in patches, beside powers of two, at which transformers gives patches of Idefics3
+# and SmolVLM their positions in order. At others its rounding skips some.
+ORDERLY_SIDES = (26, 27)
 # Fields that are not the decoder's, where a config has the two side by side.
 NOT_THE_DECODERS = frozenset(
     {
@@ -81,11 +99,21 @@ class VisionFamily:
     # Layers of the tower whose features are added behind the decoder's first layers, where
     # `deepstack_visual_indexes` leaves them out.
     deepstack: tuple[int, ...] = ()
+    # Fields of a tower that is SigLIP, which may be left out; empty is another tower.
+    siglip: Mapping[str, Any] = field(default_factory=dict)
+    rounds_positions: bool = False  # transformers finds positions of patches by rounding
 
 
 FAMILIES = {
-    "idefics3": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
-    "smolvlm": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
+    **dict.fromkeys(
+        ("idefics3", "smolvlm"),
+        VisionFamily(
+            "image_token_id",
+            {**LLAMA, "rms_norm_eps": 1e-5},
+            siglip=TILED_SIGLIP,
+            rounds_positions=True,
+        ),
+    ),
     "llava": VisionFamily("image_token_index", LLAMA),
     "llava_next": VisionFamily("image_token_index", LLAMA),
     "qwen2_5_vl": VisionFamily("image_token_id", {"model_type": "qwen2_5_vl_text"}),
@@ -106,7 +134,9 @@ FAMILIES = {
     ),
     "internvl": VisionFamily("image_token_id", {"model_type": "qwen2"}, tied_head=True),
     "mistral3": VisionFamily("image_token_index", {"model_type": "mistral"}, tied_head=True),
-    "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
+    "gemma3": VisionFamily(
+        "image_token_index", GEMMA3, tied_head=True, sees_whole=True, siglip=SIGLIP
+    ),
     "gemma4": VisionFamily("image_token_id", {"model_type": "gemma4_text"}, tied_head=True),
     "lfm2_vl": VisionFamily("image_token_id", {"model_type": "lfm2"}, tied_head=True),
 }
@@ -149,6 +179,21 @@ def num_deepstack(config: Mapping[str, Any]) -> int:
     if not isinstance(layers, list | tuple):
         raise ModelError(f"'deepstack_visual_indexes' is {layers!r:.40}, not a list of layers")
     return len(layers)
+
+
+def siglip_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the config of a tower that the C++ core runs; None where transformers' modules do."""
+    family = vision_family(config)
+    if family is None or not family.siglip:
+        return None
+    tower = {**family.siglip, **config["vision_config"]}
+    if tower.get("hidden_act") not in (None, "gelu_pytorch_tanh"):
+        return None
+    sizes = tower["image_size"], tower["patch_size"]
+    if family.rounds_positions and all(isinstance(size, int) and size > 0 for size in sizes):
+        side = sizes[0] // sizes[1]
+        return tower if side & (side - 1) == 0 or side in ORDERLY_SIDES else None
+    return tower
 
 
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,151 @@
+"""SigLIP towers in the core give the rows that transformers gives, and need no torch for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from engine_configs import execution_config
+from tiny_vision import make_vision_folder, picture, prepare
+
+from headrace.engine_proc.vision.siglip_tower import SiglipTower
+from headrace.engine_proc.vision.tower import Tower, load
+from headrace.errors import ModelError
+from headrace.model.vision_families import siglip_config
+
+FAMILIES = ("smolvlm", "idefics3", "gemma3")
+SIZES = [(80, 60), (40, 90), (64, 64)]
+
+
+def opened(folder: Path, dtype: str = "float32") -> SiglipTower:
+    tower = SiglipTower.open(execution_config(folder, image_row_size=64, dtype=dtype))
+    assert tower is not None
+    return tower
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, family)
+    tower, modules = opened(tmp_path), Tower(load(tmp_path))
+    images = [prepare(tmp_path, picture(seed, *size)) for seed, size in enumerate(SIZES)]
+    found = tower.encode(images)
+    for image, rows in zip(images, found, strict=True):
+        (expected,) = modules.encode([image])
+        assert rows.dtype == np.float32 and np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-4)
+        (alone,) = tower.encode([image])
+        np.testing.assert_array_equal(alone, rows)  # batch mates change no bit
+    assert tower.maker != modules.maker
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_by_default_rounding_is_that_of_weights(family: str, tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, family)
+    images = [prepare(tmp_path, picture(1))]
+    exact = opened(tmp_path).encode(images)
+    for own, expected in zip(opened(tmp_path, "auto").encode(images), exact, strict=True):
+        np.testing.assert_array_equal(own, expected)  # weights are fp32
+    make_vision_folder(tmp_path, family).bfloat16().save_pretrained(tmp_path)
+    (rounded,), (wide,) = (opened(tmp_path, dtype).encode(images) for dtype in ("auto", "float32"))
+    (modules,) = Tower(load(tmp_path)).encode(images)
+    np.testing.assert_allclose(wide, modules, rtol=0, atol=1e-4)
+    assert 0 < np.abs(rounded - wide).max() < 0.05 * np.abs(wide).max()
+
+
+@pytest.mark.parametrize(
+    ("family", "published"),
+    [
+        ("gemma3", {"vision_tower.": "vision_tower.vision_model."}),
+        ("smolvlm", {"model.vision_model.": "vision_model.", "model.connector.": "connector."}),
+    ],
+)
+def test_weights_may_have_older_names(
+    family: str, published: dict[str, str], tmp_path: Path
+) -> None:
+    make_vision_folder(tmp_path, family)
+    image = prepare(tmp_path, picture(1))
+    expected = opened(tmp_path).encode([image])
+    file = tmp_path / "model.safetensors"
+    renamed = {}
+    for name, tensor in safetensors.torch.load_file(file).items():
+        prefix = next((p for p in published if name.startswith(p)), "")
+        renamed[published.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    safetensors.torch.save_file(renamed, file, {"format": "pt"})
+    np.testing.assert_array_equal(opened(tmp_path).encode([image]), expected)
+
+
+def test_a_missing_weight_is_named(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "smolvlm")
+    file = tmp_path / "model.safetensors"
+    whole = safetensors.torch.load_file(file)
+    for gone in ("connector.modality_projection.proj.weight", "vision_model.post_layernorm.bias"):
+        safetensors.torch.save_file(
+            {n: t for n, t in whole.items() if n != f"model.{gone}"}, file, {"format": "pt"}
+        )
+        with pytest.raises(ModelError, match=f"'{gone.partition('.')[2]}' .* is missing"):
+            opened(tmp_path)
+
+
+def test_tiles_of_another_size_or_padded_are_refused(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "smolvlm")
+    tower, image = opened(tmp_path), prepare(tmp_path, picture(1))
+    with pytest.raises(ValueError, match="not 3 x 32 x 32 without padding"):
+        tower.encode([{"pixel_values": image["pixel_values"][..., :24]}])
+    with pytest.raises(ValueError, match="not 3 x 32 x 32 without padding"):
+        tower.encode([image | {"pixel_attention_mask": image["pixel_attention_mask"] * 0}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_core"),
+    [
+        ({}, True),
+        ({"image_size": 384, "patch_size": 14}, True),
+        ({"image_size": 364, "patch_size": 14}, True),
+        ({"image_size": 406, "patch_size": 14}, False),  # transformers' rounding skips positions
+        ({"hidden_act": "quick_gelu"}, False),
+    ],
+)
+def test_what_the_core_does_not_run_is_left_to_modules(
+    changes: dict[str, Any], is_core: bool, tmp_path: Path
+) -> None:
+    make_vision_folder(tmp_path, "smolvlm")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"] |= changes
+    assert (siglip_config(config) is not None) == is_core
+    side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
+    assert (positions(side) == [*range(side)]) == (is_core or "hidden_act" in changes)
+    assert siglip_config(config | {"model_type": "llava"}) is None
+
+
+def positions(side: int) -> list[int]:
+    """Return where transformers' Idefics3 finds the patches of a line to be."""
+    boundaries = torch.arange(1 / side, 1.0, 1 / side)
+    places = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    found = torch.bucketize(places.clamp(max=1 - 1e-6), boundaries, right=True)
+    return [int(place) for place in found]
+
+
+def test_rows_need_no_torch(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "gemma3")
+    np.save(tmp_path / "pixels.npy", prepare(tmp_path, picture(1))["pixel_values"])
+    code = (
+        "import sys; sys.modules |= {'torch': None, 'transformers': None}; import numpy as np\n"
+        "from engine_configs import execution_config\n"
+        "from headrace.engine_proc.vision.main import open_tower\n"
+        "folder = sys.argv[1]\n"
+        "tower, _ = open_tower(execution_config(folder, image_row_size=64, device='cpu'))\n"
+        "print(tower.encode([{'pixel_values': np.load(f'{folder}/pixels.npy')}])[0].shape)"
+    )
+    path = ":".join(sys.path)
+    run = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path, "PATH": ""},
+    )
+    assert run.stdout == "(4, 64)\n", run.stderr
