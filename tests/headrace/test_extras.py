@@ -53,6 +53,13 @@ def test_a_missing_package_is_named_with_its_extra(
     assert says in str(caught.value)
 
 
+def test_a_package_that_is_not_needed_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else sys)
+    extras.require("images", "MODEL", but=("torch",))
+    with pytest.raises(ConfigError, match="the package torch is missing"):
+        extras.require("images", "MODEL")
+
+
 def test_nothing_is_missing_where_all_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: sys)
     assert {extras.missing(extra) for extra in extras.PACKAGES} == {""}

@@ -34,6 +34,8 @@ ADMIN_KEY = "operators-only"
 SHORT = ("smolvlm", "gemma4", "glm4v")
 OTHERS = [family for family in FAMILIES if family != "qwen3_vl"]
 STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
+IN_CORE = ("smolvlm", "idefics3", "gemma3")  # families whose towers the core runs
+WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "without_torch")}
 UNCUT = {"do_image_splitting": False}
 LOW: dict[str, dict[str, Any]] = {  # others see no less
     "smolvlm": UNCUT,
@@ -199,7 +201,8 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Serv
     family: str = request.param
     if family not in SHORT and not family_table.WRITES:
         pytest.skip("`make families` serves it")
-    served = Served.start(tmp_path, family, "--tp", "2", *FLAGS.get(family, ()))
+    env = WITHOUT_TORCH if family in IN_CORE else None
+    served = Served.start(tmp_path, family, "--tp", "2", *FLAGS.get(family, ()), env=env)
     yield served, family
     assert served.server.stop() == 0
 

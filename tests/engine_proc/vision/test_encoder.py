@@ -20,6 +20,8 @@ ROW_SIZE = 3
 class Repeats:
     """Makes rows of the pixels' sum; raises where a picture has a pixel that is negative."""
 
+    maker = "a sum"
+
     def __init__(self, num_rows: int = 2) -> None:
         self.num_rows = num_rows
         self.max_images = 10
