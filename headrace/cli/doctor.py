@@ -190,7 +190,9 @@ def plan(
     if card.mmproj is not None:
         yield "images", tower(read_metadata(card.mmproj))
     elif card.image_token is not None:
-        yield "images", "taken; the tower runs in transformers' modules"
+        in_core = card.has_core_tower and not on_gpus
+        where = "the C++ core" if in_core else "transformers' modules"
+        yield "images", f"taken; the tower runs in {where}"
     yield "runs in", executor
     if config.max_loaded_models is not None:
         fitting = "as many models as memory is enough for"

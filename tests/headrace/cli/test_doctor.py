@@ -366,8 +366,15 @@ def test_the_doctor_tells_what_a_projector_file_takes(
 
 def test_the_doctor_tells_that_a_folder_takes_images() -> None:
     config, demo = ServerConfig(device="cpu"), read_card(ServerConfig())
-    rows = dict(doctor.plan(config, replace(demo, image_token=7), "core", on_gpus=False))
-    assert rows["images"] == "taken; the tower runs in transformers' modules"
+    modules, core = "transformers' modules", "the C++ core"
+    for has_core, on_gpus, where in (
+        (False, False, modules),
+        (True, False, core),
+        (True, True, modules),
+    ):
+        card = replace(demo, image_token=7, has_core_tower=has_core)
+        rows = dict(doctor.plan(config, card, "core", on_gpus))
+        assert rows["images"] == f"taken; the tower runs in {where}"
     assert "images" not in dict(doctor.plan(config, demo, "core", on_gpus=False))
 
 
