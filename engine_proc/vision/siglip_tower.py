@@ -1,4 +1,4 @@
-"""SigLIP towers in the C++ core, without torch: those of SmolVLM, Idefics3 and Gemma 3.
+"""SigLIP towers in the C++ core, without torch: of SmolVLM, Idefics3, Gemma 3 and LFM2-VL.
 
 A tile is a text of the core's encoder: its patches are the tokens, and all see each other. Tiles go
 one by one, so the rows of an image depend on nothing else.
@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace import __version__
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.vision.encoder import Tensors
 from headrace.engine_proc.vision.mmproj_state import state_of
+from headrace.engine_proc.vision.siglip_connectors import Connector, perceptron, pool, shuffle
+from headrace.engine_proc.vision.siglip_patches import (
+    Grid,
+    Patches,
+    PatchSizes,
+    flat_patches,
+    square_tiles,
+)
+from headrace.engine_proc.vision.siglip_weights import below, layer_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
@@ -32,21 +40,12 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 from headrace.errors import ModelError
 from headrace.model.gguf import read_metadata
 from headrace.model.mmproj import read_mmproj
-from headrace.model.vision_families import siglip_config
+from headrace.model.vision_families import decoder_config, siglip_config
 
 PAGE_TOKENS = 32
-IN_LAYER = {
-    "attn_norm": "layer_norm1",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.out_proj",
-    "mlp_norm": "layer_norm2",
-    "up": "mlp.fc1",
-    "down": "mlp.fc2",
-}
+MOST_PATCHES = 4096  # of a tile of SigLIP 2; LFM2-VL's have 1,024
 Json = Mapping[str, Any]
-Project = Callable[[Floats], Floats]  # from hidden states, [side, side, hidden], to rows
+MakeConnector = Callable[[ConfigFields, Weights, PatchSizes, int], Connector]
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,22 @@ class SiglipFamily:
 
     Attributes:
         tower, connector: beginnings of its weights' names.
-        project: returns the connector, of a config, its weights and the tower's spec.
     """
 
     tower: tuple[str, ...]
     connector: str
-    project: Callable[[ConfigFields, Weights, "SiglipSpec"], Project]
+    make_patches: Callable[[Weights, PatchSizes], Patches]
+    make_connector: MakeConnector
+
+
+INNER = ("vision_tower.vision_model.", "vision_tower.")
+TILES = SiglipFamily(("vision_model.",), "connector.", square_tiles, shuffle)
+SIGLIP_FAMILIES = {
+    "idefics3": TILES,
+    "smolvlm": TILES,
+    "gemma3": SiglipFamily(INNER, "multi_modal_projector.", square_tiles, pool),
+    "lfm2_vl": SiglipFamily(INNER, "multi_modal_projector.", flat_patches, perceptron),
+}
 
 
 @dataclass(frozen=True)
@@ -68,54 +77,7 @@ class SiglipSpec:
     """The layers of a tower, and the patches that they see."""
 
     encoder: DecoderSpec
-    patch_size: int
-    side: int  # of a tile, in patches
-
-
-def shuffle(fields: ConfigFields, weights: Weights, spec: SiglipSpec) -> Project:
-    """Idefics3 and SmolVLM: squares of adjacent patches side by side, projected."""
-    scale = fields.integer("scale_factor", 2)
-    matrix = numbers(weights, "modality_projection.proj.weight")
-    hidden = spec.encoder.hidden_size
-    if spec.side % scale or matrix.shape[1] != hidden * scale**2:
-        raise fields.wrong("scale_factor", f"one that fits {spec.side} patches a side")
-
-    def project(states: Floats) -> Floats:
-        side = spec.side // scale
-        squares = states.reshape(side, scale, side, scale * hidden).swapaxes(1, 2)
-        rows: Floats = squares.reshape(side * side, -1) @ matrix.T
-        return rows
-
-    return project
-
-
-def pool(fields: ConfigFields, weights: Weights, spec: SiglipSpec) -> Project:
-    """Gemma 3: the mean of squares of patches, normalized and projected."""
-    side = int(fields.integer("mm_tokens_per_image", 256) ** 0.5)
-    if spec.side % side:
-        raise fields.wrong("mm_tokens_per_image", f"one that fits {spec.side} patches a side")
-    matrix = numbers(weights, "mm_input_projection_weight")
-    scale = 1 + numbers(weights, "mm_soft_emb_norm.weight")
-    width = spec.side // side
-    eps = np.float32(spec.encoder.norm_eps)
-
-    def project(states: Floats) -> Floats:
-        means = states.reshape(side, width, side, width, -1).mean(axis=(1, 3)).reshape(side**2, -1)
-        squares = np.square(means).mean(axis=1, keepdims=True)
-        rows: Floats = (means / np.sqrt(squares + eps) * scale) @ matrix
-        return rows
-
-    return project
-
-
-TILES = SiglipFamily(("vision_model.",), "connector.", shuffle)
-SIGLIP_FAMILIES = {
-    "idefics3": TILES,
-    "smolvlm": TILES,
-    "gemma3": SiglipFamily(
-        ("vision_tower.vision_model.", "vision_tower."), "multi_modal_projector.", pool
-    ),
-}
+    sizes: PatchSizes
 
 
 def spec_of(config: Json) -> SiglipSpec | None:
@@ -128,12 +90,15 @@ def spec_of(config: Json) -> SiglipSpec | None:
     if tower is None:
         return None
     fields = ConfigFields(tower, "a SigLIP tower")
-    patch_size = fields.integer("patch_size")
-    side = fields.integer("image_size") // patch_size
     hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden % num_heads:
         raise fields.wrong("num_attention_heads", "a divisor of 'hidden_size'")
-    head_dim = hidden // num_heads
+    patch = fields.integer("patch_size")
+    if "num_patches" in tower:  # SigLIP 2
+        side, most = int(fields.integer("num_patches") ** 0.5), MOST_PATCHES
+    else:
+        side = fields.integer("image_size") // patch
+        most = side**2
     encoder = DecoderSpec(
         architecture="siglip",
         vocab_size=1,  # tokens come in as rows
@@ -141,8 +106,8 @@ def spec_of(config: Json) -> SiglipSpec | None:
         intermediate_size=fields.integer("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_heads,
-        head_dim=head_dim,
-        max_position=side**2,
+        head_dim=hidden // num_heads,
+        max_position=most,
         layers=(LayerSpec(rope=None),) * fields.integer("num_hidden_layers"),
         ropes=(),
         norm=Norm.LAYER,
@@ -153,10 +118,10 @@ def spec_of(config: Json) -> SiglipSpec | None:
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        attention_scale=head_dim**-0.5,
+        attention_scale=(hidden // num_heads) ** -0.5,
         encoder=EncoderSpec(),
     )
-    return SiglipSpec(encoder, patch_size, side)
+    return SiglipSpec(encoder, PatchSizes(hidden, patch, side, most))
 
 
 class SiglipTower:
@@ -168,23 +133,17 @@ class SiglipTower:
     """
 
     def __init__(self, config: Json, spec: SiglipSpec, weights: Weights, is_exact: bool) -> None:
-        family = SIGLIP_FAMILIES[config["model_type"]]
-        own = below(weights, *family.tower)
-        patch = numbers(own, "embeddings.patch_embedding.weight")
-        self._kernel = patch.reshape(len(patch), -1)
-        bias = numbers(own, "embeddings.patch_embedding.bias")
-        self._positions = numbers(own, "embeddings.position_embedding.weight") + bias
-        hidden, num_tokens = spec.encoder.hidden_size, spec.side**2
-        wanted = ((hidden, 3 * spec.patch_size**2), (num_tokens, hidden))
-        if (self._kernel.shape, self._positions.shape) != wanted:
-            raise ModelError(f"a tower's patches and positions have shapes other than {wanted}")
-        fields = ConfigFields(config, f"a {config['model_type']} model")
-        self._project = family.project(fields, below(weights, family.connector), spec)
-        self._spec = spec
+        family, sizes = SIGLIP_FAMILIES[config["model_type"]], spec.sizes
+        own, fields = below(weights, *family.tower), ConfigFields(config, "a model with images")
+        row_size = ConfigFields(decoder_config(config), "a decoder").integer("hidden_size")
+        self._patches = family.make_patches(own, sizes)
+        self._connect = family.make_connector(
+            fields, below(weights, family.connector), sizes, row_size
+        )
         self._executor = CpuExecutor(
             spec.encoder,
             layer_weights(spec.encoder, own),
-            num_pages=-(-num_tokens // PAGE_TOKENS),
+            num_pages=-(-sizes.most // PAGE_TOKENS),
             page_tokens=PAGE_TOKENS,
             kv_dtype=KVDtype.FLOAT32 if is_exact else KVDtype.BFLOAT16,
             rounds_activations=not is_exact,
@@ -220,30 +179,18 @@ class SiglipTower:
         """Return the rows of each image, [rows, row_size], tile after tile.
 
         Raises:
-            ValueError: a tile has another size than the tower's, or is padded.
+            ValueError: a tile has another size than the tower takes, or is padded.
         """
-        return [np.concatenate([*map(self._rows, self._tiles(image))]) for image in images]
+        return [np.concatenate([*map(self._rows, self._patches(image))]) for image in images]
 
     def check(self) -> None:
         """A CPU does not fail for good."""
 
-    def _tiles(self, image: Tensors) -> npt.NDArray[np.float32]:
-        """Return the tiles of an image, [tiles, 3, edge, edge]."""
-        edge = self._spec.side * self._spec.patch_size
-        pixels = image["pixel_values"]
-        mask = image.get("pixel_attention_mask")
-        if pixels.shape[-3:] != (3, edge, edge) or not (mask is None or mask.all()):
-            raise ValueError(f"tiles are {pixels.shape}, not 3 x {edge} x {edge} without padding")
-        tiles: npt.NDArray[np.float32] = pixels.reshape(-1, 3, edge, edge)
-        return tiles
-
-    def _rows(self, tile: npt.NDArray[np.float32]) -> Floats:
+    def _rows(self, grid: Grid) -> Floats:
         """Return the rows of a tile."""
-        side, size = self._spec.side, self._spec.patch_size
-        patches = tile.reshape(3, side, size, side, size).transpose(1, 3, 0, 2, 4)
-        embeds = patches.reshape(side * side, -1) @ self._kernel.T + self._positions
-        states = self._executor.embed(seen_whole(embeds))
-        return np.ascontiguousarray(self._project(states.reshape(side, side, -1)), np.float32)
+        states = self._executor.embed(seen_whole(np.ascontiguousarray(grid.embeds, np.float32)))
+        rows = self._connect(states.reshape(grid.height, grid.width, -1))
+        return np.ascontiguousarray(rows, np.float32)
 
 
 def seen_whole(embeds: Floats) -> Batch:
@@ -268,33 +215,3 @@ def is_exact(config: ExecutionConfig, weights: Weights) -> bool:
         return config.dtype == "float32"
     patches = (own for name, own in weights.items() if name.endswith("patch_embedding.weight"))
     return all(own.format == Format.F32 for own in patches)
-
-
-def below(weights: Weights, *prefixes: str) -> Weights:
-    """Return the weights whose names begin with one of these, the first that is there, without."""
-    prefix = next((p for p in prefixes if any(name.startswith(p) for name in weights)), prefixes[0])
-    return {
-        name.removeprefix(prefix): own for name, own in weights.items() if name.startswith(prefix)
-    }
-
-
-def numbers(weights: Weights, name: str) -> Floats:
-    """Return a weight's numbers; raises `ModelError` where it is missing."""
-    if name not in weights:
-        raise ModelError(f"weight {name!r} of the vision tower is missing")
-    return weights[name].to_float32()
-
-
-def layer_weights(spec: DecoderSpec, tower: Weights) -> Weights:
-    """Return what the core reads, under our names."""
-    theirs = {"norm": "post_layernorm"}
-    for i in range(len(spec.layers)):
-        theirs |= {f"layers.{i}.{o}": f"encoder.layers.{i}.{t}" for o, t in IN_LAYER.items()}
-    found = {"embed": StoredTensor.of(np.zeros((1, spec.hidden_size), np.float32))}
-    for ours, module in theirs.items():
-        for suffix, end in (("", ".weight"), (".bias", ".bias")):
-            name = f"{module}{end}"
-            if name not in tower:
-                raise ModelError(f"weight {name!r} of the vision tower is missing")
-            found[f"{ours}{suffix}"] = tower[name].stored()
-    return found

@@ -70,6 +70,7 @@ TILED_SIGLIP = MappingProxyType(
 SIGLIP = MappingProxyType(
     {**TILED_SIGLIP, "hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
 )
+SIGLIP2 = MappingProxyType({**SIGLIP, "num_patches": 256})
 # Sides of a tile in patches, beside powers of two, at which transformers gives patches of Idefics3
 # and SmolVLM their positions in order. At others its rounding skips some.
 ORDERLY_SIDES = (26, 27)
@@ -138,7 +139,9 @@ FAMILIES = {
         "image_token_index", GEMMA3, tied_head=True, sees_whole=True, siglip=SIGLIP
     ),
     "gemma4": VisionFamily("image_token_id", {"model_type": "gemma4_text"}, tied_head=True),
-    "lfm2_vl": VisionFamily("image_token_id", {"model_type": "lfm2"}, tied_head=True),
+    "lfm2_vl": VisionFamily(
+        "image_token_id", {"model_type": "lfm2"}, tied_head=True, siglip=SIGLIP2
+    ),
 }
 
 BIDIRECTIONAL = "use_bidirectional_attention"  # of Gemma 4
@@ -187,7 +190,8 @@ def siglip_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if family is None or not family.siglip:
         return None
     tower = {**family.siglip, **config["vision_config"]}
-    if tower.get("hidden_act") not in (None, "gelu_pytorch_tanh"):
+    acts = tower.get("hidden_act"), config.get("projector_hidden_act")
+    if acts[0] not in (None, "gelu_pytorch_tanh") or acts[1] not in (None, "gelu"):
         return None
     sizes = tower["image_size"], tower["patch_size"]
     if family.rounds_positions and all(isinstance(size, int) and size > 0 for size in sizes):

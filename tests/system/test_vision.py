@@ -34,7 +34,7 @@ ADMIN_KEY = "operators-only"
 SHORT = ("smolvlm", "gemma4", "glm4v")
 OTHERS = [family for family in FAMILIES if family != "qwen3_vl"]
 STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
-IN_CORE = ("smolvlm", "idefics3", "gemma3")  # families whose towers the core runs
+IN_CORE = ("smolvlm", "idefics3", "gemma3", "lfm2_vl")  # families whose towers the core runs
 WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "without_torch")}
 UNCUT = {"do_image_splitting": False}
 LOW: dict[str, dict[str, Any]] = {  # others see no less

@@ -13,12 +13,14 @@ import torch
 from engine_configs import execution_config
 from tiny_vision import make_vision_folder, picture, prepare
 
+from headrace.engine_proc.vision.siglip_connectors import gelu
+from headrace.engine_proc.vision.siglip_patches import stretched
 from headrace.engine_proc.vision.siglip_tower import SiglipTower
 from headrace.engine_proc.vision.tower import Tower, load
 from headrace.errors import ModelError
 from headrace.model.vision_families import siglip_config
 
-FAMILIES = ("smolvlm", "idefics3", "gemma3")
+FAMILIES = ("smolvlm", "idefics3", "gemma3", "lfm2_vl")
 SIZES = [(80, 60), (40, 90), (64, 64)]
 
 
@@ -61,6 +63,7 @@ def test_by_default_rounding_is_that_of_weights(family: str, tmp_path: Path) -> 
     ("family", "published"),
     [
         ("gemma3", {"vision_tower.": "vision_tower.vision_model."}),
+        ("lfm2_vl", {"model.vision_tower.": "model.vision_tower.vision_model."}),
         ("smolvlm", {"model.vision_model.": "vision_model.", "model.connector.": "connector."}),
     ],
 )
@@ -91,6 +94,33 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
             opened(tmp_path)
 
 
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "gemma3")
+    file = tmp_path / "model.safetensors"
+    whole = safetensors.torch.load_file(file)
+    name = "multi_modal_projector.mm_input_projection_weight"
+    safetensors.torch.save_file(whole | {name: whole[name][:-1].clone()}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"'mm_input_.*' .* has shape \[31, 64\], not \[32, 64\]"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 7), (16, 16), (40, 24), (1, 30)])
+def test_positions_are_stretched_as_by_torch(height: int, width: int) -> None:
+    square = np.random.default_rng(0).normal(size=(16, 16, 5)).astype(np.float32)
+    planes = torch.from_numpy(square).permute(2, 0, 1)[None]
+    expected = torch.nn.functional.interpolate(
+        planes, (height, width), mode="bilinear", align_corners=False, antialias=True
+    )
+    found = stretched(square, height, width).reshape(height, width, 5)
+    np.testing.assert_allclose(found, expected[0].permute(1, 2, 0).numpy(), atol=1e-5)
+
+
+def test_gelu_is_that_of_torch() -> None:
+    x = np.linspace(-12, 12, 4001, dtype=np.float32).reshape(1, -1)
+    expected = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(gelu(x), expected, rtol=0, atol=2e-6)
+
+
 def test_tiles_of_another_size_or_padded_are_refused(tmp_path: Path) -> None:
     make_vision_folder(tmp_path, "smolvlm")
     tower, image = opened(tmp_path), prepare(tmp_path, picture(1))
@@ -98,6 +128,10 @@ def test_tiles_of_another_size_or_padded_are_refused(tmp_path: Path) -> None:
         tower.encode([{"pixel_values": image["pixel_values"][..., :24]}])
     with pytest.raises(ValueError, match="not 3 x 32 x 32 without padding"):
         tower.encode([image | {"pixel_attention_mask": image["pixel_attention_mask"] * 0}])
+    patches = {"pixel_values": np.zeros((1, 8192, 48), np.float32)}
+    make_vision_folder(tmp_path, "lfm2_vl")
+    with pytest.raises(ValueError, match="64 x 128 patches, of 4096 at most"):
+        opened(tmp_path).encode([patches | {"spatial_shapes": np.array([[64, 128]])}])
 
 
 @pytest.mark.parametrize(
