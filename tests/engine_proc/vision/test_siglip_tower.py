@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from engine_configs import execution_config
+from mmproj_twins import make_twins
 from tiny_vision import make_vision_folder, picture, prepare
 
 from headrace.engine_proc.vision.siglip_connectors import gelu
@@ -43,6 +44,17 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         (alone,) = tower.encode([image])
         np.testing.assert_array_equal(alone, rows)  # batch mates change no bit
     assert tower.maker != modules.maker
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "gemma3"])
+def test_rows_of_a_projector_file_are_the_folder_s(family: str, tmp_path: Path) -> None:
+    twins = make_twins(tmp_path, family)
+    image = prepare(twins.folder, picture(1))
+    config = execution_config(twins.decoder, image_row_size=64, mmproj=str(twins.mmproj))
+    tower = SiglipTower.open(config)
+    assert tower is not None
+    (rows,), (expected,) = (one.encode([image]) for one in (tower, opened(twins.folder)))
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
