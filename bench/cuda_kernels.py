@@ -21,7 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, attend
+from headrace.engine_proc.worker.cuda.attention.paged_attention import (
+    TILING,
+    attend,
+    scheduler_of,
+)
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
@@ -169,9 +174,12 @@ def attention(
     table = torch.arange(num_sequences * num_pages, **int32).view(num_sequences, num_pages)
     starts = torch.arange(num_sequences + 1, **int32) * num_queries
     counts = torch.full((num_sequences,), num_keys, **int32)
-    stretches = Stretches(starts, counts, table, num_keys)
-    scale = spec.attention_scale
-    calls: dict[str, Call] = {OURS: lambda: attend(q, keys, values, stretches, scale=scale)}
+    stretches, scale = Stretches(starts, counts, table), spec.attention_scale
+    sizes = len(q), num_keys, q.device
+    schedule = scheduler_of(TILING, heads, kv_heads, dim, *sizes).schedule(stretches, len(q))
+    calls: dict[str, Call] = {
+        OURS: lambda: attend(q, keys, values, stretches, scale=scale, schedule=schedule)
+    }
     if importlib.util.find_spec("flashinfer") is not None:
         calls[FLASHINFER] = flashinfer_call(q, keys, values, starts, table, num_keys, scale)
     if num_queries == num_keys:

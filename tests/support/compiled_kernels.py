@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.config.config import MAX_LORA_RANK
 from headrace.engine_proc.worker.cuda import cuda_executor
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.gated_linear import gated_linear

@@ -96,7 +96,7 @@ def launch_decoder(spec: DecoderSpec, format: ExpertFormat) -> None:
         spec, {}, num_pages=1, page_tokens=PAGE_TOKENS, device=META, largest=STEPS[-1]
     )
     for sizes in STEPS:
-        executor.compute(sizes, spec.max_position)
+        executor.compute(sizes)
 
 
 def launch_sampler(vocab_size: int) -> None:

@@ -14,21 +14,31 @@ from torch import Tensor
 
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.checkpoints.weights import Weights
+from headrace.engine_proc.worker.cuda.attention.latent_attention import (
+    LATENT_TILING,
+    attend_latents,
+    latent_scheduler,
+)
+from headrace.engine_proc.worker.cuda.attention.latent_store import latent_store
+from headrace.engine_proc.worker.cuda.attention.paged_attention import (
+    TILING,
+    attend,
+    scheduler_of,
+)
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
+    Schedule,
+    Stretches,
+    TileScheduler,
+    Tiling,
+)
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, is_for
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
-from headrace.engine_proc.worker.cuda.kernels.attention import TILING, Stretches, Tiling, attend
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
-from headrace.engine_proc.worker.cuda.kernels.latent_attention import (
-    LATENT_TILING,
-    attend_latents,
-)
-from headrace.engine_proc.worker.cuda.kernels.latent_store import latent_store
 from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
-from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.cuda.matrices.adapted import (
     AdapterRoom,
     PartFactors,
@@ -69,6 +79,7 @@ class DeviceStep:
     token_ids: Tensor  # [tokens], int32
     kv_rows: Tensor  # [tokens], int64
     stretches: Stretches
+    schedules: dict[int | None, Schedule]  # by the windows of layers
     logit_rows: Tensor  # [rows], int32
     rotations: list[Rotations]  # by the spec's `ropes`
     images: ImageInputs | None = None
@@ -123,7 +134,6 @@ class CudaExecutor:
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
         self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * len(spec.layers)
         self.tiling = tiling or (TILING if spec.latent is None else LATENT_TILING)
-        self.turns = new_turns(self.tiling.enough_programs, self.device)
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
         self.loaded = load_weights(
@@ -146,8 +156,15 @@ class CudaExecutor:
         ]
         self.take_pages(num_pages)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
-        max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
-        self.buffers = StepBuffers(largest, max_pages, self.shard_group.num_tokens, self.device)
+        max_model_len = max_model_len or spec.max_position
+        self.scheduler = self.scheduler_for(largest.num_tokens, max_model_len)
+        self.buffers = StepBuffers(
+            largest,
+            page_tokens=page_tokens,
+            max_pages=-(-max_model_len // page_tokens),
+            vocab_size=self.shard_group.num_tokens,
+            device=self.device,
+        )
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
         self.prompts: FlashInferAttention | None = None  # attends where there are many
@@ -161,6 +178,14 @@ class CudaExecutor:
             self.spec, self.loaded.matrices, room, like, self.row_slots
         )
         self.loaded = replace(self.loaded, matrices=matrices)
+
+    def scheduler_for(self, num_tokens: int, max_keys: int) -> TileScheduler:
+        """Return what schedules attention in steps of at most so many tokens and keys."""
+        spec, tiling = self.spec, self.tiling
+        sizes = num_tokens, max_keys, self.device
+        if spec.latent is not None:
+            return latent_scheduler(tiling, spec.num_heads, spec.latent.rank, *sizes)
+        return scheduler_of(tiling, spec.num_heads, spec.num_kv_heads, spec.head_dim, *sizes)
 
     def take_pages(self, num_pages: int) -> None:
         """Have so many empty pages from here on. Graphs that there are know the old ones."""
@@ -188,7 +213,7 @@ class CudaExecutor:
         sizes = self.buffers.send(batch)
         images = self.images_of(batch)
         prompts = self.planned(batch, sizes)
-        step = self.step_of(sizes, int(batch.positions.max()) + 1, images, prompts)
+        step = self.step_of(sizes, images, prompts)
         vectors = self.hidden(step).float().cpu().numpy()
         self.shard_group.check()
         return vectors
@@ -201,7 +226,7 @@ class CudaExecutor:
         bucket = self.buckets.choose(sizes) if images is None else None
         if bucket is None:
             prompts = self.planned(batch, sizes)
-            return self.compute(sizes, int(batch.positions.max()) + 1, images, prompts)
+            return self.compute(sizes, images, prompts)
         self.graphs[bucket].replay()
         return self.buffers.logits[: sizes.num_rows]
 
@@ -219,13 +244,12 @@ class CudaExecutor:
     def compute(
         self,
         sizes: Sizes,
-        max_keys: int,
         images: ImageInputs | None = None,
         prompts: FlashInferAttention | None = None,
     ) -> Tensor:
-        """Run the step in the buffers, padded to `sizes`; no sequence exceeds `max_keys` keys."""
+        """Run the step in the buffers, padded to `sizes`."""
         spec = self.spec
-        step = self.step_of(sizes, max_keys, images, prompts)
+        step = self.step_of(sizes, images, prompts)
         own = self.matrices["head"].apply(self.hidden(step))
         logits = self.buffers.logits_of(sizes.num_rows).copy_(self.shard_group.all_logits(own))
         if spec.logit_multiplier != 1:
@@ -236,8 +260,7 @@ class CudaExecutor:
 
     def runs(self, buckets: Buckets) -> dict[Sizes, Run]:
         """Return the steps to capture as graphs, the largest first."""
-        max_keys = self.buffers.max_pages * self.page_tokens
-        return {sizes: partial(self.compute, sizes, max_keys) for sizes in buckets}
+        return {sizes: partial(self.compute, sizes) for sizes in buckets}
 
     @torch.inference_mode()
     def capture(
@@ -259,7 +282,6 @@ class CudaExecutor:
     def step_of(
         self,
         sizes: Sizes,
-        max_keys: int,
         images: ImageInputs | None = None,
         prompts: FlashInferAttention | None = None,
     ) -> DeviceStep:
@@ -275,8 +297,11 @@ class CudaExecutor:
             query_starts=inputs.query_starts,
             num_keys=inputs.num_keys,
             page_table=inputs.page_table,
-            max_keys=max_keys,
         )
+        schedules = {
+            window: self.scheduler.schedule(stretches, sizes.num_tokens, window)
+            for window in {layer.window for layer in self.spec.layers}
+        }
         positions = inputs.positions[:, None].expand(-1, 3)
         if images is not None and images.rope_positions is not None:
             positions = images.rope_positions
@@ -288,6 +313,7 @@ class CudaExecutor:
             inputs.token_ids,
             inputs.kv_rows,
             stretches,
+            schedules,
             inputs.logit_rows,
             rotations,
             images=images,
@@ -398,7 +424,7 @@ class CudaExecutor:
             sinks=self.weights.get(f"{name}.sinks"),
             kv_scales=self.kv_scales[index],
             tiling=self.tiling,
-            turns=self.turns,
+            schedule=step.schedules[layer.window],
         )
 
     def attend_to_latents(
@@ -445,7 +471,7 @@ class CudaExecutor:
             scale=spec.attention_scale,
             kv_scale=kv_scale,
             tiling=self.tiling,
-            turns=self.turns,
+            schedule=step.schedules[layer.window],
         )
         values = expert_linear(attended.flatten(0, 1), of_values, step.heads)
         return values.view(len(x), spec.num_heads, latent.value_dim)

@@ -14,12 +14,20 @@ class StepBuffers:
 
     Args:
         most: the largest step; more rows than these have logits of their own.
-        max_pages: of a sequence.
+        page_tokens, max_pages: of a page, and of a sequence.
     """
 
-    def __init__(self, most: Sizes, max_pages: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        most: Sizes,
+        *,
+        page_tokens: int,
+        max_pages: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
         all_rows = Sizes(most.num_tokens, most.num_sequences, most.num_tokens)
-        self.max_pages = max_pages
+        self.max_pages, self._page_tokens = max_pages, page_tokens
         self._sender = ArraySender(packed_size(all_rows, max_pages), device)  # no tokens, at first
         self.drawn = torch.zeros(most.num_tokens, dtype=torch.int32, device=device)  # by row
         self.logits = torch.zeros(most.num_rows, vocab_size, device=device)
@@ -32,7 +40,7 @@ class StepBuffers:
     def send(self, batch: Batch) -> Sizes:
         """Send a step once the one before has been computed; return its sizes."""
         assert batch.page_table.shape[1] <= self.max_pages
-        sizes, end = pack(batch, self._sender.begin())
+        sizes, end = pack(batch, self._page_tokens, self._sender.begin())
         self._sender.send(end)
         return sizes
 

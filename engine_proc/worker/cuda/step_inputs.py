@@ -1,10 +1,10 @@
 """The inputs of kernels in a step, derived on the device from one small array.
 
-A step is sent as one array of int32. It begins with the numbers of tokens, sequences, logit rows
-and pages per sequence. The token ids follow, where -1 - r is the token that was drawn for row r of
-the step before. Then come the first token of each sequence and the end of the last one. The
-position of each sequence's first token, the slot of its adapter, the logit rows and the pages by
-sequence are last.
+A step is sent as one array of int32. It begins with the numbers of tokens, sequences and logit
+rows. The token ids follow, where -1 - r is the token that was drawn for row r of the step before.
+Then come the first token of each sequence and the end of the last one, and the same of its pages:
+those that its keys take, and no others. The position of each sequence's first token, the slot of
+its adapter, the logit rows and the pages by sequence are last.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 
-HEADER = tl.constexpr(4)
+HEADER = tl.constexpr(3)
 BLOCK = 128
 
 
@@ -42,26 +42,30 @@ class StepInputs:
 
 def packed_size(most: Sizes, max_pages: int) -> int:
     """Return how many numbers the largest step is."""
-    per_sequence = most.num_sequences * (3 + max_pages)
-    return int(HEADER) + most.num_tokens + per_sequence + 1 + most.num_rows
+    per_sequence = most.num_sequences * (4 + max_pages)
+    return int(HEADER) + most.num_tokens + per_sequence + 2 + most.num_rows
 
 
-def pack(batch: Batch, out: Int32s) -> tuple[Sizes, int]:
+def pack(batch: Batch, page_tokens: int, out: Int32s) -> tuple[Sizes, int]:
     """Write a step as it is sent; return its sizes, and how many numbers it is."""
     cuts = np.flatnonzero(batch.sequences[1:] != batch.sequences[:-1]) + 1
     firsts = np.concatenate([[0], cuts])
-    own = batch.sequences[firsts]
-    ids, table = batch.token_ids, batch.page_table
+    ends = np.append(firsts[1:], len(batch.sequences))
+    own, positions = batch.sequences[firsts], batch.positions[firsts]
+    ids, rows = batch.token_ids, batch.logit_rows
     if batch.token_sources is not None:
         ids = np.where(batch.token_sources >= 0, -1 - batch.token_sources, ids)
-    if len(own) < len(table):
-        table = table[own]
-    sizes = Sizes(len(ids), len(own), len(batch.logit_rows))
-    header = (sizes.num_tokens, sizes.num_sequences, sizes.num_rows, table.shape[1])
-    positions = batch.positions[firsts]
+    sizes = Sizes(len(ids), len(own), len(rows))
+    header = (sizes.num_tokens, sizes.num_sequences, sizes.num_rows)
     slots = np.full(len(own), -1, np.int32) if batch.adapters is None else batch.adapters[own]
-    rows, pages = batch.logit_rows, table.reshape(-1)
-    columns = (header, ids, firsts, [len(ids)], positions, slots, rows, pages)
+    counts = -(-(positions + ends - firsts) // page_tokens)
+    page_starts = np.append(0, counts.cumsum())
+    width = batch.page_table.shape[1]
+    assert counts.max() <= width
+    places = np.repeat(own * width - page_starts[:-1], counts) + np.arange(page_starts[-1])
+    pages = batch.page_table.reshape(-1)[places]
+    starts = (firsts, [len(ids)], page_starts)
+    columns = (header, ids, *starts, positions, slots, rows, pages)
     end = 0
     for column in columns:
         start, end = end, end + len(column)
@@ -135,13 +139,13 @@ def inputs_kernel(
 ) -> None:
     sequence = tl.program_id(0)
     num_tokens, num_sequences = tl.load(packed), tl.load(packed + 1)
-    num_rows, num_pages = tl.load(packed + 2), tl.load(packed + 3)
+    num_rows = tl.load(packed + 2)
     given_ids = packed + HEADER
     starts = given_ids + num_tokens
-    first_positions = starts + num_sequences + 1
+    page_starts = starts + num_sequences + 1
+    first_positions = page_starts + num_sequences + 1
     given_slots = first_positions + num_sequences
     given_rows = given_slots + num_sequences
-    pages = given_rows + num_rows + sequence * num_pages
     column = tl.arange(0, BLOCK)
     if sequence >= num_sequences:
         tl.store(query_starts + sequence, num_tokens)
@@ -163,7 +167,9 @@ def inputs_kernel(
         return
     start, end = tl.load(starts + sequence), tl.load(starts + sequence + 1)
     first_position = tl.load(first_positions + sequence)
-    slot = tl.load(given_slots + sequence)
+    slot, first_page = tl.load(given_slots + sequence), tl.load(page_starts + sequence)
+    num_pages = tl.load(page_starts + sequence + 1) - first_page
+    pages = given_rows + num_rows + first_page
     tl.store(query_starts + sequence, start)
     tl.store(num_keys + sequence, first_position + end - start)
     for first in range(0, num_pages, BLOCK):
@@ -188,11 +194,12 @@ def reference(
     packed: Tensor, drawn: Tensor, sizes: Sizes, max_pages: int, page_tokens: int
 ) -> StepInputs:
     """Do as `prepare_inputs`, in plain torch."""
-    num_tokens, num_sequences, num_rows, num_pages = packed[:4].tolist()
-    by_sequence = (num_sequences + 1, num_sequences, num_sequences)
-    counts = (num_tokens, *by_sequence, num_rows, num_sequences * num_pages)
-    columns = packed[4 : 4 + sum(counts)].split_with_sizes(counts)
-    ids, starts, first_positions, slots, rows, pages = columns
+    num_tokens, num_sequences, num_rows = packed[:3].tolist()
+    by_sequence = (num_sequences + 1, num_sequences + 1, num_sequences, num_sequences)
+    counts = (num_tokens, *by_sequence, num_rows)
+    columns = packed[3 : 3 + sum(counts)].split_with_sizes(counts)
+    ids, starts, page_starts, first_positions, slots, rows = columns
+    pages = packed[3 + sum(counts) :]
     relayed = drawn[(-1 - ids).clamp(min=0).long()]
     inputs = StepInputs(
         token_ids=torch.zeros(sizes.num_tokens).to(packed),
@@ -207,9 +214,10 @@ def reference(
     inputs.token_ids[:num_tokens] = torch.where(ids < 0, relayed, ids)
     inputs.query_starts[:num_sequences] = starts[:-1]
     inputs.query_starts[-1] = sizes.num_tokens
-    inputs.page_table[:num_sequences, :num_pages] = pages.view(num_sequences, num_pages)
     inputs.logit_rows[:num_rows] = rows
     for sequence in range(num_sequences):
+        own = pages[slice(*page_starts[sequence : sequence + 2].tolist())]
+        inputs.page_table[sequence, : len(own)] = own
         tokens = slice(*starts[sequence : sequence + 2].tolist())
         count = tokens.stop - tokens.start
         at = first_positions[sequence].long() + torch.arange(count, device=packed.device)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights, with_images
 
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, QKNorm
 
-SMALL = Tiling(rows=16, keys=16, split_keys=16)
+SMALL = Tiling(rows=16, keys=16, split_keys=16, enough_programs=6)
 FEW = {"num_heads": 2, "num_kv_heads": 1}
 SIZES = FEW | {"hidden_size": 32, "intermediate_size": 40}
 TINY = dataclasses.replace(SPEC, layers=(LayerSpec(),), **SIZES)

@@ -11,13 +11,13 @@ from random_decoders import NUM_PAGES, SPEC, batch, random_weights
 
 from headrace.engine_proc.shm.cache_memory import CacheMemory
 from headrace.engine_proc.shm.page_memory import PageMemory
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_page_copier import (
     LAUNCHED_PAGES,
     CudaPageCopier,
     HostEvent,
 )
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.pinned_memory import PORTABLE, pin
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.specs.decoder_spec import LayerSpec
@@ -113,7 +113,7 @@ def make(device: torch.device) -> CudaExecutor:
         page_tokens=16,
         device=device,
         dtype=torch.float32,
-        tiling=Tiling(rows=16, keys=16, split_keys=16),
+        tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
     )
 
 

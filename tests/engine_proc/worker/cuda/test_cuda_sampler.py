@@ -29,7 +29,9 @@ PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "ta
 
 
 def make_sampler(device: torch.device, host: Sampler) -> CudaSampler:
-    buffers = StepBuffers(Sizes(20, 20, 20), 1, VOCAB_SIZE, device)
+    buffers = StepBuffers(
+        Sizes(20, 20, 20), page_tokens=16, max_pages=1, vocab_size=VOCAB_SIZE, device=device
+    )
     return CudaSampler(device, host, RowDraws(buffers))
 
 

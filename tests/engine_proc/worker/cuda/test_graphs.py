@@ -12,10 +12,10 @@ from random_decoders import NUM_PAGES, SPEC, batch, random_weights
 from recorded_graphs import NotCapturable, RecordedGraph, RecordedGraphs, device_tensors
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs, capture_all
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, QKNorm

@@ -10,10 +10,10 @@ import torch
 from random_decoders import LATENTS, MIXTURES, NUM_PAGES, batch, cpu, random_weights, with_latents
 from recorded_graphs import RecordedGraphs, device_tensors
 
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LatentAttentionSpec
 
 SMALL = LatentAttentionSpec(query_rank=24, rank=16, nope_dim=12, rope_dim=16, value_dim=16)
@@ -51,7 +51,7 @@ def make(spec: DecoderSpec, device: torch.device, **options: Any) -> CudaExecuto
         num_pages=NUM_PAGES,
         page_tokens=16,
         device=device,
-        tiling=Tiling(rows=16, keys=16, split_keys=16),
+        tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
         largest=Sizes(64, 4, 24),
         max_model_len=304,
         **({"dtype": torch.float32} | options),

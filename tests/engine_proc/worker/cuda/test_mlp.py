@@ -9,13 +9,13 @@ import torch
 from random_decoders import MIXTURES, NUM_PAGES, SPECS, batch, cpu, random_weights, with_mixture
 from recorded_graphs import RecordedGraphs, device_tensors
 
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 
-TILING = Tiling(rows=16, keys=16, split_keys=16)
+TILING = Tiling(rows=16, keys=16, split_keys=16, enough_programs=6)
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "num_kv_heads": 1}
 NAMES = ["mixtral", "qwen2_moe", "deepseek", "group-limited", "gpt_oss", "ernie"]
 NAMES += ["parallel, one expert"]

@@ -11,9 +11,9 @@ from random_decoders import MIXTURES, NUM_PAGES, batch, cpu
 
 from headrace.engine_proc.worker.checkpoints.int4_weight import Int4Weight
 from headrace.engine_proc.worker.checkpoints.weights import Weights
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat
 
 SIZES = {"hidden_size": 160, "num_heads": 2, "num_kv_heads": 1}
@@ -40,7 +40,7 @@ def make(
         page_tokens=16,
         device=device,
         dtype=dtype,
-        tiling=Tiling(rows=16, keys=16, split_keys=16),
+        tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
         largest=Sizes(64, 4, 24),
         max_model_len=304,
         **options,

@@ -11,14 +11,26 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from random_decoders import NUM_PAGES, SPEC, SPECS, batch, random_weights, with_mixture
+from random_decoders import (
+    NUM_PAGES,
+    SPEC,
+    SPECS,
+    batch,
+    random_weights,
+    with_latents,
+    with_mixture,
+)
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+)
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 
@@ -41,6 +53,12 @@ DECODERS = {
         output_bias=True,
         mlp_bias=True,
         attention_sinks=True,
+    ),
+    "latents": with_latents(  # two heads and one, whose latents both have
+        dataclasses.replace(
+            SPEC, **{**SIZES, "num_kv_heads": 1, "head_dim": 32}, layers=(LayerSpec(),)
+        ),
+        LatentAttentionSpec(query_rank=24, rank=16, nope_dim=12, rope_dim=16, value_dim=16),
     ),
     "mixture": dataclasses.replace(
         with_mixture(
@@ -111,7 +129,7 @@ def test_a_team_says_what_one_worker_says(name: str, device: torch.device) -> No
             page_tokens=16,
             device=device,
             dtype=torch.float32,
-            tiling=Tiling(rows=16, keys=16, split_keys=16),
+            tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
             peers=None if group is None else Peers(shards(spec, weights, 2), group),
         )
         first = executor.forward(batch([(0, 0, 11), (1, 0, 2)]))

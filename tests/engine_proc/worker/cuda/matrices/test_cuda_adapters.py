@@ -14,10 +14,10 @@ from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.adapters.factors import AdapterRefused
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
 from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
 from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
@@ -48,7 +48,7 @@ class Pair:
             page_tokens=16,
             device=device,
             dtype=torch.float32,
-            tiling=Tiling(rows=16, keys=16, split_keys=16),
+            tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
             largest=Sizes(64, 4, 16),
             max_model_len=304,
             adapters=AdapterRoom(num_slots=3, max_rank=6),

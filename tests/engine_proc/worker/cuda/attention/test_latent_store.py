@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.kernels.latent_store import latent_store, reference
+from headrace.engine_proc.worker.cuda.attention.latent_store import latent_store, reference
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import Rotations
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -2,7 +2,7 @@
 
 Queries come multiplied by their heads' key matrices, so all heads meet the same latents. What they
 attend to is a sum of latents. A program takes a tile: some tokens of one sequence, with some of
-their heads. Splits of keys, and the sharing of tiles, are as in `attention.py`.
+their heads. Splits of keys, and the sharing of tiles, are as in `paged_attention.py`.
 """
 
 import torch
@@ -10,20 +10,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.attention import (
+from headrace.engine_proc.worker.cuda.attention.paged_attention import (
     MINUS_INFINITY,
-    TAIL,
-    Stretches,
-    Tiling,
-    find_tile,
     finite,
     load_split,
     merge,
-    splits_of,
+    room_of,
     store_split,
 )
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
+    COUNT,
+    ITEM_NUMBERS,
+    NUM_SHARING,
+    POSITION,
+    SEQUENCE,
+    SHARE,
+    TAIL,
+    TOKEN,
+    TURN,
+    Schedule,
+    Stretches,
+    TileScheduler,
+    Tiling,
+    splits_of,
+)
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
-from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.engine_proc.worker.reference.torch_attention import attend as attend_densely
 
@@ -39,7 +51,7 @@ def attend_latents(
     scale: float,
     kv_scale: float = 1.0,
     tiling: Tiling = LATENT_TILING,
-    turns: Tensor | None = None,
+    schedule: Schedule | None = None,
 ) -> Tensor:
     """Attend with every token to its own sequence, itself included.
 
@@ -48,7 +60,7 @@ def attend_latents(
         turned: [tokens, heads, rope_dim], what meets the keys that heads share.
         latents: [pages, page_tokens, 1, rank + rope_dim], those of the batch included.
         kv_scale: what stored numbers are multiplied with.
-        turns: `tiling.enough_programs` of `new_turns`; no other kernel may use them meanwhile.
+        schedule: of `latent_scheduler`; default: one of its own.
     Returns:
         sums of latents, [tokens, heads, rank]
     """
@@ -60,28 +72,21 @@ def attend_latents(
     out = torch.empty_like(q)
     if num_tokens == 0:
         return out
-    group = min(num_heads, tiling.rows)
-    num_groups = triton.cdiv(num_heads, group)
-    num_tiles = tiling.num_tiles(num_tokens, len(stretches.num_keys), group)
-    num_splits = tiling.num_splits(stretches.max_keys)
-    split_bytes = 4 * num_tokens * num_heads * (rank + int(TAIL))
-    num_sharing = tiling.num_sharing(num_tiles * num_groups, stretches.max_keys, split_bytes)
-    num_rows = num_tokens * num_heads * num_splits if num_sharing > 1 else 0
-    if turns is None:
-        turns = new_turns(tiling.enough_programs, q.device)
-    latent_attention_kernel[(num_tiles, num_groups, num_sharing)](
+    if schedule is None:
+        max_keys = stretches.page_table.shape[1] * latents.shape[1]
+        scheduler = latent_scheduler(tiling, num_heads, rank, num_tokens, max_keys, q.device)
+        schedule = scheduler.schedule(stretches, num_tokens)
+    group, num_groups = groups_of(num_heads, tiling)
+    latent_attention_kernel[(len(schedule.items), num_groups)](
         out,
-        q.new_empty(num_rows, rank + int(TAIL), dtype=torch.float32),
-        turns,
+        schedule.partial,
+        schedule.turns,
+        schedule.items,
         q,
         turned,
         latents,
-        stretches.query_starts,
-        stretches.num_keys,
         stretches.page_table,
-        len(stretches.num_keys),
         stretches.page_table.stride(0),
-        num_splits,
         scale * kv_scale,
         kv_scale,
         NUM_HEADS=num_heads,
@@ -94,7 +99,6 @@ def attend_latents(
         PAGE_TOKENS=latents.shape[1],
         BLOCK_ROWS=tiling.rows,
         BLOCK_KEYS=tiling.keys,
-        IS_SPLIT=num_sharing > 1,
         num_warps=tiling.num_warps or 4,
         num_stages=tiling.num_stages,
         enable_fp_fusion=False,
@@ -102,20 +106,45 @@ def attend_latents(
     return out
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_splits"])
+def groups_of(num_heads: int, tiling: Tiling) -> tuple[int, int]:
+    """Return the heads that a tile has of a token, and how many tiles have all of them."""
+    group = min(num_heads, tiling.rows)
+    return group, triton.cdiv(num_heads, group)
+
+
+def latent_scheduler(
+    tiling: Tiling,
+    num_heads: int,
+    rank: int,
+    num_tokens: int,
+    max_keys: int,
+    device: torch.device,
+) -> TileScheduler:
+    """Return what schedules tiles of heads that meet latents; see `TileScheduler`."""
+    group, num_groups = groups_of(num_heads, tiling)
+    return TileScheduler(
+        tiling,
+        num_heads=num_heads,
+        group=group,
+        num_groups=num_groups,
+        head_dim=rank,
+        num_tokens=num_tokens,
+        max_keys=max_keys,
+        device=device,
+    )
+
+
+@triton.jit
 def latent_attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     turns: tl.tensor,
+    items: tl.tensor,
     q: tl.tensor,
     turned: tl.tensor,
     latents: tl.tensor,
-    query_starts: tl.tensor,
-    num_keys: tl.tensor,
     page_table: tl.tensor,
-    num_sequences: tl.tensor,
     table_stride: tl.tensor,
-    num_splits: tl.tensor,
     scale: tl.tensor,
     value_scale: tl.tensor,
     NUM_HEADS: tl.constexpr,
@@ -128,30 +157,29 @@ def latent_attention_kernel(
     PAGE_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
 ) -> None:
-    TILE_TOKENS: tl.constexpr = BLOCK_ROWS // GROUP
-    sequence, start, count, first_query = find_tile(query_starts, num_sequences, TILE_TOKENS)
-    if first_query >= count:
-        return
-    first_position = tl.load(num_keys + sequence) - count
-    end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
-    first_split, last_split, num_sharing = splits_of(0, end, SPLIT_KEYS)
-    if tl.program_id(2) >= num_sharing:
+    item = items + tl.program_id(0) * ITEM_NUMBERS
+    sequence, count, share = tl.load(item + SEQUENCE), tl.load(item + COUNT), tl.load(item + SHARE)
+    first_token, first_position = tl.load(item + TOKEN), tl.load(item + POSITION)
+    end = first_position + count
+    first_split, last_split, num_sharing = splits_of(
+        0, end, tl.load(item + NUM_SHARING), SPLIT_KEYS
+    )
+    if (count == 0) | (share >= num_sharing):
         return
     row, dim, rope = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
-    query, head = first_query + row // GROUP, tl.program_id(1) * GROUP + row % GROUP
-    is_row = (row < TILE_TOKENS * GROUP) & (query < count) & (head < NUM_HEADS)
-    place = (start + query).to(tl.int64) * NUM_HEADS + head
+    query, head = row // GROUP, tl.program_id(1) * GROUP + row % GROUP
+    is_row = (query < count) & (head < NUM_HEADS)
+    place = (first_token + query).to(tl.int64) * NUM_HEADS + head
     is_number = is_row[:, None] & (dim < RANK)[None, :]
     queries = tl.load(q + place[:, None] * RANK + dim[None, :], mask=is_number, other=0.0)
     is_rope = is_row[:, None] & (rope < ROPE_DIM)[None, :]
     rotated = tl.load(turned + place[:, None] * ROPE_DIM + rope[None, :], mask=is_rope, other=0.0)
-    partial += place * num_splits * (RANK + TAIL)
+    partial = room_of(partial, item, query, head, first_split, last_split, NUM_HEADS, RANK + TAIL)
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_RANK], tl.float32)
-    for split in range(first_split + tl.program_id(2), last_split + 1, tl.num_programs(2)):
+    for split in range(first_split + share, last_split + 1, num_sharing):
         more_maxima, more_sums, more_mixed = attend_split(
             queries,
             rotated,
@@ -166,17 +194,20 @@ def latent_attention_kernel(
             PAGE_TOKENS,
             BLOCK_KEYS,
         )
-        if IS_SPLIT:
+        if num_sharing > 1:
             store_split(partial, split, is_row, dim, RANK, more_maxima, more_sums, more_mixed)
         else:
             maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
-    if IS_SPLIT:
-        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        if not comes_last(turns, tile, num_sharing):
-            return
-        for split in range(first_split, last_split + 1):
-            more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, RANK)
-            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
+    is_last, num_left = num_sharing == 1, 0
+    if num_sharing > 1:
+        turn = tl.load(item + TURN) * tl.num_programs(1) + tl.program_id(1)
+        is_last = comes_last(turns, turn, num_sharing)
+        num_left = last_split - first_split + 1
+    if not is_last:
+        return
+    for split in range(first_split, first_split + num_left):
+        more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, RANK)
+        maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
     to = out + place[:, None] * RANK + dim[None, :]
     tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, Tiling
-from headrace.engine_proc.worker.cuda.kernels.latent_attention import attend_latents, reference
+from headrace.engine_proc.worker.cuda.attention.latent_attention import attend_latents, reference
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches, Tiling
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 PAGE_TOKENS, MAX_PAGES, NUM_SLOTS = 16, 4, 5
-SMALL = Tiling(rows=16, keys=16, split_keys=32, enough_programs=1000)  # in splits, side by side
+SMALL = Tiling(rows=16, keys=16, split_keys=32, enough_programs=24)  # in splits, side by side
 SERIAL = replace(SMALL, enough_programs=0)
 # Each sequence's slot, tokens computed before and tokens in the batch: a prompt, a token, nothing,
 # a piece of a prompt.
@@ -56,7 +56,6 @@ class Case:
             query_starts=torch.cat([torch.zeros(1), counts.cumsum(0)]).int().to(device),
             num_keys=(before + counts).int().to(device),
             page_table=self.table[slots],
-            max_keys=int((before + counts).max()),
         )
         q = torch.cat([self.queries[slot, a : a + count] for slot, a, count in parts])
         own, turned = q[..., : self.rank].contiguous(), q[..., self.rank :].contiguous()

@@ -2,77 +2,39 @@
 
 A program takes a tile: some consecutive tokens of one sequence, with the query heads of one KV
 head. It takes keys in splits that begin at fixed positions, and merges splits in order. One program
-may take all of them. With few tiles several programs share one, and the last one done merges. So
+may take all of them, or several share a tile, and the last one done merges (`tile_schedule.py`). So
 what a token gets has the same bits whatever its batch mates, its chunk and the launch.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
+    COUNT,
+    ITEM_NUMBERS,
+    NUM_SHARING,
+    PLACE,
+    POSITION,
+    SEQUENCE,
+    SHARE,
+    TAIL,
+    TOKEN,
+    TURN,
+    Schedule,
+    Stretches,
+    TileScheduler,
+    Tiling,
+    splits_of,
+)
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded, tanh
-from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.engine_proc.worker.reference.torch_attention import attend as attend_densely
 
 MINUS_INFINITY = tl.constexpr(float("-inf"))
-TAIL = tl.constexpr(4)  # of what a split leaves: a maximum, a sum, and room, to end at 16 bytes
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The tile and split sizes of attention. Other sizes give other bits."""
-
-    rows: int = 64  # of a tile, a token having one per query head; more where it has more heads
-    keys: int = 64  # that are loaded together
-    split_keys: int = 256
-    enough_programs: int = 264  # to fill a GPU; with fewer tiles, splits run side by side,
-    max_partial_bytes: int = 256 << 20  # if what they leave to be merged is no more than this
-    num_warps: int | None = None  # default: by the size of a head
-    num_stages: int = 2  # a third is for page numbers, and costs more than it hides
-
-    def num_rows(self, group: int) -> int:
-        """Return the rows of a tile, where so many query heads share a KV head."""
-        return max(self.rows, 1 << (group - 1).bit_length())
-
-    def num_tiles(self, num_tokens: int, num_sequences: int, group: int) -> int:
-        """Return a bound of the tiles, from sizes that a captured graph has."""
-        return num_tokens // (self.num_rows(group) // group) + num_sequences
-
-    def num_splits(self, max_keys: int) -> int:
-        """Return the number of splits for sequences of at most `max_keys` keys."""
-        return -(-max_keys // self.split_keys)
-
-    def num_sharing(self, num_programs: int, max_keys: int, split_bytes: int) -> int:
-        """Return how many programs share a tile.
-
-        Args:
-            num_programs: there are without sharing.
-            split_bytes: what one split leaves of all tokens.
-        """
-        num_splits = self.num_splits(max_keys)
-        if split_bytes * num_splits > self.max_partial_bytes:
-            return 1
-        return max(1, min(num_splits, -(-self.enough_programs // num_programs)))
-
-
 TILING = Tiling()
-
-
-@dataclass(frozen=True)
-class Stretches:
-    """The sequence boundaries of a batch's tokens, on the device. A sequence may be empty.
-
-    A sequence may have tokens and no keys, as padding: they attend to nothing, and get zeros.
-    """
-
-    query_starts: Tensor  # [sequences + 1], int32, each sequence's first token in the batch
-    num_keys: Tensor  # [sequences], int32, up to its last token in the batch, that one included
-    page_table: Tensor  # [sequences, max_pages], int32
-    max_keys: int  # no less than any of `num_keys`; in a graph, than any that are to come
 
 
 def attend(
@@ -87,7 +49,7 @@ def attend(
     sinks: Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
     tiling: Tiling = TILING,
-    turns: Tensor | None = None,
+    schedule: Schedule | None = None,
 ) -> Tensor:
     """Attend with every token to its own sequence, itself included.
 
@@ -98,41 +60,35 @@ def attend(
         softcap: scores become `softcap * tanh(score / softcap)`; None is no cap.
         sinks: [heads], scores of a key that has no value.
         kv_scales: what stored keys and values are multiplied with.
-        turns: `tiling.enough_programs` of `new_turns`; no other kernel may use them meanwhile.
+        schedule: of `scheduler_of`, for this window; default: one of its own.
     Returns:
         [tokens, heads, head_dim]
     """
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = keys.shape[2]
+    page_tokens, num_kv_heads = keys.shape[1:3]
     group = num_heads // num_kv_heads
     assert all(tensor.is_contiguous() for tensor in (q, keys, values))
     assert stretches.page_table.stride(1) == 1
     out = q.new_empty(num_tokens, num_heads, head_dim)
     if num_tokens == 0:
         return out
-    num_sequences, max_keys = len(stretches.num_keys), stretches.max_keys
-    num_tiles = tiling.num_tiles(num_tokens, num_sequences, group)
-    num_splits = tiling.num_splits(max_keys)
-    split_bytes = 4 * num_tokens * num_heads * (head_dim + int(TAIL))
-    num_sharing = tiling.num_sharing(num_tiles * num_kv_heads, max_keys, split_bytes)
-    is_split = num_sharing > 1
-    num_rows = num_tokens * num_heads * num_splits if is_split else 0
-    if turns is None:
-        turns = new_turns(tiling.enough_programs, q.device)
-    attention_kernel[(num_tiles, num_kv_heads, num_sharing)](
+    if schedule is None:
+        max_keys = stretches.page_table.shape[1] * page_tokens
+        scheduler = scheduler_of(
+            tiling, num_heads, num_kv_heads, head_dim, num_tokens, max_keys, q.device
+        )
+        schedule = scheduler.schedule(stretches, num_tokens, window)
+    attention_kernel[(len(schedule.items), num_kv_heads)](
         out,
-        q.new_empty(num_rows, head_dim + int(TAIL), dtype=torch.float32),
-        turns,
+        schedule.partial,
+        schedule.turns,
+        schedule.items,
         q,
         keys,
         values,
         q if sinks is None else sinks,
-        stretches.query_starts,
-        stretches.num_keys,
         stretches.page_table,
-        num_sequences,
         stretches.page_table.stride(0),
-        num_splits,
         scale * kv_scales[0],
         kv_scales[1],
         NUM_HEADS=num_heads,
@@ -142,11 +98,10 @@ def attend(
         WINDOW=window or 0,
         HAS_SINKS=sinks is not None,
         GROUP=group,
-        PAGE_TOKENS=keys.shape[1],
+        PAGE_TOKENS=page_tokens,
         BLOCK_ROWS=tiling.num_rows(group),
         BLOCK_KEYS=tiling.keys,
         SOFTCAP=softcap or 0.0,
-        IS_SPLIT=is_split,
         num_warps=tiling.num_warps or (8 if head_dim > 128 and q.element_size() == 2 else 4),
         num_stages=tiling.num_stages,
         enable_fp_fusion=False,
@@ -154,21 +109,40 @@ def attend(
     return out
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_splits"])
+def scheduler_of(
+    tiling: Tiling,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_tokens: int,
+    max_keys: int,
+    device: torch.device,
+) -> TileScheduler:
+    """Return what schedules tiles of all query heads of a KV head; see `TileScheduler`."""
+    return TileScheduler(
+        tiling,
+        num_heads=num_heads,
+        group=num_heads // num_kv_heads,
+        num_groups=num_kv_heads,
+        head_dim=head_dim,
+        num_tokens=num_tokens,
+        max_keys=max_keys,
+        device=device,
+    )
+
+
+@triton.jit
 def attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     turns: tl.tensor,
+    items: tl.tensor,
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     sinks: tl.tensor,
-    query_starts: tl.tensor,
-    num_keys: tl.tensor,
     page_table: tl.tensor,
-    num_sequences: tl.tensor,
     table_stride: tl.tensor,
-    num_splits: tl.tensor,
     scale: tl.tensor,
     value_scale: tl.tensor,
     NUM_HEADS: tl.constexpr,
@@ -182,33 +156,35 @@ def attention_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
 ) -> None:
-    TILE_TOKENS: tl.constexpr = BLOCK_ROWS // GROUP
-    sequence, start, count, first_query = find_tile(query_starts, num_sequences, TILE_TOKENS)
-    if first_query >= count:
+    item = items + tl.program_id(0) * ITEM_NUMBERS
+    sequence, count, share = tl.load(item + SEQUENCE), tl.load(item + COUNT), tl.load(item + SHARE)
+    first_token, first_position = tl.load(item + TOKEN), tl.load(item + POSITION)
+    begin = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    end = first_position + count
+    first_split, last_split, num_sharing = splits_of(
+        begin, end, tl.load(item + NUM_SHARING), SPLIT_KEYS
+    )
+    if (count == 0) | (share >= num_sharing):
         return
-    first_position = tl.load(num_keys + sequence) - count
     row, dim = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
-    query, head = first_query + row // GROUP, tl.program_id(1) * GROUP + row % GROUP
-    is_row = (row < TILE_TOKENS * GROUP) & (query < count)
+    query, head = row // GROUP, tl.program_id(1) * GROUP + row % GROUP
+    is_row = query < count
     is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-    place = (start + query).to(tl.int64) * NUM_HEADS + head
+    place = (first_token + query).to(tl.int64) * NUM_HEADS + head
     queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
-    begin = tl.maximum(first_position + first_query - WINDOW + 1, 0) if WINDOW > 0 else 0
-    end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
-    first_split, last_split, num_sharing = splits_of(begin, end, SPLIT_KEYS)
-    if tl.program_id(2) >= num_sharing:
-        return
-    partial += place * num_splits * (HEAD_DIM + TAIL)
+    partial = room_of(
+        partial, item, query, head, first_split, last_split, NUM_HEADS, HEAD_DIM + TAIL
+    )
     maxima, sums, mixed = attend_splits(
         queries,
         keys + tl.program_id(1) * HEAD_DIM,
         values + tl.program_id(1) * HEAD_DIM,
         page_table + sequence.to(tl.int64) * table_stride,
         first_position + query,
-        first_split + tl.program_id(2),
+        first_split + share,
         last_split,
+        num_sharing,
         begin,
         end,
         scale,
@@ -221,15 +197,17 @@ def attention_kernel(
         BLOCK_KEYS,
         WINDOW,
         SOFTCAP,
-        IS_SPLIT,
     )
-    if IS_SPLIT:
-        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        if not comes_last(turns, tile, num_sharing):
-            return
-        for split in tl.range(first_split, last_split + 1, num_stages=3):
-            more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, HEAD_DIM)
-            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
+    is_last, num_left = num_sharing == 1, 0
+    if num_sharing > 1:
+        turn = tl.load(item + TURN) * tl.num_programs(1) + tl.program_id(1)
+        is_last = comes_last(turns, turn, num_sharing)
+        num_left = last_split - first_split + 1
+    if not is_last:
+        return
+    for split in tl.range(first_split, first_split + num_left, num_stages=3):
+        more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, HEAD_DIM)
+        maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     if HAS_SINKS:
         maxima, sums, mixed = add_sink(maxima, sums, mixed, sinks + head, is_row)
     attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
@@ -238,35 +216,21 @@ def attention_kernel(
 
 
 @triton.jit
-def find_tile(
-    query_starts: tl.tensor, num_sequences: tl.tensor, TILE_TOKENS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return a tile's sequence, that sequence's first token and count, and the tile's first token.
-
-    Sequence s has tiles from `query_starts[s] // TILE_TOKENS + s` on. The last begin first: of a
-    prompt they have the most keys.
-    """
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    low, high = 0, num_sequences
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_starts + middle) // TILE_TOKENS + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    sequence = low - 1
-    start = tl.load(query_starts + sequence)
-    count = tl.load(query_starts + sequence + 1) - start
-    return sequence, start, count, (tile - (start // TILE_TOKENS + sequence)) * TILE_TOKENS
-
-
-@triton.jit
-def splits_of(
-    begin: tl.tensor, end: tl.tensor, SPLIT_KEYS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the first and the last split of a tile's keys, and how many programs share it."""
-    first, last = begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS
-    return first, last, tl.maximum(tl.minimum(tl.num_programs(2), last - first + 1), 1)
+def room_of(
+    partial: tl.tensor,
+    item: tl.tensor,
+    query: tl.tensor,
+    head: tl.tensor,
+    first_split: tl.tensor,
+    last_split: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+) -> tl.tensor:
+    """Return where rows of a shared tile leave split 0, if they had one: split s is s * NUMBERS
+    behind it."""
+    of_rows = (query * NUM_HEADS + head) * (last_split - first_split + 1) - first_split
+    begin = tl.load(item + PLACE).to(tl.int64) * NUM_HEADS
+    return partial + (begin + of_rows) * NUMBERS
 
 
 @triton.jit
@@ -278,6 +242,7 @@ def attend_splits(
     positions: tl.tensor,
     first_split: tl.tensor,
     last_split: tl.tensor,
+    num_sharing: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
     scale: tl.tensor,
@@ -290,11 +255,10 @@ def attend_splits(
     BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to splits as far as they lie in keys `begin` to `end`: to all of them, in their order.
 
-    If IS_SPLIT, others have their share of them, and each split's numbers are stored by themselves.
+    If programs share the tile, each takes every `num_sharing`-th, and stores what it has seen.
     """
     BLOCK_ROWS: tl.constexpr = queries.shape[0]
     BLOCK_DIM: tl.constexpr = queries.shape[1]
@@ -302,7 +266,7 @@ def attend_splits(
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    for split in range(first_split, last_split + 1, tl.num_programs(2)):
+    for split in range(first_split, last_split + 1, num_sharing):
         more_maxima, more_sums, more_mixed = attend_split(
             queries,
             keys,
@@ -322,7 +286,7 @@ def attend_splits(
             WINDOW,
             SOFTCAP,
         )
-        if IS_SPLIT:
+        if num_sharing > 1:
             store_split(partial, split, is_row, dim, HEAD_DIM, more_maxima, more_sums, more_mixed)
         else:
             maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)

@@ -1,0 +1,1 @@
+"""Attention over pages: what programs compute, and the kernels."""
