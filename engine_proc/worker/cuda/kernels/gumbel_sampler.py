@@ -12,9 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
+    FEW,
     MINUS_INFINITY,
+    find_few,
     find_limit,
+    limit_of_few,
     load_block,
+    logit_of,
     rank_of,
 )
 
@@ -122,6 +126,12 @@ def draw_kernel(
             False,
         )
     p = tl.load(top_ps + row * narrow).to(tl.float64)
+    key = key_of(seeds + row * wide, positions + row * wide)
+    if (limit > 0) & (k <= FEW) & (k <= BLOCK):
+        few = find_few(logits, bracket, highest, limit, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+        drawn = draw_few(few, p, key, highest, inverse, floor, VOCAB_SIZE, TOKEN_BITS)
+        tl.store(tokens + row, drawn)
+        return
     if p < 1:
         limit = find_limit(
             logits,
@@ -136,10 +146,6 @@ def draw_kernel(
             TOKEN_BITS,
             True,
         )
-    key = mix(
-        mix(tl.load(seeds + row * wide).to(tl.uint64, bitcast=True))
-        + tl.load(positions + row * wide).to(tl.uint64, bitcast=True)
-    )
     drawn = find_drawn(
         logits,
         highest,
@@ -171,6 +177,29 @@ def find_likeliest(
 
 
 @triton.jit
+def draw_few(
+    ranks: tl.tensor,
+    p: tl.tensor,
+    key: tl.tensor,
+    highest: tl.tensor,
+    inverse: tl.tensor,
+    floor: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+) -> tl.tensor:
+    """Do as `find_drawn`, among some ranks, of which top-p leaves some."""
+    highest_score = highest.to(tl.float64) * inverse
+    limit = tl.full([], 1, tl.uint64)
+    if p < 1:
+        limit = limit_of_few(ranks, p, inverse, highest_score, floor, TOKEN_BITS)
+    token = VOCAB_SIZE - 1 - (ranks & ((1 << TOKEN_BITS) - 1)).to(tl.int32)
+    score = logit_of(ranks, TOKEN_BITS).to(tl.float64) * inverse
+    is_in = (ranks >= limit) & (score - highest_score >= floor)
+    value = tl.where(is_in, score + noise_of(uniform_of(key, token)), MINUS_INFINITY)
+    return tl.min(tl.where(value == tl.max(value, 0), token, VOCAB_SIZE), 0)
+
+
+@triton.jit
 def find_drawn(
     logits: tl.tensor,
     highest: tl.tensor,
@@ -186,7 +215,7 @@ def find_drawn(
     """Return the token whose score and noise add up to most, the lower one among equals.
 
     A token can win only if 1 - u <= -log(u) <= exp(score - best). All others are skipped, block by
-    block, by a bound in fp32 that leaves room for rounding.
+    block, by a bound in fp32 that leaves room for rounding. Blocks below the limit need no noise.
     """
     highest_score = highest.to(tl.float64) * inverse
     best = highest_score + noise_of(uniform_of(key, likeliest))
@@ -196,18 +225,29 @@ def find_drawn(
         score = x.to(tl.float64) * inverse
         is_in = (token < VOCAB_SIZE) & (rank_of(x, token, VOCAB_SIZE, TOKEN_BITS) >= limit)
         is_in = is_in & (score - highest_score >= floor)
-        uniform = uniform_of(key, token)
-        ahead = score - best + tl.abs(best) * 4.440892098500626e-16  # 2 ** -51
-        reach = tl.exp(tl.minimum(ahead, 1.0).to(tl.float32)) * 1.001 + 1e-37
-        can_win = is_in & ((1.0 - uniform).to(tl.float32) <= reach)
-        if tl.max(can_win.to(tl.int32), 0) > 0:
-            value = tl.where(can_win, score + noise_of(uniform), MINUS_INFINITY)
-            of_block = tl.max(value, 0)
-            winner = tl.min(tl.where(value == of_block, token, VOCAB_SIZE), 0)
-            is_better = (of_block > best) | ((of_block == best) & (winner < drawn))
-            drawn = tl.where(is_better, winner, drawn)
-            best = tl.maximum(best, of_block)
+        is_any = limit == 0
+        if limit > 0:  # else most blocks have some
+            is_any = tl.max(is_in.to(tl.int32), 0) > 0
+        if is_any:
+            uniform = uniform_of(key, token)
+            ahead = score - best + tl.abs(best) * 4.440892098500626e-16  # 2 ** -51
+            reach = tl.exp(tl.minimum(ahead, 1.0).to(tl.float32)) * 1.001 + 1e-37
+            can_win = is_in & ((1.0 - uniform).to(tl.float32) <= reach)
+            if tl.max(can_win.to(tl.int32), 0) > 0:
+                value = tl.where(can_win, score + noise_of(uniform), MINUS_INFINITY)
+                of_block = tl.max(value, 0)
+                winner = tl.min(tl.where(value == of_block, token, VOCAB_SIZE), 0)
+                is_better = (of_block > best) | ((of_block == best) & (winner < drawn))
+                drawn = tl.where(is_better, winner, drawn)
+                best = tl.maximum(best, of_block)
     return drawn
+
+
+@triton.jit
+def key_of(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
+    """Return what a row's random numbers follow from."""
+    seed = tl.load(seed).to(tl.uint64, bitcast=True)
+    return mix(mix(seed) + tl.load(position).to(tl.uint64, bitcast=True))
 
 
 @triton.jit

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import BLOCK, NUM_WARPS, find_likeliest
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
+    FEW,
     MINUS_INFINITY,
+    find_few,
+    find_limit,
     load_block,
-    rank_of,
     weight_of,
 )
 
@@ -28,17 +30,20 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
     """
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
+    assert most <= int(FEW)
+    block = min(BLOCK, triton.next_power_of_2(vocab_size))
     out = tokens.new_empty(num_rows, HEAD_NUMBERS + 2 * most)
     if num_rows:
         report_kernel[(num_rows,)](
             out,
             logits,
+            logits.new_empty(num_rows, block, dtype=torch.int64),
             logits.stride(0),
             out.stride(0),
             tokens,
             num_tops,
             VOCAB_SIZE=vocab_size,
-            BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
+            BLOCK=block,
             TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
             num_warps=NUM_WARPS,
             enable_fp_fusion=False,
@@ -50,6 +55,7 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
 def report_kernel(
     out: tl.tensor,
     logits: tl.tensor,
+    brackets: tl.tensor,
     stride: tl.tensor,
     out_stride: tl.tensor,
     tokens: tl.tensor,
@@ -61,7 +67,8 @@ def report_kernel(
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     out += row * out_stride
-    highest = find_likeliest(logits, VOCAB_SIZE, BLOCK)[0].to(tl.float64)
+    best = find_likeliest(logits, VOCAB_SIZE, BLOCK)[0]
+    highest = best.to(tl.float64)
     is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
     highest = tl.where(is_finite, highest, 0.0)
     own = tl.load(logits + tl.load(tokens + row))
@@ -73,33 +80,53 @@ def report_kernel(
     log_sum = tl.where(is_finite, highest + tl.log(tl.maximum(total, 1e-300)), -MINUS_INFINITY)
     tl.store(out, logprob_bits(own, log_sum))
     tl.store(out + 1, 1 + num_above)
-    before = tl.zeros([], tl.uint64) - 1  # the largest of all
-    for place in range(0, tl.load(num_tops + row)):
-        best = find_next(logits, before, VOCAB_SIZE, BLOCK, TOKEN_BITS)
-        before = best
-        token = VOCAB_SIZE - 1 - (best & ((1 << TOKEN_BITS) - 1)).to(tl.int32)
-        is_token = best > 0  # else there are no more
+    num = tl.load(num_tops + row)
+    if num > 0:
+        bracket = brackets.to(tl.pointer_type(tl.uint64)) + row * BLOCK
+        ranks = find_tops(logits, bracket, best, num, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+        place, lane = tl.sum((ranks[None, :] > ranks[:, None]).to(tl.int32), 1), tl.arange(0, FEW)
+        token = VOCAB_SIZE - 1 - (ranks & ((1 << TOKEN_BITS) - 1)).to(tl.int32)
+        is_token = (ranks > 0) & (place < num)
         x = tl.load(logits + token, mask=is_token, other=MINUS_INFINITY)
-        tl.store(out + 2 + 2 * place, tl.where(is_token, token, -1))
-        tl.store(out + 3 + 2 * place, logprob_bits(x, log_sum))
+        tl.store(out + 2 + 2 * place, token, mask=is_token)
+        tl.store(out + 3 + 2 * place, logprob_bits(x, log_sum), mask=is_token)
+        is_none = (lane >= VOCAB_SIZE) & (lane < num)
+        nothing = logprob_bits(tl.full([FEW], MINUS_INFINITY, tl.float32), log_sum)
+        tl.store(out + 2 + 2 * lane, -1, mask=is_none)
+        tl.store(out + 3 + 2 * lane, nothing, mask=is_none)
 
 
 @triton.jit
-def find_next(
+def find_tops(
     logits: tl.tensor,
-    before: tl.tensor,
+    bracket: tl.tensor,
+    highest: tl.tensor,
+    num: tl.tensor,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Return the highest `rank_of` a token that is below another; 0 where there is none."""
-    best = tl.zeros([], tl.uint64)
-    for first in range(0, VOCAB_SIZE, BLOCK):
-        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
-        rank = rank_of(x, token, VOCAB_SIZE, TOKEN_BITS)
-        is_below = (token < VOCAB_SIZE) & (rank < before)
-        best = tl.maximum(best, tl.max(tl.where(is_below, rank, 0), 0))
-    return best
+    """Return the ranks of the likeliest tokens, [FEW], in no order; 0 is none.
+
+    Args:
+        num: of these, no more than FEW; all where there are fewer.
+    """
+    limit = tl.zeros([], tl.uint64)
+    if num < VOCAB_SIZE:
+        limit = find_limit(
+            logits,
+            bracket,
+            highest,
+            limit,
+            num.to(tl.float64),
+            1.0,
+            MINUS_INFINITY,
+            VOCAB_SIZE,
+            BLOCK,
+            TOKEN_BITS,
+            False,
+        )
+    return find_few(logits, bracket, highest, limit, VOCAB_SIZE, BLOCK, TOKEN_BITS)
 
 
 @triton.jit

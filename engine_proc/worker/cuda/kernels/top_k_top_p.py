@@ -3,7 +3,8 @@
 Tokens are ordered by numbers that no two have in common, so nothing is sorted. A pass over the row
 weighs the tokens above several limits at once. It leaves a bracket between two of them, which the
 next pass divides. Once a program can hold the bracket's tokens in its registers, they are written
-apart, and the limit is found among them bit by bit. That takes three or four passes in all.
+apart, and the limit is found among them bit by bit. That takes three or four passes in all. Where
+top-k leaves no more than FEW tokens, top-p takes none.
 """
 
 import triton
@@ -12,6 +13,7 @@ import triton.language as tl
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 SIGN = tl.constexpr(0x80000000)
 PARTS = tl.constexpr(8)  # of a bracket, in a pass
+FEW = tl.constexpr(64)  # tokens that are compared each with each
 DEEPEST = tl.constexpr(32.0)  # below the highest score; then half of it, and so on
 
 
@@ -111,6 +113,45 @@ def find_limit(
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
     tl.debug_barrier()  # the bracket may be written again
     return low
+
+
+@triton.jit
+def find_few(
+    logits: tl.tensor,
+    bracket: tl.tensor,
+    highest: tl.tensor,
+    lowest: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+) -> tl.tensor:
+    """Return the ranks of all tokens that are no lower than `lowest`, [FEW]; 0 is none.
+
+    Args:
+        bracket: room for FEW numbers, uint64.
+        lowest: no more than FEW tokens are as high.
+    """
+    end = rank_of(highest, tl.zeros([], tl.int32), VOCAB_SIZE, TOKEN_BITS) + 1
+    num = write_bracket(logits, bracket, lowest, end, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+    place = tl.arange(0, FEW)
+    return tl.load(bracket + place, mask=place < num, other=0)
+
+
+@triton.jit
+def limit_of_few(
+    ranks: tl.tensor,
+    p: tl.tensor,
+    inverse: tl.tensor,
+    highest_score: tl.tensor,
+    floor: tl.tensor,
+    TOKEN_BITS: tl.constexpr,
+) -> tl.tensor:
+    """Return the highest of some ranks from which on tokens have a part `p` of all their weight."""
+    weights = weight_of(logit_of(ranks, TOKEN_BITS), inverse, highest_score, floor)
+    is_above = ranks[None, :] >= ranks[:, None]
+    sums = tl.sum(tl.where(is_above, weights[None, :], 0.0), 1)
+    is_enough = (sums >= p * tl.sum(weights, 0)) & (ranks > 0)
+    return tl.max(tl.where(is_enough, ranks, 0), 0)
 
 
 @triton.jit

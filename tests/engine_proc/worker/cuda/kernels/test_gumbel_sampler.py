@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference_sampler import Rows, make_rows
 
-from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler
+from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler, top_k_top_p
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw, reference
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -80,6 +80,45 @@ def test_limits_among_more_tokens_than_a_program_holds(
     logits[2] = logits[2].round()
     logits[3] *= 1e-6
     assert_same(logits, make_rows(4, temperature=2, **fields), device)
+
+
+def num_calls(name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return how often a row has something done to each of its 25 blocks."""
+    vocab_size, block = 800, 32
+    calls = []
+
+    def counted(own: Any) -> Any:
+        return lambda *args: (calls.append(name), own(*args))[1]
+
+    logits = np.random.default_rng(3).normal(0, 3, (1, vocab_size)).astype(np.float32)
+    rows, device = make_rows(1, temperature=1, **fields), torch.device("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(gumbel_sampler, "BLOCK", block)
+        for module in (gumbel_sampler, top_k_top_p):
+            if hasattr(module, name):
+                patch.setattr(module, name, counted(getattr(module, name)))
+        draw(torch.from_numpy(logits), draws_of(rows, device))
+    return len(calls) / (vocab_size / block)
+
+
+def test_top_p_of_few_tokens_takes_no_pass(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    if device.type == "cuda":
+        pytest.skip("calls are counted in the interpreter")
+    passes = num_calls("load_block", {"top_k": 20}, monkeypatch)
+    assert passes <= 6  # the likeliest, three or four to the limit, the tokens
+    assert num_calls("load_block", {"top_k": 20, "top_p": 0.9}, monkeypatch) == passes
+
+
+def test_noise_is_for_blocks_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    if device.type == "cuda":
+        pytest.skip("calls are counted in the interpreter")
+    assert num_calls("uniform_of", {}, monkeypatch) > 1  # all blocks, and the likeliest token
+    assert num_calls("uniform_of", {"top_p": 0.3}, monkeypatch) < 0.5
+    assert num_calls("uniform_of", {"top_k": 20}, monkeypatch) == 1 / 25
 
 
 def test_no_rows_draw_nothing(device: torch.device) -> None:

@@ -1,7 +1,11 @@
 """Log probabilities are the reference's; `test_cuda_sampler.py` compares the C++ sampler's."""
 
+from typing import Any
+
+import pytest
 import torch
 
+from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler, logprobs, top_k_top_p
 from headrace.engine_proc.worker.cuda.kernels.logprobs import reference, report
 
 
@@ -22,6 +26,25 @@ def test_the_likeliest_are_reported_best_first(device: torch.device) -> None:
         logprobs = [x[[0, *range(3, end, 2)]].view(torch.float32) for x in (ours, theirs)]
         torch.testing.assert_close(*logprobs, atol=2e-6, rtol=0)
     assert report(*[x[:0] for x in given], 0).shape == (0, 2)
+
+
+def test_the_likeliest_are_found_in_few_passes(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """One for the highest, one for the weights, three or four to the limit, one to take them."""
+    if device.type == "cuda":
+        pytest.skip("calls are counted in the interpreter")
+    blocks: list[object] = []
+
+    def counted(own: Any) -> Any:
+        return lambda *args: (blocks.append(args), own(*args))[1]
+
+    monkeypatch.setattr(logprobs, "BLOCK", 32)
+    for module in (gumbel_sampler, logprobs, top_k_top_p):
+        monkeypatch.setattr(module, "load_block", counted(module.load_block))
+    one = torch.ones(1, dtype=torch.int32)
+    report(torch.randn(1, 800), one, 20 * one, 20)
+    assert len(blocks) <= 7 * 800 / 32
 
 
 def test_a_vocabulary_of_fewer_tokens_is_reported_whole(device: torch.device) -> None:
