@@ -1,8 +1,4 @@
-"""Samples tokens and log probabilities from logits on a device; the results stay there.
-
-Only rows with a mask beside biases or penalties go to the host, to the C++ sampler. Together these
-may leave no token, and then the mask alone counts.
-"""
+"""Samples tokens and log probabilities from logits on a device; the results stay there."""
 
 from dataclasses import dataclass
 
@@ -16,14 +12,8 @@ from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
-from headrace.engine_proc.worker.execution.cpu_sampler import (
-    NO_MASKS,
-    NO_TOKENS,
-    ROW,
-    Masks,
-    Sampler,
-)
-from headrace.engine_proc.worker.execution.executor import Floats, Int32s
+from headrace.engine_proc.worker.execution.cpu_sampler import ROW
+from headrace.engine_proc.worker.execution.executor import Int32s
 from headrace.engine_proc.worker.execution.runner import MaskSource
 from headrace.ipc.worker_messages import Step
 
@@ -44,12 +34,10 @@ class CudaSampler:
 
     Args:
         device: "cpu" where kernels are interpreted.
-        on_host: for what the device does not do.
     """
 
-    def __init__(self, device: torch.device, on_host: Sampler, draws: RowDraws) -> None:
+    def __init__(self, device: torch.device, draws: RowDraws) -> None:
         self._device = device
-        self._on_host = on_host
         self._draws = draws
 
     def sample(self, logits: Tensor, step: Step, masks_of: MaskSource) -> Drawn:
@@ -64,25 +52,23 @@ class CudaSampler:
         if len(rows) == 0:
             return Drawn(logits.new_empty(0, dtype=torch.int32))
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
-        hard = hard_rows(rows, masked_rows)
-        untouched = logits[self.send(hard)] if len(hard) else None
+        adjusted = adjusted_rows(rows, masked_rows)
+        untouched = Untouched(logits, self.send(adjusted)) if len(adjusted) else None
         reported = np.flatnonzero(rows["num_logprobs"] >= 0)
         models_own = logits[self.send(reported)] if len(reported) else None
         columns = self._draws.send(np.frombuffer(step.rows, np.int32))
         history = self.history_of(step) if step.history else None
         self.adjust(logits, step, rows, columns, history)
-        masks = NO_MASKS
         if len(masked_rows):
-            masks = masks_of(len(masked_rows))
-            apply_mask(logits, self.send(masked_rows), self.send(masks.view(np.int32)))
+            masks = self.send(masks_of(len(masked_rows)).view(np.int32))
+            masked = self.send(masked_rows)
+            apply_mask(logits, masked, masks)
+            if untouched is not None:
+                untouched.replace_empty(logits, masked, masks)
         tokens = self._draws.draw(logits)
         if (rows["target"] >= 0).any():
             targets = columns[:, PLACES["target"]]
             tokens.copy_(torch.where(targets >= 0, targets, tokens))
-        if untouched is not None:
-            past = NO_TOKENS if history is None else history.cpu().numpy()
-            drawn = self.draw_on_host(untouched.cpu().numpy(), step, past, hard, masked_rows, masks)
-            tokens[self.send(hard)] = self.send(drawn)
         if models_own is None:
             return Drawn(tokens)
         num_tops = rows["num_logprobs"][reported]
@@ -126,30 +112,6 @@ class CudaSampler:
             )
             penalize(logits, penalties, history)
 
-    def draw_on_host(
-        self,
-        logits: Floats,
-        step: Step,
-        history: Int32s,
-        hard: Int32s,
-        masked_rows: Int32s,
-        masks: Masks,
-    ) -> Int32s:
-        """Choose the tokens of some rows, of which these are the logits."""
-        rows = np.frombuffer(step.rows, ROW)[hard]
-        rows["num_logprobs"] = -1
-        own, of_masks = np.nonzero(hard[:, None] == masked_rows)
-        tokens, _ = self._on_host.sample(
-            logits,
-            rows,
-            history,
-            np.frombuffer(step.bias_tokens, np.int32),
-            np.frombuffer(step.bias, np.float32),
-            own.astype(np.int32),
-            masks[of_masks],
-        )
-        return tokens
-
     def send(self, numbers: npt.NDArray[np.generic]) -> Tensor:
         """Send numbers to the device, and wait for nothing; ours may be changed at once."""
         copy = torch.from_numpy(numbers.copy())
@@ -158,7 +120,29 @@ class CudaSampler:
         return copy.to(self._device, non_blocking=True)
 
 
-def hard_rows(rows: Rows, masked_rows: Int32s) -> Int32s:
-    """Return the rows that are the host's."""
-    is_hard = (rows["num_bias"] > 0) | (rows["num_history"] > 0)
-    return masked_rows[is_hard[masked_rows] & (rows["target"][masked_rows] < 0)]
+class Untouched:
+    """Rows as the model has left them, whose masks may allow nothing that biases and penalties
+    leave: there the mask alone counts.
+
+    Args:
+        rows: [some], int32, of the logits; each of them gets a mask.
+    """
+
+    def __init__(self, logits: Tensor, rows: Tensor) -> None:
+        self._rows = rows
+        self._logits = logits[rows]
+
+    def replace_empty(self, logits: Tensor, masked_rows: Tensor, masks: Tensor) -> None:
+        """Mask rows that have nothing left by their masks alone, in place. See `apply_mask`."""
+        of_mask = (masked_rows == self._rows[:, None]).int().argmax(1)
+        own = torch.arange(len(self._rows), dtype=torch.int32, device=logits.device)
+        apply_mask(self._logits, own, masks[of_mask])
+        adjusted = logits[self._rows]
+        is_empty = ~(adjusted > -torch.inf).any(1, keepdim=True)
+        logits[self._rows] = torch.where(is_empty, self._logits, adjusted)
+
+
+def adjusted_rows(rows: Rows, masked_rows: Int32s) -> Int32s:
+    """Return the masked rows that have biases or penalties, too, and draw a token."""
+    is_adjusted = (rows["num_bias"] > 0) | (rows["num_history"] > 0)
+    return masked_rows[is_adjusted[masked_rows] & (rows["target"][masked_rows] < 0)]

@@ -46,7 +46,7 @@ from headrace.engine_proc.worker.cuda.pinned_memory import pin
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_split import CacheSplit
-from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Masks, Sampler
+from headrace.engine_proc.worker.execution.cpu_sampler import Masks
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.loaded_model import (
@@ -284,9 +284,7 @@ def runner_of(
     if model.pooling is not None:
         embedder = Embedder(executor, normalize=model.pooling.normalize, dense=model.dense)
         return EmbeddingRunner(embedder)
-    num_threads = min(threads_of_rank(config.tp), MAX_THREADS)
-    on_host = Sampler(model.spec.vocab_size, threads=num_threads)
-    sampler = CudaSampler(executor.device, on_host, executor.draws)
+    sampler = CudaSampler(executor.device, executor.draws)
     return CudaRunner(executor, sampler, phases(config.nvtx), embeds)
 
 

@@ -83,8 +83,7 @@ def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device)
         stand_in = partial(RecordedGraphs, list(device_tensors(executor)))
         buckets = Buckets([Sizes(4, 2, 2)])
         executor.capture(buckets, stand_in if device.type == "cpu" else CudaGraphs)
-    on_host = Sampler(TINY.vocab_size, threads=1)
-    ours = CudaRunner(executor, CudaSampler(device, on_host, executor.draws))
+    ours = CudaRunner(executor, CudaSampler(device, executor.draws))
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
     promises = [ours.run(first), ours.run(second)]  # the first is not read yet
     expected = [theirs.run(first), theirs.run(second)]

@@ -11,7 +11,7 @@ from random_decoders import SPEC
 
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
-from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, hard_rows
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, adjusted_rows
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
@@ -28,11 +28,11 @@ NO_COLUMN = np.empty(0, np.int32)
 PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
 
 
-def make_sampler(device: torch.device, host: Sampler) -> CudaSampler:
+def make_sampler(device: torch.device) -> CudaSampler:
     buffers = StepBuffers(
         Sizes(20, 20, 20), page_tokens=16, max_pages=1, vocab_size=VOCAB_SIZE, device=device
     )
-    return CudaSampler(device, host, RowDraws(buffers))
+    return CudaSampler(device, RowDraws(buffers))
 
 
 class Says:
@@ -121,8 +121,8 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
     logits = np.random.default_rng(3).normal(0, 2, (num_rows, VOCAB_SIZE)).astype(np.float32)
     host = Sampler(VOCAB_SIZE, threads=1)
     expected = GenerationRunner(Says(logits), host).run(step, masks_of)
-    sampler = make_sampler(device, host)
-    drawn = sampler.sample(torch.from_numpy(logits.copy()).to(device), step, masks_of)
+    on_device = torch.from_numpy(logits.copy()).to(device)
+    drawn = make_sampler(device).sample(on_device, step, masks_of)
     assert drawn.tokens.cpu().numpy().tobytes() == expected.token_ids
     found = Copied(drawn, ALONE).wait()
     num_tops = np.frombuffer(step.rows, ROW)["num_logprobs"].tolist()
@@ -136,7 +136,7 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
 
 
 def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> None:
-    """The second row is the host's."""
+    """The second row has a mask, too."""
     penalized = {"temperature": 0, "num_history": 2, "presence_penalty": 9}
     bare = [penalized, {**penalized, "history_start": 2}]
     first = step_of([{"temperature": 0}] * 2)
@@ -145,7 +145,7 @@ def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> 
     logits[0, 5], logits[1, 8] = 9, 9
     after = np.zeros_like(logits)
     after[:, [5, 7, 8]] = [3, 1, 3]
-    sampler = make_sampler(device, Sampler(VOCAB_SIZE, threads=1))
+    sampler = make_sampler(device)
     found = [
         sampler.sample(torch.from_numpy(numbers).to(device), step, masks).tokens.tolist()
         for numbers, step, masks in (
@@ -166,11 +166,11 @@ def reports_of(result: StepResult, num_tops: list[int]) -> list[TokenLogprob]:
     return reports
 
 
-def test_only_rows_whose_masks_may_leave_nothing_are_the_hosts() -> None:
+def test_masked_rows_are_kept_where_something_else_counts() -> None:
     step, _ = STEPS["mixed"]
     rows: npt.NDArray[np.void] = np.frombuffer(step.rows, ROW)
-    assert hard_rows(rows, np.array([0, 4, 5], np.int32)).tolist() == [4]
-    assert hard_rows(rows, NO_COLUMN).tolist() == []
+    assert adjusted_rows(rows, np.array([0, 4, 5], np.int32)).tolist() == [4]
+    assert adjusted_rows(rows, NO_COLUMN).tolist() == []
 
 
 def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -> None:
@@ -181,6 +181,6 @@ def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -
         return masks_allowing([5], [6])(num_rows)
 
     step = msgspec.structs.replace(step_of([{}, {}]), masked_rows=np.int32([0, 1]).tobytes())
-    sampler = make_sampler(device, Sampler(VOCAB_SIZE, threads=1))
+    sampler = make_sampler(device)
     drawn = sampler.sample(torch.zeros(2, VOCAB_SIZE, device=device), step, masks_of)
     assert (drawn.tokens.tolist(), asked) == ([5, 6], [2])
