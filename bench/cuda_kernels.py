@@ -161,9 +161,18 @@ def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
 
 
 def attention(
-    spec: DecoderSpec, num_sequences: int, num_queries: int, num_keys: int, device: str
+    spec: DecoderSpec,
+    num_sequences: int,
+    num_queries: int,
+    num_keys: int,
+    device: str,
+    keys_of_others: int | None = None,
 ) -> dict[str, Call]:
-    """Return the calls that attend from each sequence's last tokens to all of its keys."""
+    """Return the calls that attend from each sequence's last tokens to all of its keys.
+
+    Args:
+        keys_of_others: than the first sequence; then no library's call is among them.
+    """
     num_pages = -(-num_keys // PAGE_TOKENS)
     heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     bf16 = {"device": device, "dtype": torch.bfloat16}
@@ -173,13 +182,16 @@ def attention(
     int32 = {"device": device, "dtype": torch.int32}
     table = torch.arange(num_sequences * num_pages, **int32).view(num_sequences, num_pages)
     starts = torch.arange(num_sequences + 1, **int32) * num_queries
-    counts = torch.full((num_sequences,), num_keys, **int32)
+    counts = torch.full((num_sequences,), keys_of_others or num_keys, **int32)
+    counts[0] = num_keys
     stretches, scale = Stretches(starts, counts, table), spec.attention_scale
     sizes = len(q), num_keys, q.device
     schedule = scheduler_of(TILING, heads, kv_heads, dim, *sizes).schedule(stretches, len(q))
     calls: dict[str, Call] = {
         OURS: lambda: attend(q, keys, values, stretches, scale=scale, schedule=schedule)
     }
+    if keys_of_others is not None:
+        return calls
     if importlib.util.find_spec("flashinfer") is not None:
         calls[FLASHINFER] = flashinfer_call(q, keys, values, starts, table, num_keys, scale)
     if num_queries == num_keys:
@@ -257,6 +269,10 @@ def main() -> None:
         name = f"attention, {num_sequences} sequences of {num_queries} tokens, {args.most} keys"
         alone = {system: [call] for system, call in attending.items()}
         report.add(Quantity(name, "us", measure(alone, args, wait)))
+    num, most = min(64, args.most), 8 * args.most
+    (call,) = attention(spec, num, 1, most, args.device, max(1, args.most // 16)).values()
+    name = f"attention, {num} tokens, one with {most} keys, the others with {args.most // 16}"
+    report.add(Quantity(name, "us", measure({OURS: [call]}, args, wait)))
     if args.device == "cuda" and importlib.util.find_spec("flashinfer") is None:
         report.miss("FlashInfer: pip install flashinfer-python")
     report.finish()

@@ -59,8 +59,8 @@ many=$(($(nproc) < 16 ? $(nproc) : 16))
 # What is wrong here makes all figures worthless: the protocol, then bits, then graphs. Ranks of the
 # all-reduce wait for each other on the GPU: few of its tests run beside each other.
 tests all_reduce_tests 600 2 $worker/parallel
-tests kernel_tests 900 "$many" $worker/cuda/kernels $worker/cuda/matrices
-tests executor_tests 900 "$many" $worker/cuda \
+tests kernel_tests 900 "$many" $worker/cuda/attention $worker/cuda/kernels $worker/cuda/matrices
+tests executor_tests 900 "$many" $worker/cuda --ignore=$worker/cuda/attention \
     --ignore=$worker/cuda/kernels --ignore=$worker/cuda/matrices
 tests host_tier_test 240 1 tests/system/test_host_tier.py
 bench cuda_kernels 420 --rounds 10

@@ -96,7 +96,7 @@ if __name__ == "__main__":
     JITFunction.run = launches.stand_in()  # type: ignore[method-assign]
     cuda_executor.INTERPRETED = triton.language.constexpr(True)  # tensors are on the CPU
     bf16, fp32 = torch.bfloat16, torch.float32
-    for dtype, kv_dtype, enough in ((bf16, bf16, 1000), (fp32, fp32, 0), (bf16, E4M3, 0)):
+    for dtype, kv_dtype in ((bf16, bf16), (fp32, fp32), (bf16, E4M3)):
         executor = cuda_executor.CudaExecutor(
             DECODER,
             random_weights(DECODER),
@@ -105,7 +105,7 @@ if __name__ == "__main__":
             device="cpu",
             dtype=dtype,
             kv_dtype=kv_dtype,
-            tiling=Tiling(split_keys=64, enough_programs=enough),  # in splits, then without
+            tiling=Tiling(split_keys=64),
         )
         for length in (80, 20):  # in larger tiles, and in the smallest
             executor.forward(batch([(0, 0, length), (1, 0, 2)]))
@@ -115,7 +115,7 @@ if __name__ == "__main__":
         num_pages=NUM_PAGES,
         page_tokens=16,
         device="cpu",
-        tiling=Tiling(split_keys=64, enough_programs=0),
+        tiling=Tiling(split_keys=64),
     )
     for length in (80, 20):
         mixture.forward(batch([(0, 0, length), (1, 0, 2)]))

@@ -52,7 +52,7 @@ from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
-from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
+from headrace.engine_proc.worker.cuda.step_inputs import ROPE_PARTS, prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
@@ -164,6 +164,7 @@ class CudaExecutor:
             max_pages=-(-max_model_len // page_tokens),
             vocab_size=self.shard_group.num_tokens,
             device=self.device,
+            rope_parts=ROPE_PARTS if any(rope.axes for rope in spec.ropes) else 0,
         )
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
@@ -288,7 +289,12 @@ class CudaExecutor:
         """Derive all that kernels need to know of the step in the buffers."""
         buffers = self.buffers
         inputs = prepare_inputs(
-            buffers.packed, buffers.drawn, sizes, buffers.max_pages, self.page_tokens
+            buffers.packed,
+            buffers.drawn,
+            sizes,
+            buffers.max_pages,
+            self.page_tokens,
+            buffers.rope_parts,
         )
         if self.row_slots is not None:
             self.row_slots.tokens = inputs.adapters
@@ -302,9 +308,7 @@ class CudaExecutor:
             window: self.scheduler.schedule(stretches, sizes.num_tokens, window)
             for window in {layer.window for layer in self.spec.layers}
         }
-        positions = inputs.positions[:, None].expand(-1, 3)
-        if images is not None and images.rope_positions is not None:
-            positions = images.rope_positions
+        positions = inputs.rope_positions if buffers.rope_parts else inputs.positions[:, None]
         rotations = self.rotations(positions)
         heads = None
         if self.spec.latent is not None:
@@ -325,7 +329,7 @@ class CudaExecutor:
         """Return the rotations of every kind of layer.
 
         Args:
-            positions: [tokens, 3], of time, height and width.
+            positions: [tokens, 3], of time, height and width; or one for all, [tokens, 1].
         """
         rotations = []
         for rope, inv_freq, axes in zip(self.spec.ropes, self.inv_freqs, self.axes, strict=True):
@@ -342,7 +346,7 @@ class CudaExecutor:
         x = self.shard_group.embed(step.token_ids, self.weights["embed"])
         if self.spec.embedding_multiplier != 1:
             x = x * self.multiplier
-        images = step.images if step.images is not None and len(step.images.tokens) else None
+        images = step.images
         if images is not None:
             x[images.tokens] = images.parts[0]
         added: Tensor | None = None

@@ -1,4 +1,4 @@
-"""A step's image inputs: rows in place of embeddings, and M-RoPE positions."""
+"""A step's image inputs: rows in place of embeddings."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,6 @@ class ImageInputs:
 
     tokens: Tensor  # int64, those that come in as rows of images,
     parts: Tensor  # and these rows, [1 + deepstack, tokens, hidden_size]
-    rope_positions: Tensor | None  # [tokens of the step, 3], int32; None is one position for all
 
 
 def image_inputs(
@@ -27,16 +26,14 @@ def image_inputs(
         num_parts: of a row: what comes in, and what is added behind the first layers.
     """
     assert batch.last_seen is None, "tokens of an image see each other"
-    if batch.embed_rows is None and batch.rope_positions is None:
+    if batch.embed_rows is None or batch.embeds is None:
         return None
-    tokens, parts = np.empty(0, np.int64), np.empty((num_parts, 0, 0), np.float32)
-    if batch.embed_rows is not None and batch.embeds is not None:
-        tokens = np.flatnonzero(batch.embed_rows >= 0)
-        rows = batch.embeds[batch.embed_rows[tokens]]
-        parts = np.stack(np.split(rows, num_parts, axis=1))
-    positions = batch.rope_positions
+    tokens = np.flatnonzero(batch.embed_rows >= 0)
+    if not len(tokens):
+        return None
+    rows = batch.embeds[batch.embed_rows[tokens]]
+    parts = np.stack(np.split(rows, num_parts, axis=1))
     return ImageInputs(
         tokens=torch.from_numpy(tokens).to(device),
         parts=torch.from_numpy(parts).to(device, dtype),
-        rope_positions=None if positions is None else torch.tensor(positions, device=device),
     )

@@ -15,6 +15,7 @@ class StepBuffers:
     Args:
         most: the largest step; more rows than these have logits of their own.
         page_tokens, max_pages: of a page, and of a sequence.
+        rope_parts: of positions; see `step_inputs.pack`.
     """
 
     def __init__(
@@ -25,10 +26,12 @@ class StepBuffers:
         max_pages: int,
         vocab_size: int,
         device: torch.device,
+        rope_parts: int = 0,
     ) -> None:
         all_rows = Sizes(most.num_tokens, most.num_sequences, most.num_tokens)
-        self.max_pages, self._page_tokens = max_pages, page_tokens
-        self._sender = ArraySender(packed_size(all_rows, max_pages), device)  # no tokens, at first
+        self.max_pages, self.rope_parts, self._page_tokens = max_pages, rope_parts, page_tokens
+        size = packed_size(all_rows, max_pages, rope_parts)
+        self._sender = ArraySender(size, device)  # no tokens, at first
         self.drawn = torch.zeros(most.num_tokens, dtype=torch.int32, device=device)  # by row
         self.logits = torch.zeros(most.num_rows, vocab_size, device=device)
 
@@ -40,7 +43,7 @@ class StepBuffers:
     def send(self, batch: Batch) -> Sizes:
         """Send a step once the one before has been computed; return its sizes."""
         assert batch.page_table.shape[1] <= self.max_pages
-        sizes, end = pack(batch, self._page_tokens, self._sender.begin())
+        sizes, end = pack(batch, self._page_tokens, self._sender.begin(), self.rope_parts)
         self._sender.send(end)
         return sizes
 

@@ -2,9 +2,10 @@
 
 A step is sent as one array of int32. It begins with the numbers of tokens, sequences and logit
 rows. The token ids follow, where -1 - r is the token that was drawn for row r of the step before.
-Then come the first token of each sequence and the end of the last one, and the same of its pages:
-those that its keys take, and no others. The position of each sequence's first token, the slot of
-its adapter, the logit rows and the pages by sequence are last.
+Where the model has positions in three parts, these are next. Then come the first token of each
+sequence and the end of the last one. The same of its pages follows: those that its keys take. The
+position of each sequence's first token, the slot of its adapter, the logit rows and the pages by
+sequence are last.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 
 HEADER = tl.constexpr(3)
+ROPE_PARTS = 3  # of a position, where a model has images: time, height and width
 BLOCK = 128
 
 
@@ -32,6 +34,7 @@ class StepInputs:
 
     token_ids: Tensor  # [tokens], int32
     positions: Tensor  # [tokens], int32; -1 is padding
+    rope_positions: Tensor  # [tokens, 3], int32, or [tokens, 0]; padding is 0
     kv_rows: Tensor  # [tokens], int64, page * page_tokens + row of the page; -1 is nowhere
     query_starts: Tensor  # [sequences + 2], int32
     num_keys: Tensor  # [sequences + 1], int32, up to each one's last token in the step
@@ -40,14 +43,18 @@ class StepInputs:
     adapters: Tensor  # [tokens], int32, slots; -1 is none, and padding
 
 
-def packed_size(most: Sizes, max_pages: int) -> int:
+def packed_size(most: Sizes, max_pages: int, rope_parts: int = 0) -> int:
     """Return how many numbers the largest step is."""
     per_sequence = most.num_sequences * (4 + max_pages)
-    return int(HEADER) + most.num_tokens + per_sequence + 2 + most.num_rows
+    return int(HEADER) + most.num_tokens * (1 + rope_parts) + per_sequence + 2 + most.num_rows
 
 
-def pack(batch: Batch, page_tokens: int, out: Int32s) -> tuple[Sizes, int]:
-    """Write a step as it is sent; return its sizes, and how many numbers it is."""
+def pack(batch: Batch, page_tokens: int, out: Int32s, rope_parts: int = 0) -> tuple[Sizes, int]:
+    """Write a step as it is sent; return its sizes, and how many numbers it is.
+
+    Args:
+        rope_parts: ROPE_PARTS, or 0 where the model has one position for all.
+    """
     cuts = np.flatnonzero(batch.sequences[1:] != batch.sequences[:-1]) + 1
     firsts = np.concatenate([[0], cuts])
     ends = np.append(firsts[1:], len(batch.sequences))
@@ -64,8 +71,11 @@ def pack(batch: Batch, page_tokens: int, out: Int32s) -> tuple[Sizes, int]:
     assert counts.max() <= width
     places = np.repeat(own * width - page_starts[:-1], counts) + np.arange(page_starts[-1])
     pages = batch.page_table.reshape(-1)[places]
+    parts = np.repeat(batch.positions, rope_parts)
+    if rope_parts and batch.rope_positions is not None:
+        parts = batch.rope_positions.reshape(-1)
     starts = (firsts, [len(ids)], page_starts)
-    columns = (header, ids, *starts, positions, slots, rows, pages)
+    columns = (header, ids, parts, *starts, positions, slots, rows, pages)
     end = 0
     for column in columns:
         start, end = end, end + len(column)
@@ -74,13 +84,19 @@ def pack(batch: Batch, page_tokens: int, out: Int32s) -> tuple[Sizes, int]:
 
 
 def prepare_inputs(
-    packed: Tensor, drawn: Tensor, sizes: Sizes, max_pages: int, page_tokens: int
+    packed: Tensor,
+    drawn: Tensor,
+    sizes: Sizes,
+    max_pages: int,
+    page_tokens: int,
+    rope_parts: int = 0,
 ) -> StepInputs:
     """Derive a step's inputs.
 
     Args:
         packed: [numbers], int32, a step that `sizes` hold.
         drawn: [rows], int32, the tokens of the step before.
+        rope_parts: with which the step is packed.
     """
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -89,6 +105,7 @@ def prepare_inputs(
     inputs = StepInputs(
         token_ids=empty(sizes.num_tokens),
         positions=empty(sizes.num_tokens),
+        rope_positions=empty(sizes.num_tokens, rope_parts),
         kv_rows=empty(sizes.num_tokens, dtype=torch.int64),
         query_starts=empty(sizes.num_sequences + 2),
         num_keys=empty(sizes.num_sequences + 1),
@@ -99,6 +116,7 @@ def prepare_inputs(
     inputs_kernel[(sizes.num_sequences + 1,)](
         inputs.token_ids,
         inputs.positions,
+        inputs.rope_positions,
         inputs.kv_rows,
         inputs.query_starts,
         inputs.num_keys,
@@ -112,6 +130,7 @@ def prepare_inputs(
         sizes.num_rows,
         max_pages,
         PAGE_TOKENS=page_tokens,
+        ROPE_PARTS=rope_parts,
         BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
@@ -122,6 +141,7 @@ def prepare_inputs(
 def inputs_kernel(
     token_ids: tl.tensor,
     positions: tl.tensor,
+    rope_positions: tl.tensor,
     kv_rows: tl.tensor,
     query_starts: tl.tensor,
     num_keys: tl.tensor,
@@ -135,13 +155,14 @@ def inputs_kernel(
     max_rows: tl.tensor,
     max_pages: tl.tensor,
     PAGE_TOKENS: tl.constexpr,
+    ROPE_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     sequence = tl.program_id(0)
-    num_tokens, num_sequences = tl.load(packed), tl.load(packed + 1)
-    num_rows = tl.load(packed + 2)
+    num_tokens, num_sequences, num_rows = tl.load(packed), tl.load(packed + 1), tl.load(packed + 2)
     given_ids = packed + HEADER
-    starts = given_ids + num_tokens
+    given_parts = given_ids + num_tokens
+    starts = given_parts + num_tokens * ROPE_PARTS
     page_starts = starts + num_sequences + 1
     first_positions = page_starts + num_sequences + 1
     given_slots = first_positions + num_sequences
@@ -158,6 +179,8 @@ def inputs_kernel(
             tl.store(token_ids + token, 0, mask=is_token)
             tl.store(positions + token, -1, mask=is_token)
             tl.store(kv_rows + token, -1, mask=is_token)
+            for part in tl.static_range(ROPE_PARTS):
+                tl.store(rope_positions + token * ROPE_PARTS + part, 0, mask=is_token)
             tl.store(adapters + token, -1, mask=is_token)
         for first in range(0, max_rows, BLOCK):
             row = first + column
@@ -186,24 +209,34 @@ def inputs_kernel(
         position = first_position + token - start
         tl.store(positions + token, position, mask=is_token)
         tl.store(adapters + token, slot, mask=is_token)
+        for part in tl.static_range(ROPE_PARTS):
+            place = token * ROPE_PARTS + part
+            given_part = tl.load(given_parts + place, mask=is_token, other=0)
+            tl.store(rope_positions + place, given_part, mask=is_token)
         page = tl.load(pages + position // PAGE_TOKENS, mask=is_token, other=0).to(tl.int64)
         tl.store(kv_rows + token, page * PAGE_TOKENS + position % PAGE_TOKENS, mask=is_token)
 
 
 def reference(
-    packed: Tensor, drawn: Tensor, sizes: Sizes, max_pages: int, page_tokens: int
+    packed: Tensor,
+    drawn: Tensor,
+    sizes: Sizes,
+    max_pages: int,
+    page_tokens: int,
+    rope_parts: int = 0,
 ) -> StepInputs:
     """Do as `prepare_inputs`, in plain torch."""
     num_tokens, num_sequences, num_rows = packed[:3].tolist()
     by_sequence = (num_sequences + 1, num_sequences + 1, num_sequences, num_sequences)
-    counts = (num_tokens, *by_sequence, num_rows)
+    counts = (num_tokens, num_tokens * rope_parts, *by_sequence, num_rows)
     columns = packed[3 : 3 + sum(counts)].split_with_sizes(counts)
-    ids, starts, page_starts, first_positions, slots, rows = columns
+    ids, parts, starts, page_starts, first_positions, slots, rows = columns
     pages = packed[3 + sum(counts) :]
     relayed = drawn[(-1 - ids).clamp(min=0).long()]
     inputs = StepInputs(
         token_ids=torch.zeros(sizes.num_tokens).to(packed),
         positions=torch.full((sizes.num_tokens,), -1).to(packed),
+        rope_positions=torch.zeros(sizes.num_tokens, rope_parts).to(packed),
         kv_rows=torch.full((sizes.num_tokens,), -1, device=packed.device),
         query_starts=torch.full((sizes.num_sequences + 2,), num_tokens).to(packed),
         num_keys=torch.zeros(sizes.num_sequences + 1).to(packed),
@@ -211,6 +244,7 @@ def reference(
         logit_rows=torch.zeros(sizes.num_rows).to(packed),
         adapters=torch.full((sizes.num_tokens,), -1).to(packed),
     )
+    inputs.rope_positions[:num_tokens] = parts.view(num_tokens, rope_parts)
     inputs.token_ids[:num_tokens] = torch.where(ids < 0, relayed, ids)
     inputs.query_starts[:num_sequences] = starts[:-1]
     inputs.query_starts[-1] = sizes.num_tokens

@@ -6,7 +6,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[4]
-KERNELS = {"attention", "norm", "squares", "rope_store", "linear", "gated_linear", "gate"}
+KERNELS = {
+    "attention",
+    "schedule",
+    "norm",
+    "squares",
+    "rope_store",
+    "linear",
+    "gated_linear",
+    "gate",
+}
 KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "draw", "report"}
 KERNELS |= {"fp8", "round", "int4", "decode"}
 KERNELS |= {"router", "sort", "expert", "sum"}

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from random_decoders import NUM_PAGES, SPEC, batch, random_weights
+from random_decoders import NUM_PAGES, SPEC, SPECS, batch, random_weights, with_images
 from recorded_graphs import NotCapturable, RecordedGraph, RecordedGraphs, device_tensors
 from torch import Tensor
 
@@ -85,6 +85,23 @@ def test_a_graph_is_the_step_bit_for_bit(device: torch.device) -> None:
         np.testing.assert_array_equal(graphs.forward(step), eager.forward(step), name)
         # Neither has padding: all other pages are as they were, page 0 among them.
         assert torch.equal(graphs.kv, eager.kv), name
+
+
+def test_tokens_after_an_image_have_graphs(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Their positions have three parts. Rows of images themselves come in without a graph."""
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "hidden_size": 32, "intermediate_size": 40}
+    spec = dataclasses.replace(SPECS["mrope"], **sizes, layers=(LayerSpec(),))
+    executor = make(spec, device)
+    capture(executor, [(2, 2, 2)])
+    step = with_images(batch([(0, 4, 5), (1, 2, 3)]), spec, whole=False)
+    step = dataclasses.replace(step, embed_rows=None, embeds=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "compute", None)  # what a step without a graph would call
+        in_graph = executor.forward(step)
+    executor.buckets = Buckets(())
+    np.testing.assert_array_equal(executor.forward(step), in_graph)
 
 
 def test_the_token_that_was_drawn_comes_in_on_the_device(device: torch.device) -> None:

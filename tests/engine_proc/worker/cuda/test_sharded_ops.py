@@ -42,6 +42,13 @@ SIZES: dict[str, Any] = {
     "num_heads": 3,
     "head_dim": 16,
 }
+MIXTURE = with_mixture(
+    num_experts=3,
+    experts_per_token=2,
+    intermediate_size=16,
+    shared_intermediate_size=48,
+    shared_gate=True,
+)
 DECODERS = {
     # Two heads and one, of one KV head that both have; norms over all of them.
     "olmo": dataclasses.replace(SPECS["olmo"], num_kv_heads=1, layers=(LayerSpec(),), **SIZES),
@@ -54,21 +61,10 @@ DECODERS = {
         mlp_bias=True,
         attention_sinks=True,
     ),
-    "latents": with_latents(  # two heads and one, whose latents both have
-        dataclasses.replace(
-            SPEC, **{**SIZES, "num_kv_heads": 1, "head_dim": 32}, layers=(LayerSpec(),)
-        ),
+    # Two heads and one, whose latents both have; experts beside them.
+    "latents, mixture": with_latents(
+        dataclasses.replace(MIXTURE, layers=MIXTURE.layers[:1], **SIZES),
         LatentAttentionSpec(query_rank=24, rank=16, nope_dim=12, rope_dim=16, value_dim=16),
-    ),
-    "mixture": dataclasses.replace(
-        with_mixture(
-            num_experts=3,
-            experts_per_token=2,
-            intermediate_size=16,
-            shared_intermediate_size=48,
-            shared_gate=True,
-        ),
-        **{**SIZES, "num_kv_heads": 1},
     ),
 }
 

@@ -22,7 +22,7 @@ SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * K
 STACK_BYTES = {"attention_kernel": 48, "heads of 256": 144, "draw_kernel": 560}
 STACK_BYTES |= {"expert_kernel": 40, "latent_attention_kernel": 640}
 DEADLINE_S = 300
-SOME = "attention_kernel.*IS_SPLIT=True|rope_store|norm_kernel.*NUM=4096|inputs"
+SOME = "attention_kernel|schedule_kernel|rope_store|norm_kernel.*NUM=4096|inputs"
 
 
 def table() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.step_inputs import (
+    ROPE_PARTS,
     StepInputs,
     pack,
     packed_size,
@@ -36,11 +37,13 @@ def step() -> Batch:
     )
 
 
-def inputs(batch: Batch, padding: Sizes, device: torch.device) -> tuple[StepInputs, StepInputs]:
+def inputs(
+    batch: Batch, padding: Sizes, device: torch.device, rope_parts: int = 0
+) -> tuple[StepInputs, StepInputs]:
     """Prepare a step, and what it should be."""
-    numbers = np.full(400, 77, np.int32)
-    own, end = pack(batch, PAGE_TOKENS, numbers)
-    assert end <= packed_size(own, MAX_PAGES)
+    numbers = np.full(800, 77, np.int32)
+    own, end = pack(batch, PAGE_TOKENS, numbers, rope_parts)
+    assert end <= packed_size(own, MAX_PAGES, rope_parts)
     sizes = Sizes(
         own.num_tokens + padding.num_tokens,
         own.num_sequences + padding.num_sequences,
@@ -48,7 +51,7 @@ def inputs(batch: Batch, padding: Sizes, device: torch.device) -> tuple[StepInpu
     )
     packed = torch.from_numpy(numbers).to(device)
     drawn = torch.tensor([50, 51, 52], dtype=torch.int32, device=device)
-    args = (packed, drawn, sizes, MAX_PAGES, PAGE_TOKENS)
+    args = (packed, drawn, sizes, MAX_PAGES, PAGE_TOKENS, rope_parts)
     return prepare_inputs(*args), reference(*args)
 
 
@@ -71,6 +74,18 @@ def test_prompts_tokens_and_padding(device: torch.device) -> None:
     assert got.query_starts.tolist() == [0, 1, 131, 134, 134, 134, 274]
     assert got.num_keys.tolist() == [101, 130, 10, 0, 0, 0]
     assert got.logit_rows.tolist() == [0, 130, 132, 133, 0, 0, 0]
+
+
+def test_positions_may_have_three_parts(device: torch.device) -> None:
+    parts = np.arange(3 * 134, dtype=np.int32).reshape(-1, 3)
+    for own in (parts, None):
+        batch = dataclasses.replace(step(), rope_positions=own)
+        got, expected = inputs(batch, Sizes(2, 1, 0), device, ROPE_PARTS)
+        assert torch.equal(got.rope_positions, expected.rope_positions)
+        told = np.repeat(batch.positions, 3).reshape(-1, 3) if own is None else own
+        assert got.rope_positions.tolist() == [*told.tolist(), [0, 0, 0], [0, 0, 0]]
+        assert got.token_ids[:2].tolist() == [52, 1]
+        assert got.logit_rows.tolist() == [0, 130, 132, 133]
 
 
 def test_pages_are_sent_as_far_as_there_are_keys() -> None:
