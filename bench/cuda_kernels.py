@@ -2,9 +2,10 @@
 
 Method: matrices of a model's layer, random, bf16, with 1 to 4,096 rows: our product, and torch's,
         which is cuBLASLt's. Then attention of 64 tokens with 4,096 keys each, and of a prompt of
-        4,096: ours, and FlashInfer's if it is installed. The prompt is attended to by torch, too,
-        which has FlashAttention. A round is a CUDA graph of some calls, in turns; its figure is
-        for one call. Calls go through copies of a matrix that no cache holds together.
+        4,096: ours, and FlashInfer's if it is installed. The prompt is attended to in wide tiles
+        and in others, and by torch, which has FlashAttention. Then one of 64 tokens has most of the
+        keys. A round is a CUDA graph of some calls, in turns; its figure is for one call. Calls go
+        through copies of a matrix that no cache holds together.
 Run:    python bench/cuda_kernels.py --rounds 20
 """
 
@@ -25,8 +26,9 @@ from headrace.engine_proc.worker.cuda.attention.paged_attention import (
     TILING,
     attend,
     scheduler_of,
+    tiling_of,
 )
-from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches, Tiling
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
@@ -55,6 +57,7 @@ WARM_UPS = 3
 MIXTURE = MixtureSpec(num_experts=16, experts_per_token=4, intermediate_size=768)
 MANY_BYTES = 1 << 28  # several times a cache of 50 MB
 OURS, CUBLASLT, FLASHINFER, FLASH = "headrace", "cuBLASLt", "FlashInfer", "FlashAttention"
+NARROW = "tiles of 64 rows"
 Call = Callable[[], object]
 
 
@@ -185,11 +188,16 @@ def attention(
     counts = torch.full((num_sequences,), keys_of_others or num_keys, **int32)
     counts[0] = num_keys
     stretches, scale = Stretches(starts, counts, table), spec.attention_scale
-    sizes = len(q), num_keys, q.device
-    schedule = scheduler_of(TILING, heads, kv_heads, dim, *sizes).schedule(stretches, len(q))
-    calls: dict[str, Call] = {
-        OURS: lambda: attend(q, keys, values, stretches, scale=scale, schedule=schedule)
-    }
+
+    def ours(tiling: Tiling) -> Call:
+        sizes = len(q), num_keys, q.device
+        schedule = scheduler_of(tiling, heads, kv_heads, dim, *sizes).schedule(stretches, len(q))
+        tiled: dict[str, Any] = {"scale": scale, "tiling": tiling, "schedule": schedule}
+        return lambda: attend(q, keys, values, stretches, **tiled)
+
+    calls: dict[str, Call] = {OURS: ours(tiling_of(dim, q.dtype, q.device))}
+    if num_queries > 1:
+        calls[NARROW] = ours(TILING)
     if keys_of_others is not None:
         return calls
     if importlib.util.find_spec("flashinfer") is not None:

@@ -11,14 +11,24 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from gpu_models import GROUPS, MODELS, format_of
-from kernel_compiler import CompiledLaunches, Variant, compile_variant, usage_of, usages
+from kernel_compiler import (
+    CompiledLaunches,
+    Variant,
+    compile_variant,
+    has_rows_of_one_warp,
+    stack_accesses,
+    usage_of,
+    usages,
+)
 from triton.runtime.jit import JITFunction
 
 from headrace.engine_proc.worker.cuda import cuda_executor
+from headrace.engine_proc.worker.cuda.attention import paged_attention
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.kernels import linear
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
@@ -47,6 +57,7 @@ Table = dict[str, dict[str, list[int]]]  # by variant, then by architecture
 META = torch.device("meta")
 STEPS = (Sizes(4, 4, 4), Sizes(256, 256, 256), Sizes(2048, 8, 8))  # in each kind of tile
 PAGE_TOKENS = 32
+WITH_WIDE_TILES = re.compile(" BLOCK_DIM=(16|32|64|128) ")
 
 
 def experts_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> ExpertWeights:
@@ -132,12 +143,22 @@ def of_triton(architectures: list[int], models: str, pattern: str) -> Table:
     table: Table = {}
     for arch in architectures:
         linear.has_tma = lambda device, arch=arch: arch >= 10 * TMA_CAPABILITY[0]
+        paged_attention.is_hopper = lambda device, arch=arch: arch // 10 == TMA_CAPABILITY[0]
         chosen = [variant for variant in variants(models) if re.search(pattern, variant.name)]
         for done, variant in enumerate(chosen):
             print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
-            usage = list(usage_of(compile_variant(variant, arch)))
-            table.setdefault(variant.name, {})[str(arch)] = usage
+            compiled = compile_variant(variant, arch)
+            if "attention_kernel" in variant.name and arch // 10 == TMA_CAPABILITY[0]:
+                check_attention(variant.name, compiled)
+            table.setdefault(variant.name, {})[str(arch)] = list(usage_of(compiled))
     return table
+
+
+def check_attention(name: str, compiled: Any) -> None:
+    """Check what attention on a Hopper relies on."""
+    assert stack_accesses(compiled.asm["cubin"]) == 0, f"{name}: loops over keys use the stack"
+    if WITH_WIDE_TILES.search(name) and not name.startswith("latent"):
+        assert has_rows_of_one_warp(compiled), f"{name}: tiles of other rows have other bits"
 
 
 def of_nvrtc(architectures: list[int]) -> Table:

@@ -19,6 +19,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+WARPS = re.compile(r"nvidia_mma<.*warpsPerCTA = \[\d+, (\d+)\]")
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
+BRANCH = re.compile(r"(?:@!?U?P\d+ )?BRA\b.* (0x[0-9a-f]+)")
 USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -98,18 +101,43 @@ def compile_variant(variant: Variant, arch: int) -> Any:
     return triton.compile(variant.source, target=target, options=variant.options)
 
 
+def has_rows_of_one_warp(compiled: Any) -> bool:
+    """Whether a warp has all numbers of its rows of products: sums over them have one order."""
+    return set(WARPS.findall(compiled.asm["ttgir"])) == {"1"}
+
+
 def usage_of(compiled: Any) -> Usage:
     """Return what a compiled variant takes."""
     (usage,) = usages(compiled.asm["cubin"]).values()
     return Usage(compiled.metadata.shared, usage.registers, usage.stack)
 
 
+def stack_accesses(cubin: bytes) -> int:
+    """Return how many instructions of innermost loops with products read or write the stack."""
+    lines = [(int(at, 16), text) for at, text in INSTRUCTION.findall(dumped(cubin, "-sass"))]
+    branches = [(match, at) for at, text in lines if (match := BRANCH.match(text))]
+    loops = [range(int(match[1], 16), at) for match, at in branches if int(match[1], 16) < at]
+    num_products, found = 0, 0
+    for loop in loops:
+        body = [text for at, text in lines if at in loop]
+        is_innermost = not any(other != loop and other.start in loop for other in loops)
+        if is_innermost and any("MMA" in text for text in body):
+            num_products += 1
+            found += sum(("LDL" in text) + ("STL" in text) for text in body)
+    assert num_products > 0
+    return found
+
+
 def usages(cubin: bytes) -> dict[str, Usage]:
     """Return what each kernel of a program takes, memory that is sized at launches aside."""
+    found = USAGE.findall(dumped(cubin, "-res-usage"))
+    return {name: Usage(int(shared), int(regs), int(stack)) for name, regs, stack, shared in found}
+
+
+def dumped(cubin: bytes, what: str) -> str:
+    """Return what cuobjdump says of a program."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [CUOBJDUMP, "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = USAGE.findall(text)
-    return {name: Usage(int(shared), int(regs), int(stack)) for name, regs, stack, shared in found}
+        command = [CUOBJDUMP, what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

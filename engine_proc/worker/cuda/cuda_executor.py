@@ -21,9 +21,9 @@ from headrace.engine_proc.worker.cuda.attention.latent_attention import (
 )
 from headrace.engine_proc.worker.cuda.attention.latent_store import latent_store
 from headrace.engine_proc.worker.cuda.attention.paged_attention import (
-    TILING,
     attend,
     scheduler_of,
+    tiling_of,
 )
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Schedule,
@@ -133,7 +133,8 @@ class CudaExecutor:
         self.kv_dtype = kv_dtype or dtype
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
         self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * len(spec.layers)
-        self.tiling = tiling or (TILING if spec.latent is None else LATENT_TILING)
+        of_heads = tiling_of(spec.head_dim, dtype, self.device)
+        self.tiling = tiling or (of_heads if spec.latent is None else LATENT_TILING)
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
         self.loaded = load_weights(

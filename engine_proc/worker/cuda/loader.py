@@ -316,6 +316,8 @@ def count_pages(
         if num_tokens < execution.max_num_batched_tokens:
             with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
                 runner.run(largest_step_of(execution, embeds, num_tokens), masks_of)
+    with fitting("a step of one prompt", SMALLER_STEP):  # which has wider tiles of attention
+        runner.run(largest_step_of(replace(execution, max_num_seqs=1), embeds), masks_of)
     step = largest_step_of(execution, embeds)
     run = partial(runner.run, step, masks_of)
     num_tokens = step.num_tokens

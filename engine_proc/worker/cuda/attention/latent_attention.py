@@ -97,7 +97,7 @@ def attend_latents(
         SPLIT_KEYS=tiling.split_keys,
         GROUP=group,
         PAGE_TOKENS=latents.shape[1],
-        BLOCK_ROWS=tiling.rows,
+        BLOCK_ROWS=schedule.rows,
         BLOCK_KEYS=tiling.keys,
         num_warps=tiling.num_warps or 4,
         num_stages=tiling.num_stages,
@@ -159,14 +159,92 @@ def latent_attention_kernel(
     BLOCK_KEYS: tl.constexpr,
 ) -> None:
     item = items + tl.program_id(0) * ITEM_NUMBERS
+    if tl.load(item + COUNT) == 0:
+        return
+    if tl.load(item + NUM_SHARING) > 1:
+        attend_tile(
+            out,
+            partial,
+            turns,
+            item,
+            q,
+            turned,
+            latents,
+            page_table,
+            table_stride,
+            scale,
+            value_scale,
+            NUM_HEADS,
+            RANK,
+            BLOCK_RANK,
+            ROPE_DIM,
+            BLOCK_ROPE,
+            SPLIT_KEYS,
+            GROUP,
+            PAGE_TOKENS,
+            BLOCK_ROWS,
+            BLOCK_KEYS,
+            True,
+        )
+    else:
+        attend_tile(
+            out,
+            partial,
+            turns,
+            item,
+            q,
+            turned,
+            latents,
+            page_table,
+            table_stride,
+            scale,
+            value_scale,
+            NUM_HEADS,
+            RANK,
+            BLOCK_RANK,
+            ROPE_DIM,
+            BLOCK_ROPE,
+            SPLIT_KEYS,
+            GROUP,
+            PAGE_TOKENS,
+            BLOCK_ROWS,
+            BLOCK_KEYS,
+            False,
+        )
+
+
+@triton.jit
+def attend_tile(
+    out: tl.tensor,
+    partial: tl.tensor,
+    turns: tl.tensor,
+    item: tl.tensor,
+    q: tl.tensor,
+    turned: tl.tensor,
+    latents: tl.tensor,
+    page_table: tl.tensor,
+    table_stride: tl.tensor,
+    scale: tl.tensor,
+    value_scale: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+) -> None:
+    """Attend with an item's tile. Registers have no room for a merge beside stored splits."""
     sequence, count, share = tl.load(item + SEQUENCE), tl.load(item + COUNT), tl.load(item + SHARE)
     first_token, first_position = tl.load(item + TOKEN), tl.load(item + POSITION)
-    end = first_position + count
+    num_sharing = tl.load(item + NUM_SHARING)
     first_split, last_split, num_sharing = splits_of(
-        0, end, tl.load(item + NUM_SHARING), SPLIT_KEYS
+        0, first_position + count, num_sharing, SPLIT_KEYS
     )
-    if (count == 0) | (share >= num_sharing):
-        return
     row, dim, rope = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
     query, head = row // GROUP, tl.program_id(1) * GROUP + row % GROUP
     is_row = (query < count) & (head < NUM_HEADS)
@@ -187,30 +265,29 @@ def latent_attention_kernel(
             page_table + sequence.to(tl.int64) * table_stride,
             first_position + query,
             split * SPLIT_KEYS,
-            tl.minimum((split + 1) * SPLIT_KEYS, end),
+            tl.minimum((split + 1) * SPLIT_KEYS, first_position + count),
             scale,
             RANK,
             ROPE_DIM,
             PAGE_TOKENS,
             BLOCK_KEYS,
         )
-        if num_sharing > 1:
+        if IS_SHARED:
             store_split(partial, split, is_row, dim, RANK, more_maxima, more_sums, more_mixed)
         else:
             maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
-    is_last, num_left = num_sharing == 1, 0
-    if num_sharing > 1:
-        turn = tl.load(item + TURN) * tl.num_programs(1) + tl.program_id(1)
-        is_last = comes_last(turns, turn, num_sharing)
-        num_left = last_split - first_split + 1
-    if not is_last:
-        return
-    for split in range(first_split, first_split + num_left):
-        more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, RANK)
-        maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
-    attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
-    to = out + place[:, None] * RANK + dim[None, :]
-    tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)
+    is_last = share < num_sharing
+    if IS_SHARED:
+        if is_last:
+            turn = tl.load(item + TURN) * tl.num_programs(1) + tl.program_id(1)
+            is_last = comes_last(turns, turn, num_sharing)
+        for split in range(first_split, tl.where(is_last, last_split + 1, first_split)):
+            more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, RANK)
+            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
+    if is_last:
+        attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
+        to = out + place[:, None] * RANK + dim[None, :]
+        tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)
 
 
 @triton.jit

@@ -6,6 +6,8 @@ may take all of them, or several share a tile, and the last one done merges (`ti
 what a token gets has the same bits whatever its batch mates, its chunk and the launch.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -28,6 +30,7 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Tiling,
     splits_of,
 )
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import is_hopper
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded, tanh
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
@@ -35,6 +38,7 @@ from headrace.engine_proc.worker.reference.torch_attention import attend as atte
 
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 TILING = Tiling()
+WIDE_ROWS = 128
 
 
 def attend(
@@ -78,6 +82,7 @@ def attend(
             tiling, num_heads, num_kv_heads, head_dim, num_tokens, max_keys, q.device
         )
         schedule = scheduler.schedule(stretches, num_tokens, window)
+    num_warps = tiling.num_warps or (8 if head_dim > 128 and q.element_size() == 2 else 4)
     attention_kernel[(len(schedule.items), num_kv_heads)](
         out,
         schedule.partial,
@@ -99,14 +104,24 @@ def attend(
         HAS_SINKS=sinks is not None,
         GROUP=group,
         PAGE_TOKENS=page_tokens,
-        BLOCK_ROWS=tiling.num_rows(group),
+        BLOCK_ROWS=schedule.rows,
         BLOCK_KEYS=tiling.keys,
         SOFTCAP=softcap or 0.0,
-        num_warps=tiling.num_warps or (8 if head_dim > 128 and q.element_size() == 2 else 4),
+        num_warps=num_warps * schedule.rows // tiling.num_rows(group),
         num_stages=tiling.num_stages,
         enable_fp_fusion=False,
     )
     return out
+
+
+def tiling_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiling:
+    """Return how a decoder's attention is tiled.
+
+    A Hopper's tensor cores take 64 rows at once, and four warps have all numbers of a row. So tiles
+    of 128 rows and eight warps have the same bits there, and read keys and values half as often.
+    """
+    is_wide = is_hopper(device) and dtype.itemsize == 2 and head_dim <= 128
+    return replace(TILING, wide_rows=WIDE_ROWS) if is_wide else TILING
 
 
 def scheduler_of(
@@ -162,9 +177,8 @@ def attention_kernel(
     first_token, first_position = tl.load(item + TOKEN), tl.load(item + POSITION)
     begin = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
     end = first_position + count
-    first_split, last_split, num_sharing = splits_of(
-        begin, end, tl.load(item + NUM_SHARING), SPLIT_KEYS
-    )
+    sharing = tl.load(item + NUM_SHARING)
+    first_split, last_split, num_sharing = splits_of(begin, end, sharing, SPLIT_KEYS)
     if (count == 0) | (share >= num_sharing):
         return
     row, dim = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)

@@ -3,7 +3,7 @@
 A tile is some consecutive tokens of one sequence; its keys come in splits. A program takes all
 splits of its tile in order. Of a sequence with more splits than a quota several programs share each
 tile: each takes every n-th split and leaves what it has seen, and the last one done merges. The
-quota follows from the lengths of all sequences in the step, so that a long one among short ones is
+quota follows from the lengths of all sequences in the step. So a long one among short ones is
 shared, and one among others of its length is not. What a token gets has the same bits either way.
 """
 
@@ -44,14 +44,19 @@ class Tiling:
     max_partial_bytes: int = 128 << 20  # if what these leave to be merged is no more than this
     num_warps: int | None = None  # default: by the size of a head
     num_stages: int = 2  # a third is for page numbers, and costs more than it hides
+    wide_rows: int | None = None  # of a tile of prompts that fill a GPU so, too
 
     def num_rows(self, group: int) -> int:
         """Return the rows of a tile, where so many query heads share a KV head."""
         return max(self.rows, 1 << (group - 1).bit_length())
 
-    def tile_tokens(self, group: int) -> int:
-        """Return the tokens of a tile."""
-        return self.num_rows(group) // group
+    def rows_for(self, group: int, num_groups: int, num_tokens: int, num_sequences: int) -> int:
+        """Return the rows of a step's tiles: the wide ones where prompts have enough of them."""
+        rows, wide_tokens = self.num_rows(group), (self.wide_rows or 0) // group
+        if self.wide_rows is None or self.wide_rows <= rows:
+            return rows
+        is_enough = num_tokens // wide_tokens * num_groups >= self.enough_programs
+        return self.wide_rows if is_enough and num_tokens >= wide_tokens * num_sequences else rows
 
     def num_splits(self, max_keys: int) -> int:
         """Return the number of splits for sequences of at most `max_keys` keys."""
@@ -78,6 +83,7 @@ class Schedule:
     """
 
     items: Tensor  # [programs of each group of heads, ITEM_NUMBERS], int32
+    rows: int  # of a tile
     partial: Tensor  # [splits of a token, heads, head_dim + TAIL], fp32
     turns: Tensor  # of `new_turns`
 
@@ -102,8 +108,7 @@ class TileScheduler:
         max_keys: int,
         device: torch.device,
     ) -> None:
-        self._tiling = tiling
-        self._tile_tokens = tiling.tile_tokens(group)
+        self._tiling, self._group, self._num_groups = tiling, group, num_groups
         most = num_tokens * tiling.num_splits(max_keys)
         num_extra = tiling.enough_programs // num_groups if most > num_tokens else 0
         self._num_extra = max(1, num_extra)  # a single one shares nothing: its quota is all splits
@@ -117,7 +122,9 @@ class TileScheduler:
     ) -> Schedule:
         """Schedule a step of so many tokens, for layers with a window or none."""
         num_sequences = len(stretches.num_keys)
-        num_items = num_tokens // self._tile_tokens + num_sequences + self._num_extra
+        rows = self._tiling.rows_for(self._group, self._num_groups, num_tokens, num_sequences)
+        tile_tokens = rows // self._group
+        num_items = num_tokens // tile_tokens + num_sequences + self._num_extra
         items = stretches.num_keys.new_empty(num_items, int(ITEM_NUMBERS))
         schedule_kernel[(num_sequences,)](
             items,
@@ -127,13 +134,13 @@ class TileScheduler:
             num_items,
             self._num_extra,
             len(self._partial),
-            TILE_TOKENS=self._tile_tokens,
+            TILE_TOKENS=tile_tokens,
             SPLIT_KEYS=self._tiling.split_keys,
             WINDOW=window or 0,
             BLOCK=BLOCK,
             enable_fp_fusion=False,
         )
-        return Schedule(items, self._partial, self._turns)
+        return Schedule(items, rows, self._partial, self._turns)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_items", "num_extra", "capacity"])

@@ -30,3 +30,9 @@ def has_fp8(device: torch.device) -> bool:
 def has_tma(device: torch.device) -> bool:
     """Whether a GPU has a tensor memory accelerator; the interpreter of kernels has."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= TMA_CAPABILITY
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a GPU is a Hopper: H100, H200."""
+    major = TMA_CAPABILITY[0]
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == major

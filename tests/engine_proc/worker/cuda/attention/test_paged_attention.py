@@ -1,5 +1,6 @@
 """Attention is right for any mix of prompts and tokens, and no batch mate changes a bit."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,31 @@ def test_programs_take_turns_with_splits(device: torch.device) -> None:
     serial, shared, parallel = (case.attend(parts, tiling) for tiling in tilings)
     torch.testing.assert_close(shared, serial, atol=0, rtol=0)
     torch.testing.assert_close(parallel, serial, atol=0, rtol=0)
+
+
+def test_wide_tiles_have_the_same_bits(device: torch.device) -> None:
+    """On a GPU they have the sizes that a Hopper's have: others may have other bits."""
+    narrow, prompts = replace(SMALL, enough_programs=4), [(3, 20, 17), (0, 0, 18)]
+    if device.type == "cuda":
+        narrow, prompts = Tiling(enough_programs=1), [(3, 0, 64)]
+    wide = replace(narrow, wide_rows=2 * narrow.rows)
+    num_tokens = sum(count for _, _, count in prompts)
+    assert wide.rows_for(2, 2, num_tokens, len(prompts)) == wide.wide_rows
+    case = Case(device, dtype=torch.bfloat16, head_dim=64)
+    expected = case.attend(prompts, narrow)
+    torch.testing.assert_close(case.attend(prompts, wide), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_sequences", "rows"),
+    [(2048, 1, 128), (2048, 64, 128), (2048, 65, 64), (1024, 1, 64), (64, 1, 64)],
+)
+def test_prompts_that_fill_a_gpu_have_wide_tiles(
+    num_tokens: int, num_sequences: int, rows: int
+) -> None:
+    tiling = Tiling(wide_rows=128, enough_programs=264)
+    assert tiling.rows_for(4, 8, num_tokens, num_sequences) == rows
+    assert replace(tiling, wide_rows=None).rows_for(4, 8, num_tokens, num_sequences) == 64
 
 
 @pytest.mark.parametrize(("group", "num_rows"), [(1, 64), (7, 64), (64, 64), (71, 128)])
