@@ -253,7 +253,7 @@ class CudaExecutor:
         spec = self.spec
         step = self.step_of(sizes, images, prompts)
         own = self.matrices["head"].apply(self.hidden(step))
-        logits = self.buffers.logits_of(sizes.num_rows).copy_(self.shard_group.all_logits(own))
+        logits = self.shard_group.all_logits(own, self.buffers.logits_of(sizes.num_rows))
         if spec.logit_multiplier != 1:
             logits *= spec.logit_multiplier
         if spec.logit_softcap is not None:

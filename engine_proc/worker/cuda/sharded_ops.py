@@ -56,23 +56,27 @@ class ShardedOps:
         x = F.embedding(row.masked_fill(is_foreign, 0), weight)
         return self.sum(x.masked_fill(is_foreign[:, None], 0))
 
-    def all_logits(self, own: Tensor) -> Tensor:
-        """Return the logits of all tokens.
+    def all_logits(self, own: Tensor, out: Tensor) -> Tensor:
+        """Write the logits of all tokens, [rows, vocab_size]; return them.
 
         Args:
             own: of our own tokens, [rows, tokens].
         """
         if self.peers is None:
-            return own
+            return out.copy_(own)
         if len(own) == 0:
-            return own.new_empty(0, self.num_tokens)
+            return out
         counts = [len(shard.tokens) for shard in self.peers.shards]
         width = -(-max(counts) // PADDED_TOKENS) * PADDED_TOKENS
-        padded = F.pad(own, (0, width - own.shape[1]))
-        gathered = padded.new_empty(len(counts), *padded.shape)
-        self.peers.group.all_gather(padded, gathered)
+        if own.shape[1] < width:
+            own = F.pad(own, (0, width - own.shape[1]))
+        gathered = own.new_empty(len(counts), *own.shape)
+        self.peers.group.all_gather(own, gathered)
+        if min(counts) == width:
+            out.view(len(own), len(counts), width).copy_(gathered.transpose(0, 1))
+            return out
         parts = zip(gathered, counts, strict=True)
-        return torch.cat([part[:, :count] for part, count in parts], 1)
+        return out.copy_(torch.cat([part[:, :count] for part, count in parts], 1))
 
     def norm_heads(
         self, q: Tensor, k: Tensor, weights: tuple[Tensor, Tensor], scaling: Scaling, eps: float

@@ -54,7 +54,7 @@ DECODERS = {
     "olmo": dataclasses.replace(SPECS["olmo"], num_kv_heads=1, layers=(LayerSpec(),), **SIZES),
     "biases": dataclasses.replace(
         SPEC,
-        **{**SIZES, "num_kv_heads": 3},
+        **{**SIZES, "num_kv_heads": 3, "vocab_size": 112},  # as many for each
         layers=(LayerSpec(),),
         qkv_bias=True,
         output_bias=True,
