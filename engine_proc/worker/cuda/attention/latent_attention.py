@@ -34,7 +34,7 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Tiling,
     splits_of,
 )
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, next_power_of_2, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.engine_proc.worker.reference.torch_attention import attend as attend_densely
@@ -91,9 +91,9 @@ def attend_latents(
         kv_scale,
         NUM_HEADS=num_heads,
         RANK=rank,
-        BLOCK_RANK=max(16, triton.next_power_of_2(rank)),
+        BLOCK_RANK=max(16, next_power_of_2(rank)),
         ROPE_DIM=rope_dim,
-        BLOCK_ROPE=max(16, triton.next_power_of_2(rope_dim)),
+        BLOCK_ROPE=max(16, next_power_of_2(rope_dim)),
         SPLIT_KEYS=tiling.split_keys,
         GROUP=group,
         PAGE_TOKENS=latents.shape[1],
@@ -109,7 +109,7 @@ def attend_latents(
 def groups_of(num_heads: int, tiling: Tiling) -> tuple[int, int]:
     """Return the heads that a tile has of a token, and how many tiles have all of them."""
     group = min(num_heads, tiling.rows)
-    return group, triton.cdiv(num_heads, group)
+    return group, cdiv(num_heads, group)
 
 
 def latent_scheduler(

@@ -10,7 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.norm import reference as norm_in_torch
-from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling, moments, rounded, scaled
+from headrace.engine_proc.worker.cuda.kernels.numerics import (
+    Scaling,
+    cdiv,
+    moments,
+    next_power_of_2,
+    rounded,
+    scaled,
+)
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import Rotations
 from headrace.engine_proc.worker.reference.torch_executor import rotate
 
@@ -53,7 +60,7 @@ def latent_store(
     turned = q.new_empty(num_tokens, num_heads, rope_dim)
     if num_tokens == 0:
         return turned
-    latent_store_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads + 1)](
+    latent_store_kernel[(cdiv(num_tokens, BLOCK_TOKENS), num_heads + 1)](
         turned,
         latents,
         q,
@@ -70,9 +77,9 @@ def latent_store(
         NUM_HEADS=num_heads,
         QUERY_DIM=query_dim,
         RANK=rank,
-        BLOCK_RANK=triton.next_power_of_2(rank),
+        BLOCK_RANK=next_power_of_2(rank),
         NUM_PAIRS=rope_dim // 2,
-        BLOCK_PAIRS=triton.next_power_of_2(rope_dim // 2),
+        BLOCK_PAIRS=next_power_of_2(rope_dim // 2),
         IS_ROTATED=rotations is not None,
         IS_INTERLEAVED=rotations is not None and rotations.interleaved,
         num_warps=4,

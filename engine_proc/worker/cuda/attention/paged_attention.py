@@ -31,7 +31,7 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     splits_of,
 )
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import is_hopper
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded, tanh
+from headrace.engine_proc.worker.cuda.kernels.numerics import dot, next_power_of_2, rounded, tanh
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.engine_proc.worker.reference.torch_attention import attend as attend_densely
@@ -98,7 +98,7 @@ def attend(
         kv_scales[1],
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_DIM=max(16, next_power_of_2(head_dim)),
         SPLIT_KEYS=tiling.split_keys,
         WINDOW=window or 0,
         HAS_SINKS=sinks is not None,

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.worker.cuda.kernels.numerics import rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, next_power_of_2, rounded
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
@@ -21,7 +21,7 @@ def rounded_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         codes, [rows, terms], and fp32 scales, [rows, groups]
     """
     num_rows, num_terms = x.shape
-    num_groups = triton.cdiv(num_terms, group_size)
+    num_groups = cdiv(num_terms, group_size)
     assert x.stride(1) == 1
     codes = torch.empty(num_rows, num_terms, device=x.device, dtype=E4M3)
     scales = torch.empty(num_rows, num_groups, device=x.device, dtype=torch.float32)
@@ -33,7 +33,7 @@ def rounded_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
             x.stride(0),
             NUM_TERMS=num_terms,
             GROUP=group_size,
-            BLOCK=min(1024, triton.next_power_of_2(group_size)),
+            BLOCK=min(1024, next_power_of_2(group_size)),
             num_warps=4,
             enable_fp_fusion=False,
         )

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.worker.cuda.kernels.numerics import rounded, tanh
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, rounded, tanh
 from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 BLOCK = 1024
@@ -29,7 +29,7 @@ def act_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     num_rows, num = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, num)
     if num_rows:
-        grid = (num_rows, triton.cdiv(num, BLOCK))
+        grid = (num_rows, cdiv(num, BLOCK))
         gate_kernel[grid](
             out, gate_up, NUM=num, BLOCK=BLOCK, KIND=KINDS.index(activation), enable_fp_fusion=False
         )

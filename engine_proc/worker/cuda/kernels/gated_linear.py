@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.cuda.kernels.linear import (
     tile_of,
 )
 from headrace.engine_proc.worker.cuda.kernels.linear import reference as linear_in_torch
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded
 from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 
@@ -49,7 +49,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
     tile = tile_of(num_rows, 1, x.dtype)
     num_columns = tile.columns // 2  # of the gate, and as many of the other
     has_tma = tile.has_tma and can_use_tma(x, weight)
-    gated_linear_kernel[(triton.cdiv(num, num_columns) * triton.cdiv(num_rows, tile.rows),)](
+    gated_linear_kernel[(cdiv(num, num_columns) * cdiv(num_rows, tile.rows),)](
         out,
         descriptor(x, tile.rows) if has_tma else x,
         descriptor(weight, num_columns) if has_tma else weight,

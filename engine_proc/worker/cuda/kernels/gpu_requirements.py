@@ -1,5 +1,7 @@
 """The GPUs that torch finds."""
 
+from functools import cache
+
 import torch
 
 MIN_CAPABILITY = (8, 0)  # of Triton's bf16 products
@@ -27,6 +29,7 @@ def has_fp8(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
+@cache  # each launch asks
 def has_tma(device: torch.device) -> bool:
     """Whether a GPU has a tensor memory accelerator; the interpreter of kernels has."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= TMA_CAPABILITY

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv
+
 BLOCK = 1024
 WORD_TOKENS = tl.constexpr(32)
 
@@ -25,7 +27,7 @@ def apply_mask(logits: Tensor, masked_rows: Tensor, masks: Tensor) -> None:
     assert logits.stride(1) == 1
     vocab_size = logits.shape[1]
     if num_masks:
-        mask_kernel[(num_masks, triton.cdiv(vocab_size, BLOCK))](
+        mask_kernel[(num_masks, cdiv(vocab_size, BLOCK))](
             logits,
             masked_rows,
             masks,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.kernels.numerics import next_power_of_2
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     FEW,
     MINUS_INFINITY,
@@ -55,7 +56,7 @@ def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
     )
     tokens = logits.new_empty(num_rows, dtype=torch.int32) if out is None else out
     if num_rows:
-        block = min(BLOCK, triton.next_power_of_2(vocab_size))
+        block = min(BLOCK, next_power_of_2(vocab_size))
         draw_kernel[(num_rows,)](
             tokens,
             logits,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma
-from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, cdiv, dot, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 
 BLOCK = 64  # terms that are multiplied at once: the same for all tiles, or bits would differ
@@ -92,9 +92,9 @@ def linear(
     if num_rows == 0:
         return out
     num_part = part_terms(num_columns, num_terms)
-    num_parts = triton.cdiv(num_terms, num_part)
+    num_parts = cdiv(num_terms, num_part)
     tile = tile_of(num_rows, num_parts, x.dtype)
-    num_tiles = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_rows, tile.rows)
+    num_tiles = cdiv(num_columns, tile.columns) * cdiv(num_rows, tile.rows)
     num_sharing = num_parts if turns is not None and num_tiles < ENOUGH_PROGRAMS else 1
     num_sums = num_parts * num_rows if num_sharing > 1 else 0
     has_tma = tile.has_tma and can_use_tma(x, weight)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import BLOCK, NUM_WARPS, find_likeliest
+from headrace.engine_proc.worker.cuda.kernels.numerics import next_power_of_2
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     FEW,
     MINUS_INFINITY,
@@ -31,7 +32,7 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     assert most <= int(FEW)
-    block = min(BLOCK, triton.next_power_of_2(vocab_size))
+    block = min(BLOCK, next_power_of_2(vocab_size))
     out = tokens.new_empty(num_rows, HEAD_NUMBERS + 2 * most)
     if num_rows:
         report_kernel[(num_rows,)](

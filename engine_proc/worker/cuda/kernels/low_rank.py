@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, next_power_of_2, rounded
 
 BLOCK = 64  # terms or ranks that are multiplied at once, columns of a tile
 PART_TERMS = 512  # of a sum: programs share a row's terms
@@ -43,7 +43,7 @@ def shrink(x: Tensor, a: Tensor, slots: Tensor) -> Tensor:
     assert a.is_contiguous()
     out = x.new_empty(num_parts(num_terms), num_rows, num_ranks, dtype=torch.float32)
     if num_rows:
-        grid = (triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_ranks, BLOCK), len(out))
+        grid = (cdiv(num_rows, TILE_ROWS), cdiv(num_ranks, BLOCK), len(out))
         shrink_kernel[grid](
             out,
             x,
@@ -84,7 +84,7 @@ def expand(
     assert out.stride(1) == shrunk.stride(2) == 1
     assert b.is_contiguous() and gains.is_contiguous()
     if num_rows:
-        expand_kernel[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_columns, BLOCK))](
+        expand_kernel[(cdiv(num_rows, TILE_ROWS), cdiv(num_columns, BLOCK))](
             out,
             shrunk,
             b,
@@ -101,7 +101,7 @@ def expand(
             HAS_BIAS=bias is not None,
             BLOCK_ROWS=TILE_ROWS,
             BLOCK_COLUMNS=BLOCK,
-            BLOCK_RANKS=min(BLOCK, max(16, triton.next_power_of_2(num_ranks))),
+            BLOCK_RANKS=min(BLOCK, max(16, next_power_of_2(num_ranks))),
             enable_fp_fusion=False,
         )
 

@@ -8,7 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling, moments, rounded, scaled
+from headrace.engine_proc.worker.cuda.kernels.numerics import (
+    Scaling,
+    cdiv,
+    moments,
+    next_power_of_2,
+    rounded,
+    scaled,
+)
 
 BLOCK_NUMBERS = 1024  # of a program, if a row does not have more
 
@@ -65,9 +72,9 @@ def launch(
     assert weight.dtype == torch.float32
     if num_rows == 0:
         return
-    block = triton.next_power_of_2(num)
+    block = next_power_of_2(num)
     block_rows = max(1, BLOCK_NUMBERS // block)
-    norm_kernel[(triton.cdiv(num_rows, block_rows),)](
+    norm_kernel[(cdiv(num_rows, block_rows),)](
         out,
         residual,
         x,
@@ -133,7 +140,7 @@ def square_sums(x: Tensor) -> Tensor:
     assert x.stride(1) == 1
     sums = x.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
-        block = triton.next_power_of_2(num)
+        block = next_power_of_2(num)
         squares_kernel[(num_rows,)](
             sums, x, x.stride(0), NUM=num, BLOCK=block, num_warps=4, enable_fp_fusion=False
         )

@@ -1,4 +1,4 @@
-"""Arithmetic of kernels, on GPUs and in Triton's interpreter: round, multiply, normalize."""
+"""Arithmetic of kernels, on GPUs and in Triton's interpreter, and of their launches."""
 
 from enum import IntEnum
 
@@ -20,6 +20,16 @@ class Scaling(IntEnum):
 
 ONE_PLUS = tl.constexpr(int(Scaling.RMS_ONE_PLUS))
 LAYER = tl.constexpr(int(Scaling.LAYER))
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return a quotient, rounded up. Triton's own takes 2 us on the host, in each launch."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """Return the smallest power of two that is no less than a positive number."""
+    return 1 << (n - 1).bit_length()
 
 
 @triton.jit

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv
+
 BLOCK = 1024
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 
@@ -47,7 +49,7 @@ def penalize(logits: Tensor, penalties: Penalties, history: Tensor) -> None:
         BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
-    penalty_kernel[(num_rows, triton.cdiv(vocab_size, BLOCK))](
+    penalty_kernel[(num_rows, cdiv(vocab_size, BLOCK))](
         logits,
         logits.stride(0),
         counts,

@@ -11,7 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.norm import reference as norm_in_torch
-from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling, moments, rounded, scaled
+from headrace.engine_proc.worker.cuda.kernels.numerics import (
+    Scaling,
+    cdiv,
+    moments,
+    next_power_of_2,
+    rounded,
+    scaled,
+)
 from headrace.engine_proc.worker.reference.torch_executor import rotate
 
 BLOCK_TOKENS = 8
@@ -68,7 +75,7 @@ def rope_store(
     queries = qkv.new_empty(len(qkv), num_heads, head_dim)
     if len(qkv) == 0:
         return queries
-    rope_store_kernel[(triton.cdiv(len(qkv), BLOCK_TOKENS), num_all_heads)](
+    rope_store_kernel[(cdiv(len(qkv), BLOCK_TOKENS), num_all_heads)](
         queries,
         qkv,
         keys,
@@ -85,9 +92,9 @@ def rope_store(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        BLOCK_DIM=next_power_of_2(head_dim),
         NUM_PAIRS=num_pairs,
-        BLOCK_PAIRS=triton.next_power_of_2(max(num_pairs, 1)),
+        BLOCK_PAIRS=next_power_of_2(max(num_pairs, 1)),
         IS_INTERLEAVED=rotations is not None and rotations.interleaved,
         SCALING=int(Scaling.NONE if head_norm is None else head_norm.scaling),
         num_warps=1,

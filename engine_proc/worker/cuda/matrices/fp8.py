@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import (
 )
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import finish
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot
 from headrace.engine_proc.worker.cuda.matrices.upload import pieces, send
 
 BLOCK, BLOCK_TERMS = 64, 128  # rows and columns of a tile, and its terms
@@ -110,7 +110,7 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, matrix: Fp8Matrix) -> Tens
     assert matrix.group_size >= num_terms or matrix.group_size % BLOCK_TERMS == 0
     out = x.new_empty(num_rows, num_columns)
     if num_rows:
-        fp8_kernel[(triton.cdiv(num_columns, BLOCK), triton.cdiv(num_rows, BLOCK))](
+        fp8_kernel[(cdiv(num_columns, BLOCK), cdiv(num_rows, BLOCK))](
             out,
             codes,
             scales,

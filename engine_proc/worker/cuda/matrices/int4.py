@@ -27,7 +27,7 @@ from headrace.engine_proc.worker.cuda.kernels.linear import (
     linear,
     part_terms,
 )
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
 from headrace.engine_proc.worker.cuda.matrices.upload import send
 
@@ -90,8 +90,8 @@ class Int4Matrix:
         if num_rows == 0:
             return out
         num_part = part_terms(num_columns, num_terms)
-        num_parts = triton.cdiv(num_terms, num_part)
-        num_tiles = triton.cdiv(num_columns, BLOCK) * triton.cdiv(num_rows, BLOCK)
+        num_parts = cdiv(num_terms, num_part)
+        num_tiles = cdiv(num_columns, BLOCK) * cdiv(num_rows, BLOCK)
         num_sharing = num_parts if num_tiles < ENOUGH_PROGRAMS else 1
         num_sums = num_parts * num_rows if num_sharing > 1 else 0
         int4_kernel[(num_tiles, num_sharing)](
@@ -121,7 +121,7 @@ class Int4Matrix:
         """Return its numbers, [columns, terms], terms in their order."""
         num_columns, num_terms = len(self.codes), 2 * self.codes.shape[1]
         out = torch.empty(num_columns, num_terms, device=self.codes.device, dtype=dtype)
-        decode_kernel[(triton.cdiv(num_columns, BLOCK), triton.cdiv(num_terms, BLOCK))](
+        decode_kernel[(cdiv(num_columns, BLOCK), cdiv(num_terms, BLOCK))](
             out,
             self.codes,
             self.zeros,

@@ -17,7 +17,7 @@ from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import rounded_rows
 from headrace.engine_proc.worker.cuda.kernels.four_bits import decode_int4, decode_mxfp4
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS
 from headrace.engine_proc.worker.cuda.kernels.linear import BLOCK, GROUP_ROWS
-from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate, join
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import reference as gate_in_torch
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
@@ -103,7 +103,7 @@ def launch(
     if num_pairs == 0:
         return
     x, x_scales = rounded_rows(x, weights.group_size) if is_fp8 else (x, None)
-    expert_kernel[(len(tiles.table) * triton.cdiv(num, num_columns),)](
+    expert_kernel[(len(tiles.table) * cdiv(num, num_columns),)](
         out,
         x,
         x if x_scales is None else x_scales,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.numerics import rounded
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, rounded
 from headrace.engine_proc.worker.cuda.mixtures.router import ExpertChoice
 from headrace.engine_proc.worker.models.specs.decoder_spec import MixtureSpec
 
@@ -29,7 +29,7 @@ def add_experts(
     num_tokens, hidden = len(choice.experts), outputs.shape[1]
     out = outputs.new_empty(num_tokens, hidden)
     if num_tokens:
-        sum_kernel[(num_tokens, triton.cdiv(hidden, BLOCK))](
+        sum_kernel[(num_tokens, cdiv(hidden, BLOCK))](
             out,
             outputs,
             choice.experts,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.linear import FP32, Tile
+from headrace.engine_proc.worker.cuda.kernels.numerics import next_power_of_2
 from headrace.engine_proc.worker.cuda.mixtures.router import ExpertChoice
 from headrace.engine_proc.worker.models.specs.decoder_spec import MixtureSpec
 
@@ -72,7 +73,7 @@ def sort_by_expert(mixture: MixtureSpec, choice: ExpertChoice, dtype: torch.dtyp
             mixture.own_experts.start,
             NUM_EXPERTS=mixture.num_experts,
             ROWS=tile.rows,
-            BLOCK_EXPERTS=triton.next_power_of_2(mixture.num_experts),
+            BLOCK_EXPERTS=next_power_of_2(mixture.num_experts),
             BLOCK_COUNTS=BLOCK_COUNTS,
             BLOCK_PAIRS=BLOCK_PAIRS,
             num_warps=4,

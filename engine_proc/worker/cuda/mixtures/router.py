@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, next_power_of_2
 from headrace.engine_proc.worker.models.specs.decoder_spec import MixtureSpec, RouterScore
 from headrace.engine_proc.worker.reference import torch_mixture
 
@@ -42,7 +43,7 @@ def choose_experts(
     assert mixture.score != RouterScore.SPARSEMIXER
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
-    num_blocks = triton.cdiv(num_tokens, BLOCK_TOKENS)
+    num_blocks = cdiv(num_tokens, BLOCK_TOKENS)
     experts = logits.new_empty(num_tokens, num_chosen, dtype=torch.int32)
     weights = logits.new_empty(num_tokens, num_chosen)
     counts = logits.new_empty(num_blocks, mixture.num_experts, dtype=torch.int32)
@@ -70,9 +71,9 @@ def choose_experts(
             SUM_EPS=mixture.weight_sum_eps,
             SCALE=mixture.weight_scale,
             BLOCK_TOKENS=BLOCK_TOKENS,
-            BLOCK_EXPERTS=triton.next_power_of_2(mixture.num_experts),
-            BLOCK_CHOSEN=triton.next_power_of_2(num_chosen),
-            BLOCK_GROUPS=triton.next_power_of_2(mixture.num_groups),
+            BLOCK_EXPERTS=next_power_of_2(mixture.num_experts),
+            BLOCK_CHOSEN=next_power_of_2(num_chosen),
+            BLOCK_GROUPS=next_power_of_2(mixture.num_groups),
             num_warps=4,
             enable_fp_fusion=False,
         )
