@@ -18,9 +18,10 @@ TABLE = ROOT / "bench" / "results" / "cuda_static.json"
 PINNED = "Triton 3.7.1"  # of torch 2.13 for GPUs
 KIB = 1 << 10
 SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * KIB}
-# Bytes of a thread's stack: what a kernel may lack in registers, at most.
-STACK_BYTES = {"attention_kernel": 48, "heads of 256": 144, "draw_kernel": 560}
-STACK_BYTES |= {"expert_kernel": 40, "latent_attention_kernel": 640}
+# Bytes of a thread's stack: what a kernel may lack in registers, at most. Loops over keys use none:
+# `gpu_static.py` refuses that.
+STACK_BYTES = {"attention_kernel": 328, "heads of 256": 344, "draw_kernel": 560}
+STACK_BYTES |= {"expert_kernel": 40, "latent_attention_kernel": 744}
 DEADLINE_S = 300
 SOME = "attention_kernel|schedule_kernel|rope_store|norm_kernel.*NUM=4096|inputs"
 
@@ -67,4 +68,4 @@ def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
     if compiler not in wanted:
         pytest.skip(f"the table has no {compiler}")
     assert found == {name: {"90": wanted[compiler][name]["90"]} for name in found}
-    assert len(found) == 5
+    assert len(found) == 8
