@@ -258,20 +258,21 @@ class EngineCore:
                 self._dismiss(sequence)
 
     def _resume(self, sequence: Sequence) -> None:
-        """Continue from the tokens of the same sequence, if it is still here under its old id.
+        """Continue from the tokens of the same sequence, if they are still here under an old id.
 
         A sequence with log probabilities starts again, since no process keeps those.
         """
-        before = sequence.request.resumes
-        request = request_of(before)
-        self._intake.drop(request)
-        for compiling in self._grammars.abort(request):
-            self._dismiss(compiling)
-        old = self._scheduler.end(before) or self._resume_cache.take_ended(before)
-        generated = self._resume_cache.take(before) if old is None else old.generated
-        if old is not None:
-            self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
-            sequence.take_after(old)
+        ids = [sequence.request.resumes, *sequence.request.earlier]
+        generated = self._resume_cache.take(ids)
+        for before in reversed(ids):  # the newest has the most tokens
+            self._intake.drop(request_of(before))
+            for compiling in self._grammars.abort(request_of(before)):
+                self._dismiss(compiling)
+            old = self._scheduler.end(before) or self._resume_cache.take_ended(before)
+            if old is not None:
+                self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
+                sequence.take_after(old)
+                generated = old.generated
         sampling = sequence.request.sampling
         generated = generated[
             : sequence.request.max_tokens - 1

@@ -83,6 +83,7 @@ class AdapterRoutes:
             key=http.key,
             salt=source.digest,
             resumes=http.resumes,
+            earlier=http.earlier,
             adapter=source,
         )
 

@@ -286,6 +286,7 @@ class EmbeddingPlanner:
                 key=key_of(http, request.user),
                 embeds=True,
                 resumes=http.resumes and http.resumes + index,
+                earlier=[id + index for id in http.earlier],
             )
             for index, plan in enumerate(plans)
         ]

@@ -388,6 +388,7 @@ class GenerationPlanner:
                     salt=salt_of(request.cache_salt, adapter),
                     grammar=grammar,
                     resumes=http.resumes and http.resumes + index,
+                    earlier=[id + index for id in http.earlier],
                     allowed=allowed,
                     adapter=adapter,
                 )

@@ -281,7 +281,8 @@ class MockEngine:
         match self._intake.judge(request.id, is_full):
             case IntakeDecision.TAKEN:
                 if request.resumes:  # from the beginning: that takes it no time
-                    self._abort(request_of(request.resumes))
+                    for before in (request.resumes, *request.earlier):
+                        self._abort(request_of(before))
                 self._wait_in_line(request, num_prompt)
             case IntakeDecision.REFUSED:
                 self._release(request)

@@ -7,6 +7,7 @@ resumed sequence generates none of these tokens again.
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import GeneratedTokens
@@ -38,9 +39,12 @@ class ResumeCache:
         """Record a sequence that has ended."""
         self._ended[sequence.id] = now, sequence
 
-    def take(self, id: int) -> "array[int]":
-        """Return and remove the tokens of a dead engine's sequence; None if unknown."""
-        return self._generated.pop(id, array("i"))
+    def take(self, ids: Iterable[int]) -> "array[int]":
+        """Return and remove the tokens of a dead engine's sequence: the most under any of its ids.
+
+        There are none if it is unknown.
+        """
+        return max((self._generated.pop(id, array("i")) for id in ids), key=len)
 
     def take_ended(self, id: int) -> Sequence | None:
         """Return a sequence that has ended, once; None where it is not known."""

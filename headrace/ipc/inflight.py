@@ -25,6 +25,7 @@ from headrace.ipc.messages import (
 from headrace.ipc.sockets import Frame
 from headrace.routes import READS
 
+MAX_EARLIER = 16  # ids that are kept: the last ones, and the first, which may have tokens
 MAX_BLAMED = 2  # deaths of a process while this request was at hand
 
 
@@ -97,6 +98,9 @@ class InflightRequest:
     def renew(self, id: int, is_suspect: bool = False, is_response_suspect: bool = False) -> None:
         """Prepare to be sent again under a new id. A suspect stays one."""
         before = self.request
+        has_none = self.has_response or not before.resumes
+        earlier = [] if has_none else [before.resumes, *before.earlier]
+        del earlier[MAX_EARLIER - 1 : -1]
         self.request = msgspec.structs.replace(
             before,
             id=id,
@@ -106,6 +110,7 @@ class InflightRequest:
             is_suspect=is_suspect or before.is_suspect,
             is_response_suspect=is_response_suspect or before.is_response_suspect,
             engine=self.engine,
+            earlier=earlier,
         )
         self.tokenizer, self.has_response = -1, False
         self.held.clear()

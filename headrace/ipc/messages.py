@@ -118,6 +118,8 @@ class HttpRequest(Message, tag="http", frozen=True):
     is_response_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
     request_id: str = ""  # X-Request-Id of the response, for the log
     engine: int = -1  # that had it under its last id, and lives; -1 is that none is known
+    # Ids it had before `resumes`, the newest first: nothing has come back since the last of these.
+    earlier: list[int] = []
 
     @property
     def first_id(self) -> int:
@@ -231,6 +233,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     script: ScriptedTokens | None = None  # only to a mock engine
     request_id: str = ""  # as in `HttpRequest`
     adapter: AdapterSource | None = None  # it waits until workers have it; `salt` depends on it
+    earlier: list[int] = []  # as in `HttpRequest`, of this sequence
 
 
 class Abort(Message, tag="abort", frozen=True):

@@ -149,12 +149,13 @@ def test_an_engine_that_is_killed_while_it_drains(server: OnDemand, expected: An
 
 
 @in_soak
-def test_a_stream_that_is_cut_goes_on_without_a_gap(folders: dict[str, Path]) -> None:
+def test_a_stream_that_is_cut_goes_on_where_it_was(folders: dict[str, Path]) -> None:
     body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "model": "first", "seed": 1}
     paths = [str(folders[name]) for name in NAMES[:2]]
     server = OnDemand(*paths, *FLAGS, *HELD, "--max-loaded-models", "1", "--drain-timeout", "0")
     url = f"{server.url}/v1/completions"
     whole = httpx.post(url, json=body, timeout=TIMEOUT_S).json()["choices"][0]["text"]
+    before = server.metric("generation_tokens_total")
     with httpx.stream("POST", url, json=body | {"stream": True}, timeout=TIMEOUT_S) as response:
         pieces = (
             json.loads(line[6:])["choices"][0]["text"]
@@ -168,6 +169,8 @@ def test_a_stream_that_is_cut_goes_on_without_a_gap(folders: dict[str, Path]) ->
         server.order(lambda client: client.load("second"))
         server.await_status("second", "loaded")
         assert text + "".join(pieces) == whole
+    num_generated = server.metric("generation_tokens_total") - before
+    assert 200 <= num_generated < 200 + NUM_PIECES, "each once, but for those of the last steps"
     assert server.stop() == 0
 
 

@@ -287,6 +287,11 @@ def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     assert [r.id for r in new] == [request_id(0, 9) + i for i in range(2)]
     assert [r.resumes for r in new] == [r.id for r in old]
     assert [r.resumes for r in old] == [0, 0]
+    sent.renew(request_id(0, 12))
+    last = make_planner().plan("completion", sent.request, sent.body).requests
+    assert [(r.resumes, r.earlier) for r in last] == [
+        (before.id, [first.id]) for before, first in zip(new, old, strict=True)
+    ]
     assert [r.sampling.seed for r in new] == [r.sampling.seed for r in old]
     assert [plan_of(r).response_id for r in new] == [plan_of(r).response_id for r in old]
     assert [plan_of(r).num_delivered for r in new] == [None, 4]

@@ -16,15 +16,21 @@ def make_legacy() -> ResumeCache:
 
 def test_each_sequence_has_its_own_once() -> None:
     resume_cache = make_legacy()
-    assert resume_cache.take(6).tolist() == [3]
-    assert resume_cache.take(5).tolist() == [1, 2]
-    assert resume_cache.take(5).tolist() == resume_cache.take(7).tolist() == []
+    assert resume_cache.take([6]).tolist() == [3]
+    assert resume_cache.take([5]).tolist() == [1, 2]
+    assert resume_cache.take([5]).tolist() == resume_cache.take([7]).tolist() == []
+
+
+def test_a_sequence_takes_the_most_tokens_of_its_ids() -> None:
+    resume_cache = make_legacy()
+    assert resume_cache.take([7, 6, 5]).tolist() == [1, 2]
+    assert not resume_cache.take([6]), "they are taken with them"
 
 
 def test_unclaimed_tokens_expire() -> None:
     resume_cache = make_legacy()
     resume_cache.forget_old(100.0 + KEEP_S, are_serving=True)
-    assert resume_cache.take(5).tolist() == [1, 2]
+    assert resume_cache.take([5]).tolist() == [1, 2]
     resume_cache.forget_old(100.5 + KEEP_S, are_serving=True)
     assert resume_cache.take_ended(6) is None
 

@@ -4,10 +4,16 @@ import pytest
 
 from headrace.board.board import Seat
 from headrace.frontend.open_requests import OpenRequest
-from headrace.ipc.inflight import MAX_BLAMED, InflightRequest, InflightRequests, Withdrawal
+from headrace.ipc.inflight import (
+    MAX_BLAMED,
+    MAX_EARLIER,
+    InflightRequest,
+    InflightRequests,
+    Withdrawal,
+)
 from headrace.ipc.messages import ENDED, MORE, Head, HttpRequest, request_id, request_of
 
-FIRST, SECOND, THIRD = (request_id(1, counter) for counter in (5, 6, 7))
+FIRST, SECOND, THIRD, FOURTH, FIFTH = (request_id(1, counter) for counter in range(5, 10))
 
 
 def make_sent(id: int = FIRST, tokenizer: int = 0) -> InflightRequest:
@@ -79,6 +85,28 @@ def test_it_is_the_same_request_under_another_id() -> None:
     sent.renew(SECOND, is_response_suspect=True)
     sent.renew(THIRD)
     assert sent.request.is_response_suspect
+
+
+def test_a_request_names_its_ids_since_its_last_response() -> None:
+    sent = make_sent()
+    for id in (SECOND, THIRD, FOURTH):
+        sent.renew(id)
+    assert (sent.request.resumes, sent.request.earlier) == (THIRD, [SECOND, FIRST])
+    sent.has_response = True
+    sent.renew(FIFTH)
+    assert (sent.request.resumes, sent.request.earlier) == (FOURTH, [])
+    sent.renew(FIRST)
+    assert (sent.request.resumes, sent.request.earlier) == (FIFTH, [FOURTH])
+
+
+def test_a_request_that_comes_to_nothing_keeps_its_first_id() -> None:
+    sent = make_sent()
+    ids = [request_id(1, 6 + again) for again in range(2 * MAX_EARLIER)]
+    for id in ids:
+        sent.renew(id)
+    assert len(sent.request.earlier) == MAX_EARLIER
+    assert [sent.request.resumes, *sent.request.earlier[:-1]] == ids[-2 : -MAX_EARLIER - 2 : -1]
+    assert sent.request.earlier[-1] == FIRST
 
 
 def test_request_blamed_too_often_is_not_resent() -> None:
