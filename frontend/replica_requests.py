@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
-from headrace.board.replicas import count_replicas, num_seats, wish_replicas
+from headrace.board.replicas import adapter_bytes, count_replicas, num_seats, wish_replicas
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 
@@ -114,7 +114,8 @@ class ReplicaRequests:
         counts = [each.wanted + each.leaving for each in found]  # those that leave have theirs yet
         counts[model] = max(counts[model], count)
         num_bytes = sum(
-            count * each.replica_bytes for count, each in zip(counts, self._models, strict=True)
+            count * (each.replica_bytes + adapter_bytes(self._board, place))
+            for place, (count, each) in enumerate(zip(counts, self._models, strict=True))
         )
         limit = self._memory_limit()
         if num_bytes <= limit:

@@ -10,11 +10,12 @@ import msgspec
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import MESSAGES_SENT
-from headrace.board.fields import CommonField, EngineField
+from headrace.board.fields import CommonField
 from headrace.config.process_configs import EngineConfig, RemoteEngine
-from headrace.engine_proc.remote.grants import GRANT_S, SILENCE_S, ClockDifference, Grants
+from headrace.engine_proc.remote.grants import GRANT_S, ClockDifference, Grants
 from headrace.engine_proc.remote.held_requests import HeldRequests
 from headrace.engine_proc.remote.message_checks import (
+    OutputLimits,
     WrongMessage,
     check,
     check_outputs,
@@ -100,7 +101,8 @@ class RemoteSeat:
         backlog = engine_backlog(context.board, context.index)
         self._taken = TakenTokens(self._slot, backlog, time.monotonic())
         self._words = MirroredWords(self._slot)
-        self._sent_at = 0.0  # the last message
+        vocab_size = config.execution.vocab_size
+        self._limits = OutputLimits(context.index, config.num_detokenizers, vocab_size)
         self._held = HeldRequests()
         self.serves = False
 
@@ -129,13 +131,10 @@ class RemoteSeat:
 
     def settle_idle(self) -> None:
         """Correct the count of taken tokens when the engine has had nothing to do for a while."""
-        now = time.monotonic()
-        is_idle = not self._slot[EngineField.IS_BUSY] and now >= self._sent_at + SILENCE_S
-        self._taken.settle_idle(now, is_idle)
+        self._taken.settle_idle(time.monotonic())
 
     def _send(self, frames: list[Frame]) -> None:
-        self._sent_at = time.monotonic()
-        until = self._sent_at + FULL_S
+        until = time.monotonic() + FULL_S
         while not self._link.send(frames):
             self.tend()
             if time.monotonic() > until:
@@ -207,7 +206,7 @@ class RemoteSeat:
                 self._note(message, frames[1:])
             case Outputs():
                 steps = frames[1:]
-                check_outputs(message, steps, len(self._outboxes), self._slot.seat.index)
+                check_outputs(message, steps, self._limits)
                 self._slot.add(MESSAGES_SENT + message.detokenizer, len(steps) // 2)
                 self._outboxes[message.detokenizer].send_frames(steps)
             case CachedPages():

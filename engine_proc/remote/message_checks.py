@@ -1,5 +1,8 @@
 """What messages of another machine may hold. Its key lets it in; its numbers are not trusted."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import msgspec
 
 from headrace.ipc.messages import StepOutput
@@ -42,25 +45,70 @@ def check_status(status: SessionStatus, now: int) -> None:
     check(0 <= status.num_taken < MAX_WORD, f"it has taken {status.num_taken} tokens")
 
 
-def check_outputs(outputs: Outputs, steps: list[Frame], num_detokenizers: int, engine: int) -> None:
+class OutputLimits(NamedTuple):
+    """What the outputs of a remote engine may name."""
+
+    engine: int  # its seat
+    num_detokenizers: int
+    vocab_size: int
+
+
+def check_outputs(outputs: Outputs, steps: list[Frame], limits: OutputLimits) -> None:
     """Check steps before detokenizers get them.
 
     Raises:
-        WrongMessage: they are of another engine, for no detokenizer, or incomplete.
+        WrongMessage: they are of another engine, for no detokenizer, incomplete, or have tokens
+            that the vocabulary does not have.
         msgspec.MsgspecError: they are no steps.
     """
-    index = outputs.detokenizer
-    check(0 <= index < num_detokenizers, f"steps for detokenizer {index} of {num_detokenizers}")
+    index, (engine, count, vocab_size) = outputs.detokenizer, limits
+    check(0 <= index < count, f"steps for detokenizer {index} of {count}")
     check(len(steps) % 2 == 0, f"{len(steps)} frames of steps")
     for encoded, tokens in zip(steps[::2], steps[1::2], strict=True):
         step = step_decoder.decode(encoded)
         check(step.engine == engine, f"a step of engine {step.engine}, not {engine}")
         try:
             num_tokens = sum(count for _, count, _ in step.rows())
+            largest = max(tokens_of(step, tokens), default=0)
         except (ValueError, TypeError) as error:
             raise WrongMessage(f"the columns of a step do not fit: {error}") from None
         num_bytes = memoryview(tokens).nbytes
         check(num_bytes == TOKEN_BYTES * num_tokens, f"{num_bytes} bytes of {num_tokens} tokens")
+        check(largest < vocab_size, f"token {largest} of a vocabulary of {vocab_size}")
+
+
+def tokens_of(step: StepOutput, tokens: Frame) -> Iterator[int]:
+    """Yield all token ids of a step, as u32.
+
+    Raises:
+        ValueError: rows of log probabilities are incomplete.
+        TypeError: the bytes are no ids.
+    """
+    yield from memoryview(tokens).cast("B").cast("I")
+    for prompt in step.prompts.values():
+        yield from memoryview(prompt).cast("I")
+    if not (step.logprobs or step.prompt_logprobs):
+        return
+    num_rows = {id: len(prompt) // TOKEN_BYTES - 1 for id, prompt in step.prompts.items()}
+    for id, rows in step.prompt_logprobs.items():
+        yield from ranked_tokens(rows, num_rows.get(id, 0))
+    num_rows = {id: count for id, count, _ in step.rows()}
+    for id, rows in step.logprobs.items():
+        yield from ranked_tokens(rows, num_rows.get(id, 0))
+
+
+def ranked_tokens(rows: bytes, count: int) -> Iterator[int]:
+    """Yield the tokens in rows of `token_logprobs.py`, as u32.
+
+    Raises:
+        ValueError: they are not so many rows.
+    """
+    num_words, rest = divmod(len(rows), TOKEN_BYTES * max(count, 1))
+    if rest or num_words % 2 or bool(num_words) != bool(count):
+        raise ValueError(f"{len(rows)} bytes of {count} rows of log probabilities")
+    words = memoryview(rows).cast("I")
+    for start in range(0, len(words), max(num_words, 1)):
+        yield from words[start + 2 : start + num_words : 2]
 
 
 def check_pages(pages: CachedPages, frames: list[Frame]) -> None:

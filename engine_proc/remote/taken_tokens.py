@@ -24,12 +24,14 @@ class TakenTokens:
         self._in_session = in_session
         self._slot[EngineField.TAKEN_TOKENS] = self._before + in_session
 
-    def settle_idle(self, now: float, is_idle: bool) -> None:
-        """Correct the counter when nothing has come for a while.
+    def settle_idle(self, now: float) -> None:
+        """Correct the counter when the engine has had nothing to do for a while.
 
-        What a death has taken along counts as taken; what came late does not count twice.
+        What a death has taken along counts as taken; what came late does not count twice. Prompts
+        that are on their way do not count: the backlog settles when no other has been sent since
+        the last look.
         """
-        if not is_idle:
+        if self._slot[EngineField.IS_BUSY]:
             self._idle_since = now
         elif now >= self._idle_since + IDLE_S:
             self._idle_since = now

@@ -36,6 +36,7 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     threads_of_rank,
 )
 from headrace.engine_proc.worker.execution.memory_check import (
+    adapter_bytes,
     check_adapters,
     check_kv_cache,
     check_weights,
@@ -227,7 +228,8 @@ def core_adapters(
 ) -> AdapterLoader:
     """Return what loads adapters into the C++ core."""
     own = AdaptedModel.of(config, model, None if peers is None else peers.shard)
-    return AdapterLoader(CpuAdapters(executor, own, lora_format(config)))
+    max_bytes = adapter_bytes(config, model.spec, model.weights)
+    return AdapterLoader(CpuAdapters(executor, own, lora_format(config)), max_bytes)
 
 
 def drafter_of(decoders: list[HeldDecoder], executors: list[CpuExecutor]) -> Executor | None:
@@ -344,7 +346,9 @@ def in_transformers(
     if on_gpu:
         num_pages = pages_on_gpu(worker, own_bytes, runner)
     executor.take_pages(num_pages)
-    adapters = None if layers is None else AdapterLoader(layers)
+    adapters = None
+    if layers is not None:
+        adapters = AdapterLoader(layers, bytes_in_layers(config, layers))
     return LoadedModel(runner, num_pages, adapters=adapters)
 
 
@@ -360,10 +364,14 @@ def adapted_layers(config: ExecutionConfig, model: "TransformersModel") -> "Adap
     if config.tp > 1:
         refuse_adapters(config, "runs in transformers, where adapters need --tp 1")
     layers = AdaptedLayers(model, config.max_lora_rank, DTYPES.get(config.lora_dtype))
-    adapters = config.max_loaded_loras * layers.bytes_of(config.max_lora_rank)
     weights = sum(parameter.nbytes for parameter in model.module.parameters())
-    check_adapters(config, weights, adapters, free_memory(config))
+    check_adapters(config, weights, bytes_in_layers(config, layers), free_memory(config))
     return layers
+
+
+def bytes_in_layers(config: ExecutionConfig, layers: "AdaptedLayers") -> int:
+    """Return what all adapters take in transformers' modules at most."""
+    return config.max_loaded_loras * layers.bytes_of(config.max_lora_rank)
 
 
 def pages_on_gpu(config: WorkerConfig, own_bytes: int, runner: Runner) -> int:

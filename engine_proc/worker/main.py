@@ -86,6 +86,8 @@ def work(config: WorkerConfig, context: Context) -> None:
     admin_requests = AdminRequests(context.board, PROFILE)
     profiles = Profiler(config.execution.profile_dir, f"worker-{context.index}", admin_requests)
     heartbeat.end()
+    if loaded.adapters is not None:
+        context.slot[WorkerField.ADAPTER_BYTES] = loaded.adapters.max_bytes
     context.ready()
     results.send(
         WorkerReady(

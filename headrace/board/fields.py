@@ -204,6 +204,7 @@ class WorkerField(BoardField):
 
     COMPUTED_STEPS = COUNTER
     ENGINE = KEPT  # index of its engine; the supervisor writes it
+    ADAPTER_BYTES = KEPT  # of a CPU's memory, that adapters of all its engine's workers may take
 
 
 class VisionField(BoardField):

@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
-from headrace.board.fields import MAX_REPLICAS, EngineField, FrontendField, Seating
+from headrace.board.fields import MAX_REPLICAS, EngineField, FrontendField, Seating, WorkerField
 from headrace.board.replacements import is_ready
 
 COUNT_BITS = 8
@@ -36,6 +36,18 @@ def count_replicas(board: Board, model: int) -> ReplicaCount:
 def num_seats(board: Board, model: int) -> int:
     """Return how many engines a model may have."""
     return sum(slot[EngineField.MODEL] == model for slot in board.of("engine"))
+
+
+def adapter_bytes(board: Board, model: int) -> int:
+    """Return what adapters of one engine of a model may take, as the last workers reckoned it."""
+    return max(
+        (
+            slot[WorkerField.ADAPTER_BYTES]
+            for slot in board.of("worker")
+            if board.slot("engine", slot[WorkerField.ENGINE])[EngineField.MODEL] == model
+        ),
+        default=0,
+    )
 
 
 def wish_replicas(slot: Slot, model: int, count: int) -> None:

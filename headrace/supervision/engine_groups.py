@@ -5,6 +5,7 @@ these engines' workers. Seats for further engines come after all of those.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerFiel
 from headrace.config.config import CPU_KV_BYTES, ServerConfig, flag_name
 from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.process_configs import ModelCapacity, ModelCard
+from headrace.config.weight_files import sampled_digest
 from headrace.errors import ConfigError
 from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.schema_fingerprint import fingerprint
@@ -57,7 +59,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
     def replica_bytes(self) -> int:
         """What an engine takes of a CPU's memory with full KV cache and store; 0 on GPUs.
 
-        Adapters do not count: their sizes are not known yet.
+        Adapters do not count: workers reckon them (`replicas.py`).
         """
         config = self.config
         if config.engine == "mock" or expects_gpus(config):
@@ -84,7 +86,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
         return {
             "version": f"{__version__}, messages {fingerprint()}",
             "model": card.name,
-            "bytes of weights": str(card.weight_bytes),
+            "digest of weights": sampled_digest(Path(card.path)),
             "size of the vocabulary": str(card.vocab_size),
             "--max-model-len": str(card.max_model_len),
             **{flag_name(name): str(getattr(config, name)) for name in flags},

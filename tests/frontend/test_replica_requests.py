@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import EngineField, Seating
+from headrace.board.fields import EngineField, Seating, WorkerField
 from headrace.board.replicas import ReplicaWishes
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
@@ -23,7 +23,8 @@ class Rig:
 
     def __init__(self, num_bytes: int = 100) -> None:
         engines = [Seat("engine", index) for index in range(6)]
-        board = Board.create([Seat("frontend", 0), *engines])
+        board = Board.create([Seat("frontend", 0), *engines, Seat("worker", 0)])
+        self.worker = board.slot("worker")
         for index, slot in enumerate(board.of("engine")):
             slot[EngineField.MODEL] = index // 4
             if 0 < index < 4:
@@ -105,6 +106,17 @@ def test_fewer_replicas_need_no_memory() -> None:
 def test_a_model_that_does_not_grow_says_why() -> None:
     asked = ("model", 'b"\N{FOX FACE}'), ("replicas", "3")
     assert "1 to 2; models on GPUs, models that take images" in Rig().ask(*asked)[1]
+
+
+def test_adapters_count_as_workers_reckon_them() -> None:
+    rig = Rig()
+    asked = ("model", "a"), ("replicas", "2")
+    rig.worker[WorkerField.ADAPTER_BYTES] = 1
+    assert rig.ask(*asked)[0] == 409
+    rig.worker[WorkerField.ENGINE] = 4
+    assert rig.ask(*asked)[0] == 409, "those of another model take memory, too"
+    rig.worker[WorkerField.ADAPTER_BYTES] = 0
+    assert rig.ask(*asked)[0] == 202
 
 
 def test_engines_that_leave_have_their_memory_yet() -> None:

@@ -33,9 +33,14 @@ class AdapterSlots(Protocol):
 
 
 class AdapterLoader:
-    """The adapters of a worker's executor."""
+    """The adapters of a worker's executor.
 
-    def __init__(self, slots: AdapterSlots) -> None:
+    Attributes:
+        max_bytes: of a CPU's memory, that adapters of all workers may take together.
+    """
+
+    def __init__(self, slots: AdapterSlots, max_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
         self._slots = slots
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._loading: deque[tuple[LoadAdapter, Future[Any]]] = deque()

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from headrace.engine_proc.remote.message_checks import (
+    OutputLimits,
     WrongMessage,
     check_outputs,
     check_pages,
@@ -15,9 +16,11 @@ from headrace.engine_proc.remote.message_checks import (
 from headrace.ipc.messages import StepOutput, request_id
 from headrace.ipc.prefix_index import PLACES
 from headrace.ipc.remote_messages import CachedPages, Outputs, SessionState, SessionStatus
+from headrace.ipc.token_logprobs import TokenLogprob
 
 NOW = 1_000
-ENGINE, NUM_DETOKENIZERS = 1, 2
+ENGINE, NUM_DETOKENIZERS, VOCAB_SIZE = 1, 2, 9
+LIMITS = OutputLimits(ENGINE, NUM_DETOKENIZERS, VOCAB_SIZE)
 FIRST = request_id(0, 1)
 
 
@@ -26,9 +29,13 @@ def step(engine: int = ENGINE, **columns: Any) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(output, **columns))
 
 
+def ids(*tokens: int) -> bytes:
+    return array("I", tokens).tobytes()
+
+
 def test_right_messages_pass() -> None:
     check_status(SessionStatus(1, NOW, 5, SessionState.SERVING, num_taken=9), NOW)
-    check_outputs(Outputs(1, 1), [step(), bytes(8)] * 2, NUM_DETOKENIZERS, ENGINE)
+    check_outputs(Outputs(1, 1), [step(), bytes(8)] * 2, LIMITS)
     check_pages(CachedPages(1, array("I", [0, PLACES - 1]).tobytes()), [bytes(16)])
 
 
@@ -58,12 +65,46 @@ def test_times_and_counts_out_of_range_are_refused(
 )
 def test_steps_that_do_not_fit_are_refused(detokenizer: int, frames: list[bytes]) -> None:
     with pytest.raises(WrongMessage):
-        check_outputs(Outputs(1, detokenizer), [*frames], NUM_DETOKENIZERS, ENGINE)
+        check_outputs(Outputs(1, detokenizer), [*frames], LIMITS)
+
+
+def row(*tokens: int) -> bytes:
+    return TokenLogprob(-0.5, 1, [(token, -0.5) for token in tokens]).pack()
+
+
+def test_tokens_of_the_vocabulary_pass() -> None:
+    columns = {
+        "logprobs": {FIRST: row(0, VOCAB_SIZE - 1) * 2},
+        "prompts": {FIRST: ids(3, VOCAB_SIZE - 1)},
+        "prompt_logprobs": {FIRST: row()},
+    }
+    check_outputs(Outputs(1, 0), [step(**columns), ids(0, VOCAB_SIZE - 1)], LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "columns"),
+    [
+        ((0, VOCAB_SIZE), {}),
+        ((0, (1 << 32) - 1), {}),
+        ((0, 0), {"logprobs": {FIRST: row(0) + row(VOCAB_SIZE)}}),
+        ((0, 0), {"logprobs": {FIRST: row(-1) * 2}}),
+        ((0, 0), {"logprobs": {FIRST: row(0) * 3}}),
+        ((0, 0), {"logprobs": {request_id(0, 2): row(0)}}),
+        ((0, 0), {"prompts": {FIRST: ids(VOCAB_SIZE)}}),
+        ((0, 0), {"prompts": {FIRST: b"x"}}),
+        ((0, 0), {"prompts": {FIRST: ids(0, 1)}, "prompt_logprobs": {FIRST: row(VOCAB_SIZE)}}),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_are_refused(
+    tokens: tuple[int, ...], columns: dict[str, Any]
+) -> None:
+    with pytest.raises(WrongMessage):
+        check_outputs(Outputs(1, 0), [step(**columns), ids(*tokens)], LIMITS)
 
 
 def test_steps_that_are_none_are_refused() -> None:
     with pytest.raises(msgspec.MsgspecError):
-        check_outputs(Outputs(1, 0), [b"x", b""], NUM_DETOKENIZERS, ENGINE)
+        check_outputs(Outputs(1, 0), [b"x", b""], LIMITS)
 
 
 @pytest.mark.parametrize(

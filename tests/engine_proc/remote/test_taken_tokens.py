@@ -2,21 +2,22 @@
 
 from headrace.board.backlog import Backlog, engine_backlog
 from headrace.board.board import Board, Seat, Slot
-from headrace.board.fields import TokenizerField
+from headrace.board.fields import EngineField, TokenizerField
 from headrace.engine_proc.remote.taken_tokens import IDLE_S, TakenTokens
 
 
-def session() -> tuple[Slot, Backlog, TakenTokens]:
+def session(is_busy: bool = False) -> tuple[Slot, Backlog, TakenTokens]:
     """Return a tokenizer that has sent 10 tokens, a backlog, and a session that begins after."""
     board = Board.create([Seat("tokenizer", 0), Seat("engine", 0)])
     board.slot("tokenizer").add(TokenizerField.SENT_TOKENS, 10)
+    board.slot("engine")[EngineField.IS_BUSY] = is_busy
     backlog = engine_backlog(board, 0)
     return board.slot("tokenizer"), backlog, TakenTokens(board.slot("engine"), backlog, 0.0)
 
 
 def wait(taken: TakenTokens) -> None:
     for look in range(1, 4):
-        taken.settle_idle(look * IDLE_S, is_idle=True)
+        taken.settle_idle(look * IDLE_S)
 
 
 def test_a_prompt_that_came_late_counts_once_in_the_end() -> None:
@@ -40,8 +41,15 @@ def test_a_lost_prompt_counts_as_taken_in_the_end() -> None:
 
 
 def test_what_is_on_its_way_to_a_busy_engine_is_not_lost() -> None:
-    tokenizer, backlog, taken = session()
+    tokenizer, backlog, taken = session(is_busy=True)
     tokenizer.add(TokenizerField.SENT_TOKENS, 7)
-    for look in range(4):
-        taken.settle_idle(look * IDLE_S, is_idle=False)
+    wait(taken)
+    assert backlog() == 7
+
+
+def test_what_has_just_been_sent_to_an_idle_engine_is_not_lost() -> None:
+    tokenizer, backlog, taken = session()
+    taken.settle_idle(IDLE_S)
+    tokenizer.add(TokenizerField.SENT_TOKENS, 7)
+    taken.settle_idle(2 * IDLE_S)
     assert backlog() == 7

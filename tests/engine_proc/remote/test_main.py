@@ -1,0 +1,129 @@
+"""The process in the seat of a remote engine, and a gateway that sends what it should not."""
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from servers import wait_until
+
+from headrace.board.backlog import engine_backlog
+from headrace.board.board import Board, Seat
+from headrace.board.fields import TokenizerField
+from headrace.config.process_configs import RemoteEngine
+from headrace.engine_proc.remote import taken_tokens
+from headrace.engine_proc.remote.main import RemoteSeat, SessionEnded
+from headrace.engine_proc.request_io.mirrored_words import read_words
+from headrace.ipc.curve_key import make_key, read_key
+from headrace.ipc.curve_links import CurveListener
+from headrace.ipc.messages import RenewLeases, StepOutput, request_id
+from headrace.ipc.remote_messages import (
+    Grant,
+    Outputs,
+    SessionState,
+    SessionStatus,
+    ToGateway,
+)
+from headrace.ipc.sockets import Inbox, Outbox, address
+
+VOCAB_SIZE = 9
+DEADLINE_MS = 60_000
+
+
+class Rig:
+    """A seat, and a gateway that always serves."""
+
+    def __init__(self, folder: Path) -> None:
+        make_key(str(folder / "key"))
+        self.gateway = CurveListener("tcp://127.0.0.1:*", read_key(str(folder / "key")))
+        seats = [Seat("frontend", 0), Seat("tokenizer", 0), Seat("engine", 0)]
+        self.board = Board.create(seats)
+        self.slot = self.board.slot("engine")
+        config: Any = SimpleNamespace(
+            run_dir=str(folder),
+            num_detokenizers=1,
+            prefix_fd=None,
+            execution=SimpleNamespace(vocab_size=VOCAB_SIZE),
+        )
+        context: Any = SimpleNamespace(slot=self.slot, board=self.board, index=0)
+        remote = RemoteEngine(
+            address=self.gateway.where, key_file=str(folder / "key"), terms={"model": "m"}
+        )
+        self.inbox: Inbox[Any] = Inbox(address(str(folder), "engine"), RenewLeases)
+        self.outbox = Outbox(address(str(folder), "engine"))
+        self.seat = RemoteSeat(config, remote, context)
+        self._decoder = msgspec.msgpack.Decoder(ToGateway)
+        self._peer, self._session = b"", 0
+
+    def work(self) -> None:
+        """Answer grants, and let the seat take the answers."""
+        self.gateway.admit()
+        while (received := self.gateway.receive()) is not None:
+            self._peer, frames = received
+            message = self._decoder.decode(frames[0])
+            if isinstance(message, Grant):
+                self._session = message.session
+                status = SessionStatus(
+                    message.session, message.sent_at, message.sent_at, SessionState.SERVING
+                )
+                words = read_words(self.slot, 0, lambda: False, with_histograms=False)
+                self.send(status, words)
+        self.seat.tend()
+
+    def send(self, message: msgspec.Struct, *frames: bytes) -> None:
+        """Send a message of the gateway."""
+        assert self.gateway.send(self._peer, [msgspec.msgpack.encode(message), *frames])
+
+    def send_step(self, *tokens: int) -> None:
+        """Send a step with tokens of a sequence."""
+        step = StepOutput.of({}, [request_id(0, 1)], [len(tokens)], [None])
+        head = Outputs(self._session, 0)
+        self.send(head, msgspec.msgpack.encode(step), array("I", tokens).tobytes())
+
+    def close(self) -> None:
+        """Close all links."""
+        self.seat._link.close()
+        self.seat._outboxes[0].close()
+        self.outbox.close()
+        self.inbox.close()
+        self.gateway.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    found = Rig(tmp_path)
+
+    def serves() -> bool:
+        found.work()
+        return found.seat.serves
+
+    wait_until(serves, "the session has begun")
+    yield found
+    found.close()
+
+
+def test_a_token_beyond_the_vocabulary_ends_the_session(rig: Rig) -> None:
+    rig.send_step(0, VOCAB_SIZE)
+
+    def tend() -> bool:
+        rig.work()
+        return False
+
+    with pytest.raises(SessionEnded, match="sends what is wrong: token 9 of a vocabulary of 9"):
+        wait_until(tend, "the session ends")
+
+
+def test_lost_prompts_count_as_taken_while_leases_are_renewed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taken_tokens, "IDLE_S", 0)
+    rig.board.slot("tokenizer").add(TokenizerField.SENT_TOKENS, 7)
+    for _ in range(3):
+        rig.outbox.send(RenewLeases(), bytes(8))
+        assert rig.inbox.wait(DEADLINE_MS)
+        rig.seat.send_on(rig.inbox)
+        rig.seat.settle_idle()
+    assert engine_backlog(rig.board, 0)() == 0
