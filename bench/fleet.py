@@ -1,4 +1,4 @@
-"""Measure several engines: throughput of replicas, what routing saves, and loads on demand.
+"""Measure several engines: throughput of replicas, what routing saves, loads on demand and sleep.
 
 Method: throughput is of mock engines whose steps take as long as an estimate of a GPU's, so the
         ring alone limits it. 64 clients per replica chat at once, each chat followed by the next.
@@ -6,7 +6,8 @@ Method: throughput is of mock engines whose steps take as long as an estimate of
         the one before, all at once. Beside them, four servers take the turns by rotation, as a load
         balancer does that knows no prefixes. Work is counted by the servers. The order alternates.
         Loads are of the demo model under two names, of which one is loaded. The other is asked, and
-        the time until its first token is taken.
+        the time until its first token is taken. Sleep is of the demo model after some prompts:
+        memory, shared pages counted once, and first tokens of it asleep, awake and unloaded.
 Run:    python bench/fleet.py --rounds 2
 """
 
@@ -23,6 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
+from headrace.client.client import Client
 from support import models
 from support.chats import chat
 from support.ports import reserved_port
@@ -44,8 +46,10 @@ NUM_LONE = 400  # requests in a round, one by one
 ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
-ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads")
-LOADED, ON_DEMAND = "loaded", "on demand"
+ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads", "sleep")
+LOADED, ON_DEMAND, ASLEEP = "loaded", "on demand", "asleep"
+NUM_FILLED = 24  # prompts before a model sleeps
+MIB = 1 << 20
 Turn = list[list[int]]  # a prompt of each conversation
 
 
@@ -201,6 +205,37 @@ def measure_loads(report: Report, rounds: int) -> None:
     report.add(wait)
 
 
+def order(client: Client, model: str, action: str, status: str) -> None:
+    """Have something become of a model, and wait until it has."""
+    getattr(client, action)(model)
+    while (found := client.models()[0].status) is None or found.value != status:
+        time.sleep(POLL_INTERVAL_S)
+
+
+def measure_sleep(report: Report, rounds: int) -> None:
+    """Measure what sleep gives back, and a first token after it."""
+    states = (LOADED, ASLEEP, ON_DEMAND)
+    memory = Quantity("sleep, memory", "MiB", {state: [] for state in states})
+    wait = Quantity("sleep, first token", "ms", {state: [] for state in states})
+    prompts = [next(conversations())[-1][0] for _ in range(NUM_FILLED)]
+    with ExitStack() as stack:
+        server = stack.enter_context(headrace("--admin-api-key", ADMIN_KEY))
+        client = stack.enter_context(Client(server.url, api_key=ADMIN_KEY))
+        name = client.models()[0].id
+        for _ in range(rounds):
+            complete(server.url, prompts, max_tokens=1)
+            for state in states:
+                if state == ASLEEP:
+                    order(client, name, "sleep", "sleeping")
+                elif state == ON_DEMAND:
+                    order(client, name, "unload", "unloaded")
+                memory.samples[state].append(server.memory_bytes()[0] / MIB)
+                (answer,) = complete(server.url, ["Once upon"], max_tokens=1)
+                wait.samples[state].append(1e3 * (answer.first - answer.sent))
+    report.add(memory)
+    report.add(wait)
+
+
 def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=2)
@@ -221,6 +256,8 @@ def main() -> None:
         measure_remote(report, args.rounds)
     if "loads" in args.only:
         measure_loads(report, args.rounds)
+    if "sleep" in args.only:
+        measure_sleep(report, args.rounds)
     report.finish()
 
 

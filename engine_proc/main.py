@@ -39,6 +39,7 @@ from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.cache_memory import map_tables
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.sleeper import Sleeper
 from headrace.errors import ConfigError
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
@@ -140,8 +141,9 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
             open_store(store, workers, engine, pool, scheduler.slots, tier)
+        sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, ready))
         context.ready()
-        serve(engine, workers, inbox, publisher, context.slot)
+        serve(engine, workers, inbox, publisher, sleeper, context.slot)
     finally:
         publisher.close()
         if store is not None:
@@ -157,6 +159,7 @@ def serve(
     workers: WorkerGroup,
     inbox: Inbox[ToEngine],
     publisher: KvEventPublisher,
+    sleeper: Sleeper,
     slot: Slot,
 ) -> NoReturn:
     """Compute steps until SIGTERM."""
@@ -168,6 +171,13 @@ def serve(
         engine.poll_store()
         engine.run_once(workers)
         publisher.publish()
+        sleeper.look()
+
+
+def pages_to_give_back(config: EngineConfig, ready: WorkerReady) -> tuple[int, ...]:
+    """Return the descriptors of pages that the system takes back while workers live: of CPUs."""
+    is_shared = bool(ready.cache_id) and not ready.num_host_pages
+    return config.cache_fds[1:] if is_shared else ()
 
 
 def publish_events(config: EngineConfig, pool: PagePool) -> KvEventPublisher:

@@ -24,8 +24,6 @@ from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.replica_requests import (
-    LOAD,
-    UNLOAD,
     AdminResponse,
     ModelAction,
     ReplicaRequests,
@@ -37,12 +35,16 @@ from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
-REPLICAS, MODELS = "/admin/replicas", "/admin/models/NAME/load or /unload"
+REPLICAS, MODELS = "/admin/replicas", "/admin/models/NAME/load, /unload or /sleep"
 MODELS_PREFIX = "/admin/models/"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
 CACHES = dict(zip((RESET_MM_CACHE, RESET_ENCODER_CACHE), RESETS, strict=True))  # vLLM's
+SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
+SLEEP_LEVELS = {"1": ModelAction.SLEEP, "2": ModelAction.UNLOAD}
 READS, ACTS = ("GET", "HEAD"), ("POST",)
 METHODS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((SLEEP, WAKE_UP), ACTS),
+    IS_SLEEPING: READS,
     PROCESSES: READS,
     REPLICAS: (*READS, *ACTS),
     RESTART: ACTS,
@@ -91,11 +93,11 @@ ADAPTERS = frozenset(
 
 def is_for_operators(path: str) -> bool:
     """Whether a path belongs to `Admin`."""
-    return path.startswith(PREFIX) or path in PROFILES or path in CACHES
+    return path.startswith(PREFIX) or path in METHODS
 
 
 class Admin:
-    """The endpoints below `PREFIX`, profiles, resets of caches. Without a key they are closed.
+    """The endpoints below `PREFIX`, and those in `METHODS`. Without a key they are closed.
 
     Args:
         supervisor: its process id.
@@ -144,16 +146,16 @@ class Admin:
         if not self._key_auth.admits(key):
             self._slot.add(FrontendField.UNAUTHORIZED)
             return WRONG_KEY
-        action = model_action(path)
-        taken = METHODS.get(path) if action is None else ACTS
+        named = model_action(path)
+        taken = METHODS.get(path) if named is None else ACTS
         if taken is None:
             there = ", ".join((*METHODS, MODELS))
             return invalid(404, f"there is nothing here; there are {there}")
         if method not in taken:
             told = " and ".join(one for one in taken if one != "HEAD")
             return invalid(405, f"{path} takes {told}", ", ".join(taken))
-        if action is not None:
-            return self._replicas.load(action)
+        if named is not None:
+            return self._replicas.apply(*named)
         return self._execute(method, path, query)
 
     def _execute(self, method: str, path: str, query: bytes) -> AdminResponse | Rejection:
@@ -164,6 +166,8 @@ class Admin:
             if method in READS:
                 return AdminResponse(200, self._replicas.status())
             return self._replicas.handle(asked)
+        if path in (SLEEP, WAKE_UP, IS_SLEEPING):
+            return self._sleep(path, asked)
         if path == DRAIN:
             return self._admin_request(STOP)
         if path in CACHES:
@@ -175,6 +179,17 @@ class Admin:
                 400, f"{path} takes role=NAME, one of {', '.join(RENEWABLE)}, or nothing"
             )
         return self._admin_request(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
+
+    def _sleep(self, path: str, asked: Sequence[tuple[str, str]]) -> AdminResponse | Rejection:
+        """Answer as vLLM does, where the model is one: have it sleep or wake, or tell."""
+        if path == IS_SLEEPING:
+            return AdminResponse(200, self._replicas.sleep_status())
+        if path == WAKE_UP:
+            return self._replicas.apply_alone(ModelAction.LOAD)
+        level = dict(asked).pop("level", "1")
+        if level not in SLEEP_LEVELS or any(name != "level" for name, _ in asked):
+            return invalid(400, f"{SLEEP} takes level=1, which keeps weights, or level=2")
+        return self._replicas.apply_alone(SLEEP_LEVELS[level])
 
     def _admin_request(self, *admin_requests: str, status: int = 202) -> AdminResponse:
         for what in admin_requests:
@@ -212,11 +227,11 @@ def process_of(slot: Slot, now_ns: int) -> str:
     )
 
 
-def model_action(path: str) -> ModelAction | None:
-    """Return what is asked of a model by a path, or None of another path."""
+def model_action(path: str) -> tuple[str, ModelAction] | None:
+    """Return what is asked of which model by a path, or None of another path."""
     before, _, what = path.removeprefix(MODELS_PREFIX).rpartition("/")
-    is_one = path.startswith(MODELS_PREFIX) and before and what in (LOAD, UNLOAD)
-    return ModelAction(unquote(before), what) if is_one else None
+    is_one = path.startswith(MODELS_PREFIX) and before and what in list(ModelAction)
+    return (unquote(before), ModelAction(what)) if is_one else None
 
 
 def memory(pid: int) -> str:

@@ -1,12 +1,21 @@
 """Requests of operators for more or fewer replicas of a model. The supervisor acts on them."""
 
+import enum
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
-from headrace.board.replicas import adapter_bytes, count_replicas, num_seats, wish_replicas
+from headrace.board.fields import EngineField
+from headrace.board.model_status import ModelState, engines_of, is_asleep, model_state
+from headrace.board.replacements import is_ready
+from headrace.board.replicas import (
+    SLEEP,
+    adapter_bytes,
+    count_replicas,
+    num_seats,
+    wish_replicas,
+)
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 
@@ -22,14 +31,27 @@ NO_MODEL = Rejection(
 )
 
 
-LOAD, UNLOAD = "load", "unload"
+NOT_LOADED = Rejection(
+    409,
+    "only a model that is loaded sleeps; /v1/models has the status of each",
+    "invalid_request_error",
+    "model_not_loaded",
+)
+SLEEPLESS = Rejection(
+    409,
+    "the model has pages that live and die with its workers, as on GPUs and in transformers' "
+    "modules, or engines on other machines; unload it",
+    "invalid_request_error",
+    "model_cannot_sleep",
+)
 
 
-class ModelAction(NamedTuple):
-    """What is to become of a model, by its name."""
+class ModelAction(enum.StrEnum):
+    """What is to become of a model."""
 
-    model: str
-    what: str  # `LOAD` or `UNLOAD`
+    LOAD = "load"
+    UNLOAD = "unload"
+    SLEEP = "sleep"
 
 
 @dataclass(frozen=True)
@@ -91,20 +113,47 @@ class ReplicaRequests:
         wish_replicas(self._slot, model, count)
         return AdminResponse(202, self._entry(model, count).encode())
 
-    def load(self, action: ModelAction) -> AdminResponse | Rejection:
-        """Note that a model is to be loaded or unloaded, or return why it cannot be.
+    def apply(self, name: str, action: ModelAction) -> AdminResponse | Rejection:
+        """Note what is to become of a model, or return why it cannot.
 
         What is loaded already keeps its replicas.
         """
         names = [model.name for model in self._models]
-        if action.model not in names:
+        if name not in names:
             return NO_MODEL
-        model = names.index(action.model)
+        model = names.index(name)
+        if action is ModelAction.SLEEP:
+            return self._put_to_sleep(model)
         count = 0
-        if action.what == LOAD:
+        if action is ModelAction.LOAD:
             count = count_replicas(self._board, model).wanted or self._models[model].num_replicas
         wish_replicas(self._slot, model, count)
         return AdminResponse(202, self._entry(model, count).encode())
+
+    def apply_alone(self, action: ModelAction) -> AdminResponse | Rejection:
+        """Do as `apply` with the one model that there is."""
+        if len(self._models) > 1:
+            return invalid(400, f"of several models one is named: /admin/models/NAME/{action}")
+        return self.apply(self._models[0].name, action)
+
+    def sleep_status(self) -> bytes:
+        """Return whether no model has pages, as vLLM's JSON: all sleep, or are unloaded."""
+        awake = any(
+            model_state(self._board, model) is not ModelState.UNLOADED
+            and not is_asleep(self._board, model)
+            for model in range(len(self._models))
+        )
+        return b'{"is_sleeping":%s}' % (b"false" if awake else b"true")
+
+    def _put_to_sleep(self, model: int) -> AdminResponse | Rejection:
+        """Note that a model is to sleep."""
+        if model_state(self._board, model) is not ModelState.LOADED:
+            return NOT_LOADED
+        ready = filter(is_ready, engines_of(self._board, model))
+        if not all(slot[EngineField.CAN_SLEEP] for slot in ready):
+            return SLEEPLESS
+        wish_replicas(self._slot, model, SLEEP)
+        return AdminResponse(202, self._entry(model).encode())
 
     def _refuse_memory(self, model: int, count: int) -> Rejection | None:
         """Return why there is no memory for so many engines of a model, or None."""

@@ -142,6 +142,11 @@ void headrace_cpu_adapter_install(void *model, int32_t slot, void *adapter) {
         slot, std::unique_ptr<headrace::Adapter>(static_cast<headrace::Adapter *>(adapter)));
 }
 
+// Give back what steps take beside weights and pages. Waits for a running step.
+void headrace_cpu_rest(void *model) {
+    static_cast<Model *>(model)->rest();
+}
+
 // 0, or 1 when the batch is out of range, 2 when memory does not suffice, 3 when a peer is lost.
 int32_t headrace_cpu_step(void *model, const Step *step) {
     auto &decoder = *static_cast<Model *>(model);

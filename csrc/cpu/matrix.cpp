@@ -6,11 +6,21 @@
 #include <cmath>
 #include <new>
 #include <sys/mman.h>
+#include <utility>
 
 namespace headrace {
 
 Buffer::~Buffer() {
     release();
+}
+
+Buffer::Buffer(Buffer &&other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Buffer &Buffer::operator=(Buffer &&other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
 }
 
 void Buffer::release() {

@@ -155,8 +155,8 @@ class Buffer {
 public:
     Buffer() = default;
     ~Buffer();
-    Buffer(const Buffer &) = delete;
-    Buffer &operator=(const Buffer &) = delete;
+    Buffer(Buffer &&other) noexcept;
+    Buffer &operator=(Buffer &&other) noexcept;
 
     void allocate(size_t num_bytes); // throws std::bad_alloc
     void borrow(void *memory);       // of another owner, for as long as this lives

@@ -89,6 +89,16 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     const size_t pages_end = (c.num_pages * kv.page_bytes() + 4095) / 4096 * 4096;
     states.allocate(c.num_states, state_numbers,
                     memory ? static_cast<uint8_t *>(memory) + pages_end : nullptr);
+    clear_workspace();
+}
+
+void Model::rest() {
+    std::lock_guard<std::mutex> lock(in_use);
+    clear_workspace();
+}
+
+void Model::clear_workspace() {
+    workspace = Workspace{};
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
     workspace.gates = std::vector<Buffer>(pool.num_threads());
 }

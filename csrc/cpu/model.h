@@ -401,6 +401,9 @@ struct Model {
     // Put an adapter, or none, into a slot between steps. The one before ends.
     void install(int slot, std::unique_ptr<Adapter> adapter);
 
+    // Give the memory of the workspace back between steps; the next one takes it again.
+    void rest();
+
     // Tokens with an embedding, over all workers.
     int num_embedded() const {
         return config.num_embedded ? config.num_embedded : peers.num_tokens();
@@ -408,6 +411,9 @@ struct Model {
 
     Matrix &matrix(int layer, int slot);
     std::vector<float> &vector(int layer, int slot);
+
+private:
+    void clear_workspace();
 };
 
 // One step; mirrored by ctypes in cpu_executor.py. Meaning as in `Batch`, executor.py.

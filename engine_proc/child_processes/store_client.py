@@ -58,6 +58,7 @@ class StoreClient:
         self._is_ready = False
         self._ready_at = 0.0
         self._is_asked = False  # and has not answered
+        self._is_keeping = False
         self._child: ChildProcess[ToStore, FromStore] | None = self._start()
 
     def _start(self) -> ChildProcess[ToStore, FromStore]:
@@ -76,7 +77,7 @@ class StoreClient:
         )
         slot = self._context.board.slot("kv_store", self._context.index)
         fds = (*config.cache_fds, *tiers.memory_fds)
-        self._is_ready = self._is_asked = False
+        self._is_ready = self._is_asked = self._is_keeping = False
         return ChildProcess(
             self._context, slot, store_config, (asks, answers), fds, config.watchdog_timeout
         )
@@ -108,6 +109,15 @@ class StoreClient:
         """Whether any sequence waits for pages."""
         return self._fetcher is not None and self._fetcher.is_busy
 
+    def keep_all(self) -> None:
+        """Have the store keep all that is cached, as soon as it has answered."""
+        self._is_keeping = self._is_ready
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether it has not kept all yet that was cached at `keep_all`."""
+        return self._is_keeping
+
     def enter(self, sequence: Sequence) -> None:
         """Have a queued sequence wait for what the store has of it."""
         if self._is_ready and self._fetcher is not None:
@@ -133,6 +143,8 @@ class StoreClient:
         elif isinstance(answer, StoreReady):
             self._is_ready, self._ready_at = True, self._clock()
             self.fingerprint = answer.fingerprint
+        elif isinstance(answer, Drained):
+            self._is_asked = self._is_keeping = False
         else:
             self._is_asked = False
             self._restarts.worked()
@@ -144,7 +156,9 @@ class StoreClient:
     def _ask(self, answer: FromStore | None = None) -> None:
         assert self._fetcher is not None
         self._fetcher.look_at_clock()
-        message = self._fetcher.ask(answer)
+        message: ToStore | None = self._fetcher.ask(answer)
+        if message is None and self._is_keeping:
+            message = Drain()
         if message is not None and self._child is not None:
             self._child.send(message)
             self._is_asked = True
@@ -175,7 +189,7 @@ class StoreClient:
         while self._is_asked and self._child is not None:
             self._context.slot.beat()
             if self._child.receive(WAIT_S) is not None:
-                self._is_asked = False
+                self._is_asked = self._is_keeping = False
             else:
                 self._look_after(self._child)
         if self._fetcher is not None:
@@ -204,6 +218,6 @@ class StoreClient:
         if self._child is not None:
             self._child.stop()
             self._child = None
-        self._is_ready = self._is_asked = False
+        self._is_ready = self._is_asked = self._is_keeping = False
         if self._fetcher is not None:
             self._fetcher.cancel()

@@ -33,6 +33,7 @@ from headrace.ipc.worker_messages import (
     LoadAdapter,
     Masks,
     PagesCopied,
+    Rest,
     Resume,
     Step,
     StepFailed,
@@ -323,6 +324,11 @@ class WorkerGroup:
         else:
             return False
         return True
+
+    def rest(self) -> None:
+        """Have the workers give back the memory of steps; none is computed."""
+        for worker in self._all:
+            worker.send(Rest())
 
     def resume(self) -> None:
         """Have the workers run steps again after one that has failed; all have answered all."""

@@ -18,6 +18,8 @@ OWN = {
     EngineField.LOADS,
     EngineField.FAILED_LOADS,
     EngineField.RETRY_NS,
+    EngineField.CAN_SLEEP,
+    EngineField.IS_ASLEEP,
 }
 MOMENTS = (EngineField.STEPPED_NS, EngineField.STEP_DUE_NS)
 FIRST = EngineField.first_word()

@@ -69,6 +69,19 @@ def clear(fds: Sequence[int]) -> None:
         os.ftruncate(fd, 0)
 
 
+def give_back(fds: Sequence[int]) -> None:
+    """Give the memory of pages and states back, while workers have it. Its id stays.
+
+    What was there reads as zeros, so no table may tell of it any more.
+    """
+    for fd in fds:
+        size = os.fstat(fd).st_size - CACHE_ID_BYTES - FINGERPRINT_BYTES
+        size -= size % SYSTEM_PAGE
+        if size > 0:
+            with mmap.mmap(fd, size) as memory:
+                memory.madvise(mmap.MADV_REMOVE)
+
+
 def map_tables(fd: int, sizes: Sequence[int]) -> list[memoryview]:
     """Return the memory of tables that lie one after the other.
 

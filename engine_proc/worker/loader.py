@@ -1,6 +1,8 @@
 """Loads a model, or a worker's shard of it, into its executor."""
 
 import logging
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,7 +219,14 @@ def in_core(
         state_bytes=state_bytes(with_pages[0][rank]),
         eagle_bytes=bytes_of_pages[1] if is_eagle else 0,
         adapters=adapters,
+        rest=partial(rest_all, executors),
     )
+
+
+def rest_all(executors: Iterable[CpuExecutor]) -> None:
+    """Have executors give back what steps take."""
+    for executor in executors:
+        executor.rest()
 
 
 def core_adapters(

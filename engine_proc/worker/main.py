@@ -23,8 +23,9 @@ from headrace.engine_proc.worker.profiler import Profiler
 from headrace.engine_proc.worker.result_sender import ResultSender
 from headrace.engine_proc.worker.step_inbox import StepInbox
 from headrace.engine_proc.worker.step_runner import StepRunner
-from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
+from headrace.ipc.worker_messages import FromWorker, Rest, Resume, Step, ToWorker, WorkerReady
 from headrace.runtime.process import Context
+from headrace.system.malloc import give_back
 
 IDLE_S = 0.5
 # While a GPU computes, the worker looks for the next step and sleeps, for as long as these in turn.
@@ -86,8 +87,7 @@ def work(config: WorkerConfig, context: Context) -> None:
     admin_requests = AdminRequests(context.board, PROFILE)
     profiles = Profiler(config.execution.profile_dir, f"worker-{context.index}", admin_requests)
     heartbeat.end()
-    if loaded.adapters is not None:
-        context.slot[WorkerField.ADAPTER_BYTES] = loaded.adapters.max_bytes
+    context.slot[WorkerField.ADAPTER_BYTES] = loaded.adapter_bytes
     context.ready()
     results.send(
         WorkerReady(
@@ -110,6 +110,9 @@ def work(config: WorkerConfig, context: Context) -> None:
         profiles.look()
         if isinstance(step, Resume):
             attempts.resume()
+        elif isinstance(step, Rest):
+            loaded.rest()
+            give_back()
         elif isinstance(step, Step):  # masks are those of a step that has failed
             heartbeat.begin()
             profiles.began()

@@ -13,6 +13,7 @@ from headrace.ipc.worker_messages import (
     FromWorker,
     LoadAdapter,
     Masks,
+    Rest,
     Resume,
     Step,
     ToWorker,
@@ -22,7 +23,7 @@ POLL_INTERVAL_S = 1e-4  # while something goes on beside steps, and no step has 
 
 
 class StepInbox:
-    """A worker's steps, masks and resumes. All else begins, and is answered, while it receives.
+    """What a worker does in turn. All else begins, and is answered, while it receives.
 
     Args:
         adapters: None where the engine has none.
@@ -42,7 +43,9 @@ class StepInbox:
         self._copier = copier
         self._send = send
 
-    def receive(self, timeout_s: float, look_us: int | None = None) -> Step | Masks | Resume | None:
+    def receive(
+        self, timeout_s: float, look_us: int | None = None
+    ) -> Step | Masks | Resume | Rest | None:
         """Return the next message, or None after `timeout_s` at most.
 
         Args:

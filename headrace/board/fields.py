@@ -197,6 +197,8 @@ class EngineField(BoardField):
     LOADS = COUNTER  # how often its model was loaded by this engine,
     FAILED_LOADS = COUNTER  # and how often it could not be;
     RETRY_NS = KEPT  # CLOCK_MONOTONIC, before which that is not tried again
+    CAN_SLEEP = GAUGE  # 1 of one whose pages the system takes back while workers live,
+    IS_ASLEEP = GAUGE  # and 1 while it has given them back, and has no requests
 
 
 class WorkerField(BoardField):

@@ -27,6 +27,7 @@ class ModelStatus:
     progress: float  # of the engine that has loaded most, 0 to 1
     failure: str = ""  # why it could not be loaded; it is not tried again
     retry_s: float = 0.0  # before these seconds have passed
+    is_asleep: bool = False  # as `is_asleep` has it
 
 
 def engines_of(board: Board, model: int) -> list[Slot]:
@@ -61,7 +62,15 @@ def model_status(board: Board, model: int) -> ModelStatus:
         progress=progress_of(board, model, state),
         failure="" if failed is None else failed.last_death.how,
         retry_s=retry_s,
+        is_asleep=is_asleep(board, model),
     )
+
+
+def is_asleep(board: Board, model: int) -> bool:
+    """Whether all engines of a model sleep. A request wakes one of them."""
+    engines = engines_of(board, model)
+    seated = [slot for slot in engines if slot[EngineField.SEATING] == Seating.SEATED]
+    return bool(seated) and all(slot[EngineField.IS_ASLEEP] for slot in seated)
 
 
 def progress_of(board: Board, model: int, state: ModelState) -> float:

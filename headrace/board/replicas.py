@@ -1,7 +1,8 @@
 """The replicas of models on the board: how many there are, and how many operators want.
 
-A wish is a word that a frontend writes: its lowest byte is the number, the others are of the time,
-in nanoseconds. The newest of all frontends holds. The supervisor polls.
+A wish is a word that a frontend writes: its lowest byte is the number, or `SLEEP`, the others are
+of the time, in nanoseconds. The newest of all frontends holds. The supervisor polls, and engines
+that are idle do.
 """
 
 import time
@@ -12,6 +13,7 @@ from headrace.board.fields import MAX_REPLICAS, EngineField, FrontendField, Seat
 from headrace.board.replacements import is_ready
 
 COUNT_BITS = 8
+SLEEP = (1 << COUNT_BITS) - 1  # in the place of a number: all engines are to sleep
 
 
 class ReplicaCount(NamedTuple):
@@ -71,7 +73,7 @@ class ReplicaWishes:
         """Return the numbers that are newly wanted, by model."""
         before, self._seen = self._seen, self._read()
         return {
-            model: self._seen[model] & ((1 << COUNT_BITS) - 1)
+            model: self._seen[model] & SLEEP
             for model in range(MAX_REPLICAS)
             if self._seen[model] != before[model]
         }

@@ -358,6 +358,10 @@ class Client:
         """
         return decode(checked(self._send("POST", loading(model, "unload"))), Replicas)
 
+    def sleep(self, model: str) -> Replicas:
+        """Have an idle model give memory back but for weights. It takes the key of `/admin`."""
+        return decode(checked(self._send("POST", loading(model, "sleep"))), Replicas)
+
     def version(self) -> str:
         """Return the server's version."""
         return decode(checked(self._send("GET", "/version")), Version).version
@@ -545,6 +549,10 @@ class AsyncClient:
         It is loaded again for the next request.
         """
         return decode(checked(await self._send("POST", loading(model, "unload"))), Replicas)
+
+    async def sleep(self, model: str) -> Replicas:
+        """Have an idle model give memory back but for weights. It takes the key of `/admin`."""
+        return decode(checked(await self._send("POST", loading(model, "sleep"))), Replicas)
 
     async def version(self) -> str:
         """Return the server's version."""

@@ -327,7 +327,7 @@ class Version(msgspec.Struct):
 class ModelLoad(msgspec.Struct):
     """Whether a model is loaded, how far, and how many sequences wait for it."""
 
-    value: str  # unloaded, loading, loaded or unloading
+    value: str  # unloaded, loading, loaded, unloading or sleeping
     progress: float
     waiting: int
     failed: bool

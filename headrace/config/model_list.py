@@ -32,7 +32,7 @@ def model_of(card: ModelCard, created: int) -> ServedModel:
 def status_of(status: ModelStatus) -> LoadStatus:
     """Return whether a model is loaded."""
     return LoadStatus(
-        value=status.state.value,
+        value="sleeping" if status.is_asleep else status.state.value,
         progress=round(status.progress, 3),
         waiting=status.num_waiting,
         failed=bool(status.failure),

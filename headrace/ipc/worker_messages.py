@@ -67,6 +67,10 @@ class Resume(Message, tag="resume", frozen=True):
     """A step has failed; those sent after this are to be run again: engine -> every worker."""
 
 
+class Rest(Message, tag="rest", frozen=True):
+    """Give back the memory of steps until the next one: engine -> every worker, without a step."""
+
+
 class LoadAdapter(Message, tag="load", frozen=True):
     """Load an adapter into a slot, in place of what is there: engine -> every worker.
 
@@ -185,7 +189,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
     eagle_bytes: int = 0  # as `page_bytes`, of EAGLE-3's layer, whose pages have hidden states
 
 
-ToWorker = Step | Masks | Resume | LoadAdapter | CopyPages
+ToWorker = Step | Masks | Resume | LoadAdapter | CopyPages | Rest
 FromWorker = StepResult | StepFailed | WorkerReady | AdapterLoaded | PagesCopied
 
 
@@ -284,7 +288,7 @@ class FetchRecords(Message, tag="fetch_records", frozen=True):
 
 
 class Drain(Message, tag="drain", frozen=True):
-    """All that is cached is to be stored, the engine ends: engine -> KV store, once."""
+    """All that is cached is to be stored: engine -> KV store. `Drained` answers."""
 
 
 class StoreReady(Message, tag="store_ready", frozen=True):

@@ -132,6 +132,7 @@ REPLICAS = [  # as in `ReplicaCount`
 LOAD_GAUGES = [
     ("models_loaded", "Whether an engine of the model serves"),
     ("models_waiting", "Sequences that wait for an engine of the model"),
+    ("models_asleep", "Whether all engines of the model sleep"),
 ]
 LOAD_COUNTERS = [
     ("models_loads", "Loads of the model, but that of the start", EngineField.LOADS),
@@ -224,7 +225,7 @@ class BoardCollector(Collector):
 
     def _loads(self) -> Iterator[Metric]:
         """Which models are loaded, how many sequences wait for them, and how often they came."""
-        loaded, waiting = (
+        loaded, waiting, asleep = (
             GaugeMetricFamily(f"headrace:{name}", help, labels=["model_name"])
             for name, help in LOAD_GAUGES
         )
@@ -236,10 +237,11 @@ class BoardCollector(Collector):
             status = model_status(self._board, model)
             loaded.add_metric([name], status.state is ModelState.LOADED)
             waiting.add_metric([name], status.num_waiting)
+            asleep.add_metric([name], status.is_asleep)
             engines = engines_of(self._board, model)
             for family, (_, _, field) in zip((loads, failures), LOAD_COUNTERS, strict=True):
                 family.add_metric([name], sum(slot[field] for slot in engines))
-        yield from (loaded, waiting, loads, failures)
+        yield from (loaded, waiting, asleep, loads, failures)
 
     def _backlogs(self) -> Iterator[Metric]:
         """Backlogs: bodies sent to tokenizer processes, messages sent to frontends."""

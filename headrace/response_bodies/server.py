@@ -11,7 +11,7 @@ from headrace.response_bodies.base import Typed, Whole
 class LoadStatus(Whole):
     """Whether a model is loaded; `value` is as llama.cpp has it."""
 
-    value: Literal["unloaded", "loading", "loaded", "unloading"]
+    value: Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
     progress: float  # of its load, 0 to 1
     waiting: int  # sequences that wait for it
     failed: bool  # it could not be loaded, and is not tried again for some seconds

@@ -2,13 +2,16 @@
 
 import json
 import os
+from collections.abc import Sequence
 
 import pytest
 
 from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import CommonField
+from headrace.board.fields import CommonField, EngineField
+from headrace.board.replicas import SLEEP, ReplicaWishes
 from headrace.config.api_keys import digest
+from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admin import (
     DRAIN,
     METHODS,
@@ -27,18 +30,24 @@ KEY = b"key"
 class Rig:
     """The routes of a frontend, and what the supervisor hears of them."""
 
-    def __init__(self, *keys: bytes, profiles: bool = True) -> None:
+    def __init__(
+        self, *keys: bytes, profiles: bool = True, models: Sequence[ModelCapacity] = ()
+    ) -> None:
         seats = [Seat("frontend", 0), Seat("engine", 0), Seat("worker", 0)]
         self.board = Board.create(seats)
         self.slot = self.board.slot("frontend")
         self.admin_requests = AdminRequests(self.board, WISHES)
         key_auth = ApiKeyAuth(map(digest, keys))
-        self._admin = Admin(key_auth, self.board, self.slot, os.getppid(), profiles)
+        self._admin = Admin(key_auth, self.board, self.slot, os.getppid(), profiles, models=models)
 
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
     ) -> AdminResponse | Rejection:
         return self._admin.handle(method, path, query, key)
+
+
+def capacity(name: str) -> ModelCapacity:
+    return ModelCapacity(name=name, encoded_name=f'"{name}"', max_num_requests=1, replica_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +144,33 @@ def test_paths_of_models_have_their_names() -> None:
     assert model_action("/admin/models/a/load") == ("a", "load")
     assert model_action("/admin/models/org%2Fname/unload") == ("org/name", "unload")
     assert model_action("/admin/models/org/name/unload") == ("org/name", "unload")
+    assert model_action("/admin/models/org/name/sleep") == ("org/name", "sleep")
     for path in ("/admin/models/load", "/admin/models//load", "/admin/models/a/drop", "/admin/x/a"):
         assert model_action(path) is None, path
     rig = Rig(KEY)
     assert rig.ask("GET", "/admin/models/a/load").status == 405
     assert rig.ask("POST", "/admin/models/a/load").status == 404, "there is no such model"
     assert rig.ask("POST", "/admin/models/a/load", key=None).status == 401
+
+
+@pytest.mark.parametrize(
+    ("query", "count"), [(b"", SLEEP), (b"level=1", SLEEP), (b"level=2", 0), (b"level=0", None)]
+)
+def test_sleep_is_as_vllm_has_it(query: bytes, count: int | None) -> None:
+    rig = Rig(KEY, models=[capacity("m")])
+    rig.board.slot("engine").enter(State.READY)
+    rig.board.slot("engine")[EngineField.CAN_SLEEP] = 1
+    wishes = ReplicaWishes(rig.board)
+    assert rig.ask("POST", "/sleep", query).status == (400 if count is None else 202)
+    assert wishes.take() == ({} if count is None else {0: count})
+    assert rig.ask("POST", "/wake_up", b"tags=weights").status == 202
+    assert wishes.take() == {0: 1}
+    answer = rig.ask("GET", "/is_sleeping")
+    assert isinstance(answer, AdminResponse)
+    assert (answer.status, json.loads(answer.body)) == (200, {"is_sleeping": False})
+
+
+def test_sleep_takes_no_other_parameters() -> None:
+    rig = Rig(KEY, models=[capacity("m")])
+    assert rig.ask("POST", "/sleep", b"level=1&mode=keep").status == 400
+    assert rig.ask("GET", "/sleep").status == 405

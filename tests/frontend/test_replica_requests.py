@@ -6,12 +6,10 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField, Seating, WorkerField
-from headrace.board.replicas import ReplicaWishes
+from headrace.board.replicas import SLEEP, ReplicaWishes
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.replica_requests import (
-    LOAD,
-    UNLOAD,
     AdminResponse,
     ModelAction,
     ReplicaRequests,
@@ -132,20 +130,59 @@ def test_engines_that_leave_have_their_memory_yet() -> None:
 def test_models_are_loaded_and_unloaded_by_name() -> None:
     rig = Rig()
     name = 'b"\N{FOX FACE}'
-    answer = rig.requests.load(ModelAction(name, UNLOAD))
+    answer = rig.requests.apply(name, ModelAction.UNLOAD)
     assert isinstance(answer, AdminResponse)
     assert (answer.status, json.loads(answer.body)["replicas"]) == (202, 0)
     assert rig._wishes.take() == {1: 0}
     for slot in rig.engines[4:]:
         slot[EngineField.SEATING] = Seating.VACANT
-    rig.requests.load(ModelAction(name, LOAD))
+    rig.requests.apply(name, ModelAction.LOAD)
     assert rig._wishes.take() == {1: 2}, "as many as its flags say"
-    missing = rig.requests.load(ModelAction("other", LOAD))
+    missing = rig.requests.apply("other", ModelAction.LOAD)
     assert isinstance(missing, Rejection)
     assert missing.status == 404
 
 
 def test_loading_a_model_changes_no_number_of_replicas() -> None:
     rig = Rig()
-    rig.requests.load(ModelAction("a", LOAD))
+    rig.requests.apply("a", ModelAction.LOAD)
     assert rig._wishes.take() == {0: 1}
+
+
+def test_a_model_that_is_loaded_is_put_to_sleep() -> None:
+    rig = Rig()
+    name = 'b"\N{FOX FACE}'
+    rig.engines[4][EngineField.CAN_SLEEP] = 1
+    answer = rig.requests.apply(name, ModelAction.SLEEP)
+    assert isinstance(answer, AdminResponse)
+    assert (answer.status, json.loads(answer.body)["replicas"]) == (202, 2)
+    assert rig._wishes.take() == {1: SLEEP}
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("a", "model_not_loaded"), ('b"\N{FOX FACE}', "model_cannot_sleep")]
+)
+def test_a_model_that_cannot_sleep_says_why(name: str, code: str) -> None:
+    rig = Rig()
+    answer = rig.requests.apply(name, ModelAction.SLEEP)
+    assert isinstance(answer, Rejection)
+    assert (answer.status, answer.code) == (409, code)
+    assert not rig._wishes.take()
+
+
+def test_several_models_have_no_sleep_of_all() -> None:
+    answer = Rig().requests.apply_alone(ModelAction.SLEEP)
+    assert isinstance(answer, Rejection)
+    assert answer.status == 400
+    assert "/admin/models/NAME/sleep" in answer.message
+
+
+def test_models_sleep_when_none_is_awake() -> None:
+    rig = Rig()
+    assert rig.requests.sleep_status() == b'{"is_sleeping":false}'
+    for slot in rig.engines[:4]:
+        slot[EngineField.SEATING] = Seating.VACANT
+    for slot in rig.engines[4:]:
+        assert rig.requests.sleep_status() == b'{"is_sleeping":false}'
+        slot[EngineField.IS_ASLEEP] = 1
+    assert rig.requests.sleep_status() == b'{"is_sleeping":true}'

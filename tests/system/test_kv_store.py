@@ -238,3 +238,23 @@ def test_prompts_are_computed_ahead(model: str, start: Start) -> None:
         assert cached_tokens(answered) >= warmed.prompt_tokens - PAGE_TOKENS
     with Client(server.url) as client, pytest.raises(ApiError, match="admin"):
         client.warm(first)
+
+
+@pytest.mark.skipif("MODEL_LOADS" not in os.environ, reason="long: `make soak`")
+def test_a_store_has_what_a_model_that_sleeps_had_cached(
+    model: str, start: Start, tmp_path: Path
+) -> None:
+    server = start(*store_flags(model, tmp_path), "--admin-api-key", "operator")
+    text, _ = ask(server, 0)
+    with Client(server.url, api_key="operator") as client:
+        name = client.models()[0].id
+        client.sleep(name)
+
+        def sleeps() -> bool:
+            (status,) = (one.status for one in client.models())
+            return status is not None and status.value == "sleeping"
+
+        wait_until(sleeps, "it sleeps")
+    again, num_cached = ask(server, 0)
+    assert (again, num_cached > 0) == (text, True)
+    assert server.metric("kv_store_found_total") > 0

@@ -24,6 +24,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key"
 NAMES = ("first", "second", "third")
 MIXED = [REQUESTS[place] for place in (1, 2, 4, 8)]  # sampled, several, logprobs, whole
 NUM_ROUNDS = 3
+PAGES = "headrace-pages"  # in the names of their files
 NUM_PIECES = 20  # of a stream, before its model is unloaded
 in_soak = pytest.mark.skipif("MODEL_LOADS" not in os.environ, reason="long: `make soak`")
 Answers = list[dict[str, Any]]
@@ -51,6 +52,17 @@ class OnDemand(RunningServer):
     def find(self, title: str) -> psutil.Process | None:
         """Return a process, if it is there."""
         return self.ring.get(f"headrace: {title}")
+
+    @property
+    def page_bytes(self) -> int:
+        """The memory of all KV pages."""
+        files = Path(f"/proc/{self.process.pid}/fd").iterdir()
+        return sum(512 * file.stat().st_blocks for file in files if PAGES in os.readlink(file))
+
+    def fall_asleep(self, model: str) -> None:
+        """Have a loaded model sleep."""
+        self.order(lambda client: client.sleep(model))
+        self.await_status(model, "sleeping")
 
     @property
     def num_sequences(self) -> float:
@@ -113,6 +125,46 @@ def test_models_take_turns_under_load(server: OnDemand, expected: Answers) -> No
     assert server.metric("models_waiting") == 0
     for path in ("health", "ready", "startup"):
         assert httpx.get(f"{server.url}/{path}").status_code == 200
+
+
+def test_a_model_sleeps_and_answers_alike(server: OnDemand, expected: Answers) -> None:
+    (name,) = (name for name in NAMES if server.status(name).value == "loaded")
+    before = server.page_bytes
+    server.fall_asleep(name)
+    assert server.page_bytes < before / 4
+    assert server.metric("models_asleep") == 1
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert asyncio.run(server.read(name)) == expected
+    assert server.status(name).value == "loaded"
+
+
+@in_soak
+@pytest.mark.parametrize("victim", ["engine", "worker 0", "tokenizer 0"])
+def test_deaths_around_sleep_change_no_text(
+    server: OnDemand, expected: Answers, victim: str
+) -> None:
+    server.order(lambda client: client.load("first"))
+    server.await_status("first", "loaded")
+    for kills_asleep in (True, False):
+        server.order(lambda client: client.sleep("first"))
+        if kills_asleep:
+            server.await_status("first", "sleeping")
+        process = server.find(victim)
+        assert process is not None
+        process.kill()
+        assert asyncio.run(server.read("first")) == expected
+
+
+@in_soak
+def test_sleep_under_load_changes_no_text(server: OnDemand, expected: Answers) -> None:
+    server.order(lambda client: client.load("first"))
+    server.await_status("first", "loaded")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(asyncio.run, server.read_often("first"))
+        while not reading.done():
+            server.order(lambda client: client.sleep("first"))
+        assert reading.result() == [expected] * NUM_ROUNDS
+    server.await_status("first", "sleeping")
 
 
 @in_soak

@@ -399,6 +399,11 @@ class CpuExecutor:
         logits = room[begin : begin + num_rows * stride].reshape(num_rows, stride)
         return logits, np.empty((num_rows, -(-self.vocab_size // BLOCK_TOKENS)), np.float32)
 
+    def rest(self) -> None:
+        """Give back what steps take beside weights and pages; the next step takes it again."""
+        self.core.headrace_cpu_rest(self.model)
+        self._room = self.room_for(0)
+
     def step_seconds(self) -> dict[str, float]:
         """Return where the time of steps went since the last call, by part; the first call begins.
 
@@ -582,6 +587,7 @@ def declared_core() -> ctypes.CDLL:
         ("set_vector", None, (*where, c_int32, c_void_p, c_int32)),
         ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
         ("draft_for", None, (c_void_p, c_void_p, POINTER(c_int32))),
+        ("rest", None, (c_void_p,)),
         ("step", c_int32, (c_void_p, POINTER(NativeStep))),
         ("step_seconds", None, (c_void_p, POINTER(c_double))),
     ):

@@ -41,7 +41,13 @@ class LoadedModel:
     numerics: str = ""
     copier: PageCopier | None = None  # with host pages
     adapters: AdapterLoader | None = None  # with `--enable-lora`
+    rest: Callable[[], None] = lambda: None  # gives back what steps take beside weights and pages
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
+
+    @property
+    def adapter_bytes(self) -> int:
+        """What adapters may take of a CPU's memory, in all workers together."""
+        return 0 if self.adapters is None else self.adapters.max_bytes
 
 
 def threads_of_rank(num_ranks: int) -> int:

@@ -14,6 +14,7 @@ from servers import wait_until
 from headrace.engine_proc.shm.cache_memory import (
     CacheMemory,
     clear,
+    give_back,
     join_cache_ids,
     map_tables,
 )
@@ -124,3 +125,22 @@ def test_tables_are_found_again_and_begin_anew_with_other_sizes(fd: int) -> None
     first[:1], second[:1] = b"1", b"2"
     assert [bytes(table[:1]) for table in map_tables(fd, [64, 128])] == [b"1", b"2"]
     assert [bytes(table[:1]) for table in map_tables(fd, [64, 96])] == [bytes(1)] * 2
+
+
+def test_pages_are_given_back_while_a_worker_has_them(fd: int) -> None:
+    memory = CacheMemory(fd, NUM_BYTES, MODEL)
+    write(memory, b"x" * NUM_BYTES)
+    before = os.fstat(fd).st_blocks
+    give_back([fd])
+    assert read(memory, NUM_BYTES) == bytes(NUM_BYTES)
+    assert os.fstat(fd).st_blocks < before / 4
+    write(memory, b"page")
+    memory.close()
+    again = CacheMemory(fd, NUM_BYTES, MODEL)
+    assert (read(again, 4), again.cache_id) == (b"page", memory.cache_id)
+    again.close()
+
+
+def test_memory_that_was_cleared_has_nothing_to_give_back(fd: int) -> None:
+    give_back([fd])
+    assert os.fstat(fd).st_size == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, L
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 from headrace.errors import HeadraceError, ModelError
+from headrace.system.procfs import resident_bytes
 
 # The arithmetic of a model that is stored in bf16.
 BF16: dict[str, Any] = {
@@ -217,6 +219,15 @@ def test_step_seconds_are_those_since_the_last_call() -> None:
     assert 0 < sum(parts.values()) < elapsed
     assert {name for name, seconds in parts.items() if seconds == 0} <= {"experts", "waiting"}
     assert not any(executor.step_seconds().values())
+
+
+def test_a_rest_gives_back_what_steps_take() -> None:
+    executor = cpu(dataclasses.replace(SPEC, intermediate_size=1 << 14))
+    whole = executor.forward(batch([(0, 0, LENGTH)]))
+    before = resident_bytes(os.getpid())
+    executor.rest()
+    assert before - resident_bytes(os.getpid()) > LENGTH * 4 << 14
+    np.testing.assert_array_equal(executor.forward(batch([(0, 0, LENGTH)])), whole)
 
 
 def test_a_step_may_want_no_logits() -> None:
