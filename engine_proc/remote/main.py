@@ -40,6 +40,7 @@ from headrace.ipc.remote_messages import (
 )
 from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
 from headrace.runtime.process import Context
+from headrace.system.cpu_scheduling import take_turns
 
 SECOND_NS = 10**9
 SESSION_BITS = 63
@@ -59,6 +60,7 @@ class SessionEnded(HeadraceError):
 def main(config: EngineConfig, context: Context) -> NoReturn:
     """Serve by an engine on another machine; end when that is lost. Its successor begins anew."""
     assert config.remote is not None
+    take_turns(is_urgent=True)  # it passes on, and computes nothing
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine", context.index), ToEngine)
     seat = RemoteSeat(config, config.remote, context)
     while not seat.serves:
