@@ -37,11 +37,20 @@ class LoadQueue:
     Args:
         slot: of this process. It tells how many sequences wait.
         limits: sequences that wait for each model, in all tokenizer processes. 0 is no limit.
+        on_demand: called when the first request waits for a model.
     """
 
-    def __init__(self, board: Board, slot: Slot, num_models: int, limits: Sequence[int]) -> None:
+    def __init__(
+        self,
+        board: Board,
+        slot: Slot,
+        num_models: int,
+        limits: Sequence[int],
+        on_demand: Callable[[], None] = lambda: None,
+    ) -> None:
         self._board = board
         self._slot = slot
+        self._on_demand = on_demand
         self._limits = limits or [0] * num_models
         self._queues: list[deque[RoutedRequest]] = [deque() for _ in range(num_models)]
 
@@ -61,8 +70,11 @@ class LoadQueue:
         limit = self._limits[routed.model]
         if 0 < limit <= num_waiting(self._board, routed.model) and not routed.request.resumes:
             raise QueueFull
-        self._queues[routed.model].append(routed)
+        queue = self._queues[routed.model]
+        queue.append(routed)
         self._count(routed.model)
+        if len(queue) == 1:
+            self._on_demand()
 
     def take(self, model: int, send: Callable[[RoutedRequest], bool]) -> None:
         """Send requests for a model until one cannot be sent. It waits, with those after it."""

@@ -11,9 +11,11 @@ Requests wait here while no engine of their model serves.
 """
 
 import itertools
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,7 +74,8 @@ class ReplicaRouter:
             self._replicas[engine[EngineField.MODEL]].append(engine.seat.index)
         self._turns = itertools.count()
         self._names = [card.name for card in config.cards]
-        self._waiting = LoadQueue(board, slot, len(config.cards), config.max_num_queued)
+        on_demand = partial(wake, config.demand_fd)
+        self._waiting = LoadQueue(board, slot, len(config.cards), config.max_num_queued, on_demand)
 
     @property
     def are_waiting(self) -> bool:
@@ -199,6 +202,13 @@ class ReplicaRouter:
     def close(self) -> None:
         """Drop all links."""
         self._links.close()
+
+
+def wake(fd: int) -> None:
+    """Wake the supervisor by its pipe; one that is full wakes it as well."""
+    if fd >= 0:
+        with suppress(BlockingIOError):
+            os.write(fd, b"\0")
 
 
 def digests_of(request: GenerateRequest, ids: Ids, page_tokens: int) -> list[bytes]:

@@ -148,6 +148,7 @@ class TokenizerConfig:
     lora_dir: str | None = None
     max_num_queued: tuple[int, ...] = ()  # sequences that wait for an engine, by model
     tells_loads: bool = False  # whether models are loaded: they come and go
+    demand_fd: int = -1  # where to write when a request waits for a model; -1 is nowhere
 
 
 @dataclass(frozen=True, kw_only=True)

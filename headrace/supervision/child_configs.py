@@ -44,6 +44,7 @@ class ChildConfigs:
     admin_keys: Sequence[str]  # none, or one
     arena: Arena | None
     fetched: Arena | None
+    demand_fd: int  # as in `TokenizerConfig`
     board: Board
     files: EngineFiles
     engine_seats: EngineSeats
@@ -110,6 +111,7 @@ class ChildConfigs:
                 lora_dir=c.lora_dir,
                 max_num_queued=tuple(group.config.max_num_queued for group in self.groups),
                 tells_loads=self.tells_loads,
+                demand_fd=self.demand_fd,
                 **self._arena_fields,
             )
         if role == "engine":

@@ -47,10 +47,13 @@ class ModelLoads:
         self._backlogs = [engine_backlog(board, slot.seat.index) for slot in board.of("engine")]
 
     @property
-    def are_all_loaded(self) -> bool:
-        """Whether no model is to be looked at soon."""
-        states = (model_state(self._board, model) for model in range(len(self._names)))
-        return all(state is ModelState.LOADED for state in states)
+    def are_settled(self) -> bool:
+        """Whether no model comes or goes, and no request waits for one."""
+        settled = (ModelState.LOADED, ModelState.UNLOADED)
+        return all(
+            model_state(self._board, model) in settled and not num_waiting(self._board, model)
+            for model in range(len(self._names))
+        )
 
     def look(self) -> list[int]:
         """Take the next steps; return the engines to be started."""

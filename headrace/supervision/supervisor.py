@@ -158,8 +158,10 @@ class Supervisor:
         crash = CrashConfig.of(config, directory)
         self._crash_reports = CrashReports(crash, self.board)
         sockets = None if listeners is None else listeners.sockets
+        self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._configs = ChildConfigs(
             groups=groups,
+            demand_fd=wakeup_w,
             run_dir=self.run_dir,
             started_at=int(time.time()),
             listen_fds=None if sockets is None else [socket.fileno() for socket in sockets],
@@ -174,7 +176,6 @@ class Supervisor:
         )
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
         self._selector = selectors.DefaultSelector()
-        self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
@@ -253,7 +254,7 @@ class Supervisor:
         """How long to wait between looks at the board."""
         if self._drain_until is not None or self._engine_seats.are_changing:
             return STARTUP_POLL_INTERVAL_S
-        return POLL_INTERVAL_S if self._loads.are_all_loaded else STARTUP_POLL_INTERVAL_S
+        return POLL_INTERVAL_S if self._loads.are_settled else STARTUP_POLL_INTERVAL_S
 
     def _start(self) -> None:
         gc.freeze()  # what its copies share with it stays shared while they collect
@@ -285,7 +286,7 @@ class Supervisor:
             fds += [] if config.prefix_fd is None else [config.prefix_fd]
             fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
-            fds += config.prefix_fds.values()
+            fds += [*config.prefix_fds.values(), config.demand_fd]
         if isinstance(config, GatewayConfig):
             fds.append(config.prefix_fd)
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
@@ -493,7 +494,7 @@ class Supervisor:
         """Wait for a signal or the death of a child."""
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
-                if key.fd == self._wakeup_r:  # a signal, which has been handled
+                if key.fd == self._wakeup_r:  # a signal, which has been handled, or a demand
                     os.read(self._wakeup_r, WAKEUP_BYTES)
                 else:
                     self._stopping = True

@@ -1,5 +1,6 @@
 """A request goes where its first token is expected soonest."""
 
+import os
 import time
 from array import array
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ class Fleet:
             slot.enter(State.READY)
             slot[EngineField.PAGE_TOKENS] = PAGE
         fds = {seat.index: create_prefix_index() for seat in engines}
+        self.demands, demand_fd = os.pipe2(os.O_NONBLOCK)
+        self._fds = self.demands, demand_fd
         self.indexes = [PrefixIndex(fd) for fd in fds.values()]
         config = TokenizerConfig(
             run_dir=run_dir,
@@ -56,6 +59,7 @@ class Fleet:
             max_batch_size=1,
             batch_wait_ms=0,
             prefix_fds=fds,
+            demand_fd=demand_fd,
         )
         self.inboxes: list[Inbox[ToEngine]] = [
             Inbox(address(run_dir, "engine", index), ToEngine) for index in range(num_engines)
@@ -104,6 +108,8 @@ class Fleet:
         self.router.close()
         for inbox in self.inboxes:
             inbox.close()
+        for fd in self._fds:
+            os.close(fd)
 
 
 @pytest.fixture
@@ -237,6 +243,15 @@ def test_requests_wait_in_order_until_an_engine_serves(fleet: Fleet) -> None:
     assert received(fleet, 1, 5) == [id // ids[0] for id in (ids[0], ids[1], ids[1] + 1, *ids[2:])]
     assert fleet.slot[TokenizerField.WAITING] == 0
     assert not fleet.router.are_waiting
+
+
+def test_the_first_request_that_waits_wakes_the_supervisor(fleet: Fleet) -> None:
+    fleet.router.send([routed(1)])
+    with pytest.raises(BlockingIOError):
+        os.read(fleet.demands, 1)
+    vacate(fleet)
+    fleet.router.send([routed(2), routed(3)])
+    assert len(os.read(fleet.demands, 8)) == 1
 
 
 def test_a_model_that_is_unloaded_gets_only_what_it_had(fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField, Seating, TokenizerField
+from headrace.board.replicas import SLEEP, wish_replicas
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy
 from headrace.supervision.model_loads import ModelLoads
@@ -59,3 +60,20 @@ def test_a_model_with_the_engines_of_its_flags_stays() -> None:
     rig.board.slot("tokenizer")[TokenizerField.WAITING] = 1
     assert rig.loads.look() == [0]
     assert rig.seatings[1] == Seating.SEATED
+
+
+def test_an_unloaded_model_is_left_alone_until_it_is_asked_for() -> None:
+    rig = Rig()
+    assert rig.loads.are_settled
+    rig.board.slot("tokenizer")[TokenizerField.WAITING] = 1
+    assert not rig.loads.are_settled
+    rig.board.slot("tokenizer")[TokenizerField.WAITING] = 0
+    rig.engines[1][EngineField.SEATING] = rig.engines[2][EngineField.SEATING] = Seating.LEAVING
+    assert not rig.loads.are_settled
+
+
+def test_a_model_that_is_to_sleep_keeps_its_engines() -> None:
+    rig = Rig()
+    wish_replicas(rig.board.slot("frontend"), 1, SLEEP)
+    assert rig.loads.look() == []
+    assert rig.seatings[1:] == [Seating.SEATED, Seating.SEATED]
