@@ -49,6 +49,7 @@ soak: .venv/dev
 	TEST_S=0 MODEL_LOADS=1 $(BIN)/pytest tests/system/test_model_loads.py
 	TEST_S=0 MODEL_LOADS=1 $(BIN)/pytest tests/system/test_kv_store.py -k sleeps
 	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest tests/system/test_remote_engines.py
+	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest -s tests/system/test_remote_machines.py
 	TEST_S=0 STORE_KILLS=50 $(BIN)/pytest tests/system/test_kv_store.py -k random
 	TEST_S=0 HOST_TIER_TP=2 HOST_TIER_KILLS="worker 1,engine,kv_store 0,worker 0" \
 		$(BIN)/pytest tests/system/test_host_tier.py

@@ -4,6 +4,7 @@ import re
 import selectors
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,10 +21,13 @@ class RunningNode(RunningServer):
 
     ready = re.compile(r" is at (tcp:\S+)")
 
-    def __init__(self, key_file: Path, *args: str) -> None:
+    def __init__(
+        self, key_file: Path, *args: str, host: str = "127.0.0.1", under: Sequence[str] = ()
+    ) -> None:
         with reserved_port() as port:
-            where = f"tcp://127.0.0.1:{port}"
-            super().__init__("--engine-listen", where, "--engine-key-file", str(key_file), *args)
+            where = f"tcp://{host}:{port}"
+            flags = ("--engine-listen", where, "--engine-key-file", str(key_file))
+            super().__init__(*flags, *args, under=under)
 
 
 class Link:

@@ -1,0 +1,149 @@
+"""Two machines, each a network namespace: their link is cut for long under many streams."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from network_namespace import THERE, NetworkNamespace, NoNamespace
+from remote_nodes import RunningNode
+from servers import RunningServer, wait_until
+from tiny_models import make_byte_folder
+
+pytestmark = pytest.mark.skipif("REMOTE_MODEL" not in os.environ, reason="long: `make soak`")
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
+NUM_STREAMS, NUM_TOKENS = 64, 300
+NUM_PIECES = 1000  # of all streams, before the link is cut
+CUT_S = 20.0
+TIMEOUT_S = 600
+
+
+class Machines:
+    """A server here, with an engine of its own and one in a namespace."""
+
+    def __init__(self, folder: Path, namespace: NetworkNamespace) -> None:
+        model, key = str(folder / "model"), folder / "key"
+        self.node = RunningNode(key, model, *FLAGS, host=THERE, under=namespace.under)
+        flags = ("--remote-engines", self.node.url, "--engine-key-file", str(key))
+        self.head = RunningServer(model, *FLAGS, *flags)
+        self.await_health()
+
+    def await_health(self) -> None:
+        """Wait until both engines serve."""
+        wait_until(lambda: self.health.status_code == 200, "both engines serve")
+
+    @property
+    def health(self) -> httpx.Response:
+        """What the server tells of its processes."""
+        return httpx.get(f"{self.head.url}/health")
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of the engine in the namespace."""
+        told = self.health.json()["processes"]
+        (found,) = (one["steps"] for one in told if one["process"] == "engine 1")
+        return int(found)
+
+    def close(self) -> None:
+        """End both."""
+        self.head.close()
+        self.node.close()
+
+
+class Listener:
+    """Hears the pieces of all streams: acts at one of them, and notes the longest silence."""
+
+    def __init__(self, action: Callable[[], object] = lambda: None) -> None:
+        self._action = action
+        self._num_left = NUM_PIECES
+        self.silence_s = 0.0
+
+    def hear(self, silence_s: float) -> None:
+        """Note a piece, and for how long its stream was silent before."""
+        self.silence_s = max(self.silence_s, silence_s)
+        self._num_left -= 1
+        if not self._num_left:
+            self._action()
+
+
+async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
+    """Return the text of a stream."""
+    body: dict[str, Any] = {
+        "prompt": f"{seed} Once",
+        "seed": seed,
+        "temperature": 1,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, heard_at = "", 0.0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                now = time.monotonic()
+                listener.hear(now - heard_at if heard_at else 0.0)
+                heard_at = now
+                text += json.loads(line[6:])["choices"][0]["text"]
+    return text
+
+
+def read_all(url: str, listener: Listener) -> list[str]:
+    """Return the texts of all streams, which run at once."""
+
+    async def read_together() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
+            return await asyncio.gather(
+                *(read(client, seed, listener) for seed in range(NUM_STREAMS))
+            )
+
+    return asyncio.run(read_together())
+
+
+@pytest.fixture
+def namespace() -> Iterator[NetworkNamespace]:
+    try:
+        made = NetworkNamespace()
+    except NoNamespace as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path, namespace: NetworkNamespace) -> Iterator[Machines]:
+    make_byte_folder(tmp_path / "model")
+    running = Machines(tmp_path, namespace)
+    yield running
+    running.close()
+
+
+def test_a_link_that_is_cut_for_long_fails_no_stream(
+    tmp_path: Path, machines: Machines, namespace: NetworkNamespace
+) -> None:
+    alone = RunningServer(str(tmp_path / "model"), *FLAGS)
+    expected = read_all(alone.url, Listener())
+    assert alone.stop() == 0
+    healing = threading.Timer(CUT_S, namespace.heal)
+
+    def cut() -> None:
+        assert machines.num_steps
+        namespace.cut()
+        healing.start()
+
+    listener = Listener(cut)
+    assert read_all(machines.head.url, listener) == expected
+    print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
+    wait_until(lambda: machines.health.status_code == 503, "the engine is missed")
+    healing.join()
+    machines.await_health()
+    before = machines.num_steps
+    assert read_all(machines.head.url, Listener()) == expected
+    assert machines.num_steps > before, "it is taken in again"
