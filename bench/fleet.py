@@ -8,6 +8,8 @@ Method: throughput is of mock engines whose steps take as long as an estimate of
         Loads are of the demo model under two names, of which one is loaded. The other is asked, and
         the time until its first token is taken. Sleep is of the demo model after some prompts:
         memory, shared pages counted once, and first tokens of it asleep, awake and unloaded.
+        Deaths are of a remote engine's machine under 64 streams of the demo model: all of its
+        processes are killed, or stopped. The texts are those without a death.
 Run:    python bench/fleet.py --rounds 2
 """
 
@@ -20,9 +22,11 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
+
+import psutil
 
 from headrace.client.client import Client
 from support import models
@@ -46,8 +50,10 @@ NUM_LONE = 400  # requests in a round, one by one
 ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
-ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads", "sleep")
+ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads", "sleep", "deaths")
 LOADED, ON_DEMAND, ASLEEP = "loaded", "on demand", "asleep"
+KILLED, STILL = "killed", "stands still"
+DEATH_TOKENS = 96  # of each stream
 NUM_FILLED = 24  # prompts before a model sleeps
 MIB = 1 << 20
 Turn = list[list[int]]  # a prompt of each conversation
@@ -165,27 +171,68 @@ def measure_choice(report: Report, rounds: int) -> None:
         measure_lone(report, rounds, "one engine", servers)
 
 
+@contextmanager
+def remote_engine(*flags: str) -> Iterator[tuple[psutil.Process, tuple[str, ...]]]:
+    """Run an engine that listens; yield its supervisor, and the flags of a server that takes it."""
+    with TemporaryDirectory() as folder, reserved_port() as port:
+        key_file, where = Path(folder) / "key", f"tcp://127.0.0.1:{port}"
+        key = ("--engine-key-file", str(key_file))
+        launch = str(Path(sys.executable).parent / "launch_server")
+        node = subprocess.Popen([launch, *flags, "--engine-listen", where, *key])
+        try:
+            while not key_file.exists():
+                if node.poll() is not None:
+                    raise StartFailed(f"--engine-listen {where} exited with {node.returncode}")
+                time.sleep(POLL_INTERVAL_S)
+            yield psutil.Process(node.pid), ("--remote-engines", where, *key)
+        finally:
+            node.terminate()
+            node.wait()
+
+
 def measure_remote(report: Report, rounds: int) -> None:
     """Measure what an engine behind TCP and CURVE adds."""
     mock = ("--engine", "mock")
     with ExitStack() as stack:
-        key_file = Path(stack.enter_context(TemporaryDirectory())) / "key"
-        where = f"tcp://127.0.0.1:{stack.enter_context(reserved_port())}"
-        key = ("--engine-key-file", str(key_file))
-        launch = str(Path(sys.executable).parent / "launch_server")
-        node = subprocess.Popen([launch, *mock, "--engine-listen", where, *key])
-        stack.callback(node.wait)
-        stack.callback(node.terminate)
-        while not key_file.exists():
-            if node.poll() is not None:
-                raise StartFailed(f"--engine-listen {where} exited with {node.returncode}")
-            time.sleep(POLL_INTERVAL_S)
-        remote = headrace(*mock, "--data-parallel-size", "0", "--remote-engines", where, *key)
+        _, flags = stack.enter_context(remote_engine(*mock))
+        remote = headrace(*mock, "--data-parallel-size", "0", *flags)
         servers = {
             "tcp with CURVE": stack.enter_context(remote),
             "the machine's own": stack.enter_context(headrace(*mock)),
         }
         measure_lone(report, rounds, "one engine elsewhere", servers)
+
+
+def lose(node: psutil.Process, way: str) -> list[psutil.Process]:
+    """Have a machine end, or stand still; return the processes that do."""
+    processes = [node, *node.children(recursive=True)]
+    for process in processes:
+        (process.kill if way == KILLED else process.suspend)()
+    return processes
+
+
+def measure_deaths(report: Report, rounds: int) -> None:
+    """Measure the longest silence of streams, half of which lose their engine's machine."""
+    silence = Quantity("machine lost, longest silence", "s", {KILLED: [], STILL: [], "none": []})
+    prompts = [[FIRST_ID + i] for i in range(STREAMS)]
+    for _ in range(rounds):
+        for way in (KILLED, STILL):
+            with ExitStack() as stack:
+                node, flags = stack.enter_context(remote_engine())
+                server = stack.enter_context(headrace(*flags))
+                expected = complete(server.url, prompts, DEATH_TOKENS)
+                silence.samples["none"].append(max(stream.silence for stream in expected))
+                with ThreadPoolExecutor(1) as pool:
+                    told = pool.submit(complete, server.url, prompts, DEATH_TOKENS)
+                    time.sleep((expected[0].last - expected[0].sent) / 2)
+                    lost = lose(node, way)
+                    streams = told.result()
+                assert [one.text for one in streams] == [one.text for one in expected]
+                silence.samples[way].append(max(stream.silence for stream in streams))
+                for process in lost:
+                    with suppress(psutil.NoSuchProcess):
+                        process.resume()
+    report.add(silence)
 
 
 def measure_loads(report: Report, rounds: int) -> None:
@@ -254,6 +301,8 @@ def main() -> None:
         measure_choice(report, args.rounds)
     if "remote" in args.only:
         measure_remote(report, args.rounds)
+    if "deaths" in args.only:
+        measure_deaths(report, args.rounds)
     if "loads" in args.only:
         measure_loads(report, args.rounds)
     if "sleep" in args.only:

@@ -5,6 +5,7 @@ stamped as they arrive and parsed only after the last stream has ended.
 """
 
 import asyncio
+import itertools
 import json
 import re
 import time
@@ -28,6 +29,7 @@ class Stream:
     num_tokens: int
     num_first: int  # tokens that came with the first
     text: str
+    silence: float  # the longest between two tokens
 
     @property
     def rate(self) -> float:
@@ -67,7 +69,9 @@ class Exchange(asyncio.Protocol):
         events = [json.loads(line[6:]) for line in body.splitlines() if line[:7] == b"data: {"]
         text = "".join(choice["text"] for event in events for choice in event["choices"])
         (first, num_first), (last, _) = tokens[0], tokens[-1]
-        return Stream(self._sent, first, last, int(usage[1]), num_first, text)
+        gaps = (later - earlier for (earlier, _), (later, _) in itertools.pairwise(tokens))
+        silence = max(gaps, default=0.0)
+        return Stream(self._sent, first, last, int(usage[1]), num_first, text, silence)
 
 
 async def exchange_all(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
