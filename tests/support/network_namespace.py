@@ -1,6 +1,7 @@
 """Another machine on this one: a network namespace with a link to it. It takes root."""
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -24,15 +25,15 @@ class NetworkNamespace:
         Raises:
             NoNamespace: that is not allowed, or `ip` is not there.
         """
-        if shutil.which("ip") is None:
-            raise NoNamespace("network namespaces need the command ip")
+        if shutil.which("ip") is None or shutil.which("tc") is None:
+            raise NoNamespace("network namespaces need the commands ip and tc")
         self._name = f"headrace-{os.getpid()}"
-        self._own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
+        self._own, self._peer = own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
         self.under = ("ip", "netns", "exec", self._name)
         ip("netns", "add", self._name)
         try:
-            ip("link", "add", self._own, "type", "veth", "peer", "name", peer, "netns", self._name)
-            ip("address", "add", f"{HERE}/24", "dev", self._own)
+            ip("link", "add", own, "type", "veth", "peer", "name", peer, "netns", self._name)
+            ip("address", "add", f"{HERE}/24", "dev", own)
             ip("-n", self._name, "address", "add", f"{THERE}/24", "dev", peer)
             for link in ("lo", peer):
                 ip("-n", self._name, "link", "set", link, "up")
@@ -49,6 +50,19 @@ class NetworkNamespace:
         """Have it carry again."""
         ip("link", "set", self._own, "up")
 
+    def narrow(self, rate: str) -> None:
+        """Have both directions queue what is beyond a rate, for 5 ms, and drop what is then."""
+        limit = ("root", "tbf", "rate", rate, "burst", "4kb", "latency", "5ms")
+        run("tc", "qdisc", "replace", "dev", self._own, *limit)
+        run("tc", "-n", self._name, "qdisc", "replace", "dev", self._peer, *limit)
+
+    @property
+    def num_dropped(self) -> int:
+        """The packets that both directions have dropped since they are narrow."""
+        own = run("tc", "-s", "qdisc", "show", "dev", self._own)
+        peer = run("tc", "-n", self._name, "-s", "qdisc", "show", "dev", self._peer)
+        return sum(map(int, re.findall(r"dropped (\d+)", own + peer)))
+
     def close(self) -> None:
         """Remove it, with the link. Its processes have ended."""
         ip("netns", "delete", self._name)
@@ -60,6 +74,16 @@ def ip(*args: str) -> None:
     Raises:
         NoNamespace: it fails.
     """
-    done = subprocess.run(("ip", *args), capture_output=True, text=True)
+    run("ip", *args)
+
+
+def run(*command: str) -> str:
+    """Run a command; return what it writes.
+
+    Raises:
+        NoNamespace: it fails.
+    """
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise NoNamespace(f"ip {' '.join(args)}: {done.stderr.strip()}")
+        raise NoNamespace(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

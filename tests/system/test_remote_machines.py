@@ -1,4 +1,4 @@
-"""Two machines, each a network namespace: their link is cut for long under many streams."""
+"""Two machines, one a network namespace: many streams while their link is cut, or drops packets."""
 
 import asyncio
 import json
@@ -21,6 +21,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
 NUM_STREAMS, NUM_TOKENS = 64, 300
 NUM_PIECES = 1000  # of all streams, before the link is cut
 CUT_S = 20.0
+RATE = "4mbit"  # of a link that is too narrow for bursts
 TIMEOUT_S = 600
 
 
@@ -107,7 +108,7 @@ def read_all(url: str, listener: Listener) -> list[str]:
     return asyncio.run(read_together())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def namespace() -> Iterator[NetworkNamespace]:
     try:
         made = NetworkNamespace()
@@ -117,20 +118,32 @@ def namespace() -> Iterator[NetworkNamespace]:
     made.close()
 
 
-@pytest.fixture
-def machines(tmp_path: Path, namespace: NetworkNamespace) -> Iterator[Machines]:
-    make_byte_folder(tmp_path / "model")
-    running = Machines(tmp_path, namespace)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("machines")
+    make_byte_folder(made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    """The texts of a server that is not disturbed."""
+    alone = RunningServer(str(folder / "model"), *FLAGS)
+    texts = read_all(alone.url, Listener())
+    assert alone.stop() == 0
+    return texts
+
+
+@pytest.fixture(scope="module")
+def machines(folder: Path, namespace: NetworkNamespace) -> Iterator[Machines]:
+    running = Machines(folder, namespace)
     yield running
     running.close()
 
 
 def test_a_link_that_is_cut_for_long_fails_no_stream(
-    tmp_path: Path, machines: Machines, namespace: NetworkNamespace
+    machines: Machines, namespace: NetworkNamespace, expected: list[str]
 ) -> None:
-    alone = RunningServer(str(tmp_path / "model"), *FLAGS)
-    expected = read_all(alone.url, Listener())
-    assert alone.stop() == 0
     healing = threading.Timer(CUT_S, namespace.heal)
 
     def cut() -> None:
@@ -147,3 +160,14 @@ def test_a_link_that_is_cut_for_long_fails_no_stream(
     before = machines.num_steps
     assert read_all(machines.head.url, Listener()) == expected
     assert machines.num_steps > before, "it is taken in again"
+
+
+def test_a_link_that_drops_packets_changes_no_text(
+    machines: Machines, namespace: NetworkNamespace, expected: list[str]
+) -> None:
+    namespace.narrow(RATE)
+    before, listener = machines.num_steps, Listener()
+    assert read_all(machines.head.url, listener) == expected
+    assert machines.num_steps > before
+    assert namespace.num_dropped > 0
+    print(f"{namespace.num_dropped} packets dropped; longest silence {listener.silence_s:.2f} s")
