@@ -186,7 +186,7 @@ class Admin:
             return AdminResponse(200, self._replicas.sleep_status())
         if path == WAKE_UP:
             return self._replicas.apply_alone(ModelAction.LOAD)
-        level = dict(asked).pop("level", "1")
+        level = dict(asked).get("level", "1")
         if level not in SLEEP_LEVELS or any(name != "level" for name, _ in asked):
             return invalid(400, f"{SLEEP} takes level=1, which keeps weights, or level=2")
         return self._replicas.apply_alone(SLEEP_LEVELS[level])

@@ -145,6 +145,7 @@ class StoreClient:
             self.fingerprint = answer.fingerprint
         elif isinstance(answer, Drained):
             self._is_asked = self._is_keeping = False
+            self._restarts.worked()
         else:
             self._is_asked = False
             self._restarts.worked()

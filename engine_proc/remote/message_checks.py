@@ -61,8 +61,8 @@ def check_outputs(outputs: Outputs, steps: list[Frame], limits: OutputLimits) ->
             that the vocabulary does not have.
         msgspec.MsgspecError: they are no steps.
     """
-    index, (engine, count, vocab_size) = outputs.detokenizer, limits
-    check(0 <= index < count, f"steps for detokenizer {index} of {count}")
+    index, (engine, num_detokenizers, vocab_size) = outputs.detokenizer, limits
+    check(0 <= index < num_detokenizers, f"steps for detokenizer {index} of {num_detokenizers}")
     check(len(steps) % 2 == 0, f"{len(steps)} frames of steps")
     for encoded, tokens in zip(steps[::2], steps[1::2], strict=True):
         step = step_decoder.decode(encoded)
