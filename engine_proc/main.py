@@ -141,7 +141,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
             open_store(store, workers, engine, pool, scheduler.slots, tier)
-        sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, ready))
+        sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, workers))
         context.ready()
         serve(engine, workers, inbox, publisher, sleeper, context.slot)
     finally:
@@ -174,9 +174,9 @@ def serve(
         sleeper.look()
 
 
-def pages_to_give_back(config: EngineConfig, ready: WorkerReady) -> tuple[int, ...]:
+def pages_to_give_back(config: EngineConfig, workers: WorkerGroup) -> tuple[int, ...]:
     """Return the descriptors of pages that the system takes back while workers live: of CPUs."""
-    is_shared = bool(ready.cache_id) and not ready.num_host_pages
+    is_shared = workers.cache_id and not workers.numerics
     return config.cache_fds[1:] if is_shared else ()
 
 

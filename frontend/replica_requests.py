@@ -143,7 +143,7 @@ class ReplicaRequests:
             and not is_asleep(self._board, model)
             for model in range(len(self._models))
         )
-        return b'{"is_sleeping":%s}' % (b"false" if awake else b"true")
+        return f'{{"is_sleeping":{"false" if awake else "true"}}}'.encode()
 
     def _put_to_sleep(self, model: int) -> AdminResponse | Rejection:
         """Note that a model is to sleep."""

@@ -154,8 +154,7 @@ class Supervisor:
             MemoryWatchdog(memory_limit(), own_bytes),
             SpinWatchdog(busy_seconds),
         )
-        directory = crash_directory(config.crash_dir, os.environ)
-        crash = CrashConfig.of(config, directory)
+        crash = CrashConfig.of(config, crash_directory(config.crash_dir, os.environ))
         self._crash_reports = CrashReports(crash, self.board)
         sockets = None if listeners is None else listeners.sockets
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -370,18 +370,6 @@ def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
     assert sequence.generated.tolist() == [7, 8, 7]
 
 
-def test_what_was_sent_again_in_vain_is_taken_up_later(rig: Rig) -> None:
-    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
-    rig.engine._take(said, array("I", [7, 8]).tobytes())
-    lost, again, gone, last = (request_id(0, counter) for counter in range(2, 6))
-    rig.take(
-        GenerateRequest(again, 0, 4, Sampling(), [], b"", resumes=lost, earlier=[FIRST]),
-        GenerateRequest(last, 0, 4, Sampling(), [], b"", resumes=gone, earlier=[again, lost]),
-    )
-    (sequence,) = rig.scheduler.waiting
-    assert (sequence.id, sequence.generated.tolist()) == (last, [7, 8])
-
-
 @pytest.mark.parametrize(("said", "kept"), [([5, 9], [5]), ([5, 6, 7], [5, 6]), ([9], [])])
 def test_the_last_token_of_a_text_is_drawn_again_with_its_end(
     rig: Rig, said: list[int], kept: list[int]
