@@ -257,4 +257,3 @@ def test_a_store_has_what_a_model_that_sleeps_had_cached(
         wait_until(sleeps, "it sleeps")
     again, num_cached = ask(server, 0)
     assert (again, num_cached > 0) == (text, True)
-    assert server.metric("kv_store_found_total") > 0
