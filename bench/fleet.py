@@ -6,8 +6,9 @@ Method: throughput is of mock engines whose steps take as long as an estimate of
         the one before, all at once. Beside them, four servers take the turns by rotation, as a load
         balancer does that knows no prefixes. Work is counted by the servers. The order alternates.
         Loads are of the demo model under two names, of which one is loaded. The other is asked, and
-        the time until its first token is taken. Sleep is of the demo model after some prompts:
-        memory, shared pages counted once, and first tokens of it asleep, awake and unloaded.
+        the time until its first token is taken. Sleep is of the demo model behind 16 prompts
+        of 720 tokens: memory, shared pages counted once, and first tokens, awake, asleep and
+        unloaded.
         Deaths are of a remote engine's machine under 64 streams of the demo model: all of its
         processes are killed, or stopped. The texts are those without a death.
 Run:    python bench/fleet.py --rounds 2
@@ -54,7 +55,6 @@ ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads", "sl
 LOADED, ON_DEMAND, ASLEEP = "loaded", "on demand", "asleep"
 KILLED, STILL = "killed", "stands still"
 DEATH_TOKENS = 96  # of each stream
-NUM_FILLED = 24  # prompts before a model sleeps
 MIB = 1 << 20
 Turn = list[list[int]]  # a prompt of each conversation
 
@@ -264,13 +264,13 @@ def measure_sleep(report: Report, rounds: int) -> None:
     states = (LOADED, ASLEEP, ON_DEMAND)
     memory = Quantity("sleep, memory", "MiB", {state: [] for state in states})
     wait = Quantity("sleep, first token", "ms", {state: [] for state in states})
-    prompts = [next(conversations())[-1][0] for _ in range(NUM_FILLED)]
+    source = conversations()
     with ExitStack() as stack:
         server = stack.enter_context(headrace("--admin-api-key", ADMIN_KEY))
         client = stack.enter_context(Client(server.url, api_key=ADMIN_KEY))
         name = client.models()[0].id
         for _ in range(rounds):
-            complete(server.url, prompts, max_tokens=1)
+            complete(server.url, next(source)[-1], max_tokens=1)
             for state in states:
                 if state == ASLEEP:
                     order(client, name, "sleep", "sleeping")
