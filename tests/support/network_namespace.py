@@ -28,7 +28,8 @@ class NetworkNamespace:
         if shutil.which("ip") is None or shutil.which("tc") is None:
             raise NoNamespace("network namespaces need the commands ip and tc")
         self._name = f"headrace-{os.getpid()}"
-        self._own, self._peer = own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
+        own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
+        self._own, self._peer = own, peer
         self.under = ("ip", "netns", "exec", self._name)
         ip("netns", "add", self._name)
         try:
