@@ -5,12 +5,14 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from peft_folders import greedy, write_adapter
@@ -194,9 +196,13 @@ def test_tensor_parallel_and_preempted_are_merged_weights(folders: Folders) -> N
         str(folders.model),
         *(*FLAGS, "--lora-modules", *modules, "--tp", "2", "--kv-cache-memory-bytes", str(pages)),
         *("--max-model-len", "160", "--no-enable-prefix-caching", "--speculative", "self"),
+        *HELD,
     )
     try:
-        check_all(server, folders.cases)
+        with ThreadPoolExecutor(1) as pool, held(server.ring["headrace: engine"]):
+            checking = pool.submit(check_all, server, folders.cases)
+            await_open(server, len(folders.cases))
+        checking.result()
         assert server.metric("num_preemptions_total") > 0
         assert server.metric("spec_decode_num_draft_tokens_total") > 0
         refused = load(server, "more", folders.adapters / NAMES[0])
@@ -296,19 +302,24 @@ def test_few_of_an_adapter_pass_a_flood_of_another(server: RunningServer, folder
         assert complete(server, case) == case.expected
         ended.append(case.adapter)
 
-    engine = server.ring["headrace: engine"]
-    with ThreadPoolExecutor(FLOOD + FEW) as pool:
-        engine.suspend()
-        try:
-            sent = [pool.submit(run, flooding) for _ in range(FLOOD)]
-            await_open(server, FLOOD)
-            sent += [pool.submit(run, other) for _ in range(FEW)]
-            await_open(server, FLOOD + FEW)
-        finally:
-            engine.resume()
-        for one in sent:
-            one.result()
+    with ThreadPoolExecutor(FLOOD + FEW) as pool, held(server.ring["headrace: engine"]):
+        sent = [pool.submit(run, flooding) for _ in range(FLOOD)]
+        await_open(server, FLOOD)
+        sent += [pool.submit(run, other) for _ in range(FEW)]
+        await_open(server, FLOOD + FEW)
+    for one in sent:
+        one.result()
     assert set(ended[-FLOOD // 3 :]) == {flooding.adapter}
+
+
+@contextmanager
+def held(process: psutil.Process) -> Iterator[None]:
+    """Let a process of a server that is `HELD` do nothing meanwhile."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 def await_open(server: RunningServer, count: int) -> None:

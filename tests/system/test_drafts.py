@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 from foreseeing_models import next_token, save_foreseeing
+from mutants.mutants import mutants
 from safetensors.torch import load_file, save_file
 from servers import RunningServer, StartFailed, wait_until
 from tiny_models import make_byte_folder, make_folder
@@ -22,7 +23,8 @@ from headrace.config.model_card import read_card
 from headrace.exit_status import ExitStatus
 
 TIMEOUT_S = 300
-NUM_TOKENS = 64  # more than steps without a draft, after which one is tried whatever it costs
+NUM_TOKENS = 64
+STEADY = mutants("engine=steady")  # drafts pay, however long steps take
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -35,6 +37,9 @@ BODIES: list[dict[str, Any]] = [
     for length in (3, 40)
     for sampling in SAMPLINGS
 ]
+METHODS = ("draft_model", "self", "mtp", "eagle3")
+EACH_ONCE = [("draft_model", 2), ("self", 1), ("mtp", 2), ("eagle3", 1)]
+WITH_ONE_AND_TWO = [(method, tp) for method in METHODS for tp in (1, 2)]  # in `make soak`
 GIANT = {"hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_hidden_layers": 100}
 
 
@@ -128,13 +133,16 @@ def complete_all(server: RunningServer) -> list[str]:
         return list(pool.map(lambda body: complete(server, body), BODIES))
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("method", ["draft_model", "self", "mtp", "eagle3"])
+@pytest.mark.parametrize(
+    ("method", "tp"), WITH_ONE_AND_TWO if "DRAFTS" in os.environ else EACH_ONCE
+)
 def test_drafts_change_no_text_though_a_worker_dies(folders: Folders, method: str, tp: int) -> None:
     model = str(folders.model)
     drafter = {"draft_model": folders.model, "eagle3": folders.eagle}.get(method)
     drafts = ("--speculative", method, *(("--draft-model", str(drafter)) if drafter else ()))
-    server = RunningServer(model, *EXACT, *drafts, "--tp", str(tp), "--max-num-seqs", "5")
+    server = RunningServer(
+        model, *EXACT, *drafts, "--tp", str(tp), "--max-num-seqs", "5", env=STEADY
+    )
     try:
         assert complete_all(server) == folders.texts
         before = server.metric("generation_tokens_total")
@@ -167,7 +175,7 @@ def test_drafts_are_right_behind_pages_of_a_store(method: str, tmp_path: Path) -
     body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
     texts = []
     for num_cached in (0, 96):
-        server = RunningServer(str(model), *EXACT, *drafts, *store)
+        server = RunningServer(str(model), *EXACT, *drafts, *store, env=STEADY)
         try:
             reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()
             details = reply["usage"]["prompt_tokens_details"]

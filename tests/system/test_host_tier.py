@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from mutants.mutants import mutants
 from servers import RunningServer, wait_until
 from tiny_models import make_byte_folder
 
@@ -27,7 +28,7 @@ ON_KERNELS = ("--device", "cuda", "--tp", str(TP))
 # For one sequence, whose only KV head each worker has; the host has room for more.
 ROOM = ("--kv-cache-memory-bytes", str(3 * PAGE_BYTES * TP))
 KILLS = os.environ.get("HOST_TIER_KILLS", "worker 0").split(",")
-ENV = {} if has_gpus() else {"TRITON_INTERPRET": "1"}
+ENV = mutants("engine=steady") | ({} if has_gpus() else {"TRITON_INTERPRET": "1"})
 TIMEOUT_S = 300
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from mutants.mutants import mutants
 from pydantic import BaseModel, Field
 from schemas import Schema, schemas
 from servers import HELD, RunningServer, wait_until
@@ -47,6 +48,7 @@ def cramped() -> Iterator[RunningServer]:
         *("--dtype", "float32", "--kv-cache-dtype", "float32"),
         *("--kv-cache-memory-bytes", str(20 * 32 * 30 * 2 * 3 * 64 * 4)),
         *HELD,
+        env=mutants("engine=steady"),
     )
     yield running
     assert running.stop() == 0

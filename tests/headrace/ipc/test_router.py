@@ -285,7 +285,7 @@ def test_request_at_whose_response_detokenizers_die_is_given_up(tokenizers: Toke
         owner.resend()
     assert owner.given_up == [owner.sent[1]]
     tokenizers.links.flush()
-    received = tokenizers.engine.receive(1000)
+    received = tokenizers.engine.receive(DEADLINE_MS)
     assert received is not None, "the engine is to let go of it"
     assert received[0] == Abort(deadly)
 

@@ -1,5 +1,6 @@
 """Processes of the ring that die of something, or wait for longer, for tests."""
 
+import math
 import os
 import pkgutil
 import signal
@@ -33,6 +34,7 @@ PATIENCE_S = 600.0
 DEADLY_TOKEN = 48000  # of the demo model
 DEADLY_WORD = "arsenic"
 FITTING_TOKENS = 24  # in a step, where more have no memory
+STEP_S, DRAFT_STEP_S = 0.1, 0.01
 
 
 def mutants(which: str) -> dict[str, str]:
@@ -51,6 +53,24 @@ def impatient(config: EngineConfig, context: Context) -> None:
 
 def is_first(slot: Slot) -> bool:
     return slot[CommonField.STARTS] == 1 and slot[CommonField.STATE] == State.STARTING
+
+
+def steady(config: EngineConfig, context: Context) -> None:
+    """Run an engine that takes steps of a kind to last equally, and prompts to last for ever.
+
+    So drafts pay, and what the KV store has, however busy the machine is.
+    """
+    from headrace.engine_proc.drafts.step_costs import StepCosts
+    from headrace.engine_proc.engine_core import EngineCore
+
+    observe = StepCosts.observe
+
+    def observe_alike(self: StepCosts, num_rows: int, seconds: float, *, is_draft: bool) -> None:
+        observe(self, num_rows, DRAFT_STEP_S if is_draft else STEP_S, is_draft=is_draft)
+
+    StepCosts.observe = observe_alike  # type: ignore[method-assign]
+    EngineCore.prompt_s = lambda self, num_tokens: math.inf  # type: ignore[method-assign]
+    pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)
 
 
 def deadly_token(config: WorkerConfig, context: Context) -> None:
