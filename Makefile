@@ -12,8 +12,9 @@ unexport PYTHONDONTWRITEBYTECODE  # else each process compiles all its modules a
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
+# Tests wait for servers and these for tests: three processes keep two cores busy.
 test: check
-	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest -n 3 $(ARGS)
 
 # Unit tests alone, in a minute: no server, no compiler, no torch, few of hypothesis' examples.
 test-fast: .venv/dev
@@ -39,8 +40,8 @@ bench: .venv/dev
 
 # Long, and not a part of `make test`: 100,000 collectives of random sizes, CHAOS_S seconds in which
 # processes end at random, with one model and with two, deaths while models load and leave, 50 kills
-# of servers with a KV store, four of one with a host tier, 200 adapters used at random, then what is
-# left behind after 100,000 streams cut short.
+# of servers with a KV store, four of one with a host tier, all ways to draft with one worker and with
+# two, 200 adapters used at random, then what is left behind after 100,000 streams cut short.
 CHAOS_S ?= 1800
 soak: .venv/dev
 	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/collectives/test_shm_all_reduce.py -k random
@@ -53,6 +54,7 @@ soak: .venv/dev
 	TEST_S=0 STORE_KILLS=50 $(BIN)/pytest tests/system/test_kv_store.py -k random
 	TEST_S=0 HOST_TIER_TP=2 HOST_TIER_KILLS="worker 1,engine,kv_store 0,worker 0" \
 		$(BIN)/pytest tests/system/test_host_tier.py
+	DRAFTS=1 $(BIN)/pytest tests/system/test_drafts.py -k dies
 	TEST_S=0 LORA_SOAK_S=300 $(BIN)/pytest tests/system/test_adapters.py -k thousand
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 

@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+from opened import OPENED, open_files
+from schedule import Schedule, rank
 from unit_tests import is_left_out, refuse_slow
 from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 # Read when triton is first imported, be it by transformers.
 if not Path("/dev/nvidiactl").exists():
@@ -34,26 +35,21 @@ vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
 # Certificates take 20 ms to read, which `httpx.get` does each time.
 httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
-SYSTEM = "tests/system/"
-RECOVERY = "tests/system/test_recovery.py"
-RULES = ("tests/test_layout.py", "tests/test_prose.py")  # which parse the same files
+MOST_DESCRIPTORS = 200  # of a process that has run all tests
 
 # How fast examples are made says how busy the machine is, and nothing about us. They are the same
 # each time, but where it is wanted that they are not: `make fuzz` is for finding more.
 EXPLORES = "EXPLORE" in os.environ
+FAST = "FAST" in os.environ  # `make test-fast`: unit tests alone
+MOST_EXAMPLES = 10 if FAST else 40  # also of tests that name more, which `make fuzz` makes
 settings.register_profile(
     "headrace",
     suppress_health_check=[HealthCheck.too_slow],
     deadline=None,
     derandomize=not EXPLORES,
-    max_examples=100 if EXPLORES else 40,
+    max_examples=100 if EXPLORES else MOST_EXAMPLES,
 )
-# `make test-fast`: unit tests alone, with few examples.
-FAST = "FAST" in os.environ
-FAST_EXAMPLES = 10
-MOST_EXAMPLES = FAST_EXAMPLES if FAST else 100  # of tests that say how many; `make fuzz` has all
-settings.register_profile("fast", settings.get_profile("headrace"), max_examples=FAST_EXAMPLES)
-settings.load_profile("fast" if FAST else "headrace")
+settings.load_profile("headrace")
 if FAST:
     sys.addaudithook(refuse_slow)
 
@@ -63,7 +59,11 @@ def give_up(_signal: int, _frame: FrameType | None) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look for no garbage while tests are imported: all of it stays, and looks take seconds."""
+    """Look for no garbage while tests are imported: all of it stays, and looks take seconds.
+
+    What tests open is recorded by a plugin: hooks of a conftest know no fixture of a session.
+    """
+    config.pluginmanager.register(OPENED)
     if hasattr(config, "workerinput"):  # the process that starts the others collects no tests
         gc.disable()
 
@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+    items.sort(key=rank)
     for item in () if EXPLORES else items:
         test: Any = getattr(item, "obj", None)
         # A test's own settings outrank the profile; hypothesis has no public way to change them.
@@ -124,6 +125,14 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def few_descriptors() -> Iterator[None]:
+    """Tests close what they open, or what they hold to is closed behind them."""
+    yield
+    left = open_files()
+    assert left.total() <= MOST_DESCRIPTORS, left.most_common(20)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Servers of tests write nothing to the home folder of the user."""
     with pytest.MonkeyPatch.context() as patch:
@@ -136,20 +145,6 @@ def socket_folder() -> Iterator[Path]:
     """A folder for sockets, whose names have room for no more than a short one."""
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
         yield Path(folder)
-
-
-class Schedule(LoadScopeScheduling):
-    """With `-n 2`, a process runs a file at a time, and those of tests/system one after the other.
-
-    They share a server; but recovery has its own, and takes as long as many others together.
-    Rules of the tree are checked in one process, which parses each file once.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        if file in RULES:
-            return RULES[0]
-        return SYSTEM if file.startswith(SYSTEM) and file != RECOVERY else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedule:

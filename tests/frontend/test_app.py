@@ -1,8 +1,6 @@
 """The application, asked as uvicorn asks it, with the ring played by the test."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,8 @@ EVENTS = Head(200, "text/event-stream")
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    made = Site()
-    yield made
-    os.close(made.board.fd)
+def site() -> Site:
+    return Site()
 
 
 def answered(site: Site) -> dict[int, int]:
@@ -86,7 +82,6 @@ async def test_metrics_are_the_published_page_while_behind(tmp_path: Path) -> No
     site.links.behind = False
     ask()
     assert (await site.forwarded())[0].path == METRICS
-    os.close(site.board.fd)
 
 
 async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None:
@@ -267,7 +262,6 @@ async def test_only_those_with_a_key_come_in(authorization: bytes, status: int) 
     assert client.status == status
     assert site.slot[FrontendField.UNAUTHORIZED] == (status == 401)
     assert (client.response_head.get(b"www-authenticate") == b"Bearer") == (status == 401)
-    os.close(site.board.fd)
 
 
 def test_a_refusal_is_in_the_words_of_the_api() -> None:
@@ -276,7 +270,6 @@ def test_a_refusal_is_in_the_words_of_the_api() -> None:
     assert client.status == 401
     body = json.loads(client.body)
     assert (body["type"], body["error"]["type"]) == ("error", "authentication_error")
-    os.close(site.board.fd)
 
 
 async def test_draining_frontend_finishes_open_requests_only(site: Site) -> None:
@@ -300,7 +293,6 @@ def test_health_needs_no_key(path: str) -> None:
     client = site.ask(Client(path=path, method="GET"))
     assert client.status == 503
     assert "engine 0 is absent" in json.loads(client.body)["reasons"]
-    os.close(site.board.fd)
 
 
 def test_a_ping_may_be_posted(site: Site) -> None:
@@ -454,7 +446,6 @@ def test_pages_of_other_sites_may_call_where_that_is_allowed(
         assert headers.get(b"access-control-allow-origin") == allowed
     elsewhere = site.ask(Client(b"{}"))
     assert not elsewhere.common
-    os.close(site.board.fd)
 
 
 async def test_faults_of_a_head_are_refused_everywhere(site: Site) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,8 @@ PROXY_S = 60  # for which nginx and load balancers keep idle connections
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create([Seat("frontend", 0), Seat("engine", 0), Seat("tokenizer", 0)])
-    yield made
-    os.close(made.fd)
+def board() -> Board:
+    return Board.create([Seat("frontend", 0), Seat("engine", 0), Seat("tokenizer", 0)])
 
 
 @pytest.fixture

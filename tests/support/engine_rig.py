@@ -1,6 +1,5 @@
 """An engine between its links, with scripted workers."""
 
-import os
 import threading
 from array import array
 from pathlib import Path
@@ -250,7 +249,6 @@ class Rig:
     def close(self) -> None:
         for link in (self.inbox, self.outbox, *self.detokenizers, self.links):
             link.close()
-        os.close(self.board.fd)
 
 
 def generate(id: int = FIRST, detokenizer: int = 0, **options: object) -> GenerateRequest:

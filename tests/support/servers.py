@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import httpx
 import psutil
+from opened import OPENED
 from readable import readable
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class RunningServer:
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}
         )
+        OPENED.close_with_owner(self._kill)
         self.log = ""
         match = None
         deadline = time.monotonic() + START_S
@@ -140,6 +142,13 @@ class RunningServer:
         assert self.process.stderr is not None
         if not self.process.stderr.closed:
             self.wait()
+
+    def _kill(self) -> None:
+        """End what a test that failed has left."""
+        assert self.process.stderr is not None
+        if not self.process.stderr.closed:
+            self.process.kill()
+            self.process.communicate()
 
     def wait(self) -> int:
         """Wait for its end, with output until then in `log`; return its exit status."""

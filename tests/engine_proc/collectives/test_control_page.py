@@ -1,7 +1,6 @@
 """The control page ends the waits of all processes, and tells which rank waited for which."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,10 +9,8 @@ from headrace.engine_proc.collectives.control_page import MAX_RANKS, STATUS, Con
 
 
 @pytest.fixture
-def page() -> Iterator[ControlPage]:
-    made = ControlPage.create()
-    yield made
-    os.close(made.fd)
+def page() -> ControlPage:
+    return ControlPage.create()
 
 
 def fails(page: ControlPage, rank: int, status: Status) -> None:

@@ -1,11 +1,9 @@
 """The mock engine between its links: what it takes, computes, refuses and tells, and when."""
 
 import math
-import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -114,10 +112,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    os.close(made.board.fd)
+def rig() -> Rig:
+    return Rig()
 
 
 def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
@@ -209,8 +205,6 @@ def test_images_are_released_when_computed_or_never_needed() -> None:
     region.send(place)
     rig.add(ids[4], images=images)
     assert region.num_sent(place) == 0, "an abort has overtaken it"
-    os.close(arena.fd)
-    os.close(rig.board.fd)
 
 
 def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:
@@ -365,7 +359,6 @@ def test_steps_take_their_time() -> None:
     for _ in range(10):
         rig.engine.step()
     assert time.monotonic() - begun >= 9 * 0.005  # the first may make up for time lost before
-    os.close(rig.board.fd)
 
 
 def test_rows_keep_their_places_when_others_leave() -> None:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,10 +29,8 @@ Channel = StepChannel[FromWorker]
 
 
 @pytest.fixture
-def channel() -> Iterator[Channel]:
-    made: Channel = StepChannel.create(FromWorker, SLOT_BYTES)
-    yield made
-    os.close(made.fd)
+def channel() -> Channel:
+    return StepChannel.create(FromWorker, SLOT_BYTES)
 
 
 def other_end(channel: Channel) -> Channel:

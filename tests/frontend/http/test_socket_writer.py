@@ -221,7 +221,6 @@ class Site:
             client.leave()
         self._server.should_exit = True
         await asyncio.wait_for(self._serving, DEADLINE_S)
-        os.close(self._board.fd)
 
 
 class Client:

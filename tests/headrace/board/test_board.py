@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,10 +26,8 @@ SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0), Seat("work
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create(SEATS)
-    yield made
-    os.close(made.fd)
+def board() -> Board:
+    return Board.create(SEATS)
 
 
 def test_a_new_board_is_all_zero(board: Board) -> None:

@@ -1,8 +1,5 @@
 """What a frontend counts of HTTP is what instrumented servers would tell."""
 
-import os
-from collections.abc import Iterator
-
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,10 +29,8 @@ BOUNDS = (
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create([Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0)])
-    yield made
-    os.close(made.fd)
+def board() -> Board:
+    return Board.create([Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0)])
 
 
 def counts(board: Board, frontend: int = 0) -> HttpCounts:

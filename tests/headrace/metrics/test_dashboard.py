@@ -1,9 +1,7 @@
 """The dashboard asks for nothing that /metrics does not have; the page about it, too."""
 
 import json
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ CARD = ModelCard(
 
 
 @pytest.fixture
-def labels() -> Iterator[dict[str, set[str]]]:
+def labels() -> dict[str, set[str]]:
     """The labels of every sample of a server, by its name."""
     board = Board.create(seats_of(ServerConfig(kv_store_bytes=1)))
     for slot in board.slots:
@@ -40,8 +38,7 @@ def labels() -> Iterator[dict[str, set[str]]]:
     for family in text_string_to_metric_families(render_metrics(board, [CARD]).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    yield found
-    os.close(board.fd)
+    return found
 
 
 def panels() -> list[dict[str, Any]]:
@@ -83,6 +80,5 @@ def test_the_page_about_metrics_has_every_one_of_them(dialect: str) -> None:
     page = (DASHBOARD.parent / "metrics.md").read_text()
     board = Board.create(seats_of(ServerConfig()))
     text = render_metrics(board, [CARD], dialect).decode()
-    os.close(board.fd)
     for family in text_string_to_metric_families(text):
         assert f"| `{family.name}` | {family.type} | {family.documentation} |\n" in page

@@ -1,7 +1,5 @@
 """Dashboards of vLLM and SGLang find here what they look for: names, labels and buckets."""
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -101,10 +99,8 @@ SGLANG_BUCKETS = {
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create(SEATS)
-    yield made
-    os.close(made.fd)
+def board() -> Board:
+    return Board.create(SEATS)
 
 
 def families(board: Board, dialect: str) -> dict[str, Metric]:
@@ -209,7 +205,6 @@ def test_tool_call_readings_are_labeled_by_request_and_result() -> None:
                 10 * place + index
             )
     found = families(board, "vllm")["tool_call_parser_invocations"]
-    os.close(board.fd)
     assert {s.name for s in found.samples} == {"vllm:tool_call_parser_invocations_total"}
     assert found.type == "counter"
     for place, (mode, outcome, request_type) in enumerate(READINGS):

@@ -1,6 +1,5 @@
 """What /metrics says is what the board says."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,10 +35,8 @@ SEATS = [
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create(SEATS)
-    yield made
-    os.close(made.fd)
+def board() -> Board:
+    return Board.create(SEATS)
 
 
 def card(name: str) -> ModelCard:

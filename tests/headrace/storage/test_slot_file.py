@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -167,8 +168,10 @@ TestFaults = Faults.TestCase
 
 
 @pytest.fixture
-def fd(tmp_path: Path) -> int:
-    return os.open(tmp_path / "pages-0.kv", os.O_RDWR | os.O_CREAT)
+def fd(tmp_path: Path) -> Iterator[int]:
+    opened = os.open(tmp_path / "pages-0.kv", os.O_RDWR | os.O_CREAT)
+    yield opened
+    os.close(opened)
 
 
 def test_a_record_outlives_its_writer(fd: int) -> None:

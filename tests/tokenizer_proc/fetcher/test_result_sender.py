@@ -1,7 +1,6 @@
 """Files wait in the arena for their reader, and are freed when it dies."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,8 +57,6 @@ class Rig:
         self.results.close()
         for inbox in self.inboxes:
             inbox.close()
-        os.close(self.arena.fd)
-        os.close(self.board.fd)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Images being fetched: waiting requests get them, aborted requests are forgotten."""
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,16 +44,10 @@ class Rig:
         self.fetches.look()
         return place
 
-    def close(self) -> None:
-        os.close(self.arena.fd)
-        os.close(self.board.fd)
-
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
+def rig() -> Rig:
+    return Rig()
 
 
 def remote() -> Remote:

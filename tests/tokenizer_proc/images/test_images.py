@@ -1,8 +1,7 @@
 """The images of a chat reach the engine with their places in the prompt, once per sequence."""
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +90,6 @@ class Lane:
         self.sent += found.requests
         return found
 
-    def close(self) -> None:
-        os.close(self.arena.fd)
-        os.close(self.board.fd)
-
 
 class Grammars(Echo):
     """Grammars that are looked into while others' requests come; `meanwhile` is what they do."""
@@ -114,10 +109,8 @@ def folder(vision_folder: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def lane(folder: Path) -> Iterator[Lane]:
-    made = Lane(folder)
-    yield made
-    made.close()
+def lane(folder: Path) -> Lane:
+    return Lane(folder)
 
 
 def rows(ids: Ids) -> list[int]:
@@ -209,7 +202,6 @@ def test_images_that_never_fit_are_refused_by_their_part(folder: Path) -> None:
     ):
         lane.chat(message(FIRST, SECOND))
     lane.chat(message(SECOND))
-    lane.close()
 
 
 def test_images_that_fit_fit_wherever_others_were(folder: Path) -> None:
@@ -220,7 +212,6 @@ def test_images_that_fit_fit_wherever_others_were(folder: Path) -> None:
     lane.release()
     request = lane.chat(message(FIRST, SECOND)).requests[0]
     assert all(lane.arena.holds(t) for image in request.images for t in image.tensors.values())
-    lane.close()
 
 
 def test_evicted_image_of_a_parked_request_is_prepared_again(folder: Path) -> None:
@@ -234,7 +225,6 @@ def test_evicted_image_of_a_parked_request_is_prepared_again(folder: Path) -> No
     assert lane.slot[TokenizerField.IMAGES] == 3 and lane.slot[TokenizerField.FOUND_IMAGES] == 0
     assert all(lane.arena.holds(tensor) for tensor in image.tensors.values())
     assert lane.store.sent_bytes() == lane.store.num_bytes
-    lane.close()
 
 
 def test_disconnect_ends_image_preparation(lane: Lane) -> None:
@@ -260,7 +250,6 @@ def test_disconnect_ends_the_wait_for_room(folder: Path) -> None:
     lane.gone_at, lane.sent = -1, sent
     lane.release()
     lane.chat(message(SECOND))
-    lane.close()
 
 
 def test_a_process_without_images_says_why(lane: Lane) -> None:
