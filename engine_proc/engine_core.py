@@ -61,6 +61,7 @@ STUCK = (  # the text of an error
     "simpler one may work"
 )
 NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
+CUT_OFF = (FinishReason.ABORT, FinishReason.REFUSED)
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 
 log = logging.getLogger(__name__)
@@ -566,9 +567,13 @@ def step_output(
     reasons: dict[int, str] | None = None,
     invalid: list[int] | None = None,
 ) -> tuple[StepOutput, bytes]:
-    """Return the message and its token ids; sequences in it count as started from here on."""
+    """Return the message and its token ids; sequences in it count as started from here on.
+
+    Prompts that were not computed to their end have no log probabilities.
+    """
     starting = [n.sequence for n in news if not n.sequence.has_started]
-    watched = [s for s in starting if s.needs_prompt_logprobs]
+    cut_off = {n.sequence.id for n in news if n.finished in CUT_OFF}
+    watched = [s for s in starting if s.needs_prompt_logprobs and s.id not in cut_off]
     output = StepOutput.of(
         started={s.id: s.request.plan for s in starting},
         ids=[n.sequence.id for n in news],

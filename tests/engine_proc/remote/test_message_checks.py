@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.engine_proc.engine_core import step_output
 from headrace.engine_proc.remote.message_checks import (
     OutputLimits,
     WrongMessage,
@@ -13,7 +14,15 @@ from headrace.engine_proc.remote.message_checks import (
     check_pages,
     check_status,
 )
-from headrace.ipc.messages import StepOutput, request_id
+from headrace.engine_proc.scheduling.scheduler import SequenceOutput
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.messages import (
+    FinishReason,
+    GenerateRequest,
+    Sampling,
+    StepOutput,
+    request_id,
+)
 from headrace.ipc.prefix_index import PLACES
 from headrace.ipc.remote_messages import CachedPages, Outputs, SessionState, SessionStatus
 from headrace.ipc.token_logprobs import TokenLogprob
@@ -100,6 +109,16 @@ def test_tokens_beyond_the_vocabulary_are_refused(
 ) -> None:
     with pytest.raises(WrongMessage):
         check_outputs(Outputs(1, 0), [step(**columns), ids(*tokens)], LIMITS)
+
+
+@pytest.mark.parametrize("finished", [FinishReason.ABORT, FinishReason.REFUSED])
+def test_prompts_that_were_cut_off_pass(finished: FinishReason) -> None:
+    request = GenerateRequest(FIRST, 0, 1, Sampling(prompt_logprobs=0), [], b"")
+    sequence = Sequence.of(request, ids(1, 2, 3), 0)
+    sequence.prompt_logprobs += row()
+    output, tokens = step_output([SequenceOutput(sequence, [], finished)])
+    encoded = msgspec.msgpack.encode(msgspec.structs.replace(output, engine=ENGINE))
+    check_outputs(Outputs(1, 0), [encoded, tokens], LIMITS)
 
 
 def test_steps_that_are_none_are_refused() -> None:
