@@ -44,6 +44,8 @@ class Sleeper:
         """Wake when there are requests; fall asleep when that is wanted and there are none."""
         if self._slot[EngineField.IS_BUSY] or self._scheduler.has_work:
             self._slot[EngineField.IS_ASLEEP] = self._is_kept = False
+            if self._store is not None:
+                self._store.stop_keeping()
             return
         wish = self._wishes.take().get(self._slot[EngineField.MODEL])
         if wish is not None:

@@ -30,6 +30,7 @@ MESSAGE_BYTES = 4096  # beside the digests
 WAIT_S = 0.2  # between looks at whether a silent store is alive
 STABLE_S = 10.0  # one that has served so long dies for the first time
 RETRY_S = 60.0  # until the next start after too many deaths in a row: a server works without one
+PIECE_S = 0.05  # that the store keeps for; requests wait as long
 DRAIN_S = 3.0  # the supervisor kills the engine after 5
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class StoreClient:
 
     Attributes:
         fingerprint: of its files; "" before it has opened them.
+        is_keeping: whether it has not kept all yet that was cached at `keep_all`.
+        has_kept_all: whether it has.
     """
 
     def __init__(
@@ -58,7 +61,8 @@ class StoreClient:
         self._is_ready = False
         self._ready_at = 0.0
         self._is_asked = False  # and has not answered
-        self._is_keeping = False
+        self._num_drains = 0
+        self.is_keeping = self.has_kept_all = False
         self._child: ChildProcess[ToStore, FromStore] | None = self._start()
 
     def _start(self) -> ChildProcess[ToStore, FromStore]:
@@ -77,7 +81,7 @@ class StoreClient:
         )
         slot = self._context.board.slot("kv_store", self._context.index)
         fds = (*config.cache_fds, *tiers.memory_fds)
-        self._is_ready = self._is_asked = self._is_keeping = False
+        self._is_ready = self._is_asked = self.is_keeping = False
         return ChildProcess(
             self._context, slot, store_config, (asks, answers), fds, config.watchdog_timeout
         )
@@ -106,17 +110,17 @@ class StoreClient:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any sequence waits for pages."""
-        return self._fetcher is not None and self._fetcher.is_busy
+        """Whether any sequence waits for pages, or what is cached is being kept."""
+        return self.is_keeping or (self._fetcher is not None and self._fetcher.is_busy)
 
     def keep_all(self) -> None:
-        """Have the store keep all that is cached, as soon as it has answered."""
-        self._is_keeping = self._is_ready
+        """Have the store keep all that is cached, piece by piece."""
+        self.is_keeping, self.has_kept_all = self._is_ready, False
+        self._num_drains += 1
 
-    @property
-    def is_keeping(self) -> bool:
-        """Whether it has not kept all yet that was cached at `keep_all`."""
-        return self._is_keeping
+    def stop_keeping(self) -> None:
+        """Leave the rest to the store, which keeps it as it goes."""
+        self.is_keeping = False
 
     def enter(self, sequence: Sequence) -> None:
         """Have a queued sequence wait for what the store has of it."""
@@ -137,6 +141,8 @@ class StoreClient:
                 self._child = self._start()
                 self._child.send(self._opening)
             return
+        if self._fetcher is not None:
+            self._fetcher.look_at_clock()
         answer = self._child.receive(wait_s)
         if answer is None:
             self._look_after(self._child)
@@ -144,8 +150,7 @@ class StoreClient:
             self._is_ready, self._ready_at = True, self._clock()
             self.fingerprint = answer.fingerprint
         elif isinstance(answer, Drained):
-            self._is_asked = self._is_keeping = False
-            self._restarts.worked()
+            self._note_drained(answer)
         else:
             self._is_asked = False
             self._restarts.worked()
@@ -154,12 +159,17 @@ class StoreClient:
         if self._is_ready and not self._is_asked and may_ask:
             self._ask()
 
+    def _note_drained(self, drained: Drained) -> None:
+        self._is_asked = False
+        self._restarts.worked()
+        if self.is_keeping and drained == Drained(self._num_drains, is_all=True):
+            self.is_keeping, self.has_kept_all = False, True
+
     def _ask(self, answer: FromStore | None = None) -> None:
         assert self._fetcher is not None
-        self._fetcher.look_at_clock()
         message: ToStore | None = self._fetcher.ask(answer)
-        if message is None and self._is_keeping:
-            message = Drain()
+        if message is None and self.is_keeping:
+            message = Drain(self._num_drains, PIECE_S)
         if message is not None and self._child is not None:
             self._child.send(message)
             self._is_asked = True
@@ -190,7 +200,7 @@ class StoreClient:
         while self._is_asked and self._child is not None:
             self._context.slot.beat()
             if self._child.receive(WAIT_S) is not None:
-                self._is_asked = self._is_keeping = False
+                self._is_asked = False
             else:
                 self._look_after(self._child)
         if self._fetcher is not None:
@@ -201,14 +211,13 @@ class StoreClient:
         try:
             self.settle()
             if self._child is not None and self._is_ready:
-                self._child.send(Drain())
-                until = self._clock() + DRAIN_S
-                while not isinstance(self._child.receive(WAIT_S), Drained):
+                self._child.send(Drain(self._num_drains + 1, DRAIN_S))
+                until = self._clock() + DRAIN_S + WAIT_S
+                while (answer := self._child.receive(WAIT_S)) is None and self._clock() < until:
                     self._context.slot.beat()
                     self._child.check()
-                    if self._clock() >= until:
-                        log.warning("not all cached pages were stored within %g s", DRAIN_S)
-                        break
+                if not (isinstance(answer, Drained) and answer.is_all):
+                    log.warning("not all cached pages were stored within %g s", DRAIN_S)
         except WorkerDied as death:
             log.warning("%s; what it had not stored is lost", death)
         finally:
@@ -219,6 +228,6 @@ class StoreClient:
         if self._child is not None:
             self._child.stop()
             self._child = None
-        self._is_ready = self._is_asked = self._is_keeping = False
+        self._is_ready = self._is_asked = self.is_keeping = False
         if self._fetcher is not None:
             self._fetcher.cancel()

@@ -14,6 +14,8 @@ from headrace.engine_proc.kv_cache.page_fetcher import COPY_SHARE
 from headrace.engine_proc.shm.page_memory import PageMemory
 from headrace.ipc.page_digests import DIGEST_BYTES
 from headrace.ipc.worker_messages import (
+    Drain,
+    Drained,
     FetchedRecords,
     FetchRecords,
     Lookup,
@@ -52,6 +54,7 @@ class KvStore:
         self._seen = {kind: [0] * table.num_entries for kind, table in tables.items()}  # seals
         self._unsaved: list[tuple[RecordKind, int]] = []  # the first to be evicted last
         self._scanned_at = 0.0
+        self._drain_number = 0
         self._is_shared = False  # pages are in use: steps need the cores
         self.rest_s = 0.0
         self.num_missing = self.fetched_bytes = self.fetch_ns = 0
@@ -102,11 +105,17 @@ class KvStore:
         self.rest_s = cpu_s / COPY_SHARE if self._is_shared else 0.0
         return True
 
-    def save_all(self) -> None:
-        """Store all that is not here, what is in use included."""
-        self._scan(IN_USE)
+    def drain(self, drain: Drain) -> Drained:
+        """Store what is not here, what is in use included, as long as there is time."""
+        if drain.number != self._drain_number or not self._unsaved:
+            self._drain_number = drain.number
+            self._scan(IN_USE)
+        ends_at = time.monotonic() + drain.seconds
         while self._unsaved:
             self._save(*self._unsaved.pop())
+            if time.monotonic() >= ends_at:
+                break
+        return Drained(drain.number, not self._unsaved)
 
     def _scan(self, end: int) -> None:
         """Find what is to be stored, of orders below `end`."""

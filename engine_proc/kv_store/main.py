@@ -23,7 +23,6 @@ from headrace.errors import ConfigError
 from headrace.ipc.worker_messages import (
     CacheLayout,
     Drain,
-    Drained,
     FetchRecords,
     FromStore,
     Lookup,
@@ -70,8 +69,7 @@ def main(config: KvStoreConfig, context: Context) -> None:
             case FetchRecords():
                 answers.send(store.fetch(message))
             case Drain():
-                store.save_all()
-                answers.send(Drained())
+                answers.send(store.drain(message))
             case _:
                 is_busy = store.save_next()
         heartbeat.end()

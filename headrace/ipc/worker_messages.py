@@ -288,7 +288,13 @@ class FetchRecords(Message, tag="fetch_records", frozen=True):
 
 
 class Drain(Message, tag="drain", frozen=True):
-    """All that is cached is to be stored: engine -> KV store. `Drained` answers."""
+    """All that is cached is to be stored, for a while: engine -> KV store. `Drained` answers.
+
+    With a new number all means what is cached now; with the same, the rest of that.
+    """
+
+    number: int
+    seconds: float  # at least one record is stored
 
 
 class StoreReady(Message, tag="store_ready", frozen=True):
@@ -313,7 +319,10 @@ class FetchedRecords(Message, tag="fetched_records", frozen=True):
 
 
 class Drained(Message, tag="drained", frozen=True):
-    """All is stored: KV store -> engine."""
+    """What was stored of a `Drain`: KV store -> engine."""
+
+    number: int  # of the `Drain`
+    is_all: bool
 
 
 ToStore = OpenStore | Lookup | FetchRecords | Drain

@@ -21,6 +21,24 @@ PAGE = tuple(range(1, 17))  # the tokens of a full page
 NUM_BYTES = 1 << 16
 
 
+class Store:
+    """A client of a KV store."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.is_keeping = self.has_kept_all = False
+
+    def keep_all(self) -> None:
+        self.is_keeping, self.num_asked = True, self.num_asked + 1
+
+    def stop_keeping(self) -> None:
+        self.is_keeping = False
+
+    def finish(self) -> None:
+        """Have all been kept."""
+        self.is_keeping, self.has_kept_all = False, True
+
+
 class Bed:
     """An engine that may sleep, the memory of its pages, and an operator's frontend."""
 
@@ -126,20 +144,30 @@ def test_an_operator_wakes_an_engine(bed: Bed) -> None:
 
 
 def test_an_engine_sleeps_once_its_store_has_kept_all(tmp_path: Path) -> None:
-    store = SimpleNamespace(is_keeping=False, num_asked=0)
-
-    def keep_all() -> None:
-        store.is_keeping, store.num_asked = True, store.num_asked + 1
-
-    store.keep_all = keep_all
+    store = Store()
     bed = Bed(tmp_path, store)
     bed.wish(SLEEP)
     for _ in range(2):
         bed.idle()
         assert (bed.is_asleep, store.num_asked) == (False, 1)
-    store.is_keeping = False
+    store.finish()
     bed.idle()
     assert bed.is_asleep
+    bed.close()
+
+
+def test_a_request_stops_what_a_store_keeps_for_sleep(tmp_path: Path) -> None:
+    store = Store()
+    bed = Bed(tmp_path, store)
+    bed.wish(SLEEP)
+    bed.idle()
+    assert store.is_keeping
+    bed.rig.take(generate(FIRST))
+    bed.sleeper.look()
+    assert not store.is_keeping
+    bed.rig.take(Abort(FIRST))
+    bed.idle()
+    assert (bed.is_asleep, store.num_asked) == (False, 2), "it is still to sleep"
     bed.close()
 
 

@@ -3,6 +3,7 @@
 Any process may die between any two pages of a copy.
 """
 
+import math
 import mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.kv_store.kv_store import KvStore
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.ipc.worker_messages import CacheLayout, RecordKind
+from headrace.ipc.worker_messages import CacheLayout, Drain, RecordKind
 from headrace.storage.slot_file import SlotFileHeader
 from headrace.storage.store_directory import StoreDirectory
 from headrace.storage.store_tier import StoreTier, TierName
@@ -30,6 +31,7 @@ LAYOUT = CacheLayout(NUM_HOST_PAGES, 0, [48, 80], [0, 0])  # of two GPUs
 RECORD_BYTES = LAYOUT.record_bytes(RecordKind.PAGES)
 DIGESTS = [bytes([i]) * 16 for i in range(1, 12)]
 FINGERPRINT = "f" * 32
+ALL = Drain(1, math.inf)
 
 chains = st.integers(1, 4).flatmap(
     lambda n: st.sampled_from([DIGESTS[:n], DIGESTS[:2] + DIGESTS[4 : 4 + n], DIGESTS[8 : 8 + n]])
@@ -217,7 +219,7 @@ def test_pages_come_back_to_gpus_after_a_restart(tmp_path: Path) -> None:
     server.compute(DIGESTS[:4])
     server.settle()
     assert server.host.num_cached == 4
-    server.store.save_all()
+    server.store.drain(ALL)
     other = Server(tmp_path)
     other.seek(DIGESTS[:4])
     other.settle()

@@ -1,5 +1,6 @@
 """A pool and the store beneath it, against a model of both: no page is ever another one."""
 
+import math
 import mmap
 import os
 from array import array
@@ -19,7 +20,7 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import SYSTEM_PAGE, CacheMemory, join_cache_ids
 from headrace.engine_proc.shm.page_memory import PageMemory, whole
 from headrace.ipc.messages import GenerateRequest, Sampling
-from headrace.ipc.worker_messages import CacheLayout, RecordKind
+from headrace.ipc.worker_messages import CacheLayout, Drain, Drained, RecordKind
 from headrace.storage.slot_file import SlotFile, SlotFileHeader
 from headrace.storage.store_directory import StoreDirectory
 from headrace.storage.store_tier import StoreTier, TierName
@@ -29,6 +30,7 @@ LAYOUT = CacheLayout(NUM_PAGES, NUM_STATES, [48, 80], [4096, 16], [32, 32])  # o
 COUNTS = {RecordKind.PAGES: NUM_PAGES, RecordKind.STATES: NUM_STATES}
 DIGESTS = [bytes([i]) * 16 for i in range(1, 10)]  # of a prompt's pages, and of others
 FINGERPRINT = "f" * 32
+ALL = Drain(1, math.inf)
 
 
 def content_of(kind: RecordKind, digest: bytes) -> bytes:
@@ -193,7 +195,7 @@ class TwoServers(RuleBasedStateMachine):
 
     @rule(server=st.integers(0, 1))
     def drain(self, server: int) -> None:
-        self.servers[server].store.save_all()
+        self.servers[server].store.drain(ALL)
 
     @rule(server=st.integers(0, 1), digests=chains)
     def fetch(self, server: int, digests: list[bytes]) -> None:
@@ -213,7 +215,7 @@ class TwoServers(RuleBasedStateMachine):
         one = self.servers[server]
         one.workers.clear()
         if not learns:  # the store may look before the engine does
-            one.store.save_all()
+            one.store.drain(ALL)
         one.pool.reset(one.workers.cache_id)
         one.slots.reset(one.workers.cache_id)
 
@@ -242,15 +244,25 @@ TestTwoServers = TwoServers.TestCase
 def test_pages_come_back_after_all_else_is_gone(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.compute(DIGESTS[:3])
-    server.store.save_all()
+    server.store.drain(ALL)
     assert server.store.num_stored == 2 * (3 + 1)  # in memory and on disk
     other = Server(tmp_path)
     assert other.directory.number == 1, "the first server has its own file"
     assert other.fetch(DIGESTS[:3]) == 3
     other.check()
     assert other.store.tiers[TierName.DISK].num_found == 3 + 1
-    other.store.save_all()
+    other.store.drain(ALL)
     assert other.store.tiers[TierName.DISK].used_bytes == 0, "it is on disk already"
+
+
+def test_a_drain_stores_in_pieces(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.compute(DIGESTS[:3])
+    for is_all in (False, False, False, True):
+        assert server.store.drain(Drain(1, 0.0)) == Drained(1, is_all)
+    assert server.store.num_stored == 2 * (3 + 1)
+    server.compute(DIGESTS[4:5])
+    assert server.store.drain(Drain(2, 0.0)) == Drained(2, is_all=False)
 
 
 def test_a_page_that_is_evicted_meanwhile_is_not_stored(tmp_path: Path) -> None:
@@ -268,6 +280,6 @@ def test_a_page_that_is_evicted_meanwhile_is_not_stored(tmp_path: Path) -> None:
         return read(kind, place, into)
 
     server.workers.memory.read = evict_first  # type: ignore[method-assign]
-    server.store.save_all()
+    server.store.drain(ALL)
     assert server.store.tiers[TierName.DISK].has(RecordKind.STATES, DIGESTS[0])
     assert not server.store.tiers[TierName.DISK].has(RecordKind.PAGES, DIGESTS[0])
