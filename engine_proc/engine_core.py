@@ -265,7 +265,7 @@ class EngineCore:
         """
         ids = [sequence.request.resumes, *sequence.request.earlier]
         generated = self._resume_cache.take(ids)
-        for before in reversed(ids):  # the newest has the most tokens
+        for before in reversed(ids):
             self._intake.drop(request_of(before))
             for compiling in self._grammars.abort(request_of(before)):
                 self._dismiss(compiling)
@@ -273,11 +273,10 @@ class EngineCore:
             if old is not None:
                 self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
                 sequence.take_after(old)
-                generated = old.generated
+                generated = max(generated, old.generated, key=len)
         sampling = sequence.request.sampling
-        generated = generated[
-            : sequence.request.max_tokens - 1
-        ]  # an end is sent with the last token
+        most = sequence.request.max_tokens - 1  # an end is sent with the last token
+        generated = generated[:most]
         if generated and generated[-1] in sequence.request.stop_token_ids:
             generated.pop()
         if sampling.logprobs is None and sampling.prompt_logprobs is None and generated:
@@ -567,12 +566,9 @@ def step_output(
     reasons: dict[int, str] | None = None,
     invalid: list[int] | None = None,
 ) -> tuple[StepOutput, bytes]:
-    """Return the message and its token ids; sequences in it count as started from here on.
-
-    Prompts that were not computed to their end have no log probabilities.
-    """
+    """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
-    cut_off = {n.sequence.id for n in news if n.finished in CUT_OFF}
+    cut_off = {n.sequence.id for n in news if n.finished in CUT_OFF}  # prompts lack rows
     watched = [s for s in starting if s.needs_prompt_logprobs and s.id not in cut_off]
     output = StepOutput.of(
         started={s.id: s.request.plan for s in starting},

@@ -20,3 +20,17 @@ def test_what_was_sent_again_in_vain_is_taken_up_later(tmp_path: Path) -> None:
     (sequence,) = rig.scheduler.waiting
     assert (sequence.id, sequence.generated.tolist()) == (last, [7, 8])
     rig.close()
+
+
+def test_the_most_tokens_of_all_ids_are_taken_up(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
+    rig.engine._take(said, array("I", [7, 8]).tobytes())
+    lost, again, last = (request_id(0, counter) for counter in range(2, 5))
+    rig.take(
+        GenerateRequest(again, 0, 4, Sampling(), [], b"", resumes=lost),
+        GenerateRequest(last, 0, 4, Sampling(), [], b"", resumes=again, earlier=[lost, FIRST]),
+    )
+    (sequence,) = rig.scheduler.waiting
+    assert (sequence.id, sequence.generated.tolist()) == (last, [7, 8])
+    rig.close()
