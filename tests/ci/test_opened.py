@@ -1,10 +1,13 @@
 """What tests leave open is closed behind them."""
 
 import os
+import signal
+import subprocess
 from contextlib import ExitStack
 
 import pytest
-from opened import Opened, open_files
+from opened import OPENED, Opened, open_files
+from servers import kill_tree
 
 NAME = "/memfd:headrace-test (deleted)"
 
@@ -41,3 +44,19 @@ def test_what_a_fixture_opens_outlives_the_test(opened: Opened) -> None:
         opened.close()
         assert open_files()[NAME] == 1
     assert open_files()[NAME] == 0
+
+
+def test_closing_has_a_limit_of_time() -> None:
+    def check() -> None:
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+    OPENED.close_with_owner(check)
+
+
+def test_suspended_children_end_with_their_parent() -> None:
+    command = ["sh", "-c", "sleep 1000 & kill -STOP $!; echo begun >&2; wait"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"begun\n"
+    kill_tree(process)
+    assert process.returncode == -signal.SIGKILL

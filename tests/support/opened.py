@@ -45,7 +45,7 @@ class Opened:
         with self.owned_by(own):
             return (yield)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True, trylast=True)  # within the limit of time
     def pytest_runtest_teardown(self) -> Generator[None]:
         try:
             return (yield)

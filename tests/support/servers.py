@@ -147,13 +147,22 @@ class RunningServer:
         """End what a test that failed has left."""
         assert self.process.stderr is not None
         if not self.process.stderr.closed:
-            self.process.kill()
-            self.process.communicate()
+            kill_tree(self.process)
 
     def wait(self) -> int:
         """Wait for its end, with output until then in `log`; return its exit status."""
         self.log += self.process.communicate(timeout=PATIENCE_S)[1].decode()
         return self.process.returncode
+
+
+def kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and its descendants: a suspended one would hold its pipes open."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        for one in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.communicate(timeout=PATIENCE_S)
 
 
 def shared_memory_files() -> set[str]:
