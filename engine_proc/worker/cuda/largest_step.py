@@ -67,3 +67,16 @@ def token_counts(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: 
         counts.append(1 + more)
         left -= more
     return counts
+
+
+def fewest_sequences(
+    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+) -> list[int]:
+    """Return the numbers of sequences of the largest steps that have prompts alone.
+
+    One such step has whole prompts, and one the most tokens. If any step has wide tiles of
+    attention (`Tiling.rows_for`), one of these has.
+    """
+    whole = max(1, max_num_batched_tokens // max_model_len)
+    most = -(-max_num_batched_tokens // max_model_len)
+    return sorted({min(max_num_seqs, number) for number in (whole, most)})

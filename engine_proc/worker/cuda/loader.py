@@ -37,7 +37,7 @@ from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import TILE_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
-from headrace.engine_proc.worker.cuda.largest_step import largest_step
+from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences, largest_step
 from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
@@ -316,8 +316,12 @@ def count_pages(
         if num_tokens < execution.max_num_batched_tokens:
             with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
                 runner.run(largest_step_of(execution, embeds, num_tokens), masks_of)
-    with fitting("a step of one prompt", SMALLER_STEP):  # which has wider tiles of attention
-        runner.run(largest_step_of(replace(execution, max_num_seqs=1), embeds), masks_of)
+    for num_sequences in fewest_sequences(  # whose tiles of attention are wider
+        execution.max_num_seqs, execution.max_num_batched_tokens, execution.max_model_len
+    ):
+        prompts = largest_step_of(replace(execution, max_num_seqs=num_sequences), embeds)
+        with fitting(f"a step of {num_sequences} prompts", SMALLER_STEP):
+            runner.run(prompts, masks_of)
     step = largest_step_of(execution, embeds)
     run = partial(runner.run, step, masks_of)
     num_tokens = step.num_tokens

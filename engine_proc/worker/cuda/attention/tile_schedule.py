@@ -5,6 +5,9 @@ splits of its tile in order. Of a sequence with more splits than a quota several
 tile: each takes every n-th split and leaves what it has seen, and the last one done merges. The
 quota follows from the lengths of all sequences in the step. So a long one among short ones is
 shared, and one among others of its length is not. What a token gets has the same bits either way.
+
+Sequences are shared in the order of the batch while their splits have room. One that alone exceeds
+all room takes none; any other one takes its own from those behind it, whether it found it or not.
 """
 
 from dataclasses import dataclass
@@ -41,7 +44,7 @@ class Tiling:
     keys: int = 64  # that are loaded together
     split_keys: int = 256
     enough_programs: int = ENOUGH_PROGRAMS  # as many more than tiles have shares of long ones,
-    max_partial_bytes: int = 128 << 20  # if what these leave to be merged is no more than this
+    max_partial_bytes: int = 256 << 20  # if what these leave to be merged is no more than this
     num_warps: int | None = None  # default: by the size of a head
     num_stages: int = 2  # a third is for page numbers, and costs more than it hides
     wide_rows: int | None = None  # of a tile of prompts that fill a GPU so, too

@@ -20,6 +20,7 @@ from headrace.config.process_configs import WorkerConfig
 from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.cuda import cuda_sampler
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets
 from headrace.engine_proc.worker.execution.cache_fingerprint import (
@@ -200,6 +201,18 @@ def test_a_worker_that_starts_anew_has_as_many_pages(
             count()
 
 
+def test_prompts_shorter_than_a_step_warm_wide_tiles(folder: Path) -> None:
+    """Llama 3 8B on 4 GPUs: two prompts of 4,096 tokens have wide tiles, and one has not."""
+    largest = {"max_model_len": 4096, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+    config = replace(config_of(folder, **largest), num_pages=1)
+    steps: list[Step] = []
+    runner: Any = SimpleNamespace(run=lambda step, masks_of: steps.append(step))
+    cuda_loader.count_pages(config, GIB, runner, Buckets(()), None, Card(), 20 * GIB)
+    tiling = Tiling(wide_rows=128, enough_programs=264)
+    numbers = {(step.num_tokens, len(step.logit_rows) // 4) for step in steps}
+    assert 128 in {tiling.rows_for(4, 2, *of_step) for of_step in numbers}
+
+
 @pytest.mark.usefixtures("threads")
 def test_an_embedding_model_makes_vectors(tmp_path: Path) -> None:
     make_byte_folder(tmp_path)
@@ -375,8 +388,9 @@ def count(folder: Path, free: int, **changes: Any) -> int:
         config, Steps.page_bytes, steps, Buckets(()), None, Gpu(free), 9 * GIB
     )
     most = config.execution.max_num_batched_tokens
-    first, prompt = [size for size in (1, 64, 256) if size < most], config.execution.max_model_len
-    assert steps.num_tokens == [*first, min(prompt, most), most, most]
+    first, length = [size for size in (1, 64, 256) if size < most], config.execution.max_model_len
+    whole_prompts = [most // length * length] if most > length else []
+    assert steps.num_tokens == [*first, *whole_prompts, most, most, most]
     return num_pages
 
 

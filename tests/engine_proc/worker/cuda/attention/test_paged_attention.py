@@ -1,6 +1,7 @@
 """Attention is right for any mix of prompts and tokens, and no batch mate changes a bit."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.attention.paged_attention import attend, reference
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches, Tiling
+from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 PAGE_TOKENS, MAX_PAGES, NUM_SLOTS = 16, 4, 5
@@ -155,6 +157,22 @@ def test_prompts_that_fill_a_gpu_have_wide_tiles(
     tiling = Tiling(wide_rows=128, enough_programs=264)
     assert tiling.rows_for(4, 8, num_tokens, num_sequences) == rows
     assert replace(tiling, wide_rows=None).rows_for(4, 8, num_tokens, num_sequences) == 64
+
+
+def test_a_largest_step_has_wide_tiles_if_any_step_has() -> None:
+    """Else the first request with such a step would wait for a compiler."""
+    tiling = Tiling(rows=4, wide_rows=8, enough_programs=6)
+    for most, length, sequences in product(range(1, 40), range(1, 14), (1, 2, 3, 9)):
+        is_wide = [
+            tiling.rows_for(1, 2, tokens, number) == 8
+            for number in range(1, sequences + 1)
+            for tokens in range(number, min(most, number * length) + 1)
+        ]
+        warmed = [
+            tiling.rows_for(1, 2, min(most, number * length), number) == 8
+            for number in fewest_sequences(sequences, most, length)
+        ]
+        assert any(warmed) == any(is_wide), (most, length, sequences)
 
 
 @pytest.mark.parametrize(("group", "num_rows"), [(1, 64), (7, 64), (64, 64), (71, 128)])

@@ -56,8 +56,14 @@ def on_hopper(parts: list[tuple[int, int]]) -> list[list[int]]:
         split_keys=256,
         window=None,
         num_extra=264 // 8,
-        capacity=(128 << 20) // (4 * 32 * 132),
+        capacity=Tiling().max_partial_bytes // (4 * 32 * 132),
     )
+
+
+def sharing_of(parts: list[tuple[int, int]]) -> list[bool]:
+    """Return whether programs share the tiles of each sequence, on a Hopper."""
+    shared = {item[0] for item in on_hopper(parts) if item[int(NUM_SHARING)] > 1}
+    return [sequence in shared for sequence in range(len(parts))]
 
 
 def longest(items: list[list[int]]) -> int:
@@ -112,6 +118,18 @@ def test_a_prompt_beside_a_long_sequence_leaves_it_room() -> None:
     items = on_hopper([(512, 512), (1, 131072)])
     assert {item[int(NUM_SHARING)] for item in items if item[0] == 0} == {1}
     assert longest(items) <= 18
+
+
+@pytest.mark.parametrize(("count", "before"), [(16, 131072), (32, 65536), (64, 32768)])
+def test_a_few_tokens_behind_a_long_prefix_are_shared(count: int, before: int) -> None:
+    assert sharing_of([(count, count + before)]) == [True]
+
+
+def test_a_sequence_without_room_takes_that_of_others() -> None:
+    """The second has no room for its splits; the third would have, and comes behind it."""
+    prefix = (16, 16 + 131072)
+    assert sharing_of([prefix, prefix, (1, 131072)]) == [True, False, False]
+    assert sharing_of([(1, 131072), prefix, prefix]) == [True, True, False]
 
 
 def test_no_two_programs_leave_splits_in_one_place(device: torch.device) -> None:
