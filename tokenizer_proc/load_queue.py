@@ -37,7 +37,6 @@ class LoadQueue:
     Args:
         slot: of this process. It tells how many sequences wait.
         limits: sequences that wait for each model, in all tokenizer processes. 0 is no limit.
-        on_demand: called when the first request waits for a model.
     """
 
     def __init__(
@@ -46,11 +45,9 @@ class LoadQueue:
         slot: Slot,
         num_models: int,
         limits: Sequence[int],
-        on_demand: Callable[[], None] = lambda: None,
     ) -> None:
         self._board = board
         self._slot = slot
-        self._on_demand = on_demand
         self._limits = limits or [0] * num_models
         self._queues: list[deque[RoutedRequest]] = [deque() for _ in range(num_models)]
 
@@ -61,6 +58,11 @@ class LoadQueue:
         """The requests for a model."""
         return self._queues[model]
 
+    @property
+    def models(self) -> set[int]:
+        """The models that requests wait for."""
+        return {model for model, queue in enumerate(self._queues) if queue}
+
     def add(self, routed: RoutedRequest) -> None:
         """Have a request wait.
 
@@ -70,11 +72,8 @@ class LoadQueue:
         limit = self._limits[routed.model]
         if 0 < limit <= num_waiting(self._board, routed.model) and not routed.request.resumes:
             raise QueueFull
-        queue = self._queues[routed.model]
-        queue.append(routed)
+        self._queues[routed.model].append(routed)
         self._count(routed.model)
-        if len(queue) == 1:
-            self._on_demand()
 
     def take(self, model: int, send: Callable[[RoutedRequest], bool]) -> None:
         """Send requests for a model until one cannot be sent. It waits, with those after it."""

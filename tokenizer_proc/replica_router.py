@@ -74,8 +74,8 @@ class ReplicaRouter:
             self._replicas[engine[EngineField.MODEL]].append(engine.seat.index)
         self._turns = itertools.count()
         self._names = [card.name for card in config.cards]
-        on_demand = partial(wake, config.demand_fd)
-        self._waiting = LoadQueue(board, slot, len(config.cards), config.max_num_queued, on_demand)
+        self._demand_fd = config.demand_fd
+        self._waiting = LoadQueue(board, slot, len(config.cards), config.max_num_queued)
 
     @property
     def are_waiting(self) -> bool:
@@ -87,7 +87,7 @@ class ReplicaRouter:
 
         It waits while a link is full. Return those that can neither be sent nor wait.
         """
-        parcels, refusals = Parcels(list), list[Refusal]()
+        parcels, refusals, before = Parcels(list), list[Refusal](), self._waiting.models
         for routed in requests:
             is_next = not self._waiting[routed.model] or routed.request.engine >= 0
             if not routed.prompts or (is_next and self._put(parcels, routed)):
@@ -97,7 +97,10 @@ class ReplicaRouter:
             except QueueFull as error:
                 refusals.append(Refusal(routed, error))
         self._send(parcels)
-        return refusals + self.send_waiting()
+        refusals += self.send_waiting()
+        if self._waiting.models - before:
+            wake(self._demand_fd)
+        return refusals
 
     def send_waiting(self) -> list[Refusal]:
         """Send what has waited for an engine; return what waits for none any more."""

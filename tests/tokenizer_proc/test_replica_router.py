@@ -254,6 +254,14 @@ def test_the_first_request_that_waits_wakes_the_supervisor(fleet: Fleet) -> None
     assert len(os.read(fleet.demands, 8)) == 1
 
 
+def test_a_refused_request_wakes_no_supervisor(fleet: Fleet) -> None:
+    vacate(fleet)
+    fleet.slots[1][EngineField.RETRY_NS] = time.monotonic_ns() + 10**12
+    assert len(fleet.router.send([routed(1)])) == 1
+    with pytest.raises(BlockingIOError):
+        os.read(fleet.demands, 1)
+
+
 def test_a_model_that_is_unloaded_gets_only_what_it_had(fleet: Fleet) -> None:
     vacate(fleet)
     fleet.slots[2][EngineField.SEATING] = Seating.LEAVING
