@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from headrace.board.board import Board, Seat
@@ -198,8 +199,13 @@ class ChildConfigs:
         return RemoteEngine(
             address=self.config.remote_engines[remote.index(index)],
             key_file=self.config.engine_key_file,
-            terms=self.groups[0].terms,
+            terms=self._terms,
         )
+
+    @cached_property
+    def _terms(self) -> dict[str, str]:
+        """The terms of the first spawn, with what the disk had then."""
+        return self.groups[0].terms
 
     def _gateway_config(self) -> GatewayConfig:
         assert self.config.engine_listen is not None and self.config.engine_key_file is not None
@@ -207,7 +213,7 @@ class ChildConfigs:
             run_dir=self.run_dir,
             listen=self.config.engine_listen,
             key_file=self.config.engine_key_file,
-            terms=self.groups[0].terms,
+            terms=self._terms,
             prefix_fd=self.files.prefix_fds[0],
         )
 
