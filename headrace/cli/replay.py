@@ -166,7 +166,7 @@ class Stage:
         for thread in self._threads:
             thread.start()
         config = msgspec.msgpack.decode(note.config) | {"run_dir": self._directory.path}
-        config["demand_fd"] = -1  # of a tokenizer: no supervisor waits
+        config["demand_fd"] = -1  # no supervisor waits; other roles ignore it
         if is_mock:
             config["engine"] = MOCK
         self._process = spawn(seat, config, self._board, note.log_level)
