@@ -39,11 +39,11 @@ REPLICAS, MODELS = "/admin/replicas", "/admin/models/NAME/load, /unload or /slee
 MODELS_PREFIX = "/admin/models/"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
 CACHES = dict(zip((RESET_MM_CACHE, RESET_ENCODER_CACHE), RESETS, strict=True))  # vLLM's
-SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
+SLEEP_PATH, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
 SLEEP_LEVELS = {"1": ModelAction.SLEEP, "2": ModelAction.UNLOAD}
 READS, ACTS = ("GET", "HEAD"), ("POST",)
 METHODS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((SLEEP, WAKE_UP), ACTS),
+    **dict.fromkeys((SLEEP_PATH, WAKE_UP), ACTS),
     IS_SLEEPING: READS,
     PROCESSES: READS,
     REPLICAS: (*READS, *ACTS),
@@ -166,7 +166,7 @@ class Admin:
             if method in READS:
                 return AdminResponse(200, self._replicas.status())
             return self._replicas.handle(asked)
-        if path in (SLEEP, WAKE_UP, IS_SLEEPING):
+        if path in (SLEEP_PATH, WAKE_UP, IS_SLEEPING):
             return self._sleep(path, asked)
         if path == DRAIN:
             return self._admin_request(STOP)
@@ -188,7 +188,7 @@ class Admin:
             return self._replicas.apply_alone(ModelAction.LOAD)
         level = dict(asked).get("level", "1")
         if level not in SLEEP_LEVELS or any(name != "level" for name, _ in asked):
-            return invalid(400, f"{SLEEP} takes level=1, which keeps weights, or level=2")
+            return invalid(400, f"{SLEEP_PATH} takes level=1, which keeps weights, or level=2")
         return self._replicas.apply_alone(SLEEP_LEVELS[level])
 
     def _admin_request(self, *admin_requests: str, status: int = 202) -> AdminResponse:

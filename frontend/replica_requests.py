@@ -1,4 +1,7 @@
-"""Requests of operators for more or fewer replicas of a model. The supervisor acts on them."""
+"""Requests of operators for more or fewer replicas of a model, or for its sleep.
+
+The supervisor acts on the former, the model's engines act on the latter.
+"""
 
 import enum
 import re
@@ -10,11 +13,11 @@ from headrace.board.fields import EngineField
 from headrace.board.model_status import ModelState, engines_of, is_asleep, model_state
 from headrace.board.replacements import is_ready
 from headrace.board.replicas import (
-    SLEEP,
     adapter_bytes,
     count_replicas,
     num_seats,
     wish_replicas,
+    wish_sleep,
 )
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
@@ -127,6 +130,7 @@ class ReplicaRequests:
         count = 0
         if action is ModelAction.LOAD:
             count = count_replicas(self._board, model).wanted or self._models[model].num_replicas
+            wish_sleep(self._slot, model, False)
         wish_replicas(self._slot, model, count)
         return AdminResponse(202, self._entry(model, count).encode())
 
@@ -152,7 +156,7 @@ class ReplicaRequests:
         ready = filter(is_ready, engines_of(self._board, model))
         if not all(slot[EngineField.CAN_SLEEP] for slot in ready):
             return SLEEPLESS
-        wish_replicas(self._slot, model, SLEEP)
+        wish_sleep(self._slot, model, True)
         return AdminResponse(202, self._entry(model).encode())
 
     def _refuse_memory(self, model: int, count: int) -> Rejection | None:

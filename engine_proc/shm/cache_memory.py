@@ -14,12 +14,14 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 CACHE_ID_BYTES = 16
 FINGERPRINT_BYTES = 16
 SYSTEM_PAGE = 4096  # of csrc/cpu/model.cpp: states begin at one
+BLOCK_BYTES = 512  # of `st_blocks`
+PIECE_BYTES = 1 << 30  # that are given to the system at a time
 
 
 class CacheMemory:
@@ -69,17 +71,32 @@ def clear(fds: Sequence[int]) -> None:
         os.ftruncate(fd, 0)
 
 
-def give_back(fds: Sequence[int]) -> None:
-    """Give the memory of pages and states back, while workers have it. Its id stays.
+def release_pages(fds: Sequence[int], beat: Callable[[], None]) -> int:
+    """Give the memory of pages and states to the system while workers have it. Its id stays.
 
     What was there reads as zeros, so no table may tell of it any more.
+
+    Args:
+        beat: called before each piece: each takes the system some time.
+
+    Returns:
+        The bytes that were there.
     """
+    before = held_bytes(fds)
     for fd in fds:
         size = os.fstat(fd).st_size - CACHE_ID_BYTES - FINGERPRINT_BYTES
         size -= size % SYSTEM_PAGE
         if size > 0:
             with mmap.mmap(fd, size) as memory:
-                memory.madvise(mmap.MADV_REMOVE)
+                for start in range(0, size, PIECE_BYTES):
+                    beat()
+                    memory.madvise(mmap.MADV_REMOVE, start, min(PIECE_BYTES, size - start))
+    return before - held_bytes(fds)
+
+
+def held_bytes(fds: Sequence[int]) -> int:
+    """Return how much memory descriptors hold."""
+    return sum(BLOCK_BYTES * os.fstat(fd).st_blocks for fd in fds)
 
 
 def map_tables(fd: int, sizes: Sequence[int]) -> list[memoryview]:

@@ -8,7 +8,7 @@ them. A definition is a kind and, for a field of several words, their number:
 
 import enum
 
-FIELD_WORDS = 96  # of a slot, for fields
+FIELD_WORDS = 104  # of a slot, for fields
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 MAX_REPLICAS = 16  # engines
@@ -122,7 +122,8 @@ class FrontendField(BoardField):
     IS_LEAVING = GAUGE  # 1: another process takes the seat once open requests are answered
     FORWARDED = COUNTER  # requests sent to tokenizers, but GETs
     WISHES = COUNTER, 10  # admin requests, by `WISHES`
-    REPLICAS = KEPT, MAX_REPLICAS  # that operators want, by model: `replicas.py` has the format
+    REPLICAS = KEPT, MAX_REPLICAS  # that operators want, by model: `replicas.py` has the format,
+    SLEEPS = KEPT, MAX_REPLICAS  # and whether its engines are to sleep, in the same format
     # Of bodies, by tokenizer: those for all prompts, for long ones, for images, for GETs.
     FORWARDED_BYTES = COUNTER, MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1
 

@@ -70,7 +70,7 @@ def is_asleep(board: Board, model: int) -> bool:
     """Whether all engines of a model sleep. A request wakes one of them."""
     engines = engines_of(board, model)
     seated = [slot for slot in engines if slot[EngineField.SEATING] == Seating.SEATED]
-    return bool(seated) and all(slot[EngineField.IS_ASLEEP] for slot in seated)
+    return bool(seated) and all(is_ready(slot) and slot[EngineField.IS_ASLEEP] for slot in seated)
 
 
 def progress_of(board: Board, model: int, state: ModelState) -> float:

@@ -1,19 +1,17 @@
 """The replicas of models on the board: how many there are, and how many operators want.
 
-A wish is a word that a frontend writes: its lowest byte is the number, or `SLEEP`, the others are
-of the time, in nanoseconds. The newest of all frontends holds. The supervisor polls, and engines
-that are idle do.
+A wish is a word that a frontend writes: its lowest byte is the number, the others are of the time,
+in nanoseconds. The newest of all frontends holds. The supervisor polls; of sleep, engines do.
 """
 
 import time
 from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
-from headrace.board.fields import MAX_REPLICAS, EngineField, FrontendField, Seating, WorkerField
+from headrace.board.fields import EngineField, FrontendField, Seating, WorkerField
 from headrace.board.replacements import is_ready
 
 COUNT_BITS = 8
-SLEEP = (1 << COUNT_BITS) - 1  # in the place of a number: all engines are to sleep
 
 
 class ReplicaCount(NamedTuple):
@@ -54,26 +52,39 @@ def adapter_bytes(board: Board, model: int) -> int:
 
 def wish_replicas(slot: Slot, model: int, count: int) -> None:
     """Note that operators want so many engines of a model, of 0 none; for the slot's owner."""
-    at = time.monotonic_ns() >> COUNT_BITS << COUNT_BITS
-    slot[FrontendField.REPLICAS + model] = at | count
+    slot[FrontendField.REPLICAS + model] = wish_of(count)
 
 
-class ReplicaWishes:
-    """Wishes since the last poll."""
+def wish_sleep(slot: Slot, model: int, sleeps: bool) -> None:
+    """Note that operators want a model to sleep, or to be awake; for the slot's owner."""
+    slot[FrontendField.SLEEPS + model] = wish_of(sleeps)
 
-    def __init__(self, board: Board) -> None:
+
+def wish_of(number: int) -> int:
+    """Return a wish of this moment."""
+    return time.monotonic_ns() >> COUNT_BITS << COUNT_BITS | number
+
+
+class ModelWishes:
+    """Wishes since the last poll.
+
+    Args:
+        field: of all models' wishes.
+    """
+
+    def __init__(self, board: Board, field: FrontendField) -> None:
         self._slots = list(board.of("frontend"))
+        self._words = field.words
         self._seen = self._read()
 
     def _read(self) -> list[int]:
-        words = FrontendField.REPLICAS.words
-        return [max([slot[word] for slot in self._slots], default=0) for word in words]
+        return [max([slot[word] for slot in self._slots], default=0) for word in self._words]
 
     def take(self) -> dict[int, int]:
         """Return the numbers that are newly wanted, by model."""
         before, self._seen = self._seen, self._read()
         return {
-            model: self._seen[model] & SLEEP
-            for model in range(MAX_REPLICAS)
-            if self._seen[model] != before[model]
+            model: wish % (1 << COUNT_BITS)
+            for model, wish in enumerate(self._seen)
+            if wish != before[model]
         }

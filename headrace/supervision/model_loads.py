@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board
-from headrace.board.fields import EngineField
+from headrace.board.fields import EngineField, FrontendField
 from headrace.board.model_status import ModelState, engines_of, model_state, num_waiting
-from headrace.board.replicas import SLEEP, ReplicaWishes
+from headrace.board.replicas import ModelWishes
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy, ModelDemand
@@ -42,7 +42,7 @@ class ModelLoads:
         self._seats = seats
         self._policy = policy
         self._clock = clock
-        self._wishes = ReplicaWishes(board)
+        self._wishes = ModelWishes(board, FrontendField.REPLICAS)
         self._engines = [engines_of(board, model) for model in range(len(groups))]
         self._backlogs = [engine_backlog(board, slot.seat.index) for slot in board.of("engine")]
 
@@ -94,9 +94,6 @@ class ModelLoads:
     def _grant(self, model: int, count: int) -> list[int]:
         """Give a model as many engines as an operator wants; return those to be started."""
         name, state = self._names[model], model_state(self._board, model)
-        if count == SLEEP:  # engines see to it themselves
-            log.info("admin request: %s is to sleep", name)
-            return []
         log.info("admin request: replicas of %s: %d", name, count)
         if not count:
             self._policy.forget(model)

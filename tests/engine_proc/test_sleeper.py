@@ -11,14 +11,14 @@ from engine_rig import FIRST, Rig, generate
 
 from headrace.board.board import Board, Seat
 from headrace.board.fields import EngineField
-from headrace.board.replicas import SLEEP, wish_replicas
+from headrace.board.replicas import wish_sleep
 from headrace.engine_proc import engine_core
 from headrace.engine_proc.shm.cache_memory import CacheMemory
-from headrace.engine_proc.sleeper import Sleeper
+from headrace.engine_proc.sleeper import MIB, Sleeper
 from headrace.ipc.messages import Abort, request_id
 
 PAGE = tuple(range(1, 17))  # the tokens of a full page
-NUM_BYTES = 1 << 16
+NUM_BYTES = MIB
 
 
 class Store:
@@ -55,9 +55,9 @@ class Bed:
     def _rest(self) -> None:
         self.num_rests += 1
 
-    def wish(self, count: int) -> None:
+    def wish(self, sleeps: bool) -> None:
         """Note what operators want."""
-        wish_replicas(self.board.slot("frontend"), 0, count)
+        wish_sleep(self.board.slot("frontend"), 0, sleeps)
 
     def fill(self) -> None:
         """Have a prompt cached, and memory taken for it."""
@@ -105,7 +105,7 @@ def test_an_idle_engine_sleeps_when_operators_want_that(bed: Bed) -> None:
     assert bed.num_bytes >= NUM_BYTES
     bed.idle()
     assert not bed.is_asleep
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     bed.idle()
     assert (bed.is_asleep, bed.num_rests) == (True, 1)
     assert bed.num_bytes < NUM_BYTES
@@ -114,7 +114,7 @@ def test_an_idle_engine_sleeps_when_operators_want_that(bed: Bed) -> None:
 
 def test_an_engine_with_requests_sleeps_when_they_have_ended(bed: Bed) -> None:
     bed.rig.take(generate(FIRST))
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     bed.sleeper.look()
     assert not bed.is_asleep
     bed.rig.take(Abort(FIRST))
@@ -123,7 +123,7 @@ def test_an_engine_with_requests_sleeps_when_they_have_ended(bed: Bed) -> None:
 
 
 def test_a_request_wakes_an_engine(bed: Bed) -> None:
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     bed.idle()
     assert bed.is_asleep
     bed.rig.take(generate(request_id(0, 2)), prompt=PAGE)
@@ -136,9 +136,9 @@ def test_a_request_wakes_an_engine(bed: Bed) -> None:
 
 
 def test_an_operator_wakes_an_engine(bed: Bed) -> None:
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     bed.idle()
-    bed.wish(1)
+    bed.wish(sleeps=False)
     bed.idle()
     assert not bed.is_asleep
 
@@ -146,7 +146,7 @@ def test_an_operator_wakes_an_engine(bed: Bed) -> None:
 def test_an_engine_sleeps_once_its_store_has_kept_all(tmp_path: Path) -> None:
     store = Store()
     bed = Bed(tmp_path, store)
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     for _ in range(2):
         bed.idle()
         assert (bed.is_asleep, store.num_asked) == (False, 1)
@@ -159,7 +159,7 @@ def test_an_engine_sleeps_once_its_store_has_kept_all(tmp_path: Path) -> None:
 def test_a_request_stops_what_a_store_keeps_for_sleep(tmp_path: Path) -> None:
     store = Store()
     bed = Bed(tmp_path, store)
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     bed.idle()
     assert store.is_keeping
     bed.rig.take(generate(FIRST))
@@ -176,6 +176,36 @@ def test_an_engine_whose_pages_are_its_workers_never_sleeps(bed: Bed) -> None:
     workers: Any = SimpleNamespace(cache_id=b"", rest=bed._rest)
     sleeper = Sleeper(context, bed.rig.scheduler, workers, None, [])
     assert bed.rig.slot[EngineField.CAN_SLEEP] == 0
-    bed.wish(SLEEP)
+    bed.wish(sleeps=True)
     sleeper.look()
     assert (bed.is_asleep, bed.num_rests) == (False, 0)
+
+
+def test_an_engine_that_sleeps_gives_nothing_back_again(bed: Bed) -> None:
+    for sleeps in (True, True, False, True):
+        bed.wish(sleeps)
+        bed.idle()
+        assert (bed.is_asleep, bed.num_rests) == (sleeps, 1), "workers may be stopped"
+    bed.rig.take(generate(FIRST))
+    bed.sleeper.look()
+    bed.rig.take(Abort(FIRST))
+    bed.wish(sleeps=True)
+    bed.idle()
+    assert (bed.is_asleep, bed.num_rests) == (True, 2)
+
+
+@pytest.mark.parametrize("has_kept_all", [False, True])
+def test_sleep_tells_what_it_takes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has_kept_all: bool
+) -> None:
+    store = Store()
+    store.keep_all = lambda: None  # type: ignore[method-assign]
+    store.has_kept_all = has_kept_all
+    bed = Bed(tmp_path, store)
+    os.pwrite(bed.fd, bytes(MIB), 0)
+    bed.wish(sleeps=True)
+    with caplog.at_level("INFO"):
+        bed.idle()
+    assert ("has not kept all" in caplog.text) is not has_kept_all
+    assert "asleep: 1 MiB of pages are given back" in caplog.text
+    bed.close()

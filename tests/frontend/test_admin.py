@@ -8,8 +8,8 @@ import pytest
 
 from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import CommonField, EngineField
-from headrace.board.replicas import SLEEP, ReplicaWishes
+from headrace.board.fields import CommonField, EngineField, FrontendField
+from headrace.board.replicas import ModelWishes
 from headrace.config.api_keys import digest
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.admin import (
@@ -154,17 +154,22 @@ def test_paths_of_models_have_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "count"), [(b"", SLEEP), (b"level=1", SLEEP), (b"level=2", 0), (b"level=0", None)]
+    ("query", "counts", "sleeps"),
+    [(b"", {}, {0: 1}), (b"level=1", {}, {0: 1}), (b"level=2", {0: 0}, {}), (b"level=0", {}, {})],
 )
-def test_sleep_is_as_vllm_has_it(query: bytes, count: int | None) -> None:
+def test_sleep_is_as_vllm_has_it(
+    query: bytes, counts: dict[int, int], sleeps: dict[int, int]
+) -> None:
     rig = Rig(KEY, models=[capacity("m")])
     rig.board.slot("engine").enter(State.READY)
     rig.board.slot("engine")[EngineField.CAN_SLEEP] = 1
-    wishes = ReplicaWishes(rig.board)
-    assert rig.ask("POST", "/sleep", query).status == (400 if count is None else 202)
-    assert wishes.take() == ({} if count is None else {0: count})
+    numbers, sleep = (
+        ModelWishes(rig.board, field) for field in (FrontendField.REPLICAS, FrontendField.SLEEPS)
+    )
+    assert rig.ask("POST", "/sleep", query).status == (202 if counts or sleeps else 400)
+    assert (numbers.take(), sleep.take()) == (counts, sleeps)
     assert rig.ask("POST", "/wake_up", b"tags=weights").status == 202
-    assert wishes.take() == {0: 1}
+    assert (numbers.take(), sleep.take()) == ({0: 1}, {0: 0})
     answer = rig.ask("GET", "/is_sleeping")
     assert isinstance(answer, AdminResponse)
     assert (answer.status, json.loads(answer.body)) == (200, {"is_sleeping": False})

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import EngineField, Seating, WorkerField
-from headrace.board.replicas import SLEEP, ReplicaWishes
+from headrace.board.fields import EngineField, FrontendField, Seating, WorkerField
+from headrace.board.replicas import ModelWishes
 from headrace.config.process_configs import ModelCapacity
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.replica_requests import (
@@ -41,7 +41,8 @@ class Rig:
             for name, num_replicas in (("a", 1), ('b"\N{FOX FACE}', 2))
         ]
         self.requests = ReplicaRequests(models, board, board.slot("frontend"), lambda: num_bytes)
-        self._wishes = ReplicaWishes(board)
+        self._wishes = ModelWishes(board, FrontendField.REPLICAS)
+        self.sleeps = ModelWishes(board, FrontendField.SLEEPS)
 
     def ask(self, *asked: tuple[str, str]) -> tuple[int, str]:
         """Return the status of a request, and the message or the code of its answer."""
@@ -156,7 +157,9 @@ def test_a_model_that_is_loaded_is_put_to_sleep() -> None:
     answer = rig.requests.apply(name, ModelAction.SLEEP)
     assert isinstance(answer, AdminResponse)
     assert (answer.status, json.loads(answer.body)["replicas"]) == (202, 2)
-    assert rig._wishes.take() == {1: SLEEP}
+    assert (rig._wishes.take(), rig.sleeps.take()) == ({}, {1: 1})
+    rig.requests.apply(name, ModelAction.LOAD)
+    assert (rig._wishes.take(), rig.sleeps.take()) == ({1: 2}, {1: 0})
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_a_model_that_cannot_sleep_says_why(name: str, code: str) -> None:
     answer = rig.requests.apply(name, ModelAction.SLEEP)
     assert isinstance(answer, Rejection)
     assert (answer.status, answer.code) == (409, code)
-    assert not rig._wishes.take()
+    assert not rig.sleeps.take()
 
 
 def test_several_models_have_no_sleep_of_all() -> None:
@@ -183,6 +186,7 @@ def test_models_sleep_when_none_is_awake() -> None:
     for slot in rig.engines[:4]:
         slot[EngineField.SEATING] = Seating.VACANT
     for slot in rig.engines[4:]:
+        slot.enter(State.READY)
         assert rig.requests.sleep_status() == b'{"is_sleeping":false}'
         slot[EngineField.IS_ASLEEP] = 1
     assert rig.requests.sleep_status() == b'{"is_sleeping":true}'

@@ -11,12 +11,15 @@ import pytest
 from readable import readable
 from servers import wait_until
 
+from headrace.engine_proc.shm import cache_memory
 from headrace.engine_proc.shm.cache_memory import (
+    SYSTEM_PAGE,
     CacheMemory,
     clear,
-    give_back,
+    held_bytes,
     join_cache_ids,
     map_tables,
+    release_pages,
 )
 
 MODEL, OTHER = b"m" * 16, b"o" * 16
@@ -131,8 +134,9 @@ def test_pages_are_given_back_while_a_worker_has_them(fd: int) -> None:
     memory = CacheMemory(fd, NUM_BYTES, MODEL)
     write(memory, b"x" * NUM_BYTES)
     before = os.fstat(fd).st_blocks
-    give_back([fd])
+    num_bytes = release_pages([fd], lambda: None)
     assert os.fstat(fd).st_blocks < before / 4
+    assert num_bytes == 512 * (before - os.fstat(fd).st_blocks)
     assert read(memory, NUM_BYTES) == bytes(NUM_BYTES)
     write(memory, b"page")
     memory.close()
@@ -141,6 +145,16 @@ def test_pages_are_given_back_while_a_worker_has_them(fd: int) -> None:
     again.close()
 
 
+def test_pages_are_released_between_beats(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_memory, "PIECE_BYTES", SYSTEM_PAGE)
+    memory = CacheMemory(fd, 3 * SYSTEM_PAGE, MODEL)
+    os.pwrite(fd, b"x" * 3 * SYSTEM_PAGE, 0)
+    held: list[int] = []
+    release_pages([fd], lambda: held.append(held_bytes([fd]) // SYSTEM_PAGE))
+    assert held == [4, 3, 2], "pages, and the one of the id"
+    memory.close()
+
+
 def test_memory_that_was_cleared_has_nothing_to_give_back(fd: int) -> None:
-    give_back([fd])
+    release_pages([fd], lambda: None)
     assert os.fstat(fd).st_size == 0

@@ -1,8 +1,14 @@
 """How many engines a model has, and is to have."""
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.fields import EngineField, Seating
-from headrace.board.replicas import ReplicaWishes, count_replicas, num_seats, wish_replicas
+from headrace.board.fields import EngineField, FrontendField, Seating
+from headrace.board.replicas import (
+    ModelWishes,
+    count_replicas,
+    num_seats,
+    wish_replicas,
+    wish_sleep,
+)
 
 
 def test_replicas_are_counted_by_model() -> None:
@@ -22,7 +28,7 @@ def test_the_newest_wish_holds_and_is_taken_once() -> None:
     board = Board.create([Seat("frontend", 0), Seat("frontend", 1)])
     first, second = board.of("frontend")
     wish_replicas(first, 0, 7)
-    wishes = ReplicaWishes(board)
+    wishes = ModelWishes(board, FrontendField.REPLICAS)
     assert wishes.take() == {}, "it is of the time before"
     wish_replicas(second, 0, 3)
     wish_replicas(first, 2, 1)
@@ -31,3 +37,15 @@ def test_the_newest_wish_holds_and_is_taken_once() -> None:
     wish_replicas(second, 0, 4)
     wish_replicas(first, 0, 2)
     assert wishes.take() == {0: 2}
+
+
+def test_a_wish_for_sleep_leaves_that_for_replicas() -> None:
+    board = Board.create([Seat("frontend", 0)])
+    counts, sleeps = (
+        ModelWishes(board, field) for field in (FrontendField.REPLICAS, FrontendField.SLEEPS)
+    )
+    wish_replicas(board.slot("frontend"), 1, 3)
+    wish_sleep(board.slot("frontend"), 1, True)
+    assert (counts.take(), sleeps.take()) == ({1: 3}, {1: 1})
+    wish_sleep(board.slot("frontend"), 1, False)
+    assert (counts.take(), sleeps.take()) == ({}, {1: 0})

@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField, Seating, TokenizerField
-from headrace.board.replicas import SLEEP, wish_replicas
+from headrace.board.replicas import wish_replicas, wish_sleep
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy
 from headrace.supervision.model_loads import ModelLoads
@@ -72,8 +72,10 @@ def test_an_unloaded_model_is_left_alone_until_it_is_asked_for() -> None:
     assert not rig.loads.are_settled
 
 
-def test_a_model_that_is_to_sleep_keeps_its_engines() -> None:
+def test_sleep_that_is_wanted_next_loses_no_number() -> None:
     rig = Rig()
-    wish_replicas(rig.board.slot("frontend"), 1, SLEEP)
-    assert rig.loads.look() == []
-    assert rig.seatings[1:] == [Seating.SEATED, Seating.SEATED]
+    slot = rig.board.slot("frontend")
+    wish_replicas(slot, 1, 0)
+    wish_sleep(slot, 1, True)
+    rig.loads.look()
+    assert rig.seatings[1:] == [Seating.LEAVING, Seating.LEAVING]
