@@ -34,7 +34,7 @@ Patches = Callable[[Tensors], Iterator[Grid]]
 
 
 def square_tiles(weights: Weights, sizes: PatchSizes) -> Patches:
-    """SigLIP: tiles are squares of one size.
+    """SigLIP: tiles are squares of one size; of pixels past the last patch nothing is seen.
 
     The function that it returns raises `ValueError` for others, and for padded ones.
     """
@@ -47,9 +47,12 @@ def square_tiles(weights: Weights, sizes: PatchSizes) -> Patches:
 
     def patches(image: Tensors) -> Iterator[Grid]:
         pixels, mask = image["pixel_values"], image.get("pixel_attention_mask")
-        if pixels.shape[-3:] != (PIXEL, edge, edge) or not (mask is None or mask.all()):
+        channels, height, width = pixels.shape[-3:]
+        fits = (channels, height // patch, width // patch) == (PIXEL, side, side)
+        if not fits or not (mask is None or mask[..., :edge, :edge].all()):
             raise ValueError(f"tiles are {pixels.shape}, not 3 x {edge} x {edge} without padding")
-        for tile in pixels.reshape(-1, PIXEL, side, patch, side, patch):
+        seen = pixels[..., :edge, :edge]
+        for tile in seen.reshape(-1, PIXEL, side, patch, side, patch):
             flat = tile.transpose(1, 3, 0, 2, 4).reshape(side**2, -1)
             yield Grid(flat @ kernel + positions, side, side)
 

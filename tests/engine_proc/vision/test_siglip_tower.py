@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from engine_configs import execution_config
-from mmproj_twins import make_twins
+from mmproj_twins import make_twins, write_mmproj
 from tiny_vision import make_vision_folder, picture, prepare
 
 from headrace.engine_proc.vision.siglip_connectors import gelu
@@ -44,6 +44,38 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         (alone,) = tower.encode([image])
         np.testing.assert_array_equal(alone, rows)  # batch mates change no bit
     assert tower.maker != modules.maker
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "idefics3", "gemma3"])
+def test_pixels_past_the_last_patch_are_not_seen(family: str, tmp_path: Path) -> None:
+    twins = make_twins(tmp_path, family)
+    enlarge(twins.folder)
+    write_mmproj(twins.mmproj, twins.folder, family)
+    modules, tower = Tower(load(twins.folder)), opened(twins.folder)
+    config = execution_config(twins.decoder, image_row_size=64, mmproj=str(twins.mmproj))
+    of_file = SiglipTower.open(config)
+    assert of_file is not None
+    for seed, size in enumerate(SIZES):
+        image = prepare(twins.folder, picture(seed, *size))
+        (expected,) = modules.encode([image])
+        for own in (tower, of_file):
+            np.testing.assert_allclose(own.encode([image])[0], expected, rtol=0, atol=1e-4)
+
+
+def enlarge(folder: Path) -> None:
+    """Make tiles larger by some pixels, which are no patch."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    edge = config["vision_config"]["image_size"] + 4
+    config["vision_config"]["image_size"] = edge
+    path.write_text(json.dumps(config))
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    if "max_image_size" in settings:
+        settings |= {"max_image_size": {"longest_edge": edge}, "size": {"longest_edge": 2 * edge}}
+    else:
+        settings["size"] = {"height": edge, "width": edge}
+    path.write_text(json.dumps(settings))
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "gemma3"])
