@@ -18,7 +18,7 @@ from headrace.tokenizer_proc.requests.openai import (
     ImageUrl,
     RequestMessage,
 )
-from headrace.tokenizer_proc.requests.videos import Video, VideoOptions, read_video
+from headrace.tokenizer_proc.requests.videos import Video, VideoOptions, num_frames_in, read_video
 
 MAX_PIXELS = 50_000_000  # 150 MB as bytes; what phones make has 12 to 50 million
 MAX_SCANNED = 1_000_000_000  # pixels of a JPEG's scans, each of which may be all; cameras make 10
@@ -91,17 +91,23 @@ def sources_of(
             continue
         if video_text is None:
             raise Unsupported(f"{where}: this model takes images, and no videos", where)
+        check_number(len(given) + num_frames_in(part.video_url), max_images)
         video = read_video(part.video_url, video_options or VideoOptions(), where)
         frames = (ImageUrl(url, "low") for url in video.frames)
         given += ((frame, f"{where}[{k}]") for k, frame in enumerate(frames))
         part.type, part.text, part.video_url = "text", video_text(video), None
-    if len(given) > max_images:
+    check_number(len(given), max_images)
+    return [source_of(image, where, fetches) for image, where in given]
+
+
+def check_number(num_images: int, max_images: int) -> None:
+    """Refuse more images than a request may have."""
+    if num_images > max_images:
         raise InvalidValue(
-            f"messages: {len(given)} images are more than the {max_images} that a request may have "
+            f"messages: {num_images} images are more than the {max_images} that a request may have "
             "(--max-images); a frame is one",
             "messages",
         )
-    return [source_of(image, where, fetches) for image, where in given]
 
 
 def source_of(image: ImageUrl | None, where: str, fetches: bool) -> ImageSource | Remote:

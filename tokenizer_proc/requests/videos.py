@@ -16,6 +16,7 @@ HEAD = "data:video/jpeg;base64"
 FRAME_HEAD = "data:image/jpeg;base64,"
 FIELD = "media_io_kwargs.video"
 MAX_SECONDS = 360_000.0  # a hundred hours
+MAX_FRAME = 1 << 31  # of a video's frames
 
 
 class VideoUrl(msgspec.Struct):
@@ -24,8 +25,11 @@ class VideoUrl(msgspec.Struct):
     url: str
 
 
-class VideoOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """When the frames of a video were."""
+class VideoOptions(msgspec.Struct):
+    """When the frames of a video were.
+
+    Other options of vLLM say how it takes frames out of a file; they change nothing here.
+    """
 
     fps: float = 1.0
     frames_indices: list[int] | None = None  # of the frames sent among those there were; all
@@ -46,6 +50,11 @@ class Video:
     frames: list[str]
     times: list[float]
     duration: float
+
+
+def num_frames_in(video: VideoUrl | None) -> int:
+    """Return how many frames a video has, before any is read."""
+    return 0 if video is None else video.url.count(",")
 
 
 def read_video(video: VideoUrl | None, options: VideoOptions, where: str) -> Video:
@@ -78,10 +87,11 @@ def timed(frames: Sequence[str], options: VideoOptions) -> Video:
         refuse_option("fps", f"must be above 0, not {options.fps}")
     if places is None:
         places = [*range(num_frames)]
-    if len(places) != num_frames or min(places) < 0:
-        refuse_option("frames_indices", f"must be {num_frames} numbers of frames, from 0 on")
-    if total < num_frames:
-        refuse_option("total_num_frames", f"must be at least {num_frames}, not {total}")
+    if len(places) != num_frames or min(places) < 0 or max(places) > MAX_FRAME:
+        what = f"must be {num_frames} numbers of frames, from 0 to {MAX_FRAME}"
+        refuse_option("frames_indices", what)
+    if not num_frames <= total <= MAX_FRAME:
+        refuse_option("total_num_frames", f"must be between {num_frames} and {MAX_FRAME}")
     times = [place / options.fps for place in places]
     duration = total / options.fps if options.duration is None else options.duration
     if not 0 <= max(duration, *times) < MAX_SECONDS or duration < 0:

@@ -1,6 +1,7 @@
 """Images are read out of messages; what is no image, or too large a one, is refused by its part."""
 
 import struct
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -75,6 +76,18 @@ def test_frames_of_a_video_are_images_where_a_model_takes_them() -> None:
         sources_of(messages, 4, video_text=text)
     with pytest.raises(Unsupported, match=r"video_url: this model takes images, and no videos"):
         sources_of(msgspec.convert(chat, list[RequestMessage]), 5)
+
+
+def test_too_many_frames_are_refused_before_they_are_read() -> None:
+    part = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64" + "," * 10**6}}
+    messages = msgspec.convert([message(part)], list[RequestMessage])
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidValue, match="1000000 images are more than the 4 "):
+            sources_of(messages, 4, video_text="{0.times}".format)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

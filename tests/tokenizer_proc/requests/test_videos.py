@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.errors import RequestError, Unsupported
@@ -13,7 +14,7 @@ FRAMES = [f"data:image/jpeg;base64,{text}" for text in ("QQ==", "Qg==", "Qw==")]
 
 
 def read(url: str = URL, **options: Any) -> Video:
-    return read_video(VideoUrl(url), VideoOptions(**options), WHERE)
+    return read_video(VideoUrl(url), msgspec.convert(options, VideoOptions), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ def read(url: str = URL, **options: Any) -> Video:
         ({"fps": 2.0}, [0, 0.5, 1], 1.5),
         ({"fps": 10.0, "frames_indices": [5, 25, 45], "total_num_frames": 60}, [0.5, 2.5, 4.5], 6),
         ({"duration": 7.5}, [0, 1, 2], 7.5),
+        ({"num_frames": 32, "video_backend": "opencv"}, [0, 1, 2], 3),  # vLLM's
     ],
 )
 def test_frames_have_times(options: dict[str, Any], times: list[float], duration: float) -> None:
@@ -45,7 +47,9 @@ def test_a_video_that_is_no_frames_is_refused(url: str) -> None:
         ({"fps": float("inf")}, "fps: must be above 0"),
         ({"frames_indices": [0, 1]}, "frames_indices: must be 3 numbers of frames"),
         ({"frames_indices": [0, -1, 2]}, "frames_indices: must be 3 numbers of frames"),
-        ({"total_num_frames": 2}, "total_num_frames: must be at least 3, not 2"),
+        ({"frames_indices": [0, 1, 10**400]}, "frames_indices: must be 3 numbers of frames"),
+        ({"total_num_frames": 2}, "total_num_frames: must be between 3 and 2147483648"),
+        ({"total_num_frames": 10**400}, "total_num_frames: must be between 3 and"),
         ({"duration": -1.0}, "duration: must be below 360000 s"),
         ({"fps": 1e-9}, "duration: must be below 360000 s"),
     ],
