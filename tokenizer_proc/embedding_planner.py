@@ -102,6 +102,12 @@ class EmbeddingPlanner:
         check_jina(request)
         plan = msgspec.structs.replace(self._embedding_plan(request), types=types_of(request))
         before = task_prompt(request.task, self._written_prompts)
+        if before and not all(isinstance(text, str) for text in prompt_list(request.input)):
+            raise InvalidValue(
+                "task: its prompt goes before texts, and an input is token ids; send texts, or "
+                "leave it out",
+                "task",
+            )
         return (yield from self._embed(http, request, plan, before))
 
     def cohere_embed(self, http: HttpRequest, body: Body, version: Literal[1, 2] = 2) -> Stages:

@@ -8,7 +8,7 @@ import pytest
 from byte_encoder import FramedEncoder
 from planners import HTTP, ID, LongTokens, make_planner
 
-from headrace.errors import ContextLengthExceeded, RequestError
+from headrace.errors import ContextLengthExceeded, InvalidValue, RequestError
 from headrace.ipc.messages import EmbeddingPlan, SimilarityPlan
 from headrace.tokenizer_proc.jobs.stages import Sequences
 
@@ -170,6 +170,16 @@ def test_jina_task_chooses_a_prompt(
     planner = make_planner(max_model_len=8, embeds=True, prompts=prompts)
     body = json.dumps({"input": "Hi", "task": task}).encode()
     assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *written]
+
+
+def test_jina_task_with_a_prompt_takes_no_token_ids() -> None:
+    planner = make_planner(max_model_len=8, embeds=True, prompts={"query": "q:", "plain": ""})
+    body = {"input": [[1, 2]], "task": "retrieval.query"}
+    with pytest.raises(InvalidValue, match="task: .* an input is token ids; send texts") as refused:
+        planner.plan("embedding", HTTP, json.dumps(body).encode())
+    assert refused.value.param == "task"
+    body["task"] = "plain"
+    assert planner.plan("embedding", HTTP, json.dumps(body).encode()).prompts[0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
