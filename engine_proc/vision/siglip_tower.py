@@ -169,8 +169,7 @@ class SiglipTower:
             if mmproj:
                 made = {name: StoredTensor.of(own) for name, own in state_of(mmproj).items()}
                 return cls(known, spec, made, is_exact=True)
-            stored = safetensors.open_folder(path)
-            weights = {name.removeprefix("model."): own for name, own in stored.items()}
+            weights = open_executable(path)
             return cls(known, spec, weights, is_exact=is_exact(config, weights))
         except ModelError as error:
             raise ModelError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
@@ -191,6 +190,18 @@ class SiglipTower:
         states = self._executor.embed(seen_whole(np.ascontiguousarray(grid.embeds, np.float32)))
         rows = self._connect(states.reshape(grid.height, grid.width, -1))
         return np.ascontiguousarray(rows, np.float32)
+
+
+def open_executable(folder: Path) -> dict[str, StoredTensor]:
+    """Return a folder's tensors of numbers, by their names in transformers' module.
+
+    Position ids and parts of a quantized decoder, of other types, are not among them.
+    """
+    return {
+        name.removeprefix("model."): StoredTensor(Format(own.dtype), tuple(own.shape), data)
+        for name, (own, data) in safetensors.read_folder(folder, None).items()
+        if own.dtype in safetensors.EXECUTABLE
+    }
 
 
 def seen_whole(embeds: Floats) -> Batch:

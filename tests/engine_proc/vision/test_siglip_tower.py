@@ -126,6 +126,25 @@ def test_weights_may_have_older_names(
     np.testing.assert_array_equal(opened(tmp_path).encode([image]), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("model.vision_model.embeddings.position_ids", torch.int64),
+        ("model.text_model.layers.0.mlp.up_proj.qweight", torch.int32),
+        ("model.text_model.mask", torch.bool),
+    ],
+)
+def test_tensors_that_a_tower_has_not_may_be_of_any_type(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    make_vision_folder(tmp_path, "smolvlm")
+    image, file = prepare(tmp_path, picture(1)), tmp_path / "model.safetensors"
+    expected = opened(tmp_path).encode([image])
+    more = {name: torch.zeros(1, 16, dtype=dtype)}
+    safetensors.torch.save_file(safetensors.torch.load_file(file) | more, file, {"format": "pt"})
+    np.testing.assert_array_equal(opened(tmp_path).encode([image]), expected)
+
+
 def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     make_vision_folder(tmp_path, "smolvlm")
     file = tmp_path / "model.safetensors"
