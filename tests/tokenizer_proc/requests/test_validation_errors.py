@@ -361,7 +361,7 @@ def bodies(kind: type[msgspec.Struct]) -> st.SearchStrategy[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_no_phrase_of_msgspec_reaches_a_client(kind: type[msgspec.Struct]) -> None:
-    @settings(max_examples=100, deadline=None, database=None, derandomize=True)
+    @settings(database=None)
     @given(body=bodies(kind))
     def check(body: bytes) -> None:
         try:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.attention.paged_attention import attend, reference
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches, Tiling
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import is_hopper
 from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -45,14 +46,15 @@ class Case:
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
         sinks: bool = False,
+        max_pages: int = MAX_PAGES,
         **options: Any,
     ) -> None:
         torch.manual_seed(0)
-        page = (NUM_SLOTS * MAX_PAGES, PAGE_TOKENS, num_kv_heads, head_dim)
+        page = (NUM_SLOTS * max_pages, PAGE_TOKENS, num_kv_heads, head_dim)
         self.keys, self.values = torch.randn(2, *page).to(device, kv_dtype or dtype)
-        self.queries = torch.randn(NUM_SLOTS, MAX_PAGES * PAGE_TOKENS, num_heads, head_dim)
+        self.queries = torch.randn(NUM_SLOTS, max_pages * PAGE_TOKENS, num_heads, head_dim)
         self.queries = self.queries.to(device, dtype)
-        self.table = torch.randperm(page[0]).view(NUM_SLOTS, MAX_PAGES).int().to(device)
+        self.table = torch.randperm(page[0]).view(NUM_SLOTS, max_pages).int().to(device)
         sink_scores = torch.randn(num_heads).to(device) if sinks else None
         self.options = {"scale": head_dim**-0.5, "sinks": sink_scores} | options
 
@@ -135,16 +137,38 @@ def test_programs_take_turns_with_splits(device: torch.device) -> None:
 
 
 def test_wide_tiles_have_the_same_bits(device: torch.device) -> None:
-    """On a GPU they have the sizes that a Hopper's have: others may have other bits."""
-    narrow, prompts = replace(SMALL, enough_programs=4), [(3, 20, 17), (0, 0, 18)]
     if device.type == "cuda":
-        narrow, prompts = Tiling(enough_programs=1), [(3, 0, 64)]
+        pytest.skip("on GPUs tiles so small may have other bits")
+    narrow, prompts = replace(SMALL, enough_programs=4), [(3, 20, 17), (0, 0, 18)]
+    case = Case(device, dtype=torch.bfloat16, head_dim=64)
+    check_wide_tiles(case, prompts, narrow, group=2)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_wide_tiles_of_a_hopper_have_the_same_bits(
+    window: int | None, device: torch.device
+) -> None:
+    """Three splits of keys, heads that fill no tile, and a prompt in two pieces."""
+    if not is_hopper(device):
+        pytest.skip("only a Hopper has such tiles")
+    heads = {"num_heads": 14, "num_kv_heads": 2, "head_dim": 128, "max_pages": 48}
+    case = Case(device, dtype=torch.bfloat16, window=window, **heads)
+    whole = check_wide_tiles(case, [(3, 0, 700)], Tiling(enough_programs=1), group=7)
+    pieces = [(3, 0, 333)], [(3, 333, 367)]
+    cut = [check_wide_tiles(case, piece, Tiling(enough_programs=1), group=7) for piece in pieces]
+    torch.testing.assert_close(torch.cat(cut), whole, atol=0, rtol=0)
+
+
+def check_wide_tiles(
+    case: Case, prompts: list[tuple[int, int, int]], narrow: Tiling, group: int
+) -> Tensor:
+    """Return what tiles of either width give to prompts."""
     wide = replace(narrow, wide_rows=2 * narrow.rows)
     num_tokens = sum(count for _, _, count in prompts)
-    assert wide.rows_for(2, 2, num_tokens, len(prompts)) == wide.wide_rows
-    case = Case(device, dtype=torch.bfloat16, head_dim=64)
+    assert wide.rows_for(group, 2, num_tokens, len(prompts)) == wide.wide_rows
     expected = case.attend(prompts, narrow)
     torch.testing.assert_close(case.attend(prompts, wide), expected, atol=0, rtol=0)
+    return expected
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_the_likeliest_are_reported_best_first(device: torch.device) -> None:
 def test_the_likeliest_are_found_in_few_passes(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    """One for the highest, one for the weights, three or four to the limit, one to take them."""
+    """One for the highest, three or four to the limit, one to take them."""
     if device.type == "cuda":
         pytest.skip("calls are counted in the interpreter")
     blocks: list[object] = []
@@ -43,8 +43,9 @@ def test_the_likeliest_are_found_in_few_passes(
     for module in (gumbel_sampler, logprobs, top_k_top_p):
         monkeypatch.setattr(module, "load_block", counted(module.load_block))
     one = torch.ones(1, dtype=torch.int32)
+    torch.manual_seed(0)
     report(torch.randn(1, 800), one, 20 * one, 20)
-    assert len(blocks) <= 7 * 800 / 32
+    assert len(blocks) <= 6 * 800 / 32
 
 
 def test_a_vocabulary_of_fewer_tokens_is_reported_whole(device: torch.device) -> None:
