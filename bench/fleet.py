@@ -211,6 +211,13 @@ def lose(node: psutil.Process, way: str) -> list[psutil.Process]:
     return processes
 
 
+def resume(processes: list[psutil.Process]) -> None:
+    """Have processes that stand still go on."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
 def measure_deaths(report: Report, rounds: int) -> None:
     """Measure the longest silence of streams, half of which lose their engine's machine."""
     silence = Quantity("machine lost, longest silence", "s", {KILLED: [], STILL: [], "none": []})
@@ -225,13 +232,10 @@ def measure_deaths(report: Report, rounds: int) -> None:
                 with ThreadPoolExecutor(1) as pool:
                     told = pool.submit(complete, server.url, prompts, DEATH_TOKENS)
                     time.sleep((expected[0].last - expected[0].sent) / 2)
-                    lost = lose(node, way)
+                    stack.callback(resume, lose(node, way))
                     streams = told.result()
                 assert [one.text for one in streams] == [one.text for one in expected]
                 silence.samples[way].append(max(stream.silence for stream in streams))
-                for process in lost:
-                    with suppress(psutil.NoSuchProcess):
-                        process.resume()
     report.add(silence)
 
 

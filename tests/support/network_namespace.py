@@ -4,8 +4,9 @@ import os
 import re
 import shutil
 import subprocess
+from ipaddress import IPv4Network
 
-HERE, THERE = "10.213.0.1", "10.213.0.2"
+NETWORK = IPv4Network("198.18.0.0/15")  # for measurements; each namespace has four of its addresses
 
 
 class NoNamespace(Exception):
@@ -13,9 +14,10 @@ class NoNamespace(Exception):
 
 
 class NetworkNamespace:
-    """A namespace, at `THERE`. This machine is at `HERE` for it.
+    """A namespace with a link to this machine.
 
     Attributes:
+        there: its address.
         under: becomes a command that runs there.
     """
 
@@ -30,12 +32,14 @@ class NetworkNamespace:
         self._name = f"headrace-{os.getpid()}"
         own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
         self._own, self._peer = own, peer
+        first = NETWORK[4 * os.getpid() % NETWORK.num_addresses]
+        here, self.there = f"{first + 1}", f"{first + 2}"
         self.under = ("ip", "netns", "exec", self._name)
         ip("netns", "add", self._name)
         try:
             ip("link", "add", own, "type", "veth", "peer", "name", peer, "netns", self._name)
-            ip("address", "add", f"{HERE}/24", "dev", own)
-            ip("-n", self._name, "address", "add", f"{THERE}/24", "dev", peer)
+            ip("address", "add", f"{here}/30", "dev", own)
+            ip("-n", self._name, "address", "add", f"{self.there}/30", "dev", peer)
             for link in ("lo", peer):
                 ip("-n", self._name, "link", "set", link, "up")
             self.heal()

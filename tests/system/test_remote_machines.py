@@ -3,15 +3,15 @@
 import asyncio
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from network_namespace import THERE, NetworkNamespace, NoNamespace
+from network_namespace import NetworkNamespace, NoNamespace
 from remote_nodes import RunningNode
 from servers import RunningServer, wait_until
 from tiny_models import make_byte_folder
@@ -30,7 +30,7 @@ class Machines:
 
     def __init__(self, folder: Path, namespace: NetworkNamespace) -> None:
         model, key = str(folder / "model"), folder / "key"
-        self.node = RunningNode(key, model, *FLAGS, host=THERE, under=namespace.under)
+        self.node = RunningNode(key, model, *FLAGS, host=namespace.there, under=namespace.under)
         flags = ("--remote-engines", self.node.url, "--engine-key-file", str(key))
         self.head = RunningServer(model, *FLAGS, *flags)
         self.await_health()
@@ -144,18 +144,28 @@ def machines(folder: Path, namespace: NetworkNamespace) -> Iterator[Machines]:
 def test_a_link_that_is_cut_for_long_fails_no_stream(
     machines: Machines, namespace: NetworkNamespace, expected: list[str]
 ) -> None:
-    healing = threading.Timer(CUT_S, namespace.heal)
+    healings: list[Future[None]] = []
 
     def cut() -> None:
         assert machines.num_steps
         namespace.cut()
-        healing.start()
+        healings.append(pool.submit(heal, time.monotonic() + CUT_S))
+
+    def heal(after: float) -> None:
+        def is_due() -> bool:
+            return machines.health.status_code == 503 and time.monotonic() >= after
+
+        try:
+            wait_until(is_due, "the engine is missed")
+        finally:
+            namespace.heal()
 
     listener = Listener(cut)
-    assert read_all(machines.head.url, listener) == expected
-    print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
-    wait_until(lambda: machines.health.status_code == 503, "the engine is missed")
-    healing.join()
+    with ThreadPoolExecutor(1) as pool:
+        assert read_all(machines.head.url, listener) == expected
+        print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
+        (healing,) = healings
+        healing.result()
     machines.await_health()
     before = machines.num_steps
     assert read_all(machines.head.url, Listener()) == expected
