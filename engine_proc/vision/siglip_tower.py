@@ -159,13 +159,13 @@ class SiglipTower:
         """
         if config.load_format == "dummy":
             return None
-        path = Path(config.model_path)
-        mmproj = config.mmproj and read_mmproj(Path(config.mmproj), read_metadata(path))
+        path = Path(config.mmproj or config.model_path)
+        mmproj = config.mmproj and read_mmproj(path, read_metadata(Path(config.model_path)))
         known: Json = mmproj.folder.config if mmproj else read_json(path / "config.json")
-        spec = spec_of(known)
-        if spec is None:
-            return None
         try:
+            spec = spec_of(known)
+            if spec is None:
+                return None
             if mmproj:
                 made = {name: StoredTensor.of(own) for name, own in state_of(mmproj).items()}
                 return cls(known, spec, made, is_exact=True)

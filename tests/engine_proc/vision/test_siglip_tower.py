@@ -1,6 +1,7 @@
 """SigLIP towers in the core give the rows that transformers gives, and need no torch for it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,20 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
         )
         with pytest.raises(ModelError, match=f"'{gone.partition('.')[2]}' .* is missing"):
             opened(tmp_path)
+
+
+def test_errors_name_the_file_of_the_tower(tmp_path: Path) -> None:
+    twins = make_twins(tmp_path, "smolvlm")
+    write_mmproj(twins.mmproj, twins.folder, "smolvlm", tensors={"v.post_ln.bias": None})
+    config = execution_config(twins.decoder, image_row_size=64, mmproj=str(twins.mmproj))
+    with pytest.raises(ModelError, match=f"^{re.escape(str(twins.mmproj))}: "):
+        SiglipTower.open(config)
+    path = twins.folder / "config.json"
+    wrong = json.loads(path.read_text())
+    wrong["vision_config"]["num_attention_heads"] = 5
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(ModelError, match=f"^{re.escape(str(twins.folder))}: .*num_attention_heads"):
+        opened(twins.folder)
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
