@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ STACK_BYTES = {
     "80": {"attention_kernel": 408, "heads of 256": 200, "draw_kernel": 560}
     | {"gated_linear_kernel": 136, "linear_kernel": 64, "norm_kernel": 8},
 }
+OF_EACH = ["inputs_kernel", "schedule_kernel", "norm_kernel", "linear_kernel", "draw_kernel"]
+OF_EACH += ["rope_store_kernel", "attention_kernel", "gated_linear_kernel", "report_kernel"]
 DEADLINE_S = 300
 SOME = "attention_kernel|schedule_kernel|rope_store|norm_kernel.*NUM=4096|inputs"
 
@@ -45,6 +48,11 @@ def test_a_processor_has_the_memory_that_kernels_share(arch: str) -> None:
     too_large = {name for name, row in rows.items() if row.get(arch, [0])[0] > most}
     heads_of_256 = {name for name in rows if re.match("attention_kernel .* HEAD_DIM=256", name)}
     assert too_large == (heads_of_256 if arch == "89" else set())  # Ada has too little for those
+
+
+def test_every_generation_has_the_kernels_of_a_decoder() -> None:
+    found = {(name.split()[0], arch) for name, row in table()[PINNED].items() for arch in row}
+    assert set(product(OF_EACH, SHARED_BYTES)) <= found
 
 
 @pytest.mark.parametrize("arch", STACK_BYTES)
