@@ -98,7 +98,8 @@ families: .venv/dev
 		tests/engine_proc/worker/hf/test_executor.py \
 		tests/engine_proc/worker/test_images.py \
 		tests/system/test_vision.py::test_every_family_s_answers_are_the_reference_s \
-		tests/system/test_mmproj.py tests/system/test_mixtures.py $(ARGS)
+		tests/system/test_mmproj.py tests/system/test_mixtures.py \
+		tests/system/test_gpu_benches.py $(ARGS)
 
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
 # shows what a change costs. They are compiled for all that the models of tests/support/gpu_models.py

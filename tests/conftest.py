@@ -35,7 +35,7 @@ vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
 # Certificates take 20 ms to read, which `httpx.get` does each time.
 httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
-MOST_DESCRIPTORS = 200  # of a process that has run all tests
+MOST_DESCRIPTORS = 800  # of a process that has run all tests; select() refuses more than 1,023
 
 # How fast examples are made says how busy the machine is, and nothing about us. They are the same
 # each time, but where it is wanted that they are not: `make fuzz` is for finding more.
