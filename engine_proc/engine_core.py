@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import assert_never
 
-import msgspec
-
 from headrace.board.backlog import Backlog
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
@@ -27,6 +25,7 @@ from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
+from headrace.engine_proc.request_io.step_output import step_output
 from headrace.engine_proc.request_io.turn import messages_of_turn
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -61,7 +60,7 @@ STUCK = (  # the text of an error
     "simpler one may work"
 )
 NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
-CUT_OFF = (FinishReason.ABORT, FinishReason.REFUSED)
+RESUME_ITL_S = 0.5  # the target while streams are silent that a death has interrupted
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 
 log = logging.getLogger(__name__)
@@ -111,6 +110,7 @@ class EngineCore:
         self._copies = copies
         self._intake = Intake()
         self._resume_cache = ResumeCache()
+        self._resuming: list[Sequence] = []  # their clients wait since a process died
         self._frontends = list(frontends)
         self._prompts = prompts
         self._may_have_replicas = config.prefix_fd is not None
@@ -171,7 +171,8 @@ class EngineCore:
             case StopSequence(id):
                 self._stop(id)
             case GeneratedTokens():
-                self._resume_cache.keep(message, bulk, self._clock())
+                for begun in self._resume_cache.keep(message, bulk, self._clock()):
+                    self._catch_up(begun)
             case _:
                 assert_never(message)
 
@@ -275,13 +276,39 @@ class EngineCore:
                 sequence.take_after(old)
                 generated = max(generated, old.generated, key=len)
         sampling = sequence.request.sampling
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            return
+        if not self._go_on_after(generated, sequence):
+            self._resume_cache.begin(ids, sequence.id, self._clock())
+
+    def _catch_up(self, id: int) -> None:
+        """Have a sequence that has begun anew go on after its tokens, which came later."""
+        begun = self._scheduler.end(id)
+        if begun is None:
+            return
+        sequence = Sequence.of(begun.request, begun.tokens[: begun.num_prompt].tobytes())
+        sequence.take_after(begun)
+        sequence.has_started = begun.has_started
+        generated = self._resume_cache.take([begun.request.resumes, *begun.request.earlier])
+        generated = max(generated, begun.generated, key=len)
+        self._go_on_after(generated, sequence, begun.num_generated)
+        if not sequence.request.grammar or self._grammars.prepare(sequence):
+            self._scheduler.add(sequence)
+
+    def _go_on_after(
+        self, generated: "array[int]", sequence: Sequence, num_published: int = 0
+    ) -> bool:
+        """Give a sequence tokens that were generated before; return whether it takes any."""
         most = sequence.request.max_tokens - 1  # an end is sent with the last token
         generated = generated[:most]
         if generated and generated[-1] in sequence.request.stop_token_ids:
             generated.pop()
-        if sampling.logprobs is None and sampling.prompt_logprobs is None and generated:
-            sequence.tokens.extend(generated)
-            self._publish([SequenceOutput(sequence, generated.tolist())])
+        sequence.tokens.extend(generated)
+        if len(generated) > num_published:
+            self._publish([SequenceOutput(sequence, generated[num_published:].tolist())])
+        if generated:
+            self._resuming.append(sequence)
+        return bool(generated)
 
     def run_once(self, workers: WorkerGroup) -> None:
         """Compute a step if there is work. If a worker died, go on with new ones.
@@ -512,7 +539,11 @@ class EngineCore:
         """Return the token budget that keeps decodes within the target inter-token latency."""
         if not self._target_itl_s or not self._scheduler.is_generating:
             return None
-        spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
+        self._resuming = [
+            each for each in self._resuming if each.is_prefilling and not each.has_ended
+        ]
+        target_s = max(self._target_itl_s, RESUME_ITL_S if self._resuming else 0.0)
+        spare = self._step_time.tokens_within(target_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
     def _publish(self, news: list[SequenceOutput]) -> None:
@@ -558,41 +589,3 @@ class EngineCore:
         if counts.accepted_drafts:
             for place, num_right in enumerate(counts.right_at):
                 self._slot[EngineField.RIGHT_AT + place] = num_right
-
-
-def step_output(
-    news: list[SequenceOutput],
-    failed: dict[int, bytes] | None = None,
-    reasons: dict[int, str] | None = None,
-    invalid: list[int] | None = None,
-) -> tuple[StepOutput, bytes]:
-    """Return the message and its token ids; sequences in it count as started from here on."""
-    starting = [n.sequence for n in news if not n.sequence.has_started]
-    cut_off = {n.sequence.id for n in news if n.finished in CUT_OFF}  # prompts lack rows
-    watched = [s for s in starting if s.needs_prompt_logprobs and s.id not in cut_off]
-    output = StepOutput.of(
-        started={s.id: s.request.plan for s in starting},
-        ids=[n.sequence.id for n in news],
-        counts=[len(n.tokens) for n in news],
-        finished=[n.finished for n in news],
-        cached={s.id: s.num_cached for s in starting if s.num_cached},
-        logprobs={n.sequence.id: n.logprobs for n in news if n.logprobs},
-        prompts={s.id: s.tokens[: s.num_prompt].tobytes() for s in watched},
-        prompt_logprobs={s.id: bytes(s.prompt_logprobs) for s in watched},
-        embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
-        failed=failed or {},
-        reasons=reasons or {},
-        invalid=invalid or [],
-    )
-    now_ns = time.monotonic_ns()
-    for sequence in starting:
-        sequence.has_started = True
-        sequence.prompt_logprobs.clear()
-        if sequence.request.times is not None:
-            output.times[sequence.id] = msgspec.structs.replace(
-                sequence.request.times,
-                queued=sequence.queued_ns,
-                scheduled=sequence.scheduled_ns,
-                first_token=now_ns,
-            )
-    return output, array("I", (token for n in news for token in n.tokens)).tobytes()

@@ -2,7 +2,8 @@
 
 Two kinds are kept. Detokenizers report the tokens of a dead engine's sequences to the new engine.
 And a sequence that ended is kept a while, in case its detokenizer died before it sent the end. A
-resumed sequence generates none of these tokens again.
+resumed sequence generates none of these tokens again. A sequence may come before its tokens, since
+those take another way. It begins anew then, until they are here.
 """
 
 from array import array
@@ -22,17 +23,28 @@ class ResumeCache:
 
     def __init__(self) -> None:
         self._generated: dict[int, array[int]] = {}
+        self._begun: dict[int, int] = {}
         self._came_at = 0.0
         self._ended: OrderedDict[int, tuple[float, Sequence]] = OrderedDict()
         self._all_served_at = 0.0
 
-    def keep(self, generated: GeneratedTokens, tokens: Frame, now: float) -> None:
-        """Record the tokens that a detokenizer has of a dead engine's sequences."""
+    def keep(self, generated: GeneratedTokens, tokens: Frame, now: float) -> list[int]:
+        """Record the tokens that a detokenizer has of a dead engine's sequences.
+
+        Returns:
+            The sequences that have begun without them, by their present ids.
+        """
         view, start = memoryview(tokens).cast("B").cast("I"), 0
         ids, counts = memoryview(generated.ids).cast("Q"), memoryview(generated.counts).cast("I")
         for id, count in zip(ids, counts, strict=True):
             self._generated[id] = array("i", view[start : start + count])
             start += count
+        self._came_at = now
+        return [self._begun.pop(id) for id in ids if id in self._begun]
+
+    def begin(self, ids: Iterable[int], id: int, now: float) -> None:
+        """Note a sequence that begins anew: tokens under any of its earlier ids may follow."""
+        self._begun |= dict.fromkeys(ids, id)
         self._came_at = now
 
     def keep_ended(self, sequence: Sequence, now: float) -> None:
@@ -54,8 +66,9 @@ class ResumeCache:
     def forget_old(self, now: float, are_serving: bool) -> None:
         """Drop expired entries. Ended sequences are kept while a detokenizer is not
         `are_serving`."""
-        if self._generated and now - self._came_at > KEEP_S:
+        if now - self._came_at > KEEP_S:
             self._generated.clear()
+            self._begun.clear()
         if not are_serving:
             self._all_served_at = now
         if now - self._all_served_at < KEEP_ENDED_S:

@@ -3,8 +3,10 @@
 from array import array
 from pathlib import Path
 
+import pytest
 from engine_rig import FIRST, Rig
 
+from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
 from headrace.ipc.messages import GeneratedTokens, GenerateRequest, Sampling, request_id
 
 
@@ -33,4 +35,60 @@ def test_the_most_tokens_of_all_ids_are_taken_up(tmp_path: Path) -> None:
     )
     (sequence,) = rig.scheduler.waiting
     assert (sequence.id, sequence.generated.tolist()) == (last, [7, 8])
+    rig.close()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_tokens_that_come_late_are_not_generated_again(tmp_path: Path, num_steps: int) -> None:
+    rig = Rig(tmp_path)
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 0, 6, Sampling(), [], b"plan", resumes=FIRST))
+    for _ in range(num_steps):
+        rig.step()
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [3]).tobytes())
+    rig.engine._take(said, array("I", [7, 7, 7]).tobytes())
+    while rig.scheduler.has_work:
+        rig.step()
+    heard = [rig.heard() for _ in range(num_steps + 1 + 3)]
+    assert [tokens for _, tokens in heard] == [[7]] * num_steps + [[7] * (3 - num_steps)] + [
+        [7]
+    ] * 3
+    assert [output.started for output, _ in heard] == [{again: b"plan"}] + [{}] * (num_steps + 3)
+    rig.close()
+
+
+def test_log_probabilities_do_not_go_on_after_late_tokens(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 0, 4, Sampling(logprobs=0), [], b"", resumes=FIRST))
+    (sequence,) = rig.scheduler.waiting
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [1]).tobytes())
+    rig.engine._take(said, array("I", [7]).tobytes())
+    assert list(rig.scheduler.waiting) == [sequence]
+    assert not sequence.generated
+    rig.close()
+
+
+class EvenSteps(StepTimeModel):
+    """Steps that take 10 ms a token."""
+
+    def tokens_within(self, seconds: float, limit: int) -> int:
+        return min(limit, int(seconds * 100))
+
+
+def test_interrupted_streams_have_longer_steps_until_they_go_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, target_itl_ms=100)
+    rig.engine._step_time = EvenSteps()
+    first, again, another = (request_id(0, counter) for counter in range(2, 5))
+    rig.take(GenerateRequest(first, 0, 100, Sampling(), [], b""))
+    rig.step()
+    assert rig.engine._budget() == 1 + 10
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [30]).tobytes())
+    rig.engine._take(said, array("I", [7] * 30).tobytes())
+    rig.take(GenerateRequest(again, 0, 100, Sampling(), [], b"", resumes=FIRST))
+    assert rig.engine._budget() == 1 + 50
+    rig.step()
+    assert rig.engine._budget() == 2 + 10
+    rig.take(GenerateRequest(another, 0, 100, Sampling(), [], b"", resumes=request_id(0, 9)))
+    assert rig.engine._budget() == 2 + 10, "nothing of it is known"
     rig.close()

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.engine_proc.engine_core import step_output
 from headrace.engine_proc.remote.message_checks import (
     OutputLimits,
     WrongMessage,
@@ -14,6 +13,7 @@ from headrace.engine_proc.remote.message_checks import (
     check_pages,
     check_status,
 )
+from headrace.engine_proc.request_io.step_output import step_output
 from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import (

@@ -63,3 +63,14 @@ def test_results_outlive_the_absence_of_a_detokenizer() -> None:
     resume_cache.keep_ended(ended(6), 100.0)
     resume_cache.forget_old(100.5 + 11 * KEEP_ENDED_S, are_serving=True)
     assert resume_cache.take_ended(6) is None
+
+
+def test_tokens_name_the_sequences_that_have_begun_without_them() -> None:
+    resume_cache = ResumeCache()
+    resume_cache.begin([5, 4], 9, 100.0)
+    resume_cache.begin([6], 10, 100.0)
+    said = GeneratedTokens(array("Q", [4, 7]).tobytes(), array("I", [1, 1]).tobytes())
+    assert resume_cache.keep(said, array("I", [1, 2]).tobytes(), 100.0) == [9]
+    resume_cache.forget_old(100.5 + KEEP_S, are_serving=True)
+    said = GeneratedTokens(array("Q", [6]).tobytes(), array("I", [1]).tobytes())
+    assert resume_cache.keep(said, array("I", [1]).tobytes(), 200.0) == [], "it came too late"
