@@ -16,16 +16,20 @@ NUM_SAMPLES = 50  # of clocks: those of ten seconds
 
 
 class Grants:
-    """The grants of a session. Times are of one clock, in seconds."""
+    """The grants of a session. Times are of one clock, in seconds.
+
+    Attributes:
+        is_lost: there are no more.
+    """
 
     def __init__(self, now: float) -> None:
         self._granted_at = now - GRANT_S
         self._answered_at = now
-        self._is_lost = False
+        self.is_lost = False
 
     def are_due(self, now: float) -> bool:
         """Whether the engine gets more time."""
-        return not self._is_lost and now >= self._granted_at + GRANT_S
+        return not self.is_lost and now >= self._granted_at + GRANT_S
 
     def granted(self, now: float) -> None:
         """Note that a grant is sent."""
@@ -37,15 +41,15 @@ class Grants:
 
     def judge(self, now: float) -> None:
         """Stop granting after a silence. To be called when nothing waits to be read."""
-        self._is_lost = self._is_lost or now > self._answered_at + SILENCE_S
+        self.is_lost = self.is_lost or now > self._answered_at + SILENCE_S
 
     def lose(self) -> None:
         """Stop granting, since the connection has ended."""
-        self._is_lost = True
+        self.is_lost = True
 
     def have_run_out(self, now: float) -> bool:
         """Whether the last grant has run out, and with it the time for a last step."""
-        return self._is_lost and now > self._granted_at + LEASE_S + ENDING_S
+        return self.is_lost and now > self._granted_at + LEASE_S + ENDING_S
 
 
 class ClockDifference:

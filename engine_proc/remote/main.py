@@ -170,10 +170,10 @@ class RemoteSeat:
         self._keep_alive()
 
     def _keep_alive(self) -> None:
-        """Grant more time when it is due. Give the engine up when it has none left.
+        """Grant more time when it is due. Give the engine up when it has none left, or has ended.
 
         Raises:
-            SessionEnded: it has none left.
+            SessionEnded: it is given up.
         """
         self._slot.beat()
         sent_at = time.monotonic_ns()
@@ -181,6 +181,8 @@ class RemoteSeat:
         if self._grants.are_due(now):
             self._grants.granted(now)
             self._grant(sent_at)
+        if self.serves and self._grants.is_lost and self._link.is_refused():
+            raise SessionEnded(f"nothing listens at {self._remote.address} any more")
         if not self._grants.have_run_out(now):
             return
         if self.serves:

@@ -6,6 +6,7 @@ handshake fails within libzmq. A message is a list of frames, as in `sockets.py`
 
 import logging
 import struct
+from socket import create_connection
 from typing import Any
 
 import zmq
@@ -20,6 +21,7 @@ ZAP_VERSION = b"1.0"
 HANDSHAKE_MS = 5000  # a connection that is not through by then is closed
 HIGH_WATER = 256  # messages to a peer
 EVENT = struct.Struct("=HI")  # of a socket: what, and a value
+PROBE_S = 0.1  # for an answer whether anything listens
 BACKLOG = 64  # connections that the kernel holds
 REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
@@ -129,6 +131,8 @@ class CurveLink:
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSALS
         )
         self._socket.connect(where)
+        host, _, port = where.removeprefix("tcp://").rpartition(":")
+        self._where = host.strip("[]"), int(port)
         self._messages = [(self._socket, POLLIN)]
         self._changes = [(self._events, POLLIN)]
         self.is_connected = False
@@ -146,6 +150,14 @@ class CurveLink:
             self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             num_lost += not self.is_connected
         return num_lost
+
+    def is_refused(self) -> bool:
+        """Whether its machine answers that nothing listens there: the peer's process has ended."""
+        try:
+            create_connection(self._where, PROBE_S).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return False
 
     def receive(self) -> list[Frame] | None:
         """Return the next message, or None."""

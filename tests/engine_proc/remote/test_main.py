@@ -15,6 +15,7 @@ from headrace.board.board import Board, Seat
 from headrace.board.fields import TokenizerField
 from headrace.config.process_configs import RemoteEngine
 from headrace.engine_proc.remote import taken_tokens
+from headrace.engine_proc.remote.grants import Grants
 from headrace.engine_proc.remote.main import RemoteSeat, SessionEnded
 from headrace.engine_proc.request_io.mirrored_words import read_words
 from headrace.ipc.curve_key import make_key, read_key
@@ -38,7 +39,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         make_key(str(folder / "key"))
-        self.gateway = CurveListener("tcp://127.0.0.1:*", read_key(str(folder / "key")))
+        self.gateway = self.make_gateway(folder)
         seats = [Seat("frontend", 0), Seat("tokenizer", 0), Seat("engine", 0)]
         self.board = Board.create(seats)
         self.slot = self.board.slot("engine")
@@ -57,6 +58,11 @@ class Rig:
         self.seat = RemoteSeat(config, remote, context)
         self._decoder = msgspec.msgpack.Decoder(ToGateway)
         self._peer, self._session = b"", 0
+
+    @staticmethod
+    def make_gateway(folder: Path) -> CurveListener:
+        """Return the listening end, at a port of its own."""
+        return CurveListener("tcp://127.0.0.1:*", read_key(str(folder / "key")))
 
     def work(self) -> None:
         """Answer grants, and let the seat take the answers."""
@@ -113,6 +119,21 @@ def test_a_token_beyond_the_vocabulary_ends_the_session(rig: Rig) -> None:
         return False
 
     with pytest.raises(SessionEnded, match="sends what is wrong: token 9 of a vocabulary of 9"):
+        wait_until(tend, "the session ends")
+
+
+def test_a_gateway_that_has_ended_is_given_up_at_once(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Grants, "have_run_out", lambda self, now: False)
+    rig.gateway.close()
+    rig.gateway = rig.make_gateway(tmp_path)
+
+    def tend() -> bool:
+        rig.seat.tend()
+        return False
+
+    with pytest.raises(SessionEnded, match=r"nothing listens at tcp://127.0.0.1:\d+ any more"):
         wait_until(tend, "the session ends")
 
 
