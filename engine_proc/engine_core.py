@@ -29,10 +29,11 @@ from headrace.engine_proc.request_io.step_output import step_output
 from headrace.engine_proc.request_io.turn import messages_of_turn
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SequenceOutput
+from headrace.engine_proc.scheduling.scheduler import Scheduler
 from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.exit_status import ExitStatus

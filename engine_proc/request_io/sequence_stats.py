@@ -8,8 +8,8 @@ from collections import Counter
 
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import EngineField
-from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.ipc.messages import FinishReason
 
 SECOND_NS = 10**9

@@ -5,7 +5,7 @@ from array import array
 
 import msgspec
 
-from headrace.engine_proc.scheduling.scheduler import SequenceOutput
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.ipc.messages import FinishReason, StepOutput
 
 CUT_OFF = (FinishReason.ABORT, FinishReason.REFUSED)

@@ -38,21 +38,11 @@ from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.image_placeholder import whole_end
 from headrace.engine_proc.sequence.pooled_adapter import PooledAdapter, slot_of
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.ipc.messages import MAX_SEQUENCES, FinishReason, request_of
 
 SHORT_SHARE = 4  # a prompt is short that takes no more than this part of a step
 MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
-
-
-@dataclass(slots=True)
-class SequenceOutput:
-    """The new tokens of one sequence after a step, and its finish reason."""
-
-    sequence: Sequence
-    tokens: list[int]
-    finished: FinishReason | None = None
-    logprobs: bytes = b""  # of `tokens`, where wanted: rows of `token_logprobs.py`
-    embedding: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +206,8 @@ class Scheduler:
             return []
         if self._adapters is not None:  # the products of an adapter are those of adjacent rows
             chunks.sort(key=lambda chunk: slot_of(chunk.sequence.adapter))
+        if not self._states.have_room(len(chunks), slots_each=1):
+            self._strip_waiting()
         if chunks:
             self.counts.steps += 1
             self.counts.steps_ahead += bool(self._open)
@@ -382,10 +374,14 @@ class Scheduler:
         """
         num_new = self._pages.num_missing(sequence, count)
         if not self._pool.can_allocate(num_new):
-            for other in self.waiting:
-                if other.pages and other is not sequence:
-                    self._reset(other)
+            self._strip_waiting(sequence)
         return self._pool.can_allocate(num_new)
+
+    def _strip_waiting(self, kept: Sequence | None = None) -> None:
+        """Free the pages and states of all sequences that wait for an image, but of one."""
+        for other in self.waiting:
+            if other.pages and other is not kept:
+                self._reset(other)
 
     def _preempt(self, victim: Sequence) -> None:
         if self._open:  # it may be in that step

@@ -42,12 +42,13 @@ class SequenceStates:
             return max_num_seqs
         return min(max_num_seqs, self._slots.num_slots // SLOTS_PER_SEQUENCE)
 
-    def have_room(self, num_sequences: int) -> bool:
-        """Whether so many sequences can be in a step while another is open.
+    def have_room(self, num_sequences: int, slots_each: int = SLOTS_PER_SEQUENCE) -> bool:
+        """Whether so many sequences can be in a step.
 
-        Each may go on from a checkpoint, which is then not free, and writes a slot.
+        While another is open each may go on from a checkpoint, which is then not free, and writes a
+        slot. Once they are chosen each only writes one.
         """
-        return not self._are_used or self._slots.num_free >= SLOTS_PER_SEQUENCE * num_sequences
+        return not self._are_used or self._slots.num_free >= slots_each * num_sequences
 
     def chunk_end(self, sequence: Sequence, end: int) -> int:
         """Return where a chunk ends that could end at `end`: at a border where there is one."""

@@ -15,10 +15,11 @@ from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling, request_id

@@ -13,6 +13,7 @@ from headrace.engine_proc.child_processes.vision_client import num_area_rows
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.kv_cache.page_pool import PagePool
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
@@ -70,6 +71,7 @@ class Rig:
         whole: bool = False,
         depth: int = 1,
         policy: Policy = Policy.FCFS,
+        num_states: int = 0,
     ) -> None:
         self.embeddings = EncoderCache(num_rows)
         self.released: Counter[int] = Counter()  # by offset
@@ -79,7 +81,8 @@ class Rig:
         )
         self.pool = PagePool(num_pages, 4)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
-        self.scheduler = Scheduler(self.pool, limits, policy, images=self.images)
+        slots = StateSlots(num_states)
+        self.scheduler = Scheduler(self.pool, limits, policy, slots=slots, images=self.images)
         self.whole = whole
         self.depth = depth  # steps that are open at once
         self.open: list[tuple[list[Chunk], Step]] = []
@@ -367,6 +370,20 @@ def test_sequence_waiting_for_an_image_yields_its_last_pages() -> None:
         assert rig.step()
     rig.run()
     rig.check_empty()
+
+
+def test_sequence_waiting_for_an_image_yields_its_state() -> None:
+    rig = Rig(num_states=4)
+    waiting = rig.add([[1, 2, 3, 4, 5], 7])
+    rig.step()
+    others = [rig.add([[2, i]]) for i in range(2)]
+    rig.step()
+    assert (waiting.num_computed, len(rig.scheduler.waiting)) == (5, 1)
+    rig.step()
+    assert (waiting.num_computed, waiting.pages) == (0, array("i"))
+    assert rig.scheduler.running == others, "two may run with four slots"
+    rig.run()
+    assert rig.said[waiting.id] == alone([[1, 2, 3, 4, 5], 7], 3)
 
 
 def test_images_are_encoded_together_in_order_of_arrival() -> None:

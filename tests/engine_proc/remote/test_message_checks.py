@@ -14,8 +14,8 @@ from headrace.engine_proc.remote.message_checks import (
     check_status,
 )
 from headrace.engine_proc.request_io.step_output import step_output
-from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.ipc.messages import (
     FinishReason,
     GenerateRequest,

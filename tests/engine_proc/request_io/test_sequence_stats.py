@@ -7,8 +7,8 @@ import pytest
 from headrace.board.board import Board, Seat, Slot, Timing
 from headrace.board.fields import EngineField
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats, TokenRate
-from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence.sequence_output import SequenceOutput
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling
 
 MS = 10**6
