@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace import __version__
 from headrace.config.process_configs import ExecutionConfig
+from headrace.engine_proc.vision.embedding_store import libraries
 from headrace.engine_proc.vision.encoder import Tensors
 from headrace.engine_proc.vision.mmproj_state import state_of
 from headrace.engine_proc.vision.siglip_connectors import Connector, perceptron, pool, shuffle
@@ -26,6 +26,7 @@ from headrace.engine_proc.vision.siglip_patches import (
 from headrace.engine_proc.vision.siglip_weights import below, layer_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.execution.cpu_encoder import seen_whole
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.model import read_json
@@ -148,7 +149,7 @@ class SiglipTower:
             kv_dtype=KVDtype.FLOAT32 if is_exact else KVDtype.BFLOAT16,
             rounds_activations=not is_exact,
         )
-        self.maker = f"headrace {__version__} {self._executor.isa} {is_exact}"
+        self.maker = f"{libraries('numpy')} {self._executor.isa} {is_exact}"
 
     @classmethod
     def open(cls, config: ExecutionConfig) -> Self | None:
@@ -187,7 +188,8 @@ class SiglipTower:
 
     def _rows(self, grid: Grid) -> Floats:
         """Return the rows of a tile."""
-        states = self._executor.embed(seen_whole(np.ascontiguousarray(grid.embeds, np.float32)))
+        tile = seen_whole(one_text(np.ascontiguousarray(grid.embeds, np.float32)), PAGE_TOKENS)
+        states = self._executor.embed(tile)
         rows = self._connect(states.reshape(grid.height, grid.width, -1))
         return np.ascontiguousarray(rows, np.float32)
 
@@ -204,19 +206,18 @@ def open_executable(folder: Path) -> dict[str, StoredTensor]:
     }
 
 
-def seen_whole(embeds: Floats) -> Batch:
-    """Return rows as a text whose tokens see each other; each is asked for."""
+def one_text(embeds: Floats) -> Batch:
+    """Return rows as the tokens of a text; each is asked for."""
     places = np.arange(len(embeds), dtype=np.int32)
     zeros = np.zeros_like(places)
     return Batch(
         token_ids=zeros,
         positions=places,
         sequences=zeros,
-        page_table=np.arange(-(-len(embeds) // PAGE_TOKENS), dtype=np.int32)[None],
+        page_table=zeros[:1, None],
         logit_rows=places,
         embed_rows=places,
         embeds=embeds,
-        last_seen=np.full_like(places, len(embeds) - 1),
     )
 
 

@@ -1,6 +1,5 @@
 """The layers behind the pooling of a text: Dense modules, or the head that scores it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import Weight
+from headrace.engine_proc.worker.models.row_functions import gelu, layer_norm
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.model.pooling import DenseActivation, Pooling
@@ -36,10 +36,9 @@ class DenseLayer:
         if self.bias is not None:
             out += self.bias
         out = activated(self.activation, out)
-        if self.norm is not None:
-            out = out - out.mean()
-            out *= self.norm / np.sqrt((out * out).mean() + np.float32(self.norm_eps))
-        return out if self.norm_bias is None else np.add(out, self.norm_bias)
+        if self.norm is None:
+            return out
+        return layer_norm(out, self.norm, self.norm_bias, self.norm_eps)
 
 
 def activated(kind: DenseActivation, x: Floats) -> Floats:
@@ -56,8 +55,7 @@ def activated(kind: DenseActivation, x: Floats) -> Floats:
         case DenseActivation.SILU:
             return x * sigmoid(x)
         case DenseActivation.GELU:
-            halves = [0.5 * (1.0 + math.erf(number / math.sqrt(2.0))) for number in x.tolist()]
-            return x * np.array(halves, np.float32)
+            return gelu(x)
 
 
 def sigmoid(x: Floats) -> Floats:

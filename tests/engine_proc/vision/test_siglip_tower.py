@@ -15,7 +15,6 @@ from engine_configs import execution_config
 from mmproj_twins import make_twins, write_mmproj
 from tiny_vision import make_vision_folder, picture, prepare
 
-from headrace.engine_proc.vision.siglip_connectors import gelu
 from headrace.engine_proc.vision.siglip_patches import stretched
 from headrace.engine_proc.vision.siglip_tower import SiglipTower
 from headrace.engine_proc.vision.tower import Tower, load
@@ -191,12 +190,6 @@ def test_positions_are_stretched_as_by_torch(height: int, width: int) -> None:
     )
     found = stretched(square, height, width).reshape(height, width, 5)
     np.testing.assert_allclose(found, expected[0].permute(1, 2, 0).numpy(), atol=1e-5)
-
-
-def test_gelu_is_that_of_torch() -> None:
-    x = np.linspace(-12, 12, 4001, dtype=np.float32).reshape(1, -1)
-    expected = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(gelu(x), expected, rtol=0, atol=2e-6)
 
 
 def test_tiles_of_another_size_or_padded_are_refused(tmp_path: Path) -> None:
