@@ -8,7 +8,7 @@ from headrace.engine_proc.vision.siglip_patches import PatchSizes
 from headrace.engine_proc.vision.siglip_weights import numbers
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.models.row_functions import gelu, layer_norm
+from headrace.engine_proc.worker.models.dense_layers import gelu, layer_norm
 from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 
 Connector = Callable[[Floats], Floats]  # of a tile's states, [height, width, hidden]

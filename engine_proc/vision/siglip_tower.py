@@ -81,15 +81,13 @@ class SiglipSpec:
     sizes: PatchSizes
 
 
-def spec_of(config: Json) -> SiglipSpec | None:
-    """Return the tower of a model's config; None where transformers' modules run it.
+def spec_of(config: Json) -> SiglipSpec:
+    """Return the tower of a model's config.
 
     Raises:
         ModelError: its sizes do not go together.
     """
     tower = siglip_config(config)
-    if tower is None:
-        return None
     fields = ConfigFields(tower, "a SigLIP tower")
     hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden % num_heads:
@@ -152,21 +150,17 @@ class SiglipTower:
         self.maker = f"{libraries('numpy')} {self._executor.isa} {is_exact}"
 
     @classmethod
-    def open(cls, config: ExecutionConfig) -> Self | None:
-        """Open the tower of a folder or of a projector file; None where torch has to run it.
+    def open(cls, config: ExecutionConfig) -> Self:
+        """Open the tower of a folder or of a projector file, one that the core runs.
 
         Raises:
             ModelError: its files are not what they should be.
         """
-        if config.load_format == "dummy":
-            return None
         path = Path(config.mmproj or config.model_path)
         mmproj = config.mmproj and read_mmproj(path, read_metadata(Path(config.model_path)))
         known: Json = mmproj.folder.config if mmproj else read_json(path / "config.json")
         try:
             spec = spec_of(known)
-            if spec is None:
-                return None
             if mmproj:
                 made = {name: StoredTensor.of(own) for name, own in state_of(mmproj).items()}
                 return cls(known, spec, made, is_exact=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine_proc.worker.models.row_functions import gelu, layer_norm
+from headrace.engine_proc.worker.models.dense_layers import gelu, layer_norm
 
 
 @pytest.mark.parametrize("shape", [(1, 4001), (3, 16), (5,), (0,)])
