@@ -96,9 +96,7 @@ def core_tower(tower: Tower, rounds_activations: bool) -> SiglipTower:
         if not name.startswith(("text_model.", "language_model."))
     }
     config = module.config.to_dict()
-    spec = spec_of(config)
-    assert spec is not None
-    return SiglipTower(config, spec, weights, is_exact=not rounds_activations)
+    return SiglipTower(config, spec_of(config), weights, is_exact=not rounds_activations)
 
 
 def measure_core(name: str, tower: Tower, image: Tensors, rounds: int) -> Iterator[Quantity]:

@@ -23,6 +23,22 @@ int32_t headrace_cpu_struct_bytes() {
     return sizeof(Config) + sizeof(LayerConfig) + sizeof(RopeConfig) + sizeof(Step);
 }
 
+// GELU of n numbers, a multiple of 16, in place: the one of layers.
+void headrace_cpu_gelu(float *x, int32_t n) {
+    headrace::find_kernels(headrace::Isa::best)->activate(headrace::Gate::gelu, x, n);
+}
+
+// out = (x - mean) / std * weight + bias of each row, [rows, cols]: the LayerNorm of layers.
+void headrace_cpu_layer_norm(const float *x, const float *weight, const float *bias, int32_t rows,
+                             int32_t cols, float eps, float *out) {
+    const headrace::Kernels *kernels = headrace::find_kernels(headrace::Isa::best);
+    for (int64_t row = 0; row < rows; row++) {
+        float *to = out + row * cols;
+        kernels->norm(x + row * cols, weight, cols, eps, true, to);
+        kernels->add(bias, 1.0f, cols, to);
+    }
+}
+
 // Null when memory does not suffice. Pages and states lie in `memory`, unless that is null.
 void *headrace_cpu_create(const Config *config, const LayerConfig *layers, const RopeConfig *ropes,
                           void *memory) {

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.ipc.messages import SimilarityPlan
-from headrace.response_bodies.cohere import BilledUnits, CohereRanked, CohereRanking, meta_of
+from headrace.response_bodies.cohere import BilledUnits, CohereRanking, meta_of
 from headrace.response_bodies.embeddings import EmbeddingUsage
 from headrace.response_bodies.scores import (
     RerankDocument,
@@ -65,9 +65,11 @@ class Similarities:
         if plan.ranks:
             order = sorted(range(len(self._scores)), key=lambda index: -self._scores[index])
             order = order[: plan.top_n or None]
-            if plan.is_cohere:
-                return self._cohere_body(order)
             results: Any = LazyList(order, self._rank)
+            if plan.is_cohere:
+                units = BilledUnits(search_units=math.ceil(len(self._scores) / SEARCHED))
+                meta = meta_of(2, units)
+                return CohereRanking(id=plan.response_id, results=results, meta=meta)
             return RerankResponse(
                 id=plan.response_id,
                 created=plan.created,
@@ -84,13 +86,6 @@ class Similarities:
             data=data,
             usage=usage,
         )
-
-    def _cohere_body(self, order: list[int]) -> CohereRanking:
-        ranked: Any = LazyList(
-            order, lambda index: CohereRanked(index=index, relevance_score=self._scores[index])
-        )
-        units = BilledUnits(search_units=math.ceil(len(self._scores) / SEARCHED))
-        return CohereRanking(id=self._plan.response_id, results=ranked, meta=meta_of(2, units))
 
     def _score(self, index: int) -> ScoreData:
         return ScoreData(index=index, object="score", score=self._scores[index])

@@ -6,12 +6,14 @@ A record has `RECORD_ROWS` rows of one image, of which the last record may have 
 import logging
 from collections.abc import Iterator
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace import __version__
 from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES
 from headrace.ipc.page_digests import DIGEST_BYTES
 from headrace.storage.slot_file import SlotFileHeader, slots_within
@@ -20,9 +22,16 @@ from headrace.storage.store_tier import StoreTier, TierName
 
 RECORD_ROWS = 64  # as many as SmolVLM has of a tile; other images leave a part of a record unused
 
+PREPARERS = ("numpy", "pillow", "transformers")  # of what images are, before a tower sees them
+
 Floats = npt.NDArray[np.float32]
 
 log = logging.getLogger(__name__)
+
+
+def libraries(*names: str) -> str:
+    """Return the versions of headrace and of libraries: others compute other rows."""
+    return " ".join([f"headrace {__version__}", *(f"{name} {version(name)}" for name in names)])
 
 
 class EmbeddingStore:
@@ -30,12 +39,12 @@ class EmbeddingStore:
 
     Args:
         row_size: numbers of a row.
-        maker: the libraries that make rows; other versions make other ones.
+        maker: what makes rows of prepared images; another one makes other ones.
     """
 
     def __init__(self, tier: StoreTier, row_size: int, maker: str) -> None:
         self._tier = tier
-        self._maker = maker
+        self._maker = f"{libraries(*PREPARERS)} {maker}"
         self._record: Floats = np.zeros((RECORD_ROWS, row_size), np.float32)
 
     @classmethod

@@ -1,6 +1,7 @@
 """Vision process: pixels of images in, rows that decoders take out; with --kv-store, kept on disk.
 In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
+import logging
 from pathlib import Path
 
 from headrace.board.fields import VisionField
@@ -9,7 +10,7 @@ from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.vision.embedding_store import EmbeddingStore
 from headrace.engine_proc.vision.encoder import ImageEncoder, encode
-from headrace.engine_proc.vision.placement import placement_of, runs_on_gpus
+from headrace.engine_proc.vision.placement import placement_of, why_in_modules
 from headrace.engine_proc.vision.siglip_tower import SiglipTower
 from headrace.ipc.arena import Arena
 from headrace.ipc.worker_messages import FromVision, ToVision, TowerReady
@@ -17,6 +18,8 @@ from headrace.runtime.process import Context
 from headrace.system.malloc import give_back, keep_freed
 
 IDLE_S = 0.5
+
+log = logging.getLogger(__name__)
 
 
 def main(config: VisionConfig, context: Context) -> None:
@@ -66,14 +69,16 @@ def open_store(config: VisionConfig, fingerprint: str, maker: str) -> EmbeddingS
 
 
 def open_tower(config: ExecutionConfig) -> tuple[ImageEncoder, TowerReady]:
-    """Load the tower to where it runs: a SigLIP without a GPU into the C++ core.
+    """Load the tower to where it runs: into the C++ core, or transformers' modules.
 
     Raises:
         ConfigError: the GPU has no room for it.
         ModelError: it cannot be loaded.
     """
-    if not runs_on_gpus(config) and (own := SiglipTower.open(config)) is not None:
-        return own, TowerReady(max_numbers=0)  # several images together gain nothing
+    why = why_in_modules(config)
+    if not why:
+        return SiglipTower.open(config), TowerReady(max_numbers=0)  # more together gain nothing
+    log.info("the vision tower runs in transformers' modules: %s", why)
     from headrace.engine_proc.vision.tower import Tower, load, load_mmproj, move_to_gpu  # and torch
 
     placement = placement_of(config)

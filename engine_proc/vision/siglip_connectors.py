@@ -8,13 +8,10 @@ from headrace.engine_proc.vision.siglip_patches import PatchSizes
 from headrace.engine_proc.vision.siglip_weights import numbers
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.models.dense_layers import gelu, layer_norm
 from headrace.engine_proc.worker.models.specs.config_fields import ConfigFields
 
 Connector = Callable[[Floats], Floats]  # of a tile's states, [height, width, hidden]
-NORM_EPS = 1e-5  # of torch.nn.LayerNorm
-# Abramowitz and Stegun 7.1.26: erf, off by 1.5e-7 at most.
-ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-ERF_SCALE = 0.3275911
 
 
 def in_squares(states: Floats, scale: int) -> Floats:
@@ -75,26 +72,8 @@ def perceptron(fields: ConfigFields, weights: Weights, sizes: PatchSizes, rows: 
     def project(states: Floats) -> Floats:
         squares = in_squares(states, scale)
         if norm is not None:
-            squares = layer_norm(squares) * norm[0] + norm[1]
+            squares = layer_norm(squares, norm[0], norm[1])
         found: Floats = gelu(squares @ first + biases[0]) @ last + biases[1]
         return found
 
     return project
-
-
-def layer_norm(x: Floats) -> Floats:
-    """Return rows with a mean of 0 and a variance of 1."""
-    centered = x - x.mean(axis=1, keepdims=True)
-    variance = np.square(centered).mean(axis=1, keepdims=True)
-    found: Floats = centered / np.sqrt(variance + np.float32(NORM_EPS))
-    return found
-
-
-def gelu(x: Floats) -> Floats:
-    """Return x * P(X <= x) of the normal distribution."""
-    size = np.abs(x.astype(np.float64)) / np.sqrt(2)
-    t = 1 / (1 + ERF_SCALE * size)
-    polynomial = np.polynomial.polynomial.polyval(t, (0.0, *ERF))
-    erf = np.sign(x) * (1 - polynomial * np.exp(-np.square(size)))
-    found: Floats = (0.5 * x * (1 + erf)).astype(np.float32)
-    return found

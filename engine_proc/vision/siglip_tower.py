@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace import __version__
 from headrace.config.process_configs import ExecutionConfig
+from headrace.engine_proc.vision.embedding_store import libraries
 from headrace.engine_proc.vision.encoder import Tensors
 from headrace.engine_proc.vision.mmproj_state import state_of
 from headrace.engine_proc.vision.siglip_connectors import Connector, perceptron, pool, shuffle
@@ -26,6 +26,7 @@ from headrace.engine_proc.vision.siglip_patches import (
 from headrace.engine_proc.vision.siglip_weights import below, layer_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.execution.cpu_encoder import seen_whole
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.model import read_json
@@ -80,15 +81,13 @@ class SiglipSpec:
     sizes: PatchSizes
 
 
-def spec_of(config: Json) -> SiglipSpec | None:
-    """Return the tower of a model's config; None where transformers' modules run it.
+def spec_of(config: Json) -> SiglipSpec:
+    """Return the tower of a model's config.
 
     Raises:
         ModelError: its sizes do not go together.
     """
     tower = siglip_config(config)
-    if tower is None:
-        return None
     fields = ConfigFields(tower, "a SigLIP tower")
     hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden % num_heads:
@@ -148,24 +147,20 @@ class SiglipTower:
             kv_dtype=KVDtype.FLOAT32 if is_exact else KVDtype.BFLOAT16,
             rounds_activations=not is_exact,
         )
-        self.maker = f"headrace {__version__} {self._executor.isa} {is_exact}"
+        self.maker = f"{libraries('numpy')} {self._executor.isa} {is_exact}"
 
     @classmethod
-    def open(cls, config: ExecutionConfig) -> Self | None:
-        """Open the tower of a folder or of a projector file; None where torch has to run it.
+    def open(cls, config: ExecutionConfig) -> Self:
+        """Open the tower of a folder or of a projector file, one that the core runs.
 
         Raises:
             ModelError: its files are not what they should be.
         """
-        if config.load_format == "dummy":
-            return None
         path = Path(config.mmproj or config.model_path)
         mmproj = config.mmproj and read_mmproj(path, read_metadata(Path(config.model_path)))
         known: Json = mmproj.folder.config if mmproj else read_json(path / "config.json")
         try:
             spec = spec_of(known)
-            if spec is None:
-                return None
             if mmproj:
                 made = {name: StoredTensor.of(own) for name, own in state_of(mmproj).items()}
                 return cls(known, spec, made, is_exact=True)
@@ -187,7 +182,8 @@ class SiglipTower:
 
     def _rows(self, grid: Grid) -> Floats:
         """Return the rows of a tile."""
-        states = self._executor.embed(seen_whole(np.ascontiguousarray(grid.embeds, np.float32)))
+        tile = seen_whole(one_text(np.ascontiguousarray(grid.embeds, np.float32)), PAGE_TOKENS)
+        states = self._executor.embed(tile)
         rows = self._connect(states.reshape(grid.height, grid.width, -1))
         return np.ascontiguousarray(rows, np.float32)
 
@@ -204,19 +200,18 @@ def open_executable(folder: Path) -> dict[str, StoredTensor]:
     }
 
 
-def seen_whole(embeds: Floats) -> Batch:
-    """Return rows as a text whose tokens see each other; each is asked for."""
+def one_text(embeds: Floats) -> Batch:
+    """Return rows as the tokens of a text; each is asked for."""
     places = np.arange(len(embeds), dtype=np.int32)
     zeros = np.zeros_like(places)
     return Batch(
         token_ids=zeros,
         positions=places,
         sequences=zeros,
-        page_table=np.arange(-(-len(embeds) // PAGE_TOKENS), dtype=np.int32)[None],
+        page_table=zeros[:1, None],
         logit_rows=places,
         embed_rows=places,
         embeds=embeds,
-        last_seen=np.full_like(places, len(embeds) - 1),
     )
 
 

@@ -23,6 +23,7 @@ class BackendChoice(NamedTuple):
 
     executor: str
     why: str
+    on_gpus: bool = False
 
 
 def foresee(config: ExecutionConfig) -> BackendChoice:
@@ -40,7 +41,7 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
     elif model is not None:
         where = place(config, model)
         executor = CORE if where.name == "cpu" else KERNELS
-        return BackendChoice(executor, f"{found.why}; {where.why}")
+        return BackendChoice(executor, f"{found.why}; {where.why}", where.name == "cuda")
     if config.quantization != "none":
         raise ModelError(
             f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
@@ -48,7 +49,8 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
         )
     device = place_modules(config)
     extras.require("modules", f"{path}: runs in transformers ({found.why})")
-    return BackendChoice(found.executor, f"{found.why}; on {NAMES[device.name]}: {device.why}")
+    why = f"{found.why}; on {NAMES[device.name]}: {device.why}"
+    return BackendChoice(found.executor, why, device.name == "cuda")
 
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.model import DecoderModel, read_json
+from headrace.engine_proc.worker.models.model import DecoderModel, config_with_images
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
@@ -24,9 +24,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     ShortConvSpec,
 )
 from headrace.errors import ConfigError, ModelError
-from headrace.model.gguf import read_metadata
-from headrace.model.mmproj import read_mmproj
-from headrace.model.vision_families import FAMILIES, sees_whole
+from headrace.model.vision_families import sees_whole
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
 
 NAMES = {"cpu": "the CPU", "cuda": "GPUs"}  # of devices, for people
@@ -161,9 +159,8 @@ def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
 def sees_whole_images(config: ExecutionConfig) -> bool:
     """Whether the tokens of an image see each other in a model."""
     path = Path(config.model_path)
-    if config.mmproj is not None:
-        return FAMILIES[read_mmproj(Path(config.mmproj), read_metadata(path)).family].sees_whole
-    return path.is_dir() and sees_whole(read_json(path / "config.json"))
+    has_config = config.mmproj is not None or path.is_dir()
+    return has_config and sees_whole(config_with_images(path, config.mmproj))
 
 
 def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:

@@ -50,6 +50,7 @@ from headrace.engine_proc.worker.model_opener import open_for, open_in_modules
 from headrace.engine_proc.worker.models.dense_layers import DenseLayer, dense_modules
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.tower_memory import tower_memory
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.errors import ConfigError, ModelError
@@ -140,8 +141,9 @@ def refuse_adapters(config: ExecutionConfig, why: str) -> None:
 
 
 def free_memory(config: ExecutionConfig) -> int:
-    """Return the memory that other models of the server leave at most."""
-    return max(memory_limit() - config.reserved_bytes, 0)
+    """Return the memory that other models of the server and a vision tower leave at most."""
+    others = config.reserved_bytes + tower_memory(config).held_bytes
+    return max(memory_limit() - others, 0)
 
 
 def in_core(
@@ -154,9 +156,10 @@ def in_core(
     """Load a model into the C++ core, and the draft model beside it."""
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    check_kv_cache(config.cpu_kv_bytes, free_memory(config))
-    check_weights(config, model.spec, model.weights, weight_dtype, free_memory(config))
-    draft = open_draft(config, model, weight_dtype, free_memory(config))
+    free = free_memory(config)
+    check_kv_cache(config.cpu_kv_bytes, free)
+    check_weights(config, model.spec, model.weights, weight_dtype, free)
+    draft = open_draft(config, model, weight_dtype, free)
     decoders = [HeldDecoder(model, weight_dtype)]
     if draft is not None:
         decoders.append(draft)

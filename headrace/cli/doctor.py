@@ -3,7 +3,6 @@
 It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
 """
 
-import math
 import os
 import pkgutil
 import platform
@@ -43,6 +42,8 @@ FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
 FORESEE_ADAPTERS = "headrace.engine_proc.worker.weight_memory:foresee_adapters"
+FORESEE_TOWER = "headrace.engine_proc.worker.models.tower_memory:tower_memory"
+WHY_IN_MODULES = "headrace.engine_proc.vision.placement:why_in_modules"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,13 @@ def mib(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 20):,.1f} MiB"
 
 
-def is_for_gpus(config: ServerConfig, machine: Machine) -> bool:
-    """Whether weights and pages go to GPUs, judged by flags and machine."""
+def is_for_gpus(config: ServerConfig, card: ModelCard, machine: Machine) -> bool:
+    """Whether weights and pages go to GPUs; by flags and machine where nothing runs the model."""
+    if config.engine != "mock":
+        try:
+            return bool(pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card)).on_gpus)
+        except HeadraceError:  # which another finding tells
+            pass
     return config.device == "cuda" or (config.device == "auto" and bool(machine.gpus))
 
 
@@ -100,7 +106,7 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     """
     if config.engine == "mock":
         return "nothing: --engine mock runs no model"
-    executor, why = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
+    executor, why, _ = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
     return f"{executor}: {why}"
 
 
@@ -183,17 +189,19 @@ def kv_cache(config: ServerConfig, on_gpus: bool) -> str:
 
 
 def plan(
-    config: ServerConfig, card: ModelCard, executor: str, on_gpus: bool
+    config: ServerConfig, card: ModelCard, executor: str, tower: str, on_gpus: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what will be used for a model."""
+    """Yield what will be used for a model.
+
+    Args:
+        tower: as `tower_of` returns.
+    """
     yield "name", card.name
     yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
     if card.mmproj is not None:
-        yield "images", tower(read_metadata(card.mmproj))
-    elif card.image_token is not None:
-        in_core = card.has_core_tower and not on_gpus
-        where = "the C++ core" if in_core else "transformers' modules"
-        yield "images", f"taken; the tower runs in {where}"
+        yield "projector", projector(read_metadata(card.mmproj))
+    if card.takes_images:
+        yield "images", f"taken; the tower runs in {tower}"
     yield "runs in", executor
     if config.max_loaded_models is not None:
         fitting = "as many models as memory is enough for"
@@ -209,15 +217,33 @@ def plan(
         yield "chat template", template
 
 
-def tower(file: GgufFile) -> str:
+def projector(file: GgufFile) -> str:
     """Return what a projector file is, for people."""
-    size, memory = mib(weight_bytes(file.path)), mib(tower_bytes(file))
-    return f"{file.path}, {projector_of(file.metadata)}, {size}; {memory} as fp32 on CPUs"
+    return f"{file.path}, {projector_of(file.metadata)}, {mib(weight_bytes(file.path))}"
 
 
-def tower_bytes(file: GgufFile) -> int:
-    """Return what a projector file's weights take in fp32."""
-    return 4 * sum(math.prod(tensor.shape) for tensor in file.tensors)
+def tower_of(config: ServerConfig, card: ModelCard, on_gpus: bool) -> str:
+    """Return what runs a model's vision tower and why, and the memory that it takes on a CPU.
+
+    Raises:
+        ModelError: its files are broken.
+    """
+    if config.engine == "mock" or not card.takes_images:
+        return "nothing"
+    execution = ExecutionConfig.of(config, card)
+    why = pkgutil.resolve_name(WHY_IN_MODULES)(execution)
+    memory = "" if on_gpus else f", with {mib(tower_bytes(config, card)[1])} of memory"
+    return (f"transformers' modules ({why})" if why else "the C++ core") + memory
+
+
+def tower_bytes(config: ServerConfig, card: ModelCard) -> tuple[int, int]:
+    """Return what a vision tower's weights take of the model's files, and of a CPU's memory.
+
+    Raises:
+        ModelError: its files are broken.
+    """
+    found: tuple[int, int] = pkgutil.resolve_name(FORESEE_TOWER)(ExecutionConfig.of(config, card))
+    return found
 
 
 def held_weights(config: ServerConfig, card: ModelCard) -> list[Any]:
@@ -265,15 +291,15 @@ def kept_beside(
 def weight_memory(config: ServerConfig, card: ModelCard) -> int:
     """Return what a model's weights take: as they are executed where that is known, else stored.
 
-    Those of a projector file, of a draft model and of adapters count, too.
+    Those of a vision tower, of a draft model and of adapters count, too.
     """
     try:
         held = held_weights(config, card)
         beside = sum(beside_bytes(config, card))
+        stored, images = tower_bytes(config, card)
     except HeadraceError:  # which another finding tells
-        held, beside = [], 0
-    images = 0 if card.mmproj is None else tower_bytes(read_metadata(card.mmproj))
-    own = sum(one.held_bytes for one in held) or weight_bytes(Path(card.path))
+        held, beside, stored, images = [], 0, 0, 0
+    own = sum(one.held_bytes for one in held) or weight_bytes(Path(card.path)) - stored
     return own + images + beside
 
 
@@ -322,7 +348,7 @@ def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
 
 def cpu_bytes(config: ServerConfig, card: ModelCard, machine: Machine) -> int:
     """Return what the engines of a model take of the CPU's memory."""
-    if config.engine == "mock" or is_for_gpus(config, machine):
+    if config.engine == "mock" or is_for_gpus(config, card, machine):
         return 0
     needed = weight_memory(config, card) + (0 if card.embeds else kv_bytes(config))
     return config.data_parallel_size * needed
@@ -381,13 +407,15 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
 def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
     findings, executor, held, beside = [], "nothing", list[Any](), (0, 0)
+    tower = "nothing"
     try:
         executor = executor_of(config, card)
+        tower = tower_of(config, card, on_gpus)
         held = held_weights(config, card)
         beside = beside_bytes(config, card)
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
-    rows = plan(config, card, executor, on_gpus)
+    rows = plan(config, card, executor, tower, on_gpus)
     report("model", chain(rows, kept_beside(config, card, *beside)))
     if held:
         report("weights", weights(held))
@@ -404,7 +432,7 @@ def examine_models(configs: Sequence[ServerConfig], machine: Machine) -> list[Fi
             findings.append(Finding(str(error), fatal=True))
         else:
             groups.append(EngineGroup(config, card))
-            findings += examine_model(config, card, is_for_gpus(config, machine))
+            findings += examine_model(config, card, is_for_gpus(config, card, machine))
     return [*findings, *wrong_with_models(groups, machine)]
 
 

@@ -40,8 +40,8 @@ from headrace.model.vision_families import (
     decoder_config,
     num_deepstack,
     sees_whole,
-    siglip_config,
     vision_family,
+    why_no_core_tower,
 )
 
 log = logging.getLogger(__name__)
@@ -139,10 +139,11 @@ def read_card(config: ServerConfig) -> ModelCard:
     if config.max_images == 0:
         card = replace(card, image_token=None, image_row_size=0, image_run=0, mmproj=None)
     if card.image_token is not None:
+        in_core = card.has_core_tower and config.load_format != "dummy"
         extras.require(
             "images",
             f"{path}: a model that takes images (--max-images 0 takes none)",
-            but=("torch",) if card.has_core_tower else (),
+            but=("torch",) if in_core else (),
         )
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:
@@ -236,7 +237,7 @@ def with_images(card: ModelCard, decoder: GgufFile, path: Path) -> ModelCard:
         image_token=config[family.image_token],
         image_row_size=found.row_size,
         image_run=config["mm_tokens_per_image"] if family.sees_whole else 0,
-        has_core_tower=siglip_config(config) is not None,
+        has_core_tower=not why_no_core_tower(config),
         mmproj=str(path),
         image_text=found.image_text,
     )
@@ -303,7 +304,7 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
         image_token=_need(config, family.image_token, path / "config.json", int),
         image_row_size=size * (1 + num_deepstack(config)),
         image_run=image_run_of(path, config) if sees_whole(config) else 0,
-        has_core_tower=siglip_config(config) is not None,
+        has_core_tower=not why_no_core_tower(config),
     )
 
 

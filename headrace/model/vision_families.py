@@ -4,6 +4,7 @@ An image becomes rows, which the decoder takes in place of token embeddings. The
 image token in the prompt.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -68,9 +69,17 @@ TILED_SIGLIP = MappingProxyType(
     }
 )
 SIGLIP = MappingProxyType(
-    {**TILED_SIGLIP, "hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
+    {
+        **TILED_SIGLIP,
+        "model_type": "siglip_vision_model",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "patch_size": 16,
+    }
 )
-SIGLIP2 = MappingProxyType({**SIGLIP, "num_patches": 256})
+SIGLIP2 = MappingProxyType({**SIGLIP, "model_type": "siglip2_vision_model", "num_patches": 256})
+# What the C++ core computes, where a tower's config says otherwise.
+CORE_TOWER = MappingProxyType({"hidden_act": "gelu_pytorch_tanh", "num_channels": 3})
 # Sides of a tile in patches, beside powers of two, at which transformers gives patches of Idefics3
 # and SmolVLM their positions in order. At others its rounding skips some.
 ORDERLY_SIDES = (26, 27)
@@ -100,9 +109,11 @@ class VisionFamily:
     # Layers of the tower whose features are added behind the decoder's first layers, where
     # `deepstack_visual_indexes` leaves them out.
     deepstack: tuple[int, ...] = ()
-    # Fields of a tower that is SigLIP, which may be left out; empty is another tower.
+    # Fields of a tower that is SigLIP, which may be left out; empty is another tower. With a
+    # `model_type`, transformers takes towers of other types, too.
     siglip: Mapping[str, Any] = field(default_factory=dict)
     rounds_positions: bool = False  # transformers finds positions of patches by rounding
+    pooled_rows: int = 0  # rows that squares of patches become, where no config says otherwise
 
 
 FAMILIES = {
@@ -136,7 +147,12 @@ FAMILIES = {
     "internvl": VisionFamily("image_token_id", {"model_type": "qwen2"}, tied_head=True),
     "mistral3": VisionFamily("image_token_index", {"model_type": "mistral"}, tied_head=True),
     "gemma3": VisionFamily(
-        "image_token_index", GEMMA3, tied_head=True, sees_whole=True, siglip=SIGLIP
+        "image_token_index",
+        GEMMA3,
+        tied_head=True,
+        sees_whole=True,
+        siglip=SIGLIP,
+        pooled_rows=256,
     ),
     "gemma4": VisionFamily("image_token_id", {"model_type": "gemma4_text"}, tied_head=True),
     "lfm2_vl": VisionFamily(
@@ -184,20 +200,39 @@ def num_deepstack(config: Mapping[str, Any]) -> int:
     return len(layers)
 
 
-def siglip_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of a tower that the C++ core runs; None where transformers' modules do."""
+def siglip_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a tower that the C++ core runs, with the fields that it leaves out."""
+    return {**FAMILIES[config["model_type"]].siglip, **config["vision_config"]}
+
+
+def why_no_core_tower(config: Mapping[str, Any]) -> str:
+    """Return why transformers' modules run a model's vision tower; "" where the C++ core does."""
     family = vision_family(config)
     if family is None or not family.siglip:
-        return None
-    tower = {**family.siglip, **config["vision_config"]}
-    acts = tower.get("hidden_act"), config.get("projector_hidden_act")
-    if acts[0] not in (None, "gelu_pytorch_tanh") or acts[1] not in (None, "gelu"):
-        return None
-    sizes = tower["image_size"], tower["patch_size"]
-    if family.rounds_positions and all(isinstance(size, int) and size > 0 for size in sizes):
-        side = sizes[0] // sizes[1]
-        return tower if side & (side - 1) == 0 or side in ORDERLY_SIDES else None
-    return tower
+        return f"the tower of a {config.get('model_type')} model is no SigLIP"
+    tower = siglip_config(config)
+    own_type = {name: family.siglip[name] for name in ("model_type",) if name in family.siglip}
+    for name, value in {**CORE_TOWER, **own_type}.items():
+        if tower.get(name, value) not in (None, value):
+            return f"its {name} is {tower[name]!r:.40}, not {value!r}"
+    if config.get("projector_hidden_act") not in (None, "gelu"):
+        return f"its projector_hidden_act is {config['projector_hidden_act']!r:.40}, not 'gelu'"
+    return why_no_core_grid(config, family, tower["image_size"], tower["patch_size"])
+
+
+def why_no_core_grid(
+    config: Mapping[str, Any], family: VisionFamily, image_size: Any, patch_size: Any
+) -> str:
+    """Return why the C++ core takes no tiles of such sizes; "" where it does, or nothing would."""
+    if not all(isinstance(size, int) and size > 0 for size in (image_size, patch_size)):
+        return ""
+    side = image_size // patch_size
+    if family.rounds_positions and side & (side - 1) and side not in ORDERLY_SIDES:
+        return f"transformers skips some positions of {side} patches a side"
+    rows = family.pooled_rows and config.get("mm_tokens_per_image", family.pooled_rows)
+    if isinstance(rows, int) and rows > 0 and side % math.isqrt(rows):
+        return f"{math.isqrt(rows)} rows a side do not divide {side} patches"
+    return ""
 
 
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.response_bodies.base import Whole
+from headrace.response_bodies.scores import RerankResult
 
 
 class ApiVersion(Whole):
@@ -57,18 +58,11 @@ class CohereEmbedded(Whole, tag_field="response_type", tag="embeddings_by_type")
     meta: CohereMeta
 
 
-class CohereRanked(Whole):
-    """Similarity of a document to the query."""
-
-    index: int
-    relevance_score: float
-
-
 class CohereRanking(Whole):
     """Response of `/v2/rerank`, the best document first."""
 
     id: str
-    results: list[CohereRanked]
+    results: list[RerankResult]
     meta: CohereMeta
 
 

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from headrace.detokenizer_proc.parsers.pieces import Call, Gathered
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 
@@ -27,8 +30,17 @@ GEMMA = Parsing(tools=ToolFormat.GEMMA4, thoughts=ThoughtFormat.GEMMA4)
 HARMONY = Parsing(tools=ToolFormat.HARMONY, thoughts=ThoughtFormat.HARMONY)
 HARMONY_CALLS = Parsing(tools=ToolFormat.HARMONY)
 HARMONY_THOUGHTS = Parsing(thoughts=ThoughtFormat.HARMONY)
+MAGISTRAL = Parsing(tools=ToolFormat.MISTRAL, thoughts=ThoughtFormat.MISTRAL)
+DEEPSEEK_V31 = Parsing(
+    tools=ToolFormat.DEEPSEEK_V31, thoughts=ThoughtFormat.DEEPSEEK_R1, begins_inside=True
+)
+THINKERS = {  # such as Qwen3.5: their calls come behind thoughts, which a template has begun
+    parsing.tools: replace(parsing, thoughts=ThoughtFormat.QWEN3, begins_inside=True)
+    for parsing in (CODER, GLM, DSML, MINIMAX)
+}
 FORMATS = [HERMES, LLAMA, MISTRAL, PYTHONIC, DEEPSEEK, CODER, QWEN3, INSIDE, DSML, MINIMAX, KIMI]
 FORMATS += [SEED, GLM, LFM2, GEMMA, HARMONY, HARMONY_CALLS, HARMONY_THOUGHTS]
+FORMATS += [MAGISTRAL, DEEPSEEK_V31, *THINKERS.values()]
 
 
 class Example(NamedTuple):
@@ -40,10 +52,25 @@ class Example(NamedTuple):
     calls: tuple[tuple[str, str], ...] = ()
     thought: str = ""
 
+    @property
+    def meaning(self) -> Gathered:
+        """What is read of it. Calls are named id0, id1 and so on; Kimi writes its own names."""
+        name = "functions.{1}:{0}" if self.parsing.tools is ToolFormat.KIMI_K2 else "id{0}"
+        calls = [Call(name.format(i, call[0]), *call) for i, call in enumerate(self.calls)]
+        return Gathered(self.content, self.thought, calls)
+
 
 def of_deepseek(*calls: str) -> str:
     inner = "\n".join(f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls)
     return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def of_kimi(*names: str) -> str:
+    inner = "".join(
+        f"<|tool_call_begin|>functions.{name}:{place}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        for place, name in enumerate(names)
+    )
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
 CODED = """<tool_call>
@@ -184,6 +211,13 @@ EXAMPLES = [
     Example(MISTRAL, "[TOOL_CALLS]f(1)", "[TOOL_CALLS]f(1)"),
     Example(MISTRAL, "[TOOL_CALLS][1]", "[TOOL_CALLS][1]"),
     Example(MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}, 1]', " 1]", (("f", "{}"),)),
+    Example(
+        MAGISTRAL,
+        '[THINK]Hm.[/THINK]So.[TOOL_CALLS]f[ARGS]{"a": 1}',
+        "So.",
+        (("f", '{"a": 1}'),),
+        "Hm.",
+    ),
     # Pythonic
     Example(
         PYTHONIC,
@@ -225,8 +259,18 @@ EXAMPLES = [
         "",
         (("f", '{"a": 1}'), ("g", "{}")),
     ),
+    Example(
+        DEEPSEEK_V31,
+        "Hm</think>So." + of_deepseek('f<｜tool▁sep｜>{"a": 1}', "g<｜tool▁sep｜>{}"),
+        "So.",
+        (("f", '{"a": 1}'), ("g", "{}")),
+        "Hm",
+    ),
     Example(DEEPSEEK, of_deepseek("f"), of_deepseek("f")),
     Example(DEEPSEEK, of_deepseek(), of_deepseek()),
+    # Kimi
+    Example(KIMI, f"Hm</think>So.{of_kimi('f', 'g.h')}", "So.", (("f", "{}"), ("g.h", "{}")), "Hm"),
+    Example(KIMI, f"<think>Hm{of_kimi('f')} So", " So", (("f", "{}"),), "Hm"),
     # GLM and LFM2
     Example(GLM, f"Now:\n{TAGGED}\n{TAGGED}", "Now:\n", (("write", ARGS), ("write", ARGS))),
     Example(GLM, TAGGED.replace(">\n<", "><"), "", (("write", ARGS),)),
@@ -336,4 +380,9 @@ EXAMPLES = [
     ),
     Example(INSIDE, "Hm</think>Yes", "Yes", thought="Hm"),
     Example(INSIDE, "<think>\nHm</think>Yes", "Yes", thought="Hm"),
+]
+EXAMPLES += [
+    example._replace(parsing=thinker, text=f"Hm\n</think>\n\n{example.text}", thought="Hm\n")
+    for example in EXAMPLES
+    if example.parsing.thoughts is None and (thinker := THINKERS.get(example.parsing.tools))
 ]

@@ -357,20 +357,25 @@ PARTS: dict[str, Callable[[str], Parts]] = {
 }
 
 
-def vision_config(family: str) -> transformers.PreTrainedConfig:
-    """Return the config of a small model."""
+def vision_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
+    """Return the config of a small model, with changes of its tower."""
     tower, parts, text = PARTS[family](family)
+    tower |= changes
     tower = tower if family in GRIDS else TOWER | tower
     text = TEXT | {"vocab_size": 258 + len(SPECIAL[family])} | text
     kind = {"pixtral": "llava", "gemma4_whole": "gemma4"}.get(family, family)
     return transformers.AutoConfig.for_model(kind, text_config=text, vision_config=tower, **parts)
 
 
-def make_vision_folder(folder: Path, family: str) -> Any:
-    """Save a small random model with its processor and a tokenizer of bytes; return it in fp32."""
+def make_vision_folder(folder: Path, family: str, **changes: Any) -> Any:
+    """Save a small random model with its processor and a tokenizer of bytes; return it in fp32.
+
+    Args:
+        changes: of its tower's config.
+    """
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(
-        vision_config(family), dtype=torch.float32, attn_implementation="eager"
+        vision_config(family, **changes), dtype=torch.float32, attn_implementation="eager"
     )
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith(("bias", "input_projection_weight")):

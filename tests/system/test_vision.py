@@ -31,7 +31,7 @@ NUM_STORY_TOKENS = 300
 TIMEOUT_S = 300
 ADMIN_KEY = "operators-only"
 # Families but that of `served`; `make families` has those that are not here, too.
-SHORT = ("smolvlm", "gemma4", "glm4v")
+SHORT = ("smolvlm", "gemma3", "gemma4", "glm4v", "lfm2_vl")
 OTHERS = [family for family in FAMILIES if family != "qwen3_vl"]
 STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
 IN_CORE = ("smolvlm", "idefics3", "gemma3", "lfm2_vl")  # families whose towers the core runs

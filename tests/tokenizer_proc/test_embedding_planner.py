@@ -142,6 +142,25 @@ def test_cohere_documents_are_cut_and_not_returned() -> None:
     assert (plan.is_cohere, plan.ranks, plan.document) == (True, True, None)
 
 
+def test_cohere_documents_are_returned_where_they_are_asked_for() -> None:
+    ranked = cohere("cohere_rerank", query="q", documents=["a"], return_documents=True)
+    plan = msgspec.msgpack.decode(ranked.requests[1].plan, type=SimilarityPlan)
+    assert (plan.is_cohere, plan.document) == (True, "a")
+
+
+@pytest.mark.parametrize("kind", ["rerank", "cohere_rerank"])
+def test_fields_of_cohere_s_first_rerank_are_taken_or_refused(kind: str) -> None:
+    body = {"query": "q", "documents": ["a"]}
+    assert cohere(kind, **body, rank_fields=["text"], max_chunks_per_doc=1).prompts
+    for fields, says in (
+        ({"rank_fields": ["title", "text"]}, "rank_fields: a document is ranked by its 'text'"),
+        ({"max_chunks_per_doc": 10}, "max_chunks_per_doc: a document is read in one piece"),
+    ):
+        with pytest.raises(RequestError, match=says) as refused:
+            cohere(kind, **body, **fields)
+        assert refused.value.param == next(iter(fields))
+
+
 def test_jina_texts_may_be_wrapped_and_truncated() -> None:
     wrapped = embedding(input=[{"text": "a long text"}], truncate=True, embedding_type="ubinary")
     assert wrapped.prompts[0].tolist() == [1, *b"a long "]
@@ -187,6 +206,7 @@ def test_jina_task_with_a_prompt_takes_no_token_ids() -> None:
     [
         ({"late_chunking": True}, "late_chunking: each text is embedded by itself"),
         ({"return_multivector": True}, "return_multivector: a text has one vector"),
+        ({"truncate_dim": 3}, "truncate_dim: use dimensions: 3"),
         ({"embedding_type": ["float", "binary"]}, "embedding_type: must be one type"),
         ({"embedding_type": []}, "embedding_type: must be one type"),
         ({"task": "code.query"}, "task: the model has no prompt for 'code.query'; .*: none"),

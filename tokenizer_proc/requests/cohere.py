@@ -77,6 +77,9 @@ class CohereRerankRequest(msgspec.Struct, kw_only=True):
     documents: list[str]
     model: str | None = None
     top_n: int | None = None
+    return_documents: bool = False
+    rank_fields: list[str] | None = None
+    max_chunks_per_doc: int | None = None
     max_tokens_per_doc: int | None = None
     priority: int | None = None
 
@@ -142,7 +145,9 @@ def ranking_of(request: CohereRerankRequest) -> RerankRequest:
         documents=[*request.documents],
         model=request.model,
         top_n=request.top_n,
-        return_documents=False,
+        return_documents=request.return_documents,
+        rank_fields=request.rank_fields,
+        max_chunks_per_doc=request.max_chunks_per_doc,
         truncate_prompt_tokens=ALL_THERE_IS_ROOM_FOR,
         max_tokens_per_doc=request.max_tokens_per_doc,
         priority=request.priority,

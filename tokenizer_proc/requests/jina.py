@@ -23,6 +23,8 @@ def check_jina(request: EmbeddingRequest) -> None:
         raise Unsupported(
             "return_multivector: a text has one vector; leave it out", "return_multivector"
         )
+    if request.truncate_dim is not None:
+        raise Unsupported(f"truncate_dim: use dimensions: {request.truncate_dim}", "truncate_dim")
     if isinstance(request.embedding_type, list) and len(request.embedding_type) != 1:
         raise Unsupported("embedding_type: must be one type, not several", "embedding_type")
 

@@ -202,7 +202,7 @@ class TextInput(msgspec.Struct):
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """The body of `/v1/embeddings`. The input is text or token ids; there may be several.
 
-    Those from `embedding_type` to `return_multivector` are Jina's, as in `jina.py`.
+    Those from `embedding_type` to `truncate_dim` are Jina's, as in `jina.py`.
     """
 
     input: str | list[str | TextInput] | list[int] | list[list[int]]
@@ -215,6 +215,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     truncate: bool = False
     late_chunking: bool = False
     return_multivector: bool = False
+    truncate_dim: int | None = None
     truncation_side: Literal["left", "right"] = "right"
     user: str | None = None
     truncate_prompt_tokens: int | None = None

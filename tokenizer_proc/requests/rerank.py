@@ -6,7 +6,7 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 
 import msgspec
 
-from headrace.errors import InvalidValue
+from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.requests.openai import (
     MAX_EMBEDDING_INPUTS,
     BodyDecoder,
@@ -22,13 +22,18 @@ class Document(msgspec.Struct):
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
-    """The body of `/v1/rerank`. `top_n` of 0 or null is all documents."""
+    """The body of `/v1/rerank`. `top_n` of 0 or null is all documents.
+
+    `rank_fields` and `max_chunks_per_doc` are Cohere's, of its first API.
+    """
 
     query: str | Document
     documents: list[str | Document]
     model: str | None = None
     top_n: int | None = None
     return_documents: bool = True
+    rank_fields: list[str] | None = None
+    max_chunks_per_doc: int | None = None
     user: str | None = None
     truncate_prompt_tokens: int | None = None
     max_tokens_per_doc: int | None = None
@@ -71,6 +76,16 @@ def check_rerank(request: RerankRequest) -> RerankRequest:
     check_ranges(request)
     check_not_empty(request.documents, "documents")
     check_length("documents", len(request.documents), MAX_EMBEDDING_INPUTS - 1)
+    if request.rank_fields not in (None, ["text"]):
+        raise Unsupported(
+            "rank_fields: a document is ranked by its 'text'; join its fields there", "rank_fields"
+        )
+    if request.max_chunks_per_doc not in (None, 1):
+        raise Unsupported(
+            "max_chunks_per_doc: a document is read in one piece; use max_tokens_per_doc, or send "
+            "pieces as documents",
+            "max_chunks_per_doc",
+        )
     return request
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, sequence_rows
@@ -24,30 +25,35 @@ class CpuEncoder:
         """Return the pooled vector of each sequence, in the batch's order, [sequences, hidden]."""
         texts = sequence_rows(batch)
         assert not batch.positions[[text.start for text in texts]].any(), "sequences come whole"
-        hidden = self._executor.embed(self._within(batch, texts))
+        rows = self._rows(batch, texts).astype(np.int32)
+        whole = seen_whole(batch, self._executor.page_tokens)
+        hidden = self._executor.embed(replace(whole, logit_rows=rows))
         if self._pooling is not PoolingKind.MEAN:
             return hidden
         return np.stack([hidden[text].mean(axis=0) for text in texts])
 
-    def _within(self, batch: Batch, texts: list[slice]) -> Batch:
-        """Return the batch with pages of our own, in which a token sees its whole text."""
-        lengths = np.array([text.stop - text.start for text in texts])
-        num_pages = -(-lengths // self._executor.page_tokens)
-        first_pages = np.cumsum(num_pages) - num_pages
+    def _rows(self, batch: Batch, texts: list[slice]) -> npt.NDArray[np.int64]:
+        """Return the tokens whose hidden states are pooled."""
         match self._pooling:
             case PoolingKind.MEAN:
-                rows = np.arange(len(batch.token_ids))
+                return np.arange(len(batch.token_ids))
             case PoolingKind.FIRST:
-                rows = np.array([text.start for text in texts])
+                return np.array([text.start for text in texts])
             case PoolingKind.LAST:
-                rows = np.array([text.stop - 1 for text in texts])
-        return replace(
-            batch,
-            sequences=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
-            page_table=(first_pages[:, None] + np.arange(num_pages.max())).astype(np.int32),
-            logit_rows=rows.astype(np.int32),
-            last_seen=np.repeat(lengths - 1, lengths).astype(np.int32),
-        )
+                return np.array([text.stop - 1 for text in texts])
+
+
+def seen_whole(batch: Batch, page_tokens: int) -> Batch:
+    """Return a batch of whole texts in which a token sees all of its own, on pages in order."""
+    lengths = np.array([text.stop - text.start for text in sequence_rows(batch)])
+    num_pages = -(-lengths // page_tokens)
+    first_pages = np.cumsum(num_pages) - num_pages
+    return replace(
+        batch,
+        sequences=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+        page_table=(first_pages[:, None] + np.arange(num_pages.max())).astype(np.int32),
+        last_seen=np.repeat(lengths - 1, lengths).astype(np.int32),
+    )
 
 
 def most_pages(num_tokens: int, num_sequences: int, page_tokens: int) -> int:

@@ -22,6 +22,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     NormPlacement,
     ShortConvSpec,
 )
+from headrace.engine_proc.worker.models.tower_memory import tower_memory
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.errors import ConfigError
@@ -98,6 +99,9 @@ def check_weights(
         ways.append("with a lower --max-num-batched-tokens they fit, too")
     if adapters and taken + cache + step < memory_bytes:
         ways.append("with a lower --max-cpu-loras, --max-loras or --max-lora-rank they fit, too")
+    tower = tower_memory(config).held_bytes
+    if tower and taken + asked <= memory_bytes + tower:
+        ways.append(f"with --max-images 0 a vision tower of {tower / GIB:.1f} GiB is left out")
     in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds_activations)
     if in_int8 + asked <= memory_bytes:
         ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")

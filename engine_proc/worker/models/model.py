@@ -39,6 +39,7 @@ from headrace.errors import BAD_JSON, ModelError
 from headrace.model.config_json import decode_config
 from headrace.model.gguf import read_metadata
 from headrace.model.gguf_metadata import end_token_ids
+from headrace.model.mmproj import read_mmproj
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.vision_families import TEXT_ONLY, vision_family
 
@@ -184,6 +185,17 @@ def read_json(path: Path) -> dict[str, Any]:
         return decode_config(path.read_bytes())
     except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def config_with_images(path: Path, mmproj: str | None) -> Mapping[str, Any]:
+    """Return the config of a model that takes images, or one made of its projector file's.
+
+    Raises:
+        ModelError: a file cannot be read, or the projector does not fit the model.
+    """
+    if mmproj is None:
+        return read_json(path / "config.json")
+    return read_mmproj(Path(mmproj), read_metadata(path)).folder.config
 
 
 def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

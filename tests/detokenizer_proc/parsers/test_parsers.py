@@ -53,8 +53,7 @@ from headrace.model.output_formats import (
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.parsing.tools}: {e.text[:40]}")
 def test_every_format_is_read_however_it_is_cut(example: Example) -> None:
-    calls = [Call(f"id{i}", *call) for i, call in enumerate(example.calls)]
-    expected = Gathered(example.content, example.thought, calls)
+    expected = example.meaning
     assert read(example.parsing, example.text) == expected
     assert read(example.parsing, *example.text) == expected
     for place in range(1, len(example.text)):
@@ -244,6 +243,12 @@ def test_every_format_has_a_reader() -> None:
     assert marks_of(QWEN3) == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
     assert marks_of(GEMMA) == {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"}
     assert marks_of(HARMONY_THOUGHTS) == {*HARMONY_MARKS}
+
+
+@pytest.mark.parametrize("texts", [FORMATS, [e.parsing for e in EXAMPLES]], ids=["fuzzed", "cut"])
+def test_every_format_is_cut_and_fuzzed(texts: list[Parsing]) -> None:
+    assert {parsing.tools for parsing in texts} >= set(ToolFormat)
+    assert {parsing.thoughts for parsing in texts} >= set(ThoughtFormat)
 
 
 LONG = 8_000

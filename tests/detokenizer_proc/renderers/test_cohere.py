@@ -98,6 +98,17 @@ def test_errors_have_the_shape_of_their_api(plan: Plan | None, shape: list[str])
     assert (head.status, list(json.loads(body))) == (429, shape)
 
 
+def test_cohere_ranks_have_documents_that_are_returned() -> None:
+    response = EmbeddingResponse(RANKS)
+    for index in range(102):
+        own = msgspec.structs.replace(
+            RANKS, index=index, document=f"{index - 1}" if index else None
+        )
+        response.take(own, array("f", [1.0, 101.0 - index]).tobytes())
+    results = json.loads(b"".join(response.whole()))["results"]
+    assert [result["document"] for result in results] == [{"text": "0"}, {"text": "1"}]
+
+
 def test_cohere_ranks_have_places_and_scores() -> None:
     plan = RANKS
     response = EmbeddingResponse(plan)

@@ -1,20 +1,26 @@
 """A tower runs where its decoder does; on a GPU in the model's own type, many images at once."""
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_configs import execution_config
 from tiny_vision import make_vision_folder
 
+from headrace.config.model_card import read_model
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.vision import placement
+from headrace.engine_proc.vision.main import open_tower
 from headrace.engine_proc.vision.placement import (
     CALL_BYTES,
     CPU_NUMBERS,
     GPU_NUMBERS,
     Placement,
     placement_of,
+    why_in_modules,
 )
 from headrace.engine_proc.worker import device_selection
 
@@ -74,6 +80,70 @@ def test_in_fp32_images_go_alone_and_have_twice_the_memory(folder: Path) -> None
 def test_where_kernels_are_interpreted_the_gpu_is_the_cpu(folder: Path) -> None:
     assert device_selection.is_interpreted()
     assert placement_of(config_of(folder, device="cuda")) == Placement("cpu", "auto", GPU_NUMBERS)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_tower_beside_a_decoder_on_a_gpu_is_in_modules(folder: Path, tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "gemma3")
+    assert why_in_modules(config_of(folder)) == "the decoder runs on GPUs"
+    assert why_in_modules(config_of(folder, device="cpu")) == ""
+    assert why_in_modules(config_of(tmp_path)) == "", "its images are seen whole, on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "why"),
+    [
+        ("gemma3", {"image_size": 70, "patch_size": 14}, "2 rows a side do not divide 5 patches"),
+        (
+            "gemma3",
+            {"model_type": "clip_vision_model", "hidden_act": None},
+            "its model_type is 'clip_vision_model', not 'siglip_vision_model'",
+        ),
+        (
+            "lfm2_vl",
+            {"model_type": "siglip_vision_model"},
+            "its model_type is 'siglip_vision_model', not 'siglip2_vision_model'",
+        ),
+        ("gemma3", {"num_channels": 1}, "its num_channels is 1, not 3"),
+        ("gemma3", {"hidden_act": "gelu"}, "its hidden_act is 'gelu', not 'gelu_pytorch_tanh'"),
+        ("llava", {}, "the tower of a llava model is no SigLIP"),
+    ],
+)
+def test_a_tower_that_the_core_cannot_take_is_in_modules(
+    family: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    make_vision_folder(tmp_path, family)
+    change(tmp_path, changes)
+    assert why_in_modules(config_of(tmp_path)) == why
+    assert not read_model(tmp_path).has_core_tower
+
+
+def change(folder: Path, changes: dict[str, Any]) -> None:
+    """Change the config of a tower."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"] |= changes
+    path.write_text(json.dumps(config))
+
+
+def test_made_up_weights_are_those_of_modules(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "gemma3")
+    assert "makes its weights up" in why_in_modules(config_of(tmp_path, load_format="dummy"))
+    assert why_in_modules(config_of(tmp_path)) == ""
+
+
+def test_a_gemma_whose_tower_the_core_cannot_take_is_encoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its five patches a side become two rows, of the first four."""
+    make_vision_folder(tmp_path, "gemma3", image_size=70)
+    assert read_model(tmp_path).image_run == 4
+    image = {"pixel_values": np.ones((1, 3, 70, 70), np.float32)}
+    with caplog.at_level(logging.INFO):
+        tower, _ = open_tower(config_of(tmp_path, device="cpu"))
+    (rows,) = tower.encode([image])
+    assert rows.shape == (4, 64)
+    assert "modules: 2 rows a side do not divide 5 patches" in caplog.text
 
 
 def test_what_nothing_can_run_is_the_workers_to_say(folder: Path, tmp_path: Path) -> None:

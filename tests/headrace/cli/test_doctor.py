@@ -19,7 +19,6 @@ from headrace.config.config import ServerConfig
 from headrace.config.model_card import find_demo_model, read_card
 from headrace.config.process_configs import ModelCard
 from headrace.errors import ConfigError, HeadraceError, ModelError
-from headrace.model.gguf import read_metadata
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.system import machine
 from headrace.system.all_reduce_policy import Topology
@@ -348,7 +347,7 @@ def test_the_doctor_tells_weights_by_type(capsys: pytest.CaptureFixture[str]) ->
     assert as_stored == doctor.weight_bytes(Path(demo.path))
 
 
-def test_the_doctor_tells_what_a_projector_file_takes(
+def test_the_doctor_tells_what_a_projector_file_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mmproj = write_gguf(
@@ -360,22 +359,18 @@ def test_the_doctor_tells_what_a_projector_file_takes(
     config, demo = ServerConfig(device="cpu"), read_card(ServerConfig())
     with_images = replace(demo, mmproj=str(mmproj))
     doctor.examine_model(config, with_images)
-    assert "mmproj.gguf, gemma3, 1.0 MiB; 1.0 MiB as fp32 on CPUs" in capsys.readouterr().out
-    assert doctor.tower_bytes(read_metadata(mmproj)) == 1 << 20
+    assert "mmproj.gguf, gemma3, 1.0 MiB\n" in capsys.readouterr().out
+    with_rows, as_stored = replace(with_images, image_row_size=64), replace(config, engine="mock")
+    without = doctor.weight_memory(as_stored, demo)
+    assert doctor.weight_memory(as_stored, with_rows) - without == 1 << 20
 
 
-def test_the_doctor_tells_that_a_folder_takes_images() -> None:
+def test_the_doctor_tells_that_a_model_takes_images() -> None:
     config, demo = ServerConfig(device="cpu"), read_card(ServerConfig())
-    modules, core = "transformers' modules", "the C++ core"
-    for has_core, on_gpus, where in (
-        (False, False, modules),
-        (True, False, core),
-        (True, True, modules),
-    ):
-        card = replace(demo, image_token=7, has_core_tower=has_core)
-        rows = dict(doctor.plan(config, card, "core", on_gpus))
-        assert rows["images"] == f"taken; the tower runs in {where}"
-    assert "images" not in dict(doctor.plan(config, demo, "core", on_gpus=False))
+    card = replace(demo, image_token=7)
+    rows = dict(doctor.plan(config, card, "core", "the C++ core", on_gpus=False))
+    assert rows["images"] == "taken; the tower runs in the C++ core"
+    assert "images" not in dict(doctor.plan(config, demo, "core", "nothing", on_gpus=False))
 
 
 def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +381,7 @@ def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     assert told == "kernels on GPUs: it runs llama models; --device says so"
     assert (
         "what --gpu-memory-utilization 0.8 leaves"
-        in dict(doctor.plan(config, demo, told, on_gpus=True)).values()
+        in dict(doctor.plan(config, demo, told, "nothing", on_gpus=True)).values()
     )
     (finding,) = doctor.examine_model(replace(config, kv_cache_dtype="float32"), demo)
     assert "--kv-cache-dtype float32 is not that of the weights" in finding.text

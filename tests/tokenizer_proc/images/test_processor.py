@@ -7,11 +7,13 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hostile_images import THIN
 from image_parts import encoded
 from image_reference import transformers_processor, video_text
 from PIL import Image
@@ -23,10 +25,16 @@ from headrace.system.cpu_limit import CpuLimit
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.header import read_header
 from headrace.tokenizer_proc.images.lane import load_processor
-from headrace.tokenizer_proc.images.processor import ImageProcessor, decoded, stored_processor
+from headrace.tokenizer_proc.images.processor import (
+    CPU_S,
+    ImageProcessor,
+    decoded,
+    stored_processor,
+)
 from headrace.tokenizer_proc.images.sources import ImageSource
 from headrace.tokenizer_proc.requests.videos import Video
 
+LARGE = encoded(picture(4, 3000, 3000), "JPEG")
 WHERE = "messages[0].content[0].image_url"
 Folder = Callable[[str], Path]
 
@@ -205,24 +213,47 @@ def two_sizes() -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encoded(picture(1))[:-300],
-        encoded(picture(1), "JPEG")[:400] + b"\0" * 200,
-        encoded(picture(1), "WEBP")[:-50],
-        encoded(picture(1), "GIF")[:-500],
-        encoded(picture(1))[:41] + b"\xff" * 300,
-        b"\x89PNG\r\n\x1a\n" + b"\0\0\0\x0dIHDR\0\0\0\x09\0\0\0\x09\x08\x63\0\0\0" + bytes(40),
-        b"RIFF\x40\0\0\0WEBPVP8X" + bytes(40),
-        two_sizes(),
-    ],
-)
+BROKEN = [
+    encoded(picture(1))[:-300],
+    encoded(picture(1), "JPEG")[:400] + b"\0" * 200,
+    encoded(picture(1), "WEBP")[:-50],
+    encoded(picture(1), "GIF")[:-500],
+    encoded(picture(1))[:41] + b"\xff" * 300,
+    b"\x89PNG\r\n\x1a\n" + b"\0\0\0\x0dIHDR\0\0\0\x09\0\0\0\x09\x08\x63\0\0\0" + bytes(40),
+    b"RIFF\x40\0\0\0WEBPVP8X" + bytes(40),
+    two_sizes(),
+]
+
+
+@pytest.mark.parametrize("data", BROKEN)
 def test_a_broken_image_is_refused_by_its_part(data: bytes, processors: Any) -> None:
     with pytest.raises(InvalidValue, match=r"^messages\[0\]\.content\[0\]\.image_url: ") as no:
         processors("smolvlm").prepare(source(data))
     assert no.value.param == WHERE
     assert len(str(no.value)) < 200
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_processor_bears_images_that_lie(
+    family: str, processors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, good = processors(family), source(encoded(picture(1)))
+    before = processor.prepare(good)
+    for data in (*BROKEN, *map(moving, ("GIF", "WEBP", "PNG"))):
+        with pytest.raises(InvalidValue):
+            processor.prepare(source(data))
+    for size in THIN:
+        with suppress(InvalidValue):
+            prepared = processor.prepare(source(encoded(picture(2, *size))))
+            assert processor.spelling.token in prepared.text
+    with monkeypatch.context() as patch:
+        patch.setattr(processor, "_cpu", CpuLimit(0.01, deadly_s=CPU_S))
+        with pytest.raises(InvalidValue, match=r"takes more than 0\.01 s of CPU time to prepare"):
+            processor.prepare(source(LARGE))
+    after = processor.prepare(good)
+    assert after.text == before.text
+    for name, tensor in before.tensors.items():
+        np.testing.assert_array_equal(tensor, after.tensors[name])
 
 
 def forever(*_args: Any, **_options: Any) -> None:

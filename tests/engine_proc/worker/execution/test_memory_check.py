@@ -21,6 +21,7 @@ from random_decoders import (
 
 from headrace.config.config import CPU_KV_BYTES
 from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.execution import memory_check
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import (
     adapter_bytes,
@@ -29,6 +30,7 @@ from headrace.engine_proc.worker.execution.memory_check import (
     step_bytes,
 )
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.tower_memory import TowerMemory
 from headrace.errors import ConfigError
 
 SPEC = dataclasses.replace(WHOLE_BLOCKS, layers=WHOLE_BLOCKS.layers * 2)
@@ -61,6 +63,17 @@ def test_refused_weights_name_what_fits() -> None:
 def test_the_kv_cache_asked_for_counts() -> None:
     with pytest.raises(ConfigError, match=r"fit beside a step of \d+ tokens .* and a KV cache of"):
         check(WIDE + STEP, kv_bytes=64)
+
+
+def test_a_vision_tower_is_named_where_the_rest_would_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_check, "tower_memory", lambda _config: TowerMemory(0, 7))
+    with pytest.raises(ConfigError, match="with --max-images 0 a vision tower of"):
+        check(WIDE + STEP - 7)
+    with pytest.raises(ConfigError) as refused:
+        check(WIDE + STEP - 8)
+    assert "--max-images" not in str(refused.value)
 
 
 def test_int8_is_named_only_where_it_fits() -> None:
