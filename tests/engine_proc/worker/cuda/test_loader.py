@@ -90,7 +90,7 @@ def test_weights_or_pages_without_room_are_one_clear_line(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(cuda_loader.CudaExecutor, "take_pages", fail)
+    monkeypatch.setattr(cuda_loader.CudaExecutor, "take_cache", fail)
     with pytest.raises(ConfigError, match="no room for the weights: use --quantization, a smaller"):
         load(config_of(folder), ignore)
 
@@ -192,10 +192,10 @@ def test_a_worker_that_starts_anew_has_as_many_pages(
     config = replace(config_of(folder, kv_cache_memory_bytes=None), num_pages=num_pages)
     runner: Any = SimpleNamespace(run=lambda step, masks_of: None)
     count = partial(
-        cuda_loader.count_pages, config, GIB, runner, Buckets(()), None, Card(), 20 * GIB
+        cuda_loader.fit_cache, config, (GIB, 0), runner, Buckets(()), None, Card(), 20 * GIB
     )
     if fits:
-        assert count() == num_pages
+        assert count() == (num_pages, 0)
     else:
         with pytest.raises(ConfigError, match=r"the workers before had .* of pages on this GPU"):
             count()
@@ -207,7 +207,7 @@ def test_prompts_shorter_than_a_step_warm_wide_tiles(folder: Path) -> None:
     config = replace(config_of(folder, **largest), num_pages=1)
     steps: list[Step] = []
     runner: Any = SimpleNamespace(run=lambda step, masks_of: steps.append(step))
-    cuda_loader.count_pages(config, GIB, runner, Buckets(()), None, Card(), 20 * GIB)
+    cuda_loader.fit_cache(config, (GIB, 0), runner, Buckets(()), None, Card(), 20 * GIB)
     tiling = Tiling(wide_rows=128, enough_programs=264)
     numbers = {(step.num_tokens, len(step.logit_rows) // 4) for step in steps}
     assert 128 in {tiling.rows_for(4, 2, *of_step) for of_step in numbers}
@@ -384,8 +384,8 @@ class Steps:
 
 def count(folder: Path, free: int, **changes: Any) -> int:
     config, steps = config_of(folder, **changes), Steps()
-    num_pages = cuda_loader.count_pages(
-        config, Steps.page_bytes, steps, Buckets(()), None, Gpu(free), 9 * GIB
+    num_pages, _ = cuda_loader.fit_cache(
+        config, (Steps.page_bytes, 0), steps, Buckets(()), None, Gpu(free), 9 * GIB
     )
     most = config.execution.max_num_batched_tokens
     first, length = [size for size in (1, 64, 256) if size < most], config.execution.max_model_len
