@@ -102,6 +102,7 @@ families: .venv/dev
 		tests/engine_proc/worker/test_images.py \
 		tests/system/test_vision.py::test_every_family_s_answers_are_the_reference_s \
 		tests/system/test_mmproj.py tests/system/test_mixtures.py \
+		tests/system/test_device.py::test_texts_of_a_hybrid_are_those_of_the_cpu \
 		tests/system/test_gpu_benches.py $(ARGS)
 
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
