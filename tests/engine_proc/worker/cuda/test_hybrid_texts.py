@@ -19,7 +19,7 @@ REFUSED = {  # what has no kernel
     "nemotron_h with experts and biases": "experts without gates",
 }
 SERVED = sorted(HYBRIDS.keys() - REFUSED)
-NUM_TOKENS = 4
+NUM_TOKENS = 4 if family_table.WRITES else 3
 PROMPT = PROMPTS[2]  # of several pages
 
 
