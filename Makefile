@@ -96,9 +96,13 @@ ecosystem: .venv/ecosystem .venv/schema-suite
 families: .venv/dev
 	FAMILIES_TABLE=1 $(BIN)/pytest tests/engine_proc/worker/models/test_family_table.py \
 		tests/engine_proc/worker/hf/test_executor.py \
+		tests/engine_proc/worker/cuda/test_hybrids.py \
+		tests/engine_proc/worker/cuda/test_hybrid_texts.py \
+		tests/engine_proc/worker/cuda/test_sharded_ops.py \
 		tests/engine_proc/worker/test_images.py \
 		tests/system/test_vision.py::test_every_family_s_answers_are_the_reference_s \
 		tests/system/test_mmproj.py tests/system/test_mixtures.py \
+		tests/system/test_device.py::test_texts_of_a_hybrid_are_those_of_the_cpu \
 		tests/system/test_gpu_benches.py $(ARGS)
 
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`

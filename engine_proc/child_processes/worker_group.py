@@ -88,6 +88,7 @@ def start_worker(
     control_fd: int | None,
     tower_bytes: int,
     num_pages: int,
+    num_states: int,
 ) -> Worker:
     """Start one of the workers."""
     steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config.execution))
@@ -107,6 +108,7 @@ def start_worker(
         embedding_fd=embedding_fd,
         tower_bytes=tower_bytes if rank == 0 else 0,
         num_pages=num_pages,
+        num_states=num_states,
         num_drafts=0 if config.execution.speculative == "off" else USUAL_LENGTH,
     )
     shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
@@ -171,6 +173,7 @@ class WorkerGroup:
                 control_fd,
                 self._tower_bytes,
                 0 if self._layout is None else self._layout.num_pages,
+                0 if self._layout is None else self._layout.num_states,
             )
             for rank in range(num_ranks)
         ]

@@ -16,12 +16,12 @@ from headrace.engine_proc.worker.models.model import DecoderModel, config_with_i
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
-    GatedDeltaNetSpec,
     Mamba2Spec,
     MambaSpec,
+    Norm,
+    NormPlacement,
     QKNorm,
     RouterScore,
-    ShortConvSpec,
 )
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vision_families import sees_whole
@@ -69,6 +69,7 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
         why_not = f"a {model.spec.architecture} model has {lack}, which GPU workers cannot run"
     else:
         why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
+        why_not = why_not or why_no_states(config, model.spec)
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
         check_on_cpu(config, device.why)
@@ -111,29 +112,21 @@ def falls_to_modules(config: ExecutionConfig, model: DecoderModel) -> bool:
     )
 
 
-MIXERS = {
-    ShortConvSpec: "short convolutions",
-    GatedDeltaNetSpec: "gated delta nets",
-    Mamba2Spec: "Mamba-2",
-    MambaSpec: "Mamba",
-}
-
-
 def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
-    mixers = {type(layer.mixer) for layer in spec.layers} & MIXERS.keys()
     after_rope = (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE)
     lacks = {
         **mixture_lacks(spec),
-        **{MIXERS[mixer]: True for mixer in mixers},
+        "Mamba": any(isinstance(layer.mixer, MambaSpec) for layer in spec.layers),
         "windows of latent attention": spec.latent is not None
         and any(layer.window is not None for layer in spec.layers),
         "tokens that see their whole text": spec.encoder is not None,
-        "gates of attention": spec.attention_gate,
         "norms of values": spec.value_norm,
-        "an MLP without a gate": not spec.gated_mlp,
-        "a squared ReLU": spec.activation == Activation.RELU2,
         "biases of norms or of its head": spec.norm_bias or spec.head_bias,
+        "a squared ReLU beside a gate": spec.activation == Activation.RELU2 and spec.gated_mlp,
+        "activations with learned numbers": spec.activation == Activation.XIELU,
+        "norms that subtract the mean and scale by 1 + w": spec.norm == Norm.LAYER_ONE_PLUS,
+        "two norms before parallel parts": spec.placement == NormPlacement.PARALLEL_TWO_NORMS,
         "a norm of queries and keys after RoPE": spec.qk_norm in after_rope,
         "attention in chunks": any(layer.is_chunked for layer in spec.layers),
         "temperatures of queries": any(layer.temperature is not None for layer in spec.layers),
@@ -150,6 +143,7 @@ def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
         "a softmax for each choice of an expert": any(own.score == sparse for own in mixtures),
         "weighted inputs of experts": any(own.weighs_inputs for own in mixtures),
         "norms of experts": any(own.own_norms or own.expert_scales for own in mixtures),
+        "experts without gates": len(mixtures) > 0 and not spec.gated_mlp,
         "biases of a router beside a gate of its shared MLP": any(
             own.router_bias and own.shared_gate for own in mixtures
         ),
@@ -175,6 +169,16 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
         return f"--quantization {config.quantization} is for CPUs"
     if config.kv_cache_dtype not in ("auto", "fp8", dtype):
         return f"--kv-cache-dtype {config.kv_cache_dtype} is not that of the weights, {dtype}"
+    return ""
+
+
+def why_no_states(config: ExecutionConfig, spec: DecoderSpec) -> str:
+    """Return why GPUs cannot keep a decoder's states with these flags; "" where they can."""
+    if config.kv_store_bytes and spec.state_numbers:
+        return "--kv-store-bytes keeps pages of GPUs, and this model has states, too"
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Mamba2Spec)]
+    if config.tp > 1 and any(mixer.norm_size for mixer in mixers):
+        return f"--tp {config.tp}: norms of Mamba-2 are over numbers of several GPUs"
     return ""
 
 

@@ -390,11 +390,12 @@ def pages_on_gpu(config: WorkerConfig, own_bytes: int, runner: Runner) -> int:
     """Return how many pages of so many bytes there are beside a model that is on the GPU."""
     from headrace.engine_proc.worker.cuda.device_memory import TorchMemory
     from headrace.engine_proc.worker.cuda.graph_sizes import Buckets
-    from headrace.engine_proc.worker.cuda.loader import count_pages
+    from headrace.engine_proc.worker.cuda.loader import fit_cache
 
     memory = TorchMemory()
     free_before = memory.free_and_total()[0] + memory.held()
-    return count_pages(config, own_bytes, runner, Buckets(()), None, memory, free_before)
+    split = fit_cache(config, (own_bytes, 0), runner, Buckets(()), None, memory, free_before)
+    return split.num_pages
 
 
 def decoder_runner(

@@ -246,6 +246,7 @@ class WorkerConfig:
     embedding_fd: int | None = None  # of images, if the model takes some
     tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
     num_pages: int = 0  # as many as the workers before had, since the engine has; 0 is what fits
+    num_states: int = 0  # likewise
     num_drafts: int = 0  # after each sequence's token, as a rule
 
 

@@ -7,14 +7,18 @@ from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
+    GatedDeltaNetSpec,
     LatentAttentionSpec,
     LayerSpec,
+    Mamba2Spec,
+    Mixer,
     MixtureSpec,
     Norm,
     NormPlacement,
     QKNorm,
     RopeTable,
     RouterScore,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, cut, cut_heads, shard_spec
 
@@ -106,6 +110,100 @@ def deepseek_v3(num_workers: int) -> DecoderSpec:
     return replace(spec, layers=layers, ropes=(rope,))
 
 
+def hybrid(spec: DecoderSpec, mixer: Mixer, **fields: Any) -> DecoderSpec:
+    """Return a decoder with a layer of a mixer, and one that attends."""
+    (attention,) = spec.layers
+    return replace(spec, layers=(replace(attention, mixer=mixer, **fields), attention))
+
+
+QWEN3_NEXT = hybrid(
+    decoder(
+        151936,
+        2048,
+        5120,
+        16,
+        2,
+        256,
+        norm=Norm.RMS_ONE_PLUS,
+        qk_norm=QKNorm.PER_HEAD,
+        attention_gate=True,
+        ropes=(RopeTable(inv_freq=(1.0,) * 32),),
+    ),
+    GatedDeltaNetSpec(
+        num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, kernel_size=4
+    ),
+)
+GRANITE4_SMALL = decoder(100352, 4096, 1536, 32, 8, ropes=(), residual_multiplier=0.22)
+GRANITE4_SMALL = replace(GRANITE4_SMALL, layers=(LayerSpec(rope=None),))
+STATES = {  # a layer with states beside one that attends
+    "LFM2 1.2B": hybrid(
+        decoder(65536, 2048, 8192, 32, 8, 64, qk_norm=QKNorm.PER_HEAD),
+        ShortConvSpec(channels=2048, kernel_size=3),
+    ),
+    "Qwen3 Next 80B-A3B, fp8": with_experts(
+        QWEN3_NEXT,
+        num_experts=512,
+        experts_per_token=10,
+        intermediate_size=512,
+        shared_intermediate_size=512,
+        shared_gate=True,
+    ),
+    "Granite 4 small, fp8": with_experts(
+        hybrid(
+            GRANITE4_SMALL,
+            Mamba2Spec(
+                num_heads=128,
+                head_dim=64,
+                state_size=128,
+                num_groups=1,
+                kernel_size=4,
+                norm_size=8192,
+            ),
+        ),
+        num_experts=72,
+        experts_per_token=10,
+        intermediate_size=768,
+        shared_intermediate_size=1536,
+    ),
+    "Nemotron H 8B": decoder(
+        131072,
+        4096,
+        21504,
+        32,
+        8,
+        ropes=(),
+        activation=Activation.RELU2,
+        gated_mlp=False,
+        layers=(
+            LayerSpec(
+                mixer=Mamba2Spec(
+                    num_heads=128,
+                    head_dim=64,
+                    state_size=128,
+                    num_groups=8,
+                    kernel_size=4,
+                    norm_size=1024,
+                ),
+                has_mlp=False,
+            ),
+            LayerSpec(rope=None, has_mlp=False),
+            LayerSpec(has_mixer=False),
+        ),
+    ),
+    "Falcon H1 7B": hybrid(
+        decoder(130048, 3072, 12288, 12, 2, gate_multiplier=0.88),
+        Mamba2Spec(
+            num_heads=24,
+            head_dim=128,
+            state_size=256,
+            num_groups=1,
+            kernel_size=4,
+            multipliers=(0.35, 0.25, 0.18, 0.5, 0.35),
+        ),
+        attention_beside=True,
+    ),
+}
+
 LLAMA_8B = decoder(128256, 4096, 14336, 32, 8)
 LLAMA_70B = decoder(128256, 8192, 28672, 64, 8)
 MODELS = {
@@ -126,7 +224,7 @@ MODELS = {
     "Qwen2.5 VL 72B": qwen25_vl(152064, 8192, 29568, 64, 8),
 }
 
-MIXTURES = {  # a name ends with the format of its experts
+MIXTURES = {  # a name with experts ends with the format of its experts
     "Mixtral 8x7B, int4": with_experts(
         decoder(32000, 4096, 14336, 32, 8),
         num_experts=8,
@@ -148,7 +246,7 @@ MIXTURES = {  # a name ends with the format of its experts
     ),
     "DeepSeek V3, TP 8, fp8": deepseek_v3(8),
 }
-MODELS |= MIXTURES
+MODELS |= MIXTURES | STATES
 GROUPS = {  # terms under a scale
     ExpertFormat.INT4: 128,
     ExpertFormat.FP8: 128,
@@ -158,4 +256,5 @@ GROUPS = {  # terms under a scale
 
 def format_of(name: str) -> ExpertFormat:
     """Return the format of a model's experts."""
-    return ExpertFormat[name.rpartition(", ")[2].upper()] if name in MIXTURES else ExpertFormat(0)
+    has_experts = any(layer.mixture is not None for layer in MODELS[name].layers)
+    return ExpertFormat[name.rpartition(", ")[2].upper()] if has_experts else ExpertFormat(0)

@@ -42,9 +42,10 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import (
     EXPERTS,
     HEAD_MATRICES,
-    ROUTER,
+    WIDE,
     DeviceWeights,
     fused,
+    laid_out,
 )
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
@@ -80,24 +81,25 @@ def experts_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> 
 def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
     """Return a decoder's weights in bf16, experts in a format, without numbers."""
     shapes = weight_shapes(spec)
-    matrices, tensors, routers, experts = {}, {}, {}, {}
-    for name, parts in fused(spec).items():
+    matrices, tensors, wide, experts = {}, {}, {}, {}
+    sources = fused(spec)
+    for name, parts in sources.items():
         num_rows = sum(shapes[part][0] for part in parts)
         rest = shapes[parts[0]][1:]
         if name == "embed" or not rest:
             dtype = torch.bfloat16 if rest else torch.float32
             tensor = torch.empty(num_rows, *rest, dtype=dtype, device=META)
-            tensors[name] = tensor.view(2, -1) if name.endswith("qk_norm") else tensor
+            tensors[name] = tensor if rest else laid_out(spec, name, tensor)
             continue
-        has_bias = f"{parts[0]}.bias" in shapes
+        has_bias = (bias := f"{parts[0]}.bias") in shapes and bias not in sources
         if EXPERTS in name or name.endswith(HEAD_MATRICES):
             own = format if EXPERTS in name else ExpertFormat.DENSE
             experts[name] = experts_of((num_rows, *rest), own, has_bias)
             continue
         weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
-        of_kind = routers if name.endswith(ROUTER) else matrices
+        of_kind = wide if name.endswith(WIDE) else matrices
         of_kind[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
-    return DeviceWeights(matrices, tensors, routers, experts)
+    return DeviceWeights(matrices, tensors, wide, experts)
 
 
 def launch_decoder(spec: DecoderSpec, format: ExpertFormat) -> None:

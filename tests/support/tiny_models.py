@@ -38,26 +38,30 @@ def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
     return model.to(torch.float32)
 
 
-def make_byte_folder(folder: Path) -> None:
-    """Save a Llama of one layer and 257 tokens, which are bytes: small enough to be interpreted."""
+def make_byte_folder(folder: Path, model_type: str = "llama", **fields: Any) -> None:
+    """Save a model of one layer and 257 tokens, which are bytes: small enough to be interpreted.
+
+    `fields` are of its configuration, beside those that all have.
+    """
     torch.manual_seed(0)
     tokens = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(tokens[:1])
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokens),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        eos_token_id=0,
-        bos_token_id=0,
-        initializer_range=0.3,
-    )
+    sizes = {
+        "vocab_size": len(tokens),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "eos_token_id": 0,
+        "bos_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    config = transformers.AutoConfig.for_model(model_type, **{**sizes, **fields})
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_template(folder)

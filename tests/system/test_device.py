@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import family_table
 import httpx
 import pytest
 from servers import RunningServer
@@ -16,6 +18,7 @@ TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "128", "--kv-cache-memory-bytes", "4000000")
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+HYBRID_PROMPTS = ["A prompt that is longer than one page of tokens", "Hello", "x"]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}),
     (COMPLETE, {"prompt": "A prompt of its own", "max_tokens": 5, "temperature": 0}),
@@ -106,3 +109,39 @@ def test_gpu_texts_equal_cpu_texts_however_steps_run(
     tops = [choices[-1].pop("logprobs")["token_logprobs"] for choices in (ours, theirs)]
     assert ours == theirs
     assert tops[0] == pytest.approx(tops[1], abs=1e-4)
+
+
+def test_texts_of_a_hybrid_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """Steps go ahead of each other, prompts come in pieces and are known the second time."""
+    if not family_table.WRITES:
+        pytest.skip("`make families` serves it")
+    fields = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    make_byte_folder(tmp_path, "lfm2", block_auto_adjust_ff_dim=False, **fields)
+    flags = (*EXACT, *SMALL, "--max-num-batched-tokens", "20", "--max-num-seqs", "3")
+    env = {"TRITON_INTERPRET": "1"}
+    servers = [
+        RunningServer(str(tmp_path), "--device", "cuda", *flags, env=env),
+        RunningServer(str(tmp_path), "--device", "cpu", *flags),
+    ]
+    texts = []
+    try:
+        for server in servers:
+            for prompts in (HYBRID_PROMPTS, HYBRID_PROMPTS[:1]):
+                with ThreadPoolExecutor(len(prompts)) as pool:
+                    texts.append(list(pool.map(partial(complete, server), prompts)))
+            server.await_free("state_slots")
+            assert server.stop() == 0
+    finally:
+        for server in servers:
+            server.close()
+    assert texts[:2] == texts[2:]
+    assert "runs on GPUs: --device says so" in servers[0].log
+
+
+def complete(server: RunningServer, prompt: str) -> str:
+    """Return the greedy text of a prompt."""
+    body = {"prompt": prompt, "max_tokens": 6, "ignore_eos": True, "temperature": 0}
+    response = httpx.post(f"{server.url}{COMPLETE}", json=body, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text

@@ -46,21 +46,35 @@ from headrace.engine_proc.worker.cuda.matrices.adapted import (
     adapt,
 )
 from headrace.engine_proc.worker.cuda.matrices.matrices import HEAD_MATRICES, load_weights
+from headrace.engine_proc.worker.cuda.mixers.gated_delta_net import run_gated_delta_net
+from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm
+from headrace.engine_proc.worker.cuda.mixers.mamba2 import run_mamba2
+from headrace.engine_proc.worker.cuda.mixers.short_conv import run_short_conv
+from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles, tiles_of_heads
 from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
-from headrace.engine_proc.worker.cuda.step_inputs import ROPE_PARTS, prepare_inputs
+from headrace.engine_proc.worker.cuda.step_inputs import (
+    ROPE_PARTS,
+    STATE_PARTS,
+    prepare_inputs,
+    prepare_moves,
+)
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
+    GatedDeltaNetSpec,
     LatentAttentionSpec,
     LayerSpec,
+    Mamba2Spec,
+    Mixer,
     Norm,
     NormPlacement,
     QKNorm,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
 
@@ -85,12 +99,14 @@ class DeviceStep:
     images: ImageInputs | None = None
     prompts: FlashInferAttention | None = None  # attends in our kernel's place
     heads: ExpertTiles | None = None  # of tokens' heads, where attention is latent
+    moves: StateMoves | None = None  # of sequences' states, where there are some
 
 
 class CudaExecutor:
     """An `Executor`. Matrices, activations and pages are of `dtype`, sums and norms are fp32.
 
     Args:
+        num_states: slots for the states of sequences, in decoders that have some.
         device: "cpu" where kernels run in Triton's interpreter.
         quantization: "fp8" rounds the matrices of layers, and what meets them, to 8-bit floats.
         kv_dtype: of pages; None is `dtype`. Rounded to e4m3, what is too large becomes 448.
@@ -110,6 +126,7 @@ class CudaExecutor:
         weights: Weights,
         *,
         num_pages: int,
+        num_states: int = 0,
         page_tokens: int = 32,
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
@@ -127,12 +144,13 @@ class CudaExecutor:
         if peers is not None:
             spec, weights = peers.share_of(spec, weights)
         self.spec = spec
+        num_layers = len(spec.layers)
         self.page_tokens = page_tokens
         self.device = torch.device(device)
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
-        self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * len(spec.layers)
+        self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * num_layers
         of_heads = tiling_of(spec.head_dim, dtype, self.device)
         self.tiling = tiling or (of_heads if spec.latent is None else LATENT_TILING)
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
@@ -155,7 +173,8 @@ class CudaExecutor:
             torch.tensor(rope.axes, device=self.device) if rope.axes else None
             for rope in spec.ropes
         ]
-        self.take_pages(num_pages)
+        self.kv_planes = [sum(own.has_pages for own in spec.layers[:i]) for i in range(num_layers)]
+        self.take_cache(num_pages, num_states)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_model_len = max_model_len or spec.max_position
         self.scheduler = self.scheduler_for(largest.num_tokens, max_model_len)
@@ -166,6 +185,7 @@ class CudaExecutor:
             vocab_size=self.shard_group.num_tokens,
             device=self.device,
             rope_parts=ROPE_PARTS if any(rope.axes for rope in spec.ropes) else 0,
+            state_parts=STATE_PARTS if spec.state_numbers else 0,
         )
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
@@ -189,13 +209,19 @@ class CudaExecutor:
             return latent_scheduler(tiling, spec.num_heads, spec.latent.rank, *sizes)
         return scheduler_of(tiling, spec.num_heads, spec.num_kv_heads, spec.head_dim, *sizes)
 
-    def take_pages(self, num_pages: int) -> None:
-        """Have so many empty pages from here on. Graphs that there are know the old ones."""
+    def take_cache(self, num_pages: int, num_states: int = 0) -> None:
+        """Have so many empty pages and states from here on. Graphs know those before."""
         spec = self.spec
         page = (num_pages, self.page_tokens, spec.num_kv_heads, spec.head_dim)
-        planes = (len(spec.layers), 2 if spec.latent is None else 1)  # keys and values, or latents
-        self.kv = torch.empty(0)  # what was there is free first
+        planes = (
+            spec.num_kv_layers,
+            2 if spec.latent is None else 1,
+        )  # keys and values, or latents
+        self.kv = self.states = torch.empty(0)  # what was there is free first
         self.kv = torch.zeros(*planes, *page, device=self.device, dtype=self.kv_dtype)
+        self.states = torch.zeros(num_states, spec.state_numbers, device=self.device)
+        sizes = [0 if own.mixer is None else own.mixer.state_numbers for own in spec.layers]
+        self.layer_states = self.states.split_with_sizes(sizes, 1)
 
     @property
     def page_bytes(self) -> int:
@@ -307,13 +333,16 @@ class CudaExecutor:
         )
         schedules = {
             window: self.scheduler.schedule(stretches, sizes.num_tokens, window)
-            for window in {layer.window for layer in self.spec.layers}
+            for window in {layer.window for layer in self.spec.layers if layer.has_pages}
         }
         positions = inputs.rope_positions if buffers.rope_parts else inputs.positions[:, None]
         rotations = self.rotations(positions)
         heads = None
         if self.spec.latent is not None:
             heads = tiles_of_heads(sizes.num_tokens, self.spec.num_heads, self.dtype, self.device)
+        moves = None
+        if self.spec.state_numbers:
+            moves = prepare_moves(buffers.packed, inputs.query_starts, sizes, buffers.rope_parts)
         return DeviceStep(
             inputs.token_ids,
             inputs.kv_rows,
@@ -324,6 +353,7 @@ class CudaExecutor:
             images=images,
             prompts=prompts,
             heads=heads,
+            moves=moves,
         )
 
     def rotations(self, positions: Tensor) -> list[Rotations]:
@@ -370,8 +400,10 @@ class CudaExecutor:
         name = f"layers.{index}"
         placement, multiplier = self.spec.placement, self.spec.residual_multiplier
         before = placement != NormPlacement.POST
+        if not layer.has_mixer:
+            return x, self.mlp(name, layer, self.norm_sum(f"{name}.mlp_norm", x, added), step)
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
-        attended = self.attention(index, layer, normed, step)
+        attended = self.mix(index, layer, normed, step)
         if placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.mlp(
                 name, layer, normed, step
@@ -379,6 +411,8 @@ class CudaExecutor:
         after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
+        if not layer.has_mlp:
+            return (x, attended) if before else (x + attended * multiplier, None)
         if before:
             normed = self.norm_sum(f"{name}.mlp_norm", x, attended)
         else:
@@ -388,19 +422,50 @@ class CudaExecutor:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return (x, out) if before else (x + out * multiplier, None)
 
+    def mix(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
+        """Run a layer's mixer, or attention, or add both, [tokens, hidden] -> the same."""
+        mixer = layer.mixer
+        if mixer is None or isinstance(mixer, LatentAttentionSpec):
+            own = self.attention(index, layer, x, step)
+        else:
+            own = self.move_states(index, mixer, x, step)
+        if layer.attention_beside:
+            attended = self.attention(index, layer, x, step)
+            own = own * layer.mixer_multiplier + attended * layer.attention_multiplier
+        return self.shard_group.sum(own)
+
+    def move_states(self, index: int, mixer: Mixer, x: Tensor, step: DeviceStep) -> Tensor:
+        """Run a mixer whose sequences have states: our share of [tokens, hidden]."""
+        name, eps = f"layers.{index}", self.spec.norm_eps
+        assert step.moves is not None
+        moved = x, self.layer_states[index], step.moves
+        match mixer:
+            case ShortConvSpec():
+                return run_short_conv(self.loaded, name, *moved)
+            case GatedDeltaNetSpec():
+                return run_gated_delta_net(self.loaded, name, mixer, eps, *moved)
+            case Mamba2Spec():
+                return run_mamba2(self.loaded, name, mixer, eps, *moved)
+        raise AssertionError(f"no kernel runs {mixer}")
+
     def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
-        """Write what pages hold of the tokens, then attend to it, [tokens, hidden]."""
+        """Write what pages hold of the tokens, then attend to it: our share of [tokens, hidden]."""
         if isinstance(layer.mixer, LatentAttentionSpec):
             attended = self.attend_to_latents(index, layer, layer.mixer, x, step)
         else:
             attended = self.attend_to_keys(index, layer, x, step)
-        own = self.matrices[f"layers.{index}.o"].apply(attended.flatten(1))
-        return self.shard_group.sum(own)
+        attended = attended.flatten(1)
+        if self.spec.attention_gate:
+            gate = self.matrices[f"layers.{index}.attn_gate"].apply(x)
+            size = self.spec.head_dim
+            order = GateOrder.NO_NORM
+            attended = gated_norm(attended, gate, None, order, group_size=size, is_sigmoid=True)
+        return self.matrices[f"layers.{index}.o"].apply(attended)
 
     def attend_to_keys(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
         """Write keys and values, and attend to them, [tokens, heads, head_dim]."""
         spec, name = self.spec, f"layers.{index}"
-        keys, values = self.kv[index]
+        keys, values = self.kv[self.kv_planes[index]]
         qkv = self.matrices[f"{name}.qkv"].apply(x)
         if spec.qk_norm == QKNorm.FULL:
             self.norm_heads(name, qkv)
@@ -445,7 +510,7 @@ class CudaExecutor:
         Each head's query is multiplied by its keys' matrix, what it attends to by its values'.
         """
         spec, name = self.spec, f"layers.{index}"
-        latents, kv_scale = self.kv[index, 0], self.kv_scales[index][0]
+        latents, kv_scale = self.kv[self.kv_planes[index], 0], self.kv_scales[index][0]
         assert step.heads is not None
         kv = self.matrices[f"{name}.qkv_a"].apply(x)
         if latent.query_rank is None:
@@ -494,11 +559,12 @@ class CudaExecutor:
         self.norm(f"{name}.k_norm", k, out=k)
 
     def mlp(self, name: str, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
-        mixture, activation = layer.mixture, self.spec.activation
-        if mixture is None:
-            own = run_mlp(self.loaded, name, activation, x)
+        if layer.mixture is None:
+            own = run_mlp(self.loaded, name, self.spec, x)
         else:
-            own = run_mixture(self.loaded, name, mixture, activation, x, step.kv_rows)
+            own = run_mixture(self.loaded, name, layer.mixture, self.spec, x, step.kv_rows)
+        if self.spec.mlp_multiplier != 1:
+            own = own * self.spec.mlp_multiplier
         return self.shard_group.sum(own)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -40,12 +40,13 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences, largest_step
 from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
-from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
+from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages, split_room
 from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.cuda.pinned_memory import pin
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
-from headrace.engine_proc.worker.execution.cache_split import CacheSplit
+from headrace.engine_proc.worker.execution.cache_sizes import state_bytes
+from headrace.engine_proc.worker.execution.cache_split import CacheSplit, split_cache
 from headrace.engine_proc.worker.execution.cpu_sampler import Masks
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -125,9 +126,10 @@ def load_on_gpu(
         if execution.attention_backend == "flashinfer":
             executor.prompts = flashinfer_for(executor)
     runner = runner_of(execution, executor, model, embeds)
-    num_pages = count_pages(config, executor.page_bytes, runner, buckets, host, memory, free_before)
-    with fitting(f"{num_pages} pages and the graphs", LESS_CACHE):
-        executor.take_pages(num_pages)
+    own_bytes = executor.page_bytes, state_bytes(executor.spec)
+    split = fit_cache(config, own_bytes, runner, buckets, host, memory, free_before)
+    with fitting(f"{split.num_pages} pages and the graphs", LESS_CACHE):
+        executor.take_cache(*split)
         if memory is not None and len(buckets):
             around = nullcontext if peers is None else peers.group.capture
             executor.capture(buckets, CudaGraphs, around, part(progress, 1))
@@ -138,7 +140,8 @@ def load_on_gpu(
         adapters = AdapterLoader(CudaAdapters(executor.adapter_parts, own))
     loaded = LoadedModel(
         runner,
-        num_pages,
+        split.num_pages,
+        num_states=split.num_states,
         looks_ahead=is_generating,
         adapters=adapters,
         can_rejoin=memory is None,
@@ -288,28 +291,31 @@ def runner_of(
     return CudaRunner(executor, sampler, phases(config.nvtx), embeds)
 
 
-def count_pages(
+def fit_cache(
     config: WorkerConfig,
-    own_bytes: int,
+    own_bytes: tuple[int, int],
     runner: Runner,
     buckets: Buckets,
     host: HostPeers | None,
     memory: DeviceMemory | None,
     free_before: int,
-) -> int:
-    """Return how many KV pages each worker has, the same number in each of them.
+) -> CacheSplit:
+    """Return how many pages and states each worker has, the same numbers in each of them.
 
     The largest step is run first, for what it takes, and so that all is compiled.
 
     Args:
-        own_bytes: of a page.
+        own_bytes: of a page and of a state; 0 is a model without states.
         memory: None is the host's, of an interpreter.
         free_before: of it, when nothing was loaded.
     """
     execution = config.execution
-    all_bytes = [own_bytes] if host is None else host.gather_number(own_bytes)
+    of_pages, of_states = [
+        sum([own] if host is None else host.gather_number(own)) for own in own_bytes
+    ]
+    max_num_seqs = execution.max_num_seqs
     if memory is None:
-        return execution.cpu_kv_bytes // sum(all_bytes)
+        return split_cache(execution.cpu_kv_bytes, of_pages, of_states, max_num_seqs)
     embeds = isinstance(runner, EmbeddingRunner)
     masks_of = partial(all_allowed, vocab_size=execution.vocab_size)
     for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
@@ -329,20 +335,24 @@ def count_pages(
     tower_bytes = config.tower_bytes
     figures = measure(memory, free_before, run, num_tokens, sizes, tower_bytes)
     if config.num_pages or execution.kv_cache_memory_bytes is not None:
-        num_pages = config.num_pages or (execution.kv_cache_memory_bytes or 0) // sum(all_bytes)
-        check_bytes(num_pages * own_bytes, figures.room(1.0), is_restart=config.num_pages > 0)
-        return num_pages
+        split = CacheSplit(config.num_pages, config.num_states)
+        if not config.num_pages:
+            split = split_cache(execution.cpu_kv_bytes, of_pages, of_states, max_num_seqs)
+        num_bytes = sum(count * own for count, own in zip(split, own_bytes, strict=True))
+        check_bytes(num_bytes, figures.room(1.0), is_restart=config.num_pages > 0)
+        return split
     share = execution.gpu_memory_utilization
-    num_pages = figures.room(share) // own_bytes
-    num_pages = num_pages if host is None else min(host.gather_number(num_pages))
+    split = split_room(figures.room(share), *own_bytes, max_num_seqs)
+    if host is not None:
+        split = CacheSplit(*(min(host.gather_number(count)) for count in split))
     check_pages(
         figures,
         share,
-        num_pages=num_pages,
+        num_pages=split.num_pages,
         page_tokens=PAGE_TOKENS,
         max_model_len=execution.max_model_len,
     )
-    return num_pages
+    return split
 
 
 def all_allowed(num_rows: int, vocab_size: int) -> Masks:

@@ -1,8 +1,14 @@
-"""Computes the number of KV pages that fit a GPU. Pure: measurements are passed in."""
+"""Computes the numbers of KV pages and states that fit a GPU. Pure: measurements are passed in."""
 
 from dataclasses import dataclass
 
+from headrace.engine_proc.worker.execution.cache_split import (
+    MOST_STATES,
+    CacheSplit,
+    split_cache,
+)
 from headrace.errors import ConfigError
+from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE
 
 GIB = 1 << 30
 SPARE_BYTES = 256 << 20  # stays free where others leave less than our share: allocators cut
@@ -60,6 +66,13 @@ def graph_bytes(step_bytes: int, num_tokens: int, sizes: list[int]) -> int:
     """
     largest = max(sizes, default=0)
     return step_bytes * largest // num_tokens + GRAPH_BYTES * len(sizes)
+
+
+def split_room(room: int, page_bytes: int, state_bytes: int, max_num_seqs: int) -> CacheSplit:
+    """Return what fits into so many bytes; nothing, if the states of one sequence do not."""
+    if room // MOST_STATES < SLOTS_PER_SEQUENCE * state_bytes:
+        return CacheSplit(0, 0)
+    return split_cache(room, page_bytes, state_bytes, max_num_seqs)
 
 
 def check_pages(

@@ -13,16 +13,22 @@ from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
 from headrace.engine_proc.worker.cuda.mixtures.expert_sum import add_experts
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
-from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, MixtureSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, MixtureSpec
 
 
-def run_mlp(weights: DeviceWeights, name: str, activation: Activation, x: Tensor) -> Tensor:
+def run_mlp(weights: DeviceWeights, name: str, spec: DecoderSpec, x: Tensor) -> Tensor:
     """Run the MLP of this name, [tokens, hidden] -> [tokens, hidden]."""
     gate_up = weights.matrices[f"{name}.gate_up"]
-    if isinstance(gate_up, DenseMatrix):
-        inner = gate_up.apply_gated(x, activation)
+    is_plain = spec.gated_mlp and spec.gate_multiplier == 1
+    if is_plain and isinstance(gate_up, DenseMatrix):
+        inner = gate_up.apply_gated(x, spec.activation)
     else:
-        inner = act_mul(gate_up.apply(x), activation)
+        inner = act_mul(
+            gate_up.apply(x),
+            spec.activation,
+            multiplier=spec.gate_multiplier,
+            is_gated=spec.gated_mlp,
+        )
     return weights.matrices[f"{name}.down"].apply(inner)
 
 
@@ -30,7 +36,7 @@ def run_mixture(
     weights: DeviceWeights,
     name: str,
     mixture: MixtureSpec,
-    activation: Activation,
+    spec: DecoderSpec,
     x: Tensor,
     kv_rows: Tensor,
 ) -> Tensor:
@@ -39,13 +45,13 @@ def run_mixture(
     Args:
         kv_rows: [tokens], below 0 for padding, which goes to no expert.
     """
-    logits = weights.routers[f"{name}.router"].apply_wide(x)
+    logits = weights.wide[f"{name}.router"].apply_wide(x)
     bias = weights.tensors.get(f"{name}.router.selection_bias")
     choice = choose_experts(mixture, logits, bias, kv_rows)
     tiles = sort_by_expert(mixture, choice, x.dtype)
-    gate = ExpertGate(activation, mixture.clamp or 0.0, mixture.swish_beta)
+    gate = ExpertGate(spec.activation, mixture.clamp or 0.0, mixture.swish_beta)
     inner = gated_expert_linear(x, weights.experts[f"{name}.experts.gate_up"], tiles, gate)
     outputs = expert_linear(inner, weights.experts[f"{name}.experts.down"], tiles)
     has_shared = mixture.shared_intermediate_size > 0
-    shared = run_mlp(weights, f"{name}.shared", activation, x) if has_shared else None
+    shared = run_mlp(weights, f"{name}.shared", spec, x) if has_shared else None
     return add_experts(mixture, outputs, choice, shared, logits)

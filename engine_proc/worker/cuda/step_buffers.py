@@ -15,7 +15,7 @@ class StepBuffers:
     Args:
         most: the largest step; more rows than these have logits of their own.
         page_tokens, max_pages: of a page, and of a sequence.
-        rope_parts: of positions; see `step_inputs.pack`.
+        rope_parts, state_parts: of positions and sequences; see `step_inputs.pack`.
     """
 
     def __init__(
@@ -27,10 +27,12 @@ class StepBuffers:
         vocab_size: int,
         device: torch.device,
         rope_parts: int = 0,
+        state_parts: int = 0,
     ) -> None:
         all_rows = Sizes(most.num_tokens, most.num_sequences, most.num_tokens)
-        self.max_pages, self.rope_parts, self._page_tokens = max_pages, rope_parts, page_tokens
-        size = packed_size(all_rows, max_pages, rope_parts)
+        self.max_pages, self._page_tokens = max_pages, page_tokens
+        self.rope_parts, self.state_parts = rope_parts, state_parts
+        size = packed_size(all_rows, max_pages, rope_parts, state_parts)
         self._sender = ArraySender(size, device)  # no tokens, at first
         self.drawn = torch.zeros(most.num_tokens, dtype=torch.int32, device=device)  # by row
         self.logits = torch.zeros(most.num_rows, vocab_size, device=device)
@@ -43,7 +45,8 @@ class StepBuffers:
     def send(self, batch: Batch) -> Sizes:
         """Send a step once the one before has been computed; return its sizes."""
         assert batch.page_table.shape[1] <= self.max_pages
-        sizes, end = pack(batch, self._page_tokens, self._sender.begin(), self.rope_parts)
+        parts = self.rope_parts, self.state_parts
+        sizes, end = pack(batch, self._page_tokens, self._sender.begin(), *parts)
         self._sender.send(end)
         return sizes
 

@@ -5,22 +5,25 @@ rows. The token ids follow, where -1 - r is the token that was drawn for row r o
 Where the model has positions in three parts, these are next. Then come the first token of each
 sequence and the end of the last one. The same of its pages follows: those that its keys take. The
 position of each sequence's first token, the slot of its adapter, the logit rows and the pages by
-sequence are last.
+sequence are next. Where the model has states, their slots are last.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 
 HEADER = tl.constexpr(3)
 ROPE_PARTS = 3  # of a position, where a model has images: time, height and width
+STATE_PARTS = 3  # of a sequence, where a model has states; see `StateMoves.slots`
 BLOCK = 128
 
 
@@ -43,17 +46,20 @@ class StepInputs:
     adapters: Tensor  # [tokens], int32, slots; -1 is none, and padding
 
 
-def packed_size(most: Sizes, max_pages: int, rope_parts: int = 0) -> int:
+def packed_size(most: Sizes, max_pages: int, rope_parts: int = 0, state_parts: int = 0) -> int:
     """Return how many numbers the largest step is."""
-    per_sequence = most.num_sequences * (4 + max_pages)
+    per_sequence = most.num_sequences * (4 + max_pages + state_parts)
     return int(HEADER) + most.num_tokens * (1 + rope_parts) + per_sequence + 2 + most.num_rows
 
 
-def pack(batch: Batch, page_tokens: int, out: Int32s, rope_parts: int = 0) -> tuple[Sizes, int]:
+def pack(
+    batch: Batch, page_tokens: int, out: Int32s, rope_parts: int = 0, state_parts: int = 0
+) -> tuple[Sizes, int]:
     """Write a step as it is sent; return its sizes, and how many numbers it is.
 
     Args:
         rope_parts: ROPE_PARTS, or 0 where the model has one position for all.
+        state_parts: STATE_PARTS, or 0 where the model has no states.
     """
     cuts = np.flatnonzero(batch.sequences[1:] != batch.sequences[:-1]) + 1
     firsts = np.concatenate([[0], cuts])
@@ -75,12 +81,26 @@ def pack(batch: Batch, page_tokens: int, out: Int32s, rope_parts: int = 0) -> tu
     if rope_parts and batch.rope_positions is not None:
         parts = batch.rope_positions.reshape(-1)
     starts = (firsts, [len(ids)], page_starts)
-    columns = (header, ids, parts, *starts, positions, slots, rows, pages)
+    states = state_slots(batch, own, ends)[:, :state_parts].reshape(-1)
+    columns = (header, ids, parts, *starts, positions, slots, rows, pages, states)
     end = 0
     for column in columns:
         start, end = end, end + len(column)
         out[start:end] = column
     return sizes, end
+
+
+def state_slots(batch: Batch, sequences: Int32s, ends: npt.NDArray[np.int64]) -> Int32s:
+    """Return the state slots of sequences whose tokens end there; see `StateMoves.slots`.
+
+    A batch without slots reads and writes none.
+    """
+    columns = np.full((len(sequences), STATE_PARTS), -1, np.int32)
+    columns[:, 2] = ends
+    for part, column in enumerate((batch.state_in, batch.state_out, batch.state_ends)):
+        if column is not None:
+            columns[:, part] = column[sequences]
+    return columns
 
 
 def prepare_inputs(
@@ -217,6 +237,71 @@ def inputs_kernel(
         tl.store(kv_rows + token, page * PAGE_TOKENS + position % PAGE_TOKENS, mask=is_token)
 
 
+def prepare_moves(
+    packed: Tensor, query_starts: Tensor, sizes: Sizes, rope_parts: int = 0
+) -> StateMoves:
+    """Derive how the states of a step's sequences move.
+
+    Args:
+        packed, sizes, rope_parts: as of `prepare_inputs`; the step is packed with states.
+        query_starts: of its `StepInputs`.
+    """
+    moves = StateMoves(
+        packed.new_empty(sizes.num_tokens),
+        query_starts,
+        packed.new_empty(sizes.num_sequences + 1, STATE_PARTS),
+    )
+    moves_kernel[(sizes.num_sequences + 1,)](
+        moves.sequences,
+        moves.slots,
+        query_starts,
+        packed,
+        ROPE_PARTS=rope_parts,
+        PARTS=STATE_PARTS,
+        BLOCK=BLOCK,
+        enable_fp_fusion=False,
+    )
+    return moves
+
+
+@triton.jit
+def moves_kernel(
+    sequences: tl.tensor,
+    slots: tl.tensor,
+    query_starts: tl.tensor,
+    packed: tl.tensor,
+    ROPE_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    sequence = tl.program_id(0)
+    num_tokens, num_sequences, num_rows = tl.load(packed), tl.load(packed + 1), tl.load(packed + 2)
+    page_starts = packed + HEADER + num_tokens * (1 + ROPE_PARTS) + num_sequences + 1
+    pages = page_starts + 3 * num_sequences + 1 + num_rows
+    given = pages + tl.load(page_starts + num_sequences, mask=num_sequences > 0, other=0)
+    for part in tl.static_range(PARTS):
+        place = sequence * PARTS + part
+        slot = tl.load(given + place, mask=sequence < num_sequences, other=-1)
+        tl.store(slots + place, slot)
+    start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
+    for first in range(start, end, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        tl.store(sequences + token, sequence, mask=token < end)
+
+
+def reference_moves(batch: Batch, query_starts: Tensor, sizes: Sizes) -> StateMoves:
+    """Do as `prepare_moves`, in plain torch, from the batch."""
+    counts = query_starts.diff().long()
+    ends = query_starts[1:].cpu().numpy().astype(np.int64)
+    firsts = np.flatnonzero(np.diff(batch.sequences, prepend=-1))
+    own = batch.sequences[firsts]
+    slots = torch.full((sizes.num_sequences + 1, STATE_PARTS), -1).to(query_starts)
+    slots[: len(own)] = torch.from_numpy(state_slots(batch, own, ends[: len(own)]))
+    return StateMoves(
+        torch.arange(len(counts)).to(query_starts).repeat_interleave(counts), query_starts, slots
+    )
+
+
 def reference(
     packed: Tensor,
     drawn: Tensor,
@@ -231,7 +316,7 @@ def reference(
     counts = (num_tokens, num_tokens * rope_parts, *by_sequence, num_rows)
     columns = packed[3 : 3 + sum(counts)].split_with_sizes(counts)
     ids, parts, starts, page_starts, first_positions, slots, rows = columns
-    pages = packed[3 + sum(counts) :]
+    pages = packed[3 + sum(counts) :]  # and states
     relayed = drawn[(-1 - ids).clamp(min=0).long()]
     inputs = StepInputs(
         token_ids=torch.zeros(sizes.num_tokens).to(packed),

@@ -19,6 +19,7 @@ from headrace.engine_proc.worker.device_selection import (
     find_gpus,
     lacking_kernel,
     place,
+    why_no_states,
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
@@ -27,7 +28,9 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     GatedDeltaNetSpec,
     LayerSpec,
+    Mixer,
     MixtureSpec,
+    Norm,
     NormPlacement,
     QKNorm,
     RouterScore,
@@ -155,17 +158,25 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
             mixture(router_bias=True, shared_gate=True),
             "biases of a router beside a gate of its shared MLP",
         ),
-        ({"gated_mlp": False}, "an MLP without a gate"),
-        ({"activation": Activation.RELU2}, "a squared ReLU"),
+        (mixture() | {"gated_mlp": False}, "experts without gates"),
+        ({"activation": Activation.RELU2}, "a squared ReLU beside a gate"),
+        (
+            {"activation": Activation.XIELU, "gated_mlp": False},
+            "activations with learned numbers",
+        ),
+        (
+            {"norm": Norm.LAYER_ONE_PLUS},
+            "norms that subtract the mean and scale by 1 + w",
+        ),
+        (
+            {"placement": NormPlacement.PARALLEL_TWO_NORMS},
+            "two norms before parallel parts",
+        ),
         ({"norm_bias": True}, "biases of norms or of its head"),
         ({"head_bias": True}, "biases of norms or of its head"),
         ({"qk_norm": QKNorm.PER_HEAD_AFTER_ROPE}, "a norm of queries and keys after RoPE"),
         ({"layers": (LayerSpec(window=8, is_chunked=True),)}, "attention in chunks"),
-        ({"attention_gate": True}, "gates of attention"),
-        ({"layers": (LayerSpec(mixer=CONVOLUTION),)}, "short convolutions"),
-        ({"layers": (LayerSpec(mixer=DELTA_NET),)}, "gated delta nets"),
         ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
-        ({"layers": (LayerSpec(mixer=MAMBA2),)}, "Mamba-2"),
         ({"layers": (LayerSpec(mixer=MAMBA),)}, "Mamba"),
         (
             {"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent, window=8),)},
@@ -177,6 +188,20 @@ def test_decoders_that_lack_a_kernel_run_on_the_cpu(differences: dict[str, Any],
     model = DecoderModel(dataclasses.replace(SPEC, **differences), {}, ())
     why = f"a LlamaForCausalLM model has {lack}, which GPU workers cannot run"
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
+
+
+@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2])
+def test_layers_with_states_run_on_gpus_but_for_some_flags(mixer: Mixer) -> None:
+    spec = dataclasses.replace(SPEC, layers=(LayerSpec(mixer=mixer), LayerSpec()))
+    spec = dataclasses.replace(spec, attention_gate=True, gated_mlp=False)
+    assert lacking_kernel(spec) == ""
+    stores, shares = (
+        why_no_states(execution_config("model.gguf", **flags), spec)
+        for flags in ({"kv_store_bytes": 1}, {"tp": 2})
+    )
+    assert stores == "--kv-store-bytes keeps pages of GPUs, and this model has states, too"
+    assert bool(shares) == (mixer is MAMBA2)  # whose norms are over all heads
+    assert why_no_states(execution_config("model.gguf"), spec) == ""
 
 
 def test_models_of_images_do_not_fall_to_modules(tmp_path: Path) -> None:

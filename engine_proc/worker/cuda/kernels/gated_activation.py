@@ -1,8 +1,7 @@
-"""The MLP's gate, `act(gate) * up`, where both come from one product."""
+"""The MLP's gate, `act(gate) * up`, where both come from one product; or `act(up)` alone."""
 
 from enum import StrEnum
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,26 +11,42 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, rounded, tan
 from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 BLOCK = 1024
-KINDS: tuple[StrEnum, ...] = (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
+KINDS: tuple[StrEnum, ...] = (
+    Activation.SILU,
+    Activation.GELU,
+    Activation.GELU_TANH,
+    Activation.RELU2,
+)
 SILU = tl.constexpr(KINDS.index(Activation.SILU))
 GELU = tl.constexpr(KINDS.index(Activation.GELU))
+RELU2 = tl.constexpr(KINDS.index(Activation.RELU2))
 
 
-def act_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Return `act(gate) * up`, computed in fp32 and rounded once.
+def act_mul(
+    gate_up: Tensor, activation: Activation, *, multiplier: float = 1.0, is_gated: bool = True
+) -> Tensor:
+    """Return `act(multiplier * gate) * up`, computed in fp32 and rounded once.
 
     Args:
-        gate_up: [rows, 2 * numbers], gates first.
+        gate_up: [rows, 2 * numbers], gates first; if not gated [rows, numbers], which are activated
+            alone.
     Returns:
         [rows, numbers]
     """
     assert gate_up.is_contiguous()
-    num_rows, num = gate_up.shape[0], gate_up.shape[1] // 2
+    num_rows, num = gate_up.shape[0], gate_up.shape[1] // (1 + is_gated)
     out = gate_up.new_empty(num_rows, num)
     if num_rows:
         grid = (num_rows, cdiv(num, BLOCK))
         gate_kernel[grid](
-            out, gate_up, NUM=num, BLOCK=BLOCK, KIND=KINDS.index(activation), enable_fp_fusion=False
+            out,
+            gate_up,
+            multiplier,
+            NUM=num,
+            IS_GATED=is_gated,
+            BLOCK=BLOCK,
+            KIND=KINDS.index(activation),
+            enable_fp_fusion=False,
         )
     return out
 
@@ -40,21 +55,21 @@ def act_mul(gate_up: Tensor, activation: Activation) -> Tensor:
 def gate_kernel(
     out: tl.tensor,
     gate_up: tl.tensor,
+    multiplier: tl.tensor,
     NUM: tl.constexpr,
+    IS_GATED: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_number = at < NUM
-    place = gate_up + row * (2 * NUM) + at
+    place = gate_up + row * ((1 + IS_GATED) * NUM) + at
     gate = tl.load(place, mask=is_number, other=0.0).to(tl.float32)
-    up = tl.load(place + NUM, mask=is_number, other=0.0).to(tl.float32)
-    tl.store(
-        out + row * NUM + at,
-        rounded(activate(gate, KIND) * up, out.dtype.element_ty),
-        mask=is_number,
-    )
+    active = activate(gate * multiplier, KIND)
+    if IS_GATED:
+        active *= tl.load(place + NUM, mask=is_number, other=0.0).to(tl.float32)
+    tl.store(out + row * NUM + at, rounded(active, out.dtype.element_ty), mask=is_number)
 
 
 @triton.jit
@@ -62,6 +77,8 @@ def activate(gate: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """Return `act(gate)`, of fp32."""
     if KIND == SILU:
         gate = gate / (1.0 + tl.exp(-gate))
+    elif KIND == RELU2:
+        gate = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
     elif KIND == GELU:
         gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
@@ -70,9 +87,12 @@ def activate(gate: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     return gate
 
 
-def reference(gate_up: Tensor, activation: Activation) -> Tensor:
+def reference(
+    gate_up: Tensor, activation: Activation, *, multiplier: float = 1.0, is_gated: bool = True
+) -> Tensor:
     """Do as `act_mul`, in plain torch."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate_up.float().chunk(2, dim=-1) if is_gated else (gate_up.float(), None)
+    gate = gate * multiplier
     match activation:
         case Activation.SILU:
             gate = F.silu(gate)
@@ -80,4 +100,6 @@ def reference(gate_up: Tensor, activation: Activation) -> Tensor:
             gate = F.gelu(gate)
         case Activation.GELU_TANH:
             gate = F.gelu(gate, approximate="tanh")
-    return torch.mul(gate, up).to(gate_up.dtype)
+        case Activation.RELU2:
+            gate = F.relu(gate).square()
+    return (gate if up is None else gate * up).to(gate_up.dtype)

@@ -76,6 +76,16 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def softplus(x: tl.tensor) -> tl.tensor:
+    """The logarithm of 1 + e^x, as exact for small e^x as for large."""
+    e = tl.exp(tl.minimum(x, 20.0))  # beyond, it is x in fp32
+    sum = 1.0 + e
+    # What the sum has lost of e is given back by the quotient.
+    small = tl.where(sum == 1.0, e, tl.log(sum) * (e / tl.where(sum == 1.0, 1.0, sum - 1.0)))
+    return tl.where(x > 20.0, x, small)
+
+
+@triton.jit
 def moments(
     x: tl.tensor, is_number: tl.tensor, NUM: tl.constexpr, eps: tl.tensor, SCALING: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:

@@ -1,9 +1,9 @@
 """Weights on the device: matrices in every format, and vectors.
 
-Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`, `qkv_a`. So
-are those of all experts of a layer, `experts.gate_up` and `experts.down`. The gate of a shared MLP
-is a row of `router`. A format is kept if there is a product for it and all parts of a matrix have
-it; else they are decoded.
+Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`, `qkv_a`, `in`.
+So are those of all experts of a layer, `experts.gate_up` and `experts.down`. The gate of a shared
+MLP is a row of `router`. Convolutions over the same tokens are one, `conv`. A format is kept if
+there is a product for it and all parts of a matrix have it; else they are decoded.
 """
 
 import logging
@@ -25,17 +25,32 @@ from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.mxfp4 import Mxfp4Matrix
 from headrace.engine_proc.worker.cuda.matrices.upload import to_device
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    Mamba2Spec,
+    Mixer,
+    QKNorm,
+    ShortConvSpec,
+)
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 
 FUSED = {  # matrices that one product takes
     **dict.fromkeys(("q", "k", "v"), "qkv"),
     **dict.fromkeys(("gate", "up"), "gate_up"),
     **dict.fromkeys(("q_a", "kv_a"), "qkv_a"),  # of latent attention
+    **dict.fromkeys(("in_z", "in_b", "in_c", "in_x", "in_dt"), "in"),  # of mixers with states
+    **dict.fromkeys(("conv_x", "conv_b", "conv_c"), "conv"),
+}
+OF_DELTA = {  # of a gated delta net whose gates are projections of its input
+    **dict.fromkeys("qkvz", "qkvz"),
+    **dict.fromkeys("ba", "ba"),
 }
 HEAD_MATRICES = ("k_b", "v_b")  # of latent attention: a matrix for each head, as experts have
 OF_EXPERT = re.compile(r"\.experts\.\d+$")
-ROUTER, EXPERTS = ".router", ".experts."  # in names
+OF_DELTA_CONV = re.compile(r"\.delta\.[qkv]$")
+WIDE = (".router", ".delta.ba", ".delta.b", ".delta.a")  # ends of names
+EXPERTS = ".experts."  # in names
 FP8 = "fp8"  # what `--quantization` can say here, beside "none"
 
 log = logging.getLogger(__name__)
@@ -59,8 +74,11 @@ class DeviceWeights:
     """A decoder's weights, under our names (see `weights.py`) or those of `FUSED`."""
 
     matrices: Mapping[str, Matrix]  # with their biases; `head` is there if it is tied, too
-    tensors: Mapping[str, Tensor]  # norms and sinks, fp32; `embed`; `qk_norm`, [2, head_dim]
-    routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
+    # Norms, sinks and other vectors, fp32; `embed`; `qk_norm`, [2, head_dim]; `conv`, [kernel_size,
+    # channels].
+    tensors: Mapping[str, Tensor]
+    # Routers, and gates of delta nets: their products stay fp32.
+    wide: Mapping[str, DenseMatrix] = field(default_factory=dict)
     # Of mixtures, and the matrices of heads of latent attention.
     experts: Mapping[str, ExpertWeights] = field(default_factory=dict)
 
@@ -83,7 +101,7 @@ def load_weights(
     """
     matrices: dict[str, Matrix] = {}
     tensors: dict[str, Tensor] = {}
-    routers: dict[str, DenseMatrix] = {}
+    wide: dict[str, DenseMatrix] = {}
     experts: dict[str, ExpertWeights] = {}
     decoded: list[str] = []
     sources = fused(spec)
@@ -93,13 +111,16 @@ def load_weights(
         if name == "embed":
             tensors[name] = to_device(stored, device, dtype)
         elif len(stored[0].shape) == 1:
-            numbers = to_device(stored, device, torch.float32)
-            tensors[name] = numbers.view(2, -1) if name.endswith("qk_norm") else numbers
+            tensors[name] = laid_out(spec, name, to_device(stored, device, torch.float32))
         else:
-            biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
+            biases = [
+                weights[own]
+                for own in (f"{part}.bias" for part in parts)
+                if own in weights and own not in sources
+            ]
             bias = to_device(biases, device, dtype) if biases else None
-            if name.endswith(ROUTER):
-                routers[name] = DenseMatrix(to_device(stored, device, dtype), bias)
+            if name.endswith(WIDE):
+                wide[name] = DenseMatrix(to_device(stored, device, dtype), bias)
             elif name.endswith(tuple(f".{which}" for which in HEAD_MATRICES)):
                 experts[name] = ExpertWeights(to_device(stored, device, dtype))
             elif EXPERTS in name:
@@ -120,7 +141,22 @@ def load_weights(
             ", ".join(decoded[:3]),
             ", ..." if decoded[3:] else "",
         )
-    return DeviceWeights(matrices, tensors, routers, experts)
+    return DeviceWeights(matrices, tensors, wide, experts)
+
+
+def laid_out(spec: DecoderSpec, name: str, vector: Tensor) -> Tensor:
+    """Return a vector as kernels read it."""
+    if name.endswith(".qk_norm"):
+        return vector.view(2, -1)
+    if not name.endswith(".conv"):
+        return vector
+    mixer = mixer_of(spec, name)
+    assert isinstance(mixer, ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec)
+    taps = vector.view(-1, mixer.kernel_size).T.contiguous()
+    if isinstance(mixer, Mamba2Spec):
+        sizes = torch.tensor((mixer.inner_size, mixer.group_numbers, mixer.group_numbers))
+        taps *= torch.tensor(mixer.multipliers[1:4]).repeat_interleave(sizes).to(taps)
+    return taps
 
 
 def load_matrix(
@@ -163,11 +199,20 @@ def is_decoded(experts: ExpertWeights, parts: Sequence[Weight]) -> bool:
 
 
 def fused(spec: DecoderSpec) -> dict[str, list[str]]:
-    """Return which weights are loaded as one, by its name; biases come with their matrices."""
+    """Return which weights are loaded as one, by its name.
+
+    Biases come with their matrices. Those of vectors are vectors of their own, and so are those of
+    gates of delta nets.
+    """
     sources: dict[str, list[str]] = {}
-    for name in weight_shapes(spec):
-        if not name.endswith(".bias"):
-            sources.setdefault(whole_of(name, spec), []).append(name)
+    shapes = weight_shapes(spec)
+    for name in shapes:
+        owner = name.removesuffix(".bias")
+        if name.endswith(".delta.a.bias"):
+            sources[name] = [name]
+        elif owner == name or len(shapes[owner]) == 1:
+            whole = whole_of(owner, spec) + name.removeprefix(owner)
+            sources.setdefault(whole, []).append(name)
     return sources
 
 
@@ -178,4 +223,14 @@ def whole_of(name: str, spec: DecoderSpec) -> str:
         return prefix + dot + "qk_norm"
     if local == "router":
         prefix = prefix.removesuffix(".shared")
+    if prefix.endswith(".delta"):
+        mixer = mixer_of(spec, name)
+        assert isinstance(mixer, GatedDeltaNetSpec)
+        return prefix + dot + (FUSED if mixer.gate_rank else OF_DELTA).get(local, local)
+    prefix = OF_DELTA_CONV.sub(".delta", prefix)
     return OF_EXPERT.sub(".experts", prefix) + dot + FUSED.get(local, local)
+
+
+def mixer_of(spec: DecoderSpec, name: str) -> Mixer | None:
+    """Return the mixer of the layer that a weight is of."""
+    return spec.layers[int(name.split(".")[1])].mixer

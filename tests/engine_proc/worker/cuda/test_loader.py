@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from decoder_cases import decoder_case
 from embedding_models import LAST, add_modules
 from engine_configs import execution_config
 from tiny_models import make_byte_folder
@@ -27,6 +28,7 @@ from headrace.engine_proc.worker.execution.cache_fingerprint import (
     content_digest,
     content_fingerprint,
 )
+from headrace.engine_proc.worker.execution.cache_split import STATE_SHARE
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner
 from headrace.engine_proc.worker.loader import load
@@ -90,7 +92,7 @@ def test_weights_or_pages_without_room_are_one_clear_line(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(cuda_loader.CudaExecutor, "take_pages", fail)
+    monkeypatch.setattr(cuda_loader.CudaExecutor, "take_cache", fail)
     with pytest.raises(ConfigError, match="no room for the weights: use --quantization, a smaller"):
         load(config_of(folder), ignore)
 
@@ -116,6 +118,18 @@ def test_a_model_has_the_pages_that_are_asked_for(
     assert len(loaded.runner.run(largest, masks_of).wait().token_ids) == 4 * 2
     # Else the first of a server's requests that needs one would wait for a compiler.
     assert launched == ["add_biases", "penalize", "apply_mask", "apply_mask", "report"]
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_hybrid_has_slots_for_states_beside_pages(device: torch.device) -> None:
+    made = decoder_case("lfm2")
+    loaded = load(config_of(made.folder, kv_cache_memory_bytes=1 << 16, vocab_size=96), ignore)
+    state_bytes, page_bytes = 4 * made.ours.spec.state_numbers, PAGE_TOKENS * 4 * 2 * 2 * 16
+    assert loaded.num_states == (1 << 16) // STATE_SHARE // state_bytes > 2 * 2
+    left = (1 << 16) - loaded.num_states * state_bytes
+    assert loaded.num_pages == left // page_bytes
+    with pytest.raises(ModelError, match="--kv-store-bytes keeps pages of GPUs, and this model"):
+        load(config_of(made.folder, kv_store_bytes=1 << 20), ignore)
 
 
 class Card:
@@ -190,12 +204,13 @@ def test_a_worker_that_starts_anew_has_as_many_pages(
 ) -> None:
     """The engine goes on with those of the worker before."""
     config = replace(config_of(folder, kv_cache_memory_bytes=None), num_pages=num_pages)
+    config = replace(config, num_states=4)
     runner: Any = SimpleNamespace(run=lambda step, masks_of: None)
     count = partial(
-        cuda_loader.count_pages, config, GIB, runner, Buckets(()), None, Card(), 20 * GIB
+        cuda_loader.fit_cache, config, (GIB, 1), runner, Buckets(()), None, Card(), 20 * GIB
     )
     if fits:
-        assert count() == num_pages
+        assert count() == (num_pages, 4)
     else:
         with pytest.raises(ConfigError, match=r"the workers before had .* of pages on this GPU"):
             count()
@@ -207,7 +222,7 @@ def test_prompts_shorter_than_a_step_warm_wide_tiles(folder: Path) -> None:
     config = replace(config_of(folder, **largest), num_pages=1)
     steps: list[Step] = []
     runner: Any = SimpleNamespace(run=lambda step, masks_of: steps.append(step))
-    cuda_loader.count_pages(config, GIB, runner, Buckets(()), None, Card(), 20 * GIB)
+    cuda_loader.fit_cache(config, (GIB, 0), runner, Buckets(()), None, Card(), 20 * GIB)
     tiling = Tiling(wide_rows=128, enough_programs=264)
     numbers = {(step.num_tokens, len(step.logit_rows) // 4) for step in steps}
     assert 128 in {tiling.rows_for(4, 2, *of_step) for of_step in numbers}
@@ -384,8 +399,8 @@ class Steps:
 
 def count(folder: Path, free: int, **changes: Any) -> int:
     config, steps = config_of(folder, **changes), Steps()
-    num_pages = cuda_loader.count_pages(
-        config, Steps.page_bytes, steps, Buckets(()), None, Gpu(free), 9 * GIB
+    num_pages, _ = cuda_loader.fit_cache(
+        config, (Steps.page_bytes, 0), steps, Buckets(()), None, Gpu(free), 9 * GIB
     )
     most = config.execution.max_num_batched_tokens
     first, length = [size for size in (1, 64, 256) if size < most], config.execution.max_model_len

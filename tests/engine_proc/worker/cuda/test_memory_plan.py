@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.cuda.memory_plan import (
     check_bytes,
     check_pages,
     graph_bytes,
+    split_room,
 )
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.runner import batch_of
@@ -163,3 +164,9 @@ def test_largest_step_has_the_most_rows_and_tokens(
     vectors = largest_step(**options, page_tokens=16, embeds=True)
     assert len(array("i", vectors.pooled_rows)) == len(counts)
     assert not vectors.rows
+
+
+def test_states_have_a_part_of_the_room_or_nothing_fits() -> None:
+    assert split_room(800, page_bytes=10, state_bytes=0, max_num_seqs=4) == (80, 0)
+    assert split_room(800, page_bytes=10, state_bytes=50, max_num_seqs=4) == (40, 8)
+    assert split_room(190, page_bytes=10, state_bytes=50, max_num_seqs=4) == (0, 0)

@@ -8,28 +8,34 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import family_table
 import numpy as np
 import pytest
 import torch
 from random_decoders import (
+    DELTA_NET,
+    MAMBA2,
     NUM_PAGES,
+    NUM_STATES,
     SPEC,
     SPECS,
     batch,
     random_weights,
     with_latents,
     with_mixture,
+    with_states,
 )
 
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
-from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     LatentAttentionSpec,
     LayerSpec,
+    ShortConvSpec,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
@@ -67,6 +73,22 @@ DECODERS = {
         LatentAttentionSpec(query_rank=24, rank=16, nope_dim=12, rope_dim=16, value_dim=16),
     ),
 }
+if family_table.WRITES:
+    DECODERS["states"] = dataclasses.replace(
+        SPEC,
+        **SIZES,
+        num_kv_heads=3,
+        attention_gate=True,
+        layers=tuple(
+            LayerSpec(mixer=mixer, has_mlp=mixer is None)
+            for mixer in (
+                ShortConvSpec(channels=32, kernel_size=3),
+                dataclasses.replace(DELTA_NET, num_key_heads=3, num_value_heads=6),
+                dataclasses.replace(MAMBA2, norm_size=0),
+                None,
+            )
+        ),
+    )
 
 
 class Turns(ShmAllReduce):
@@ -112,6 +134,10 @@ def on_ranks(num_ranks: int, body: Callable[[ShmAllReduce], T]) -> list[T]:
     return found
 
 
+def step_of(*parts: tuple[int, int, int]) -> Batch:
+    return with_states(batch(parts))
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_team_says_what_one_worker_says(name: str, device: torch.device) -> None:
     spec = DECODERS[name]
@@ -122,16 +148,17 @@ def test_a_team_says_what_one_worker_says(name: str, device: torch.device) -> No
             spec,
             weights,
             num_pages=NUM_PAGES,
+            num_states=NUM_STATES,
             page_tokens=16,
             device=device,
             dtype=torch.float32,
             tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
             peers=None if group is None else Peers(shards(spec, weights, 2), group),
         )
-        first = executor.forward(batch([(0, 0, 11), (1, 0, 2)]))
-        nothing = dataclasses.replace(batch([(1, 2, 3)]), logit_rows=np.empty(0, np.int32))
+        first = executor.forward(step_of((0, 0, 11), (1, 0, 2)))
+        nothing = dataclasses.replace(step_of((1, 2, 3)), logit_rows=np.empty(0, np.int32))
         assert executor.forward(nothing).shape == (0, spec.vocab_size)
-        return [first, executor.forward(batch([(1, 3, 4), (0, 11, 12)]))]
+        return [first, executor.forward(step_of((1, 3, 4), (0, 11, 12)))]
 
     if device.type == "cuda":
         pytest.skip("sums of GPUs are the collectives' own tests")

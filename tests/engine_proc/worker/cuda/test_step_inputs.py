@@ -3,16 +3,20 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.step_inputs import (
     ROPE_PARTS,
+    STATE_PARTS,
     StepInputs,
     pack,
     packed_size,
     prepare_inputs,
+    prepare_moves,
     reference,
+    reference_moves,
 )
 from headrace.engine_proc.worker.execution.executor import Batch
 
@@ -88,6 +92,33 @@ def test_positions_may_have_three_parts(device: torch.device) -> None:
         assert got.logit_rows.tolist() == [0, 130, 132, 133]
 
 
+@pytest.mark.parametrize("rope_parts", [0, ROPE_PARTS])
+def test_states_move_from_slot_to_slot(rope_parts: int, device: torch.device) -> None:
+    """Drafts end a state before its sequence; without slots none moves."""
+    slots = np.array([[9, 1, 2, 3], [8, 4, 5, 6]], np.int32)
+    ends = np.array([0, 100, 134, 1], np.int32)
+    for batch in (
+        step(),
+        dataclasses.replace(step(), state_in=slots[0], state_out=slots[1]),
+        dataclasses.replace(step(), state_in=slots[0], state_out=slots[1], state_ends=ends),
+    ):
+        numbers = np.full(1200, 77, np.int32)
+        own, end = pack(batch, PAGE_TOKENS, numbers, rope_parts, STATE_PARTS)
+        assert end <= packed_size(own, MAX_PAGES, rope_parts, STATE_PARTS)
+        sizes = Sizes(own.num_tokens + 140, own.num_sequences + 2, own.num_rows + 3)
+        packed = torch.from_numpy(numbers).to(device)
+        drawn = torch.tensor([50, 51, 52], dtype=torch.int32, device=device)
+        got = prepare_inputs(packed, drawn, sizes, MAX_PAGES, PAGE_TOKENS, rope_parts)
+        assert got.logit_rows.tolist() == [0, 130, 132, 133, 0, 0, 0]
+        moves = prepare_moves(packed, got.query_starts, sizes, rope_parts)
+        expected = reference_moves(batch, got.query_starts, sizes)
+        assert torch.equal(moves.sequences, expected.sequences)
+        assert torch.equal(moves.slots, expected.slots)
+    assert moves.slots.tolist()[:3] == [[3, 6, 1], [1, 4, 100], [2, 5, 134]]
+    assert moves.slots.tolist()[3:] == 3 * [[-1, -1, -1]]
+    assert moves.sequences[[0, 1, 130, 131, 133, 134, -1]].tolist() == [0, 1, 1, 2, 2, 5, 5]
+
+
 def test_pages_are_sent_as_far_as_there_are_keys() -> None:
     """Of 256 sequences one has 4,096 pages. The others were sent as many, 4 MB in all."""
     num = 256
@@ -115,3 +146,6 @@ def test_a_step_of_nothing_is_all_padding(device: torch.device) -> None:
     assert got.num_keys.tolist() == [0, 0, 0]
     assert got.kv_rows.tolist() == [-1, -1, -1]
     assert got.logit_rows.tolist() == [0, 0]
+    moves = prepare_moves(packed, got.query_starts, Sizes(3, 2, 2))
+    assert moves.slots.tolist() == 3 * [[-1, -1, -1]]
+    assert moves.sequences.tolist() == [2, 2, 2]

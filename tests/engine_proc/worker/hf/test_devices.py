@@ -94,8 +94,9 @@ def test_decoders_without_a_kernel_run_in_modules(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert find_gpus("cuda", 1) == ""
     told = foresee(execution_config(tmp_path, device="cuda"))
-    why = "no kernel of GPUs has an MLP without a gate; on GPUs: --device says so"
+    why = "no kernel of GPUs has biases of norms or of its head; on GPUs: --device says so"
     assert told == (TRANSFORMERS, why)
     assert foresee(execution_config(tmp_path)).executor == "the C++ core"
-    with pytest.raises(ModelError, match="has an MLP without a gate, which GPU workers cannot run"):
+    why = "has biases of norms or of its head, which GPU workers cannot run"
+    with pytest.raises(ModelError, match=why):
         foresee(execution_config(tmp_path, device="cuda", model_impl="headrace"))

@@ -18,5 +18,7 @@ def test_the_gate_is_that_of_torch(
     torch.manual_seed(0)
     gate_up = (torch.randn(shape[0], 2 * shape[1]) * 3).to(device, dtype)
     tolerance = TOLERANCES[dtype]
-    expected = reference(gate_up, activation)
-    torch.testing.assert_close(act_mul(gate_up, activation), expected, atol=tolerance, rtol=1e-2)
+    for options in ({}, {"multiplier": 0.7}, {"is_gated": False}):
+        expected = reference(gate_up, activation, **options)
+        found = act_mul(gate_up, activation, **options)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-2)

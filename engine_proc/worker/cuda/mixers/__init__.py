@@ -1,0 +1,1 @@
+"""Kernels of mixers whose sequences have states: convolutions and recurrences."""
