@@ -23,6 +23,7 @@ from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.page_copies import PageCopies
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
+from headrace.engine_proc.request_io.interrupted_streams import InterruptedStreams
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
 from headrace.engine_proc.request_io.step_output import step_output
@@ -61,7 +62,6 @@ STUCK = (  # the text of an error
     "simpler one may work"
 )
 NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
-RESUME_ITL_S = 0.5  # the target while streams are silent that a death has interrupted
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class EngineCore:
         self._copies = copies
         self._intake = Intake()
         self._resume_cache = ResumeCache()
-        self._resuming: list[Sequence] = []  # their clients wait since a process died
+        self._interrupted = InterruptedStreams()
         self._frontends = list(frontends)
         self._prompts = prompts
         self._may_have_replicas = config.prefix_fd is not None
@@ -279,22 +279,33 @@ class EngineCore:
         sampling = sequence.request.sampling
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             return
-        if not self._go_on_after(generated, sequence):
+        # Pixels of images are there for one sequence, so such a one begins once.
+        if not self._go_on_after(generated, sequence) and not sequence.request.images:
             self._resume_cache.begin(ids, sequence.id, self._clock())
 
     def _catch_up(self, id: int) -> None:
         """Have a sequence that has begun anew go on after its tokens, which came later."""
-        begun = self._scheduler.end(id)
+        if (compiling := self._grammars.find(id)) is not None:
+            self._go_on_after(self._late_tokens(compiling), compiling)
+            return
+        begun = self._scheduler.find(id)
         if begun is None:
+            return
+        self._sequence_stats.settle()
+        generated, num_known = self._late_tokens(begun), begun.num_generated
+        if len(generated) <= num_known or generated[:num_known] != begun.generated:
             return
         sequence = Sequence.of(begun.request, begun.tokens[: begun.num_prompt].tobytes())
         sequence.take_after(begun)
         sequence.has_started = begun.has_started
-        generated = self._resume_cache.take([begun.request.resumes, *begun.request.earlier])
-        generated = max(generated, begun.generated, key=len)
-        self._go_on_after(generated, sequence, begun.num_generated)
+        self._scheduler.end(id)
+        self._go_on_after(generated, sequence, num_known)
         if not sequence.request.grammar or self._grammars.prepare(sequence):
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, begun.turn)
+
+    def _late_tokens(self, sequence: Sequence) -> "array[int]":
+        ids = [sequence.request.resumes, *sequence.request.earlier]
+        return self._resume_cache.take(ids)[: sequence.request.max_tokens - 1]
 
     def _go_on_after(
         self, generated: "array[int]", sequence: Sequence, num_published: int = 0
@@ -308,7 +319,7 @@ class EngineCore:
         if len(generated) > num_published:
             self._publish([SequenceOutput(sequence, generated[num_published:].tolist())])
         if generated:
-            self._resuming.append(sequence)
+            self._interrupted.add(sequence, self._clock())
         return bool(generated)
 
     def run_once(self, workers: WorkerGroup) -> None:
@@ -540,10 +551,7 @@ class EngineCore:
         """Return the token budget that keeps decodes within the target inter-token latency."""
         if not self._target_itl_s or not self._scheduler.is_generating:
             return None
-        self._resuming = [
-            each for each in self._resuming if each.is_prefilling and not each.has_ended
-        ]
-        target_s = max(self._target_itl_s, RESUME_ITL_S if self._resuming else 0.0)
+        target_s = self._interrupted.target_s(self._target_itl_s, self._clock())
         spare = self._step_time.tokens_within(target_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 

@@ -96,6 +96,11 @@ class MatcherQueue:
                 self._kept.popitem(last=False)
         return found
 
+    def find(self, id: int) -> Sequence | None:
+        """Return a sequence that waits here."""
+        waiting = (sequence for each in self._waiting.values() for sequence in each)
+        return next((sequence for sequence in waiting if sequence.id == id), None)
+
     def abort(self, request: int) -> list[Sequence]:
         """Let go of the sequences of a request; return those there were."""
         gone = []

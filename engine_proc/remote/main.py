@@ -106,6 +106,7 @@ class RemoteSeat:
         vocab_size = config.execution.vocab_size
         self._limits = OutputLimits(context.index, config.num_detokenizers, vocab_size)
         self._held = HeldRequests()
+        self._asked_at = 0.0  # whether anything listens there
         self.serves = False
 
     @property
@@ -181,12 +182,15 @@ class RemoteSeat:
         if self._grants.are_due(now):
             self._grants.granted(now)
             self._grant(sent_at)
-        if self.serves and self._grants.is_lost and self._link.is_refused():
-            raise SessionEnded(f"nothing listens at {self._remote.address} any more")
-        if not self._grants.have_run_out(now):
-            return
-        if self.serves:
+        has_run_out = self._grants.have_run_out(now)
+        if self.serves and has_run_out:
             raise SessionEnded(f"the engine at {self._remote.address} cannot be heard")
+        if self.serves and self._grants.is_lost and now > self._asked_at + GRANT_S:
+            self._asked_at = now
+            if self._link.is_refused():
+                raise SessionEnded(f"nothing listens at {self._remote.address} any more")
+        if self.serves or not has_run_out:
+            return
         self._tell(f"waiting for an engine at {self._remote.address}")
         self._grants = Grants(now)
 

@@ -153,12 +153,13 @@ class Scheduler:
         running = sum([sequence.num_pending for sequence in self.running])
         return running + self.waiting.num_tokens
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Its prompt and max_tokens must fit the pool."""
+    def add(self, sequence: Sequence, turn: int | None = None) -> None:
+        """Queue a sequence, with the turn that it had. Its prompt and max_tokens must fit."""
         request, index = divmod(sequence.id, MAX_SEQUENCES)
         siblings = self._by_request.setdefault(request * MAX_SEQUENCES, [])
         self._num_requests += not siblings
-        sequence.turn = make_turn(self._num_requests, index, self._num_sequences)
+        own = make_turn(self._num_requests, index, self._num_sequences)
+        sequence.turn = own if turn is None else turn
         self._num_sequences += 1
         if sequence.request.images:
             assert self._images is not None
@@ -563,6 +564,10 @@ class Scheduler:
         """End all sequences of a request; return those there were."""
         ids = list(self._by_request.get(request, ()))
         return [sequence for id in ids if (sequence := self.end(id)) is not None]
+
+    def find(self, id: int) -> Sequence | None:
+        """Return a sequence, if it is still here."""
+        return self._by_id.get(id)
 
     def end(self, id: int) -> Sequence | None:
         """End one sequence, if it is still here."""

@@ -6,7 +6,7 @@ handshake fails within libzmq. A message is a list of frames, as in `sockets.py`
 
 import logging
 import struct
-from socket import create_connection
+from socket import SOCK_STREAM, create_connection, getaddrinfo
 from typing import Any
 
 import zmq
@@ -45,6 +45,16 @@ def close_monitored(socket: "zmq.Socket[bytes]", events: "zmq.Socket[bytes]") ->
     socket.disable_monitor()
     events.close(linger=0)
     socket.close(linger=0)
+
+
+def resolved(where: str) -> tuple[str, int] | None:
+    """Return the address and port of the machine at `tcp://HOST:PORT`; None if it is unknown."""
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    try:
+        found = getaddrinfo(host.strip("[]"), port, type=SOCK_STREAM)
+    except OSError:
+        return None
+    return str(found[0][4][0]), int(port)
 
 
 class CurveListener:
@@ -131,8 +141,8 @@ class CurveLink:
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSALS
         )
         self._socket.connect(where)
-        host, _, port = where.removeprefix("tcp://").rpartition(":")
-        self._where = host.strip("[]"), int(port)
+        self._where = where
+        self._peer: tuple[str, int] | None = None  # where it was last connected to
         self._messages = [(self._socket, POLLIN)]
         self._changes = [(self._events, POLLIN)]
         self.is_connected = False
@@ -148,13 +158,17 @@ class CurveLink:
         while zmq.zmq_poll(self._changes, 0):
             event = EVENT.unpack_from(self._events.recv_multipart()[0])[0]
             self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self.is_connected:
+                self._peer = resolved(self._where)
             num_lost += not self.is_connected
         return num_lost
 
     def is_refused(self) -> bool:
         """Whether its machine answers that nothing listens there: the peer's process has ended."""
+        if self._peer is None:
+            return False
         try:
-            create_connection(self._where, PROBE_S).close()
+            create_connection(self._peer, PROBE_S).close()
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
         return False

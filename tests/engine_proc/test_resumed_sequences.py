@@ -4,10 +4,17 @@ from array import array
 from pathlib import Path
 
 import pytest
-from engine_rig import FIRST, Rig
+from engine_rig import FIRST, IMAGE_TOKEN, Rig
 
 from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
-from headrace.ipc.messages import GeneratedTokens, GenerateRequest, Sampling, request_id
+from headrace.ipc.messages import (
+    GeneratedTokens,
+    GenerateRequest,
+    Image,
+    Sampling,
+    Tensor,
+    request_id,
+)
 
 
 def test_what_was_sent_again_in_vain_is_taken_up_later(tmp_path: Path) -> None:
@@ -66,6 +73,69 @@ def test_log_probabilities_do_not_go_on_after_late_tokens(tmp_path: Path) -> Non
     rig.engine._take(said, array("I", [7]).tobytes())
     assert list(rig.scheduler.waiting) == [sequence]
     assert not sequence.generated
+    rig.close()
+
+
+def say(rig: Rig, *tokens: int) -> None:
+    """Have a detokenizer tell the tokens of a dead engine's sequence."""
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [len(tokens)]).tobytes())
+    rig.engine._take(said, array("I", tokens).tobytes())
+
+
+def test_late_tokens_keep_the_turn_of_their_sequence(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    again, other = (request_id(0, counter) for counter in range(2, 4))
+    rig.take(
+        GenerateRequest(again, 0, 6, Sampling(), [], b"", resumes=FIRST),
+        GenerateRequest(other, 0, 6, Sampling(), [], b""),
+    )
+    say(rig, 7, 7)
+    first, second = rig.scheduler.waiting
+    assert (first.id, first.generated.tolist()) == (again, [7, 7])
+    assert (second.id, first.turn < second.turn) == (other, True)
+    rig.close()
+
+
+@pytest.mark.parametrize("tokens", [(7,), (7, 7), (8, 7, 7)])
+def test_late_tokens_that_add_nothing_change_nothing(
+    tmp_path: Path, tokens: tuple[int, ...]
+) -> None:
+    rig = Rig(tmp_path)
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 0, 6, Sampling(), [], b"", resumes=FIRST))
+    rig.step()
+    rig.step()
+    (sequence,) = rig.scheduler.running
+    say(rig, *tokens)
+    assert rig.scheduler.running == [sequence]
+    assert sequence.generated.tolist() == [7, 7]
+    rig.close()
+
+
+def test_late_tokens_reach_a_sequence_whose_grammar_is_compiled(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 0, 6, Sampling(), [], b"", resumes=FIRST, grammar=b"g"))
+    say(rig, 7, 7)
+    sequence = rig.engine._grammars.find(again)
+    assert sequence is not None
+    assert sequence.generated.tolist() == [7, 7]
+    rig.links.flush()
+    assert rig.heard()[1] == [7, 7]
+    rig.compiler.let.set()
+    rig.close()
+
+
+def test_a_sequence_with_images_begins_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    again = request_id(0, 2)
+    image = Image(b"1", 0, 1, 1, {"pixels": Tensor(0, 1, "f4", [1])})
+    asked = GenerateRequest(again, 0, 6, Sampling(), [], b"", resumes=FIRST, images=[image])
+    rig.take(asked, prompt=(IMAGE_TOKEN, 2))
+    (sequence,) = rig.scheduler.waiting
+    say(rig, 7, 7)
+    assert list(rig.scheduler.waiting) == [sequence]
+    assert not rig.released
     rig.close()
 
 
