@@ -40,6 +40,7 @@ PACKAGES = {
 SHARED = {"system", "model", "board", "ipc", "config", "runtime", "response_bodies", "storage"}
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
+    "engine_proc.placement": {"supervision"},
     "tokenizer_proc": {"metrics"},
     "tokenizer_proc.scripts": {"testing"},  # the vocabulary of scripts
     "detokenizer_proc": {"metrics"},
@@ -80,6 +81,7 @@ WITHIN = {
         "mock": "request_io",
         "remote": "request_io",
         "gateway": "request_io",
+        "placement": "",
         "vision": "shm worker worker.checkpoints worker.cuda worker.execution worker.models "
         "worker.models.specs",
         "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "

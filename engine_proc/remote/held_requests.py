@@ -3,7 +3,7 @@
 import msgspec
 
 from headrace.ipc.messages import Abort, GenerateRequest, StopSequence, ToEngine, request_of
-from headrace.ipc.sockets import Frame
+from headrace.ipc.sockets import Frame, Inbox
 
 
 class HeldRequests:
@@ -18,6 +18,11 @@ class HeldRequests:
 
     def __len__(self) -> int:
         return len(self._frames)
+
+    def take_all(self, inbox: Inbox[ToEngine]) -> None:
+        """Take what has come."""
+        while (received := inbox.receive(0)) is not None:
+            self.take(*received)
 
     def take(self, message: ToEngine, frame: Frame) -> None:
         """Keep a request, or drop what a message ends. Other messages say nothing here."""
