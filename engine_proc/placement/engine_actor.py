@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ ERROR = "launch_server: error: "
 UNDER = ("-m", "headrace.engine_proc.placement.with_parent")
 SET_BY_RAY = "OMP_NUM_THREADS"  # by the CPUs that it gives; workers know their share themselves
 JOIN_S = 5.0
+LOOK_S = 0.05
 
 
 class NodeError(HeadraceError):
@@ -35,7 +37,7 @@ class EngineActor:
         self._last_line = ""
 
     def start(self, version: str, flags: dict[str, Any], key: bytes) -> str:
-        """Start the child; return where it listens.
+        """Start the child; return where it listens, once it does.
 
         The key and the flags are files in memory of this process, which the child opens by path.
 
@@ -43,7 +45,7 @@ class EngineActor:
             version: of the server's code.
 
         Raises:
-            NodeError: this node has another one.
+            NodeError: this node has another one, or the child ends.
         """
         if version != code_version():
             raise NodeError(
@@ -52,7 +54,8 @@ class EngineActor:
             )
         key_file = memory_file("headrace-key", key)
         config_file = memory_file("headrace-flags", msgspec.json.encode(flags))
-        where = self._reserve()
+        self._holder.close()
+        self._holder, where = reserve(node_address())
         listen = ("--engine-listen", where, "--engine-key-file", key_file)
         self._child = subprocess.Popen(
             [sys.executable, *UNDER, str(os.getpid()), *listen, "--config", config_file],
@@ -64,6 +67,10 @@ class EngineActor:
         )
         self._relay = threading.Thread(target=self._relay_log, daemon=True)
         self._relay.start()
+        while not self._is_taken():
+            if self._child.poll() is not None:
+                raise NodeError(self.wait())
+            time.sleep(LOOK_S)
         return where
 
     def wait(self) -> str:
@@ -71,18 +78,17 @@ class EngineActor:
         how = ending(self._child.wait())
         self._relay.join(JOIN_S)
         if not self._last_line.startswith(ERROR):
-            return how
-        return f"{how} ({self._last_line.removeprefix(ERROR)} on {node_address()})"
+            return f"on {node_address()} {how}"
+        return f"on {node_address()} {how} ({self._last_line.removeprefix(ERROR)})"
 
-    def _reserve(self) -> str:
-        """Return an address of this node whose port no other process is given meanwhile."""
-        host = node_address()
-        self._holder.close()
-        self._holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind((host, 0))
-        port = self._holder.getsockname()[1]
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    def _is_taken(self) -> bool:
+        """Whether the child listens: then no other socket can have its port."""
+        with new_socket(self._holder.family) as other:
+            try:
+                other.bind(self._holder.getsockname())
+            except OSError:
+                return True
+        return False
 
     def _relay_log(self) -> None:
         """Have the child's log in that of this process, which Ray keeps on the node."""
@@ -95,6 +101,22 @@ class EngineActor:
 def node_address() -> str:
     """Return the address of this node in the cluster."""
     return str(ray.util.get_node_ip_address())
+
+
+def new_socket(family: int) -> socket.socket:
+    """Return a socket that shares its port with others, as long as none of them listens."""
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def reserve(host: str) -> tuple[socket.socket, str]:
+    """Return an address whose port no other process is given while a socket is open."""
+    is_v6 = ":" in host
+    holder = new_socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
+    holder.bind((host, 0))
+    port = holder.getsockname()[1]
+    return holder, f"tcp://[{host}]:{port}" if is_v6 else f"tcp://{host}:{port}"
 
 
 def memory_file(name: str, content: bytes) -> str:

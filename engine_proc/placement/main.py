@@ -2,6 +2,7 @@
 In: nothing.  Out: the address of each engine, a file (headrace/ipc/engine_address.py)."""
 
 import contextlib
+import os
 import time
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from headrace.ipc.engine_address import EngineAddress
 from headrace.runtime.process import Context
 
 LOOK_S = 0.5
+OF_RAY = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # attempts to reach a cluster, 40 s each
 
 
 def main(config: PlacementConfig, context: Context) -> NoReturn:
@@ -25,6 +27,8 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
     """Join the cluster and keep engines there, without end."""
     heartbeat = context.keep_beating()
     heartbeat.begin()
+    for name, value in OF_RAY.items():
+        os.environ.setdefault(name, value)
     from headrace.engine_proc.placement.ray_cluster import RayCluster  # after the first beat
 
     cluster = RayCluster(config, read_key(config.key_file))

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Started:
-    """An engine listens at an address, or will in a moment."""
+    """An engine listens at an address."""
 
     where: str
 
@@ -51,8 +51,8 @@ class Cluster(Protocol):
     def end(self, engine: int) -> None:
         """End what has started of an engine."""
 
-    def shortage(self) -> str:
-        """Return what an engine takes, and what there is."""
+    def shortage(self, engine: int) -> str:
+        """Return what an engine lacks that has no room; "" where it has, and starts."""
 
 
 class PlacedEngine:
@@ -87,11 +87,10 @@ class PlacedEngine:
         match outcome:
             case None:
                 if self._where is None and now >= self._since + ROOM_S:
-                    self._tell(f"has not started: {self._cluster.shortage()}")
+                    self._tell(self._cluster.shortage(self._index))
             case Started(where):
                 self._where = where
                 self._publish(where)
-                log.info("engine %d is placed at %s", self._index, where)
                 self._ask(now)
             case Unreachable():
                 if self._where is None:
@@ -117,8 +116,7 @@ class PlacedEngine:
         if self._where is not None and now >= self._since + STEADY_S:
             self._backoff.worked()
             self._told = ""
-        at = "" if self._where is None else f"at {self._where} "
-        self._tell(f"{at}{why}; starting another")
+        self._tell(f"{why}; starting another")
         self._publish(None)
         self._where = None
         self._cluster.end(self._index)
@@ -126,6 +124,6 @@ class PlacedEngine:
 
     def _tell(self, what: str) -> None:
         """Log what is wrong, once."""
-        if what != self._told:
+        if what and what != self._told:
             log.warning("engine %d %s", self._index, what)
             self._told = what

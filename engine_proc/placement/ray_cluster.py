@@ -3,14 +3,16 @@
 The bundles and actors belong to this process: Ray ends them with it.
 """
 
+import os
 import re
+import socket
 import time
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.process_configs import PlacementConfig
@@ -21,9 +23,9 @@ from headrace.ipc.curve_key import CurveKey
 from headrace.ipc.schema_fingerprint import code_version
 
 Answer: TypeAlias = "ray.ObjectRef[str]"
+CONNECT_S = 5.0
 FLAG = "--data-parallel-backend ray"
 NO_CODE = re.compile(r"No module named '(headrace[\w.]*)'")
-NODE = re.compile(r"ip: (\S+)")
 CAUSE = re.compile(r"The actor (?:is dead|died) because (?:of )?(.*?)(?:\. Worker exit|\.?\n|$)")
 
 
@@ -36,6 +38,7 @@ class RayCluster:
         Raises:
             ConfigError: there is none, or one of another version.
         """
+        check_reachable(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address="auto", log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
@@ -83,7 +86,7 @@ class RayCluster:
         except ActorUnavailableError:
             return Unreachable()
         except RayError as error:
-            return Ended(why_of(error))
+            return Ended(why_of(error, self._node_of(engine)))
         return Started(answer) if calls is self._starts else Ended(answer)
 
     def end(self, engine: int) -> None:
@@ -91,19 +94,28 @@ class RayCluster:
         with suppress(RayActorError):
             ray.kill(self._actors.pop(engine))
 
-    def shortage(self) -> str:
-        """Return what an engine takes, and what the nodes have."""
-        needed = " and ".join(f"{count} {name}" for name, count in self._resources.items() if count)
+    def _node_of(self, engine: int) -> str:
+        """Return the address of the node that has the bundle of an engine, or had it last."""
+        nodes = placement_group_table(self._groups[engine])["bundles_to_node_id"]
+        found = [node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == nodes[0]]
+        return found[0] if found else "its node"
+
+    def shortage(self, engine: int) -> str:
+        """Return what an engine lacks that has no room; "" where it has, and starts."""
+        if placement_group_table(self._groups[engine])["state"] == "CREATED":
+            return ""
+        needed = {name: count for name, count in self._resources.items() if count}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        have = ", ".join(
-            " and ".join(f"{node.get(name, 0):g} {name}" for name in self._resources)
-            for node in nodes
-        )
         free = ray.available_resources()
-        left = " and ".join(f"{free.get(name, 0):g} {name}" for name in self._resources)
+        have = "; ".join(
+            f"{name}s: {', '.join(f'{node.get(name, 0):g}' for node in nodes)}, of which "
+            f"{free.get(name, 0):g} are free"
+            for name in needed
+        )
+        takes = " and ".join(f"{count} {name}s" for name, count in needed.items())
         return (
-            f"it takes {needed} of one node; the {len(nodes)} nodes have {have}, of which {left} "
-            "are free; add a node, or lower --data-parallel-size"
+            f"waits for {takes} of one node, and the nodes have {have}; add a node, or lower "
+            "--data-parallel-size"
         )
 
     def wait(self, seconds: float) -> None:
@@ -119,16 +131,31 @@ class RayCluster:
         ray.shutdown()
 
 
-def why_of(error: Exception) -> str:
+def check_reachable(where: str) -> None:
+    """Refuse an address of a cluster at which nothing listens: Ray tries for minutes.
+
+    Raises:
+        ConfigError: it is such a one. Others than HOST:PORT are left to Ray.
+    """
+    host, _, port = where.rpartition(":")
+    if not port.isdecimal() or "//" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"RAY_ADDRESS {where} cannot be reached: {error}; run `ray start --head` there"
+        ) from None
+
+
+def why_of(error: Exception, node: str) -> str:
     """Return why an actor has ended, in one line."""
     text = str(error)
-    node = NODE.search(text)
-    where = f"the node {node[1]}" if node else "the node"
     lack = NO_CODE.search(text)
     if lack is not None:
-        return f"cannot run on {where}: it has no {lack[1]}; install the server's headrace there"
+        return f"cannot run on {node}: no module {lack[1]}; install the server's headrace there"
     cause = CAUSE.search(text)
-    return f"is lost, on {where}: {plain(cause[1] if cause else text)}"
+    return f"is lost with its actor on {node}: {plain(cause[1] if cause else text)}"
 
 
 def plain(what: object) -> str:

@@ -18,6 +18,7 @@ class NetworkNamespace:
 
     Attributes:
         there: its address.
+        here: that of this machine, at the other end of the link.
         under: becomes a command that runs there.
     """
 
@@ -33,12 +34,12 @@ class NetworkNamespace:
         own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
         self._own, self._peer = own, peer
         first = NETWORK[4 * os.getpid() % NETWORK.num_addresses]
-        here, self.there = f"{first + 1}", f"{first + 2}"
+        self.here, self.there = f"{first + 1}", f"{first + 2}"
         self.under = ("ip", "netns", "exec", self._name)
         ip("netns", "add", self._name)
         try:
             ip("link", "add", own, "type", "veth", "peer", "name", peer, "netns", self._name)
-            ip("address", "add", f"{here}/30", "dev", own)
+            ip("address", "add", f"{self.here}/30", "dev", own)
             ip("-n", self._name, "address", "add", f"{self.there}/30", "dev", peer)
             for link in ("lo", peer):
                 ip("-n", self._name, "link", "set", link, "up")
@@ -60,6 +61,12 @@ class NetworkNamespace:
         limit = ("root", "tbf", "rate", rate, "burst", "4kb", "latency", "5ms")
         run("tc", "qdisc", "replace", "dev", self._own, *limit)
         run("tc", "-n", self._name, "qdisc", "replace", "dev", self._peer, *limit)
+
+    def delay(self, milliseconds: int, loss_percent: float) -> None:
+        """Have both directions hold each packet back, and lose some."""
+        netem = ("root", "netem", "delay", f"{milliseconds}ms", "loss", f"{loss_percent}%")
+        run("tc", "qdisc", "replace", "dev", self._own, *netem)
+        run("tc", "-n", self._name, "qdisc", "replace", "dev", self._peer, *netem)
 
     @property
     def num_dropped(self) -> int:
