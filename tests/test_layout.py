@@ -341,6 +341,7 @@ def test_environment_holds_only_keys_and_locations() -> None:
     keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
     keys |= {"TRACES_PROTOCOL", "PROTOCOL"}  # of OpenTelemetry's exporter
     keys |= {"P2P_DISABLE"}  # of NCCL
+    keys |= {"RAY_ADDRESS"}
     assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET", "VISIBLE"}
 
 
@@ -415,7 +416,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 12
+    assert len(mains) == 13
     for path in mains:
         lines = text_of(path).splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

@@ -1,5 +1,5 @@
 """Placement process: has Ray start engines on other nodes, and others where they have ended.
-In: nothing.  Out: the address of each engine, a file (headrace/ipc/engine_address.py)."""
+In: nothing.  Out: the address of each engine, a file (headrace.runtime.engine_address.py)."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from headrace.board.fields import PlacementField
 from headrace.config.process_configs import PlacementConfig
 from headrace.engine_proc.placement.placed_engine import PlacedEngine
 from headrace.ipc.curve_key import read_key
-from headrace.ipc.engine_address import EngineAddress
+from headrace.runtime.engine_address import EngineAddress
 from headrace.runtime.process import Context
 
 LOOK_S = 0.5

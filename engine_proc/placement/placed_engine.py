@@ -15,25 +15,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Started:
+class EngineStarted:
     """An engine listens at an address."""
 
     where: str
 
 
 @dataclass(frozen=True)
-class Ended:
+class EngineEnded:
     """There is no engine, or none any more."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Unreachable:
+class NodeUnreachable:
     """The node cannot be heard; what it runs may go on."""
 
 
-Outcome = Started | Ended | Unreachable
+Outcome = EngineStarted | EngineEnded | NodeUnreachable
 
 
 class Cluster(Protocol):
@@ -88,16 +88,16 @@ class PlacedEngine:
             case None:
                 if self._where is None and now >= self._since + ROOM_S:
                     self._tell(self._cluster.shortage(self._index))
-            case Started(where):
+            case EngineStarted(where):
                 self._where = where
                 self._publish(where)
                 self._ask(now)
-            case Unreachable():
+            case NodeUnreachable():
                 if self._where is None:
                     self._fail("cannot be started: its node is unreachable", now)
                 else:
                     self._ask_at = now + RETRY_S
-            case Ended(why):
+            case EngineEnded(why):
                 self._fail(why, now)
             case _:
                 assert_never(outcome)

@@ -4,8 +4,6 @@ The bundles and actors belong to this process: Ray ends them with it.
 """
 
 import os
-import re
-import socket
 import time
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -17,16 +15,19 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.process_configs import PlacementConfig
 from headrace.engine_proc.placement.engine_actor import EngineActor
-from headrace.engine_proc.placement.placed_engine import Ended, Outcome, Started, Unreachable
+from headrace.engine_proc.placement.placed_engine import (
+    EngineEnded,
+    EngineStarted,
+    NodeUnreachable,
+    Outcome,
+)
+from headrace.engine_proc.placement.ray_errors import check_reachable, plain, why_lost
 from headrace.errors import ConfigError
 from headrace.ipc.curve_key import CurveKey
 from headrace.ipc.schema_fingerprint import code_version
 
-Answer: TypeAlias = "ray.ObjectRef[str]"
-CONNECT_S = 5.0
 FLAG = "--data-parallel-backend ray"
-NO_CODE = re.compile(r"No module named '(headrace[\w.]*)'")
-CAUSE = re.compile(r"The actor (?:is dead|died) because (?:of )?(.*?)(?:\. Worker exit|\.?\n|$)")
+Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
 class RayCluster:
@@ -82,12 +83,12 @@ class RayCluster:
         try:
             answer = ray.get(calls.pop(engine))
         except RayTaskError as error:
-            return Ended(str(error.cause))
+            return EngineEnded(str(error.cause))
         except ActorUnavailableError:
-            return Unreachable()
+            return NodeUnreachable()
         except RayError as error:
-            return Ended(why_of(error, self._node_of(engine)))
-        return Started(answer) if calls is self._starts else Ended(answer)
+            return EngineEnded(why_lost(str(error), self._node_of(engine)))
+        return EngineStarted(answer) if calls is self._starts else EngineEnded(answer)
 
     def end(self, engine: int) -> None:
         """End the actor of an engine, and with it what it has started."""
@@ -129,35 +130,3 @@ class RayCluster:
     def close(self) -> None:
         """Leave the cluster, which ends all that was started."""
         ray.shutdown()
-
-
-def check_reachable(where: str) -> None:
-    """Refuse an address of a cluster at which nothing listens: Ray tries for minutes.
-
-    Raises:
-        ConfigError: it is such a one. Others than HOST:PORT are left to Ray.
-    """
-    host, _, port = where.rpartition(":")
-    if not port.isdecimal() or "//" in host:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError as error:
-        raise ConfigError(
-            f"RAY_ADDRESS {where} cannot be reached: {error}; run `ray start --head` there"
-        ) from None
-
-
-def why_of(error: Exception, node: str) -> str:
-    """Return why an actor has ended, in one line."""
-    text = str(error)
-    lack = NO_CODE.search(text)
-    if lack is not None:
-        return f"cannot run on {node}: no module {lack[1]}; install the server's headrace there"
-    cause = CAUSE.search(text)
-    return f"is lost with its actor on {node}: {plain(cause[1] if cause else text)}"
-
-
-def plain(what: object) -> str:
-    """Return a text in one line."""
-    return " ".join(str(what).split())

@@ -28,7 +28,6 @@ from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveLink
-from headrace.ipc.engine_address import EngineAddress
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.remote_messages import (
@@ -40,6 +39,7 @@ from headrace.ipc.remote_messages import (
     SessionStatus,
 )
 from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
+from headrace.runtime.engine_address import EngineAddress
 from headrace.runtime.process import Context
 from headrace.system.cpu_scheduling import take_turns
 

@@ -441,6 +441,10 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> S
         ConfigError: a flag has a value that cannot work; the text names it.
     """
     if flags.get("data_parallel_size") == AUTO:
+        if flags.get("data_parallel_backend") == "ray":
+            raise ConfigError(
+                "--data-parallel-size auto is for replicas on this machine; give their number"
+            )
         flags = {**flags, "data_parallel_size": num_nodes}
     values = {name: typed(name, value) for name, value in flags.items()}
     if values.get("draft_model") is not None:

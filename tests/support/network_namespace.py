@@ -62,11 +62,10 @@ class NetworkNamespace:
         run("tc", "qdisc", "replace", "dev", self._own, *limit)
         run("tc", "-n", self._name, "qdisc", "replace", "dev", self._peer, *limit)
 
-    def delay(self, milliseconds: int, loss_percent: float) -> None:
-        """Have both directions hold each packet back, and lose some."""
-        netem = ("root", "netem", "delay", f"{milliseconds}ms", "loss", f"{loss_percent}%")
-        run("tc", "qdisc", "replace", "dev", self._own, *netem)
-        run("tc", "-n", self._name, "qdisc", "replace", "dev", self._peer, *netem)
+    def widen(self) -> None:
+        """Have both directions carry as much as they can."""
+        run("tc", "qdisc", "delete", "dev", self._own, "root")
+        run("tc", "-n", self._name, "qdisc", "delete", "dev", self._peer, "root")
 
     @property
     def num_dropped(self) -> int:

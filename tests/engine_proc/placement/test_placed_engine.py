@@ -8,11 +8,11 @@ from headrace.engine_proc.placement.placed_engine import (
     RETRY_S,
     ROOM_S,
     STEADY_S,
-    Ended,
+    EngineEnded,
+    EngineStarted,
+    NodeUnreachable,
     Outcome,
     PlacedEngine,
-    Started,
-    Unreachable,
 )
 from headrace.supervision.restart_backoff import DELAYS_S, PATIENT_S
 
@@ -77,7 +77,7 @@ class Bench:
 def test_an_engine_is_started_published_and_watched() -> None:
     bench = Bench()
     assert not bench.engine.is_placed
-    bench.answer(Started(WHERE))
+    bench.answer(EngineStarted(WHERE))
     assert bench.cluster.asked == ["start", "watch"]
     assert bench.published == [WHERE]
     assert bench.engine.is_placed
@@ -86,8 +86,8 @@ def test_an_engine_is_started_published_and_watched() -> None:
 
 def test_an_engine_that_ends_is_withdrawn_and_started_anew() -> None:
     bench = Bench()
-    bench.answer(Started(WHERE))
-    bench.answer(Ended("on node was killed"))
+    bench.answer(EngineStarted(WHERE))
+    bench.answer(EngineEnded("on node was killed"))
     assert bench.cluster.asked[2:] == ["end"]
     assert bench.published == [WHERE, None]
     assert not bench.engine.is_placed
@@ -97,7 +97,7 @@ def test_an_engine_that_ends_is_withdrawn_and_started_anew() -> None:
 def test_engines_that_cannot_start_are_started_ever_later() -> None:
     bench = Bench()
     for delay_s in (*DELAYS_S, PATIENT_S, PATIENT_S):
-        bench.answer(Ended("no such model"))
+        bench.answer(EngineEnded("no such model"))
         assert not delay_s or not bench.wait(delay_s / 2)
         assert bench.wait(delay_s) == ["start"]
 
@@ -105,16 +105,16 @@ def test_engines_that_cannot_start_are_started_ever_later() -> None:
 def test_an_engine_that_has_lived_is_replaced_at_once() -> None:
     bench = Bench()
     for _ in range(len(DELAYS_S) + 1):
-        bench.answer(Started(WHERE))
+        bench.answer(EngineStarted(WHERE))
         bench.wait(STEADY_S)
-        bench.answer(Ended("on node was killed"))
+        bench.answer(EngineEnded("on node was killed"))
         assert bench.wait(DELAYS_S[0]) == ["start"]
 
 
 def test_a_node_that_is_unreachable_keeps_its_engine() -> None:
     bench = Bench()
-    bench.answer(Started(WHERE))
-    bench.answer(Unreachable())
+    bench.answer(EngineStarted(WHERE))
+    bench.answer(NodeUnreachable())
     assert bench.published == [WHERE]
     assert not bench.wait(RETRY_S / 2)
     assert bench.wait(RETRY_S) == ["watch"]
@@ -122,7 +122,7 @@ def test_a_node_that_is_unreachable_keeps_its_engine() -> None:
 
 def test_a_start_that_is_unreachable_is_given_up() -> None:
     bench = Bench()
-    bench.answer(Unreachable())
+    bench.answer(NodeUnreachable())
     assert bench.cluster.asked == ["start", "end"]
 
 
@@ -130,7 +130,7 @@ def test_each_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            bench.answer(Ended("no such model"))
+            bench.answer(EngineEnded("no such model"))
             bench.wait(PATIENT_S)
         assert [record.message for record in caplog.records] == [
             f"engine {INDEX} no such model; starting another"

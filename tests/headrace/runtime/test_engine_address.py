@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.ipc.engine_address import EngineAddress
+from headrace.runtime.engine_address import EngineAddress
 
 
 def test_an_address_is_there_until_it_is_withdrawn(tmp_path: Path) -> None:
