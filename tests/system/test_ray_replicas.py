@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from many_streams import NUM_STREAMS, Listener, read_all
-from network_namespace import NetworkNamespace, NoNamespace
+from network_namespace import NetworkNamespace
 from ray_nodes import NUM_CPUS, RayCluster
 from servers import RunningServer, survivors, wait_until
 from tiny_models import make_byte_folder
@@ -62,16 +62,6 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def namespace() -> Iterator[NetworkNamespace]:
-    try:
-        made = NetworkNamespace()
-    except NoNamespace as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ray") / "model"
     make_byte_folder(made)
@@ -80,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(namespace: NetworkNamespace) -> Iterator[RayCluster]:
-    made = RayCluster(namespace.here, namespace.there, namespace.under)
+    made = RayCluster(namespace.home, namespace.there, namespace.under)
     yield made
     made.close()
 

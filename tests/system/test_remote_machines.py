@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from many_streams import NUM_STREAMS, Listener, read_all
-from network_namespace import NetworkNamespace, NoNamespace
+from network_namespace import NetworkNamespace
 from remote_nodes import RunningNode
 from servers import RunningServer, wait_until
 from tiny_models import make_byte_folder
@@ -50,16 +50,6 @@ class Machines:
         """End both."""
         self.head.close()
         self.node.close()
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[NetworkNamespace]:
-    try:
-        made = NetworkNamespace()
-    except NoNamespace as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
