@@ -15,9 +15,10 @@ import msgspec
 import ray
 
 from headrace.errors import HeadraceError
-from headrace.exit_status import ending
+from headrace.exit_status import ExitStatus, ending
 from headrace.ipc.schema_fingerprint import code_version
 
+REMEDY = "a node needs the model's files at the server's path, and what its flags ask for"
 ERROR = "launch_server: error: "
 UNDER = ("-m", "headrace.engine_proc.placement.with_parent")
 SET_BY_RAY = "OMP_NUM_THREADS"  # by the CPUs that it gives; workers know their share themselves
@@ -75,11 +76,12 @@ class EngineActor:
 
     def wait(self) -> str:
         """Wait for the end of the child; return how it ended."""
-        how = ending(self._child.wait())
+        code = self._child.wait()
         self._relay.join(JOIN_S)
-        if not self._last_line.startswith(ERROR):
-            return f"on {node_address()} {how}"
-        return f"on {node_address()} {how} ({self._last_line.removeprefix(ERROR)})"
+        how = f"on {node_address()} {ending(code)}"
+        if self._last_line.startswith(ERROR):
+            how += f" ({self._last_line.removeprefix(ERROR)})"
+        return f"{how}; {REMEDY}" if code in (ExitStatus.BAD_FLAGS, ExitStatus.BAD_MODEL) else how
 
     def _is_taken(self) -> bool:
         """Whether the child listens: then no other socket can have its port."""
