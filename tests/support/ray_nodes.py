@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from opened import OPENED
 from servers import kill_tree, wait_until
 
 from support.ports import reserved_port
@@ -28,7 +27,7 @@ print(json.dumps([ray.available_resources().get("CPU", 0), states]))
 
 
 class RayNode:
-    """A node. `under` is a command that becomes another, the one that comes after it."""
+    """A node, which its cluster ends. `under` is a command that becomes another, which follows it."""
 
     def __init__(self, *args: str, under: Sequence[str] = ()) -> None:
         command = [*under, RAY, "start", "--block", "--disable-usage-stats", *args]
@@ -37,7 +36,6 @@ class RayNode:
             self._process = subprocess.Popen(
                 [*command, *limits], stdout=log, stderr=subprocess.STDOUT, env=environment()
             )
-            OPENED.close_with_owner(self.kill)
 
             def has_started() -> bool:
                 text = Path(log.name).read_text()
