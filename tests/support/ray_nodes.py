@@ -27,7 +27,7 @@ print(json.dumps([ray.available_resources().get("CPU", 0), states]))
 
 
 class RayNode:
-    """A node, which its cluster ends. `under` is a command that becomes another, which follows it."""
+    """A node, which its cluster ends. `under` is a command that becomes the one after it."""
 
     def __init__(self, *args: str, under: Sequence[str] = ()) -> None:
         command = [*under, RAY, "start", "--block", "--disable-usage-stats", *args]
