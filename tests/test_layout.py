@@ -40,6 +40,7 @@ PACKAGES = {
 SHARED = {"system", "model", "board", "ipc", "config", "runtime", "response_bodies", "storage"}
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
+    "engine_proc.placement": {"supervision"},
     "tokenizer_proc": {"metrics"},
     "tokenizer_proc.scripts": {"testing"},  # the vocabulary of scripts
     "detokenizer_proc": {"metrics"},
@@ -80,6 +81,7 @@ WITHIN = {
         "mock": "request_io",
         "remote": "request_io",
         "gateway": "request_io",
+        "placement": "",
         "vision": "shm worker worker.checkpoints worker.cuda worker.execution worker.models "
         "worker.models.specs",
         "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "
@@ -344,6 +346,7 @@ def test_environment_holds_only_keys_and_locations() -> None:
     keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
     keys |= {"TRACES_PROTOCOL", "PROTOCOL"}  # of OpenTelemetry's exporter
     keys |= {"P2P_DISABLE"}  # of NCCL
+    keys |= {"RAY_ADDRESS"}
     assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET", "VISIBLE"}
 
 
@@ -418,7 +421,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 12
+    assert len(mains) == 13
     for path in mains:
         lines = text_of(path).splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

@@ -39,6 +39,7 @@ from headrace.ipc.remote_messages import (
     SessionStatus,
 )
 from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
+from headrace.runtime.engine_address import EngineAddress
 from headrace.runtime.process import Context
 from headrace.system.cpu_scheduling import take_turns
 
@@ -62,15 +63,23 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     assert config.remote is not None
     take_turns(is_urgent=True)  # it passes on, and computes nothing
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine", context.index), ToEngine)
-    seat = RemoteSeat(config, config.remote, context)
-    while not seat.serves:
+    held = HeldRequests()
+    placed_at = EngineAddress(config.run_dir, context.index)
+    seat: RemoteSeat | None = None
+    while seat is None or not seat.serves:
         context.slot.beat()
-        seat.hold(inbox)
-        seat.tend()
-        wait_for_any(seat.polled, WAIT_MS)
-    log.info("engine %d serves at %s", context.index, config.remote.address)
+        held.take_all(inbox)
+        where = config.remote.address or placed_at.read()
+        if where is not None and (seat is None or where != seat.where):
+            if seat is not None:
+                seat.close()
+            seat = RemoteSeat(config, config.remote, where, context)
+        if seat is not None:
+            seat.tend()
+        wait_for_any(inbox.polled if seat is None else seat.polled, WAIT_MS)
+    log.info("engine %d serves at %s", context.index, seat.where)
     context.ready()
-    seat.release()
+    seat.release(held)
     while True:
         context.slot.beat()
         seat.tend()
@@ -80,13 +89,16 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
 
 
 class RemoteSeat:
-    """A session with a remote engine: grants and messages there, words and outputs back."""
+    """A session with the engine at `where`: grants and messages there, words and outputs back."""
 
-    def __init__(self, config: EngineConfig, remote: RemoteEngine, context: Context) -> None:
+    def __init__(
+        self, config: EngineConfig, remote: RemoteEngine, where: str, context: Context
+    ) -> None:
+        self.where = where
         self._remote = remote
         self._slot = context.slot
         self._frontends = list(context.board.of("frontend"))
-        self._link = CurveLink(remote.address, read_key(remote.key_file))
+        self._link = CurveLink(where, read_key(remote.key_file))
         self._outboxes = [
             Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER, self._keep_alive)
             for i in range(config.num_detokenizers)
@@ -105,7 +117,6 @@ class RemoteSeat:
         self._words = MirroredWords(self._slot)
         vocab_size = config.execution.vocab_size
         self._limits = OutputLimits(context.index, config.num_detokenizers, vocab_size)
-        self._held = HeldRequests()
         self._asked_at = 0.0  # whether anything listens there
         self.serves = False
 
@@ -114,15 +125,16 @@ class RemoteSeat:
         """What tells that there is something to do."""
         return self._link.polled
 
-    def hold(self, inbox: Inbox[ToEngine]) -> None:
-        """Take what comes before the engine serves, and keep requests for it."""
-        while (received := inbox.receive(0)) is not None:
-            self._held.take(*received)
+    def close(self) -> None:
+        """Give up the links of a seat that does not serve."""
+        self._link.close()
+        for outbox in self._outboxes:
+            outbox.close()
 
-    def release(self) -> None:
-        """Send on what was kept."""
-        while self._held:
-            self._send(self._held.pop())
+    def release(self, held: HeldRequests) -> None:
+        """Send on what was kept until the engine served."""
+        while held:
+            self._send(held.pop())
 
     def send_on(self, inbox: Inbox[ToEngine]) -> None:
         """Send on what has come for the engine, up to a limit."""
@@ -159,11 +171,11 @@ class RemoteSeat:
                 self._take(frames)
             except (msgspec.MsgspecError, WrongMessage) as error:
                 raise SessionEnded(
-                    f"the engine at {self._remote.address} sends what is wrong: {error}"
+                    f"the engine at {self.where} sends what is wrong: {error}"
                 ) from None
         if self._link.lost_connections():
             self._tell(
-                f"{self._remote.address} closes the connection: it has no engine, or another key "
+                f"{self.where} closes the connection: it has no engine, or another key "
                 f"than {self._remote.key_file}"
             )
             if self.serves:
@@ -184,14 +196,14 @@ class RemoteSeat:
             self._grant(sent_at)
         has_run_out = self._grants.have_run_out(now)
         if self.serves and has_run_out:
-            raise SessionEnded(f"the engine at {self._remote.address} cannot be heard")
+            raise SessionEnded(f"the engine at {self.where} cannot be heard")
         if self.serves and self._grants.is_lost and now > self._asked_at + GRANT_S:
             self._asked_at = now
             if self._link.is_refused():
-                raise SessionEnded(f"nothing listens at {self._remote.address} any more")
+                raise SessionEnded(f"nothing listens at {self.where} any more")
         if self.serves or not has_run_out:
             return
-        self._tell(f"waiting for an engine at {self._remote.address}")
+        self._tell(f"waiting for an engine at {self.where}")
         self._grants = Grants(now)
 
     def _grant(self, sent_at: int) -> None:
@@ -241,8 +253,8 @@ class RemoteSeat:
             self.serves = True
             return
         if self.serves:
-            raise SessionEnded(f"the engine at {self._remote.address}: {status.why}")
-        self._tell(status.why and f"{self._remote.address}: {status.why}")
+            raise SessionEnded(f"the engine at {self.where}: {status.why}")
+        self._tell(status.why and f"{self.where}: {status.why}")
         if status.state == SessionState.LOST:
             self._session = new_session()
 

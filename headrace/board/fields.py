@@ -253,6 +253,12 @@ class GatewayField(BoardField):
     OUTPUTS = COUNTER  # and steps from it
 
 
+class PlacementField(BoardField):
+    """Fields of the placement process."""
+
+    PLACED = GAUGE  # engines on nodes
+
+
 class TelemetryField(BoardField):
     """Fields of the telemetry process."""
 
@@ -281,6 +287,7 @@ FIELDS: dict[str, type[BoardField]] = {
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
     "gateway": GatewayField,
+    "placement": PlacementField,
     "telemetry": TelemetryField,
 }
 ROLES = {fields: role for role, fields in FIELDS.items()}

@@ -8,6 +8,7 @@ from headrace.board.fields import (
     FetcherField,
     FrontendField,
     KvStoreField,
+    PlacementField,
     VisionField,
     WorkerField,
 )
@@ -53,5 +54,7 @@ def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
             }
         case "vision":
             return {"images": slot[VisionField.ENCODED_IMAGES]}
+        case "placement":
+            return {"placed": slot[PlacementField.PLACED]}
         case _:
             return {"images": slot[FetcherField.FETCHED_IMAGES]}

@@ -206,8 +206,10 @@ def plan(
     if config.max_loaded_models is not None:
         fitting = "as many models as memory is enough for"
         yield "loaded", f"on demand; at once {config.max_loaded_models or fitting}"
-    if config.data_parallel_size > 1:
-        yield "replicas", f"{config.data_parallel_size} engines"
+    if config.num_own_engines > 1:
+        yield "replicas", f"{config.num_own_engines} engines"
+    if config.num_remote_engines:
+        yield "elsewhere", elsewhere(config)
     yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
     if card.embeds:
         yield "kind", f"embeddings of {card.embedding_size} numbers"
@@ -215,6 +217,13 @@ def plan(
         yield "KV cache", kv_cache(config, on_gpus)
         template = "from the model" if card.chat_template else "none"
         yield "chat template", template
+
+
+def elsewhere(config: ServerConfig) -> str:
+    """Return which engines are on other machines."""
+    by_ray = f"{config.num_placed_engines} engines by Ray" if config.num_placed_engines else ""
+    found = ", ".join(filter(None, (*config.remote_engines, by_ray)))
+    return f"{found}; the server looks for them when it starts"
 
 
 def projector(file: GgufFile) -> str:
@@ -351,7 +360,7 @@ def cpu_bytes(config: ServerConfig, card: ModelCard, machine: Machine) -> int:
     if config.engine == "mock" or is_for_gpus(config, card, machine):
         return 0
     needed = weight_memory(config, card) + (0 if card.embeds else kv_bytes(config))
-    return config.data_parallel_size * needed
+    return config.num_own_engines * needed
 
 
 def loaded_together(sizes: Sequence[int], groups: Sequence[EngineGroup]) -> Sequence[int]:

@@ -22,6 +22,7 @@ ROLES = (
     "fetcher",
     "telemetry",
     "gateway",
+    "placement",
 )
 RULE = re.compile(rf"({'|'.join(ACTIONS)})=({'|'.join(ROLES)}):(\d+(?:\.\d+)?|\.\d+)/s")
 

@@ -35,6 +35,7 @@ AUTO = "auto"
 SPECULATIONS = ("off", "ngram", "draft_model", "self", "mtp", "eagle3")
 BY_DRAFT_MODEL = ("draft_model", "eagle3")
 MAX_DRAFTS = 15  # of a sequence in a step
+BACKENDS = ("mp", "ray")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/collectives/shm_group.h
 ENGINES = ("auto", "mock")
@@ -86,6 +87,12 @@ class ServerConfig:
         1,
         "replicas of the model: each an engine with --tp workers and a share of the cores; auto is "
         "one per NUMA node; 0 has none here",
+    )
+    data_parallel_backend: str = flag(
+        "mp", "mp: replicas on this machine; ray: on the nodes of a Ray cluster", BACKENDS
+    )
+    data_parallel_size_local: int | None = flag(
+        None, "replicas of --data-parallel-size on this machine, with ray; default: 0"
     )
     remote_engines: tuple[str, ...] = flag(
         (), "a replica on another machine, tcp://HOST:PORT; may be repeated"
@@ -282,6 +289,7 @@ class ServerConfig:
         at_most("tp", self.tp, MAX_TP)
         at_least("data_parallel_size", self.data_parallel_size, 0 if self.remote_engines else 1)
         at_most("data_parallel_size", self.data_parallel_size, MAX_REPLICAS)
+        self._check_placement()
         self._check_remote()
         if self.max_loaded_models is not None:
             at_least("max_loaded_models", self.max_loaded_models, 0)
@@ -327,6 +335,34 @@ class ServerConfig:
                 f"{self.max_num_seqs}: every running sequence needs one token per step"
             )
 
+    @property
+    def num_own_engines(self) -> int:
+        """The engines on this machine."""
+        is_own = self.data_parallel_backend == "mp"
+        return self.data_parallel_size if is_own else self.data_parallel_size_local or 0
+
+    @property
+    def num_placed_engines(self) -> int:
+        """Those that Ray places."""
+        return self.data_parallel_size - self.num_own_engines
+
+    @property
+    def num_remote_engines(self) -> int:
+        """All that are on other machines."""
+        return len(self.remote_engines) + self.num_placed_engines
+
+    def _check_placement(self) -> None:
+        local = self.data_parallel_size_local
+        if local is None:
+            return
+        at_least("data_parallel_size_local", local, 0)
+        at_most("data_parallel_size_local", local, self.data_parallel_size)
+        if self.data_parallel_backend == "mp" and local != self.data_parallel_size:
+            raise ConfigError(
+                f"--data-parallel-size-local {local} leaves replicas for other machines; give "
+                "--data-parallel-backend ray, or name the machines by --remote-engines"
+            )
+
     def _check_remote(self) -> None:
         listen, engines = self.engine_listen, self.remote_engines
         for where in (*engines, *([] if listen is None else [listen])):
@@ -336,16 +372,17 @@ class ServerConfig:
             raise ConfigError(
                 "--engine-key-file goes together with --engine-listen or --remote-engines"
             )
-        if is_used and self.enable_lora:
+        if (is_used or self.num_placed_engines) and self.enable_lora:
             raise ConfigError("--enable-lora: engines of several machines have no adapters")
-        if listen is not None and (engines or self.data_parallel_size > 1):
+        is_alone = self.data_parallel_size == self.num_own_engines == 1 and not engines
+        if listen is not None and not is_alone:
             raise ConfigError(
                 f"--engine-listen {listen} serves one engine of this machine; leave out "
                 "--data-parallel-size and --remote-engines"
             )
 
     def _check_kv_store(self) -> None:
-        num_engines = self.data_parallel_size + len(self.remote_engines)
+        num_engines = self.num_own_engines + self.num_remote_engines
         if parse_kv_events(self.kv_events_config) is not None and num_engines > 1:
             raise ConfigError(
                 "--kv-events-config has one endpoint, and --data-parallel-size "
@@ -404,6 +441,10 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> S
         ConfigError: a flag has a value that cannot work; the text names it.
     """
     if flags.get("data_parallel_size") == AUTO:
+        if flags.get("data_parallel_backend") == "ray":
+            raise ConfigError(
+                "--data-parallel-size auto is for replicas on this machine; give their number"
+            )
         flags = {**flags, "data_parallel_size": num_nodes}
     values = {name: typed(name, value) for name, value in flags.items()}
     if values.get("draft_model") is not None:

@@ -225,6 +225,18 @@ ROWS = [
         Same("data_parallel_size"),
     ),
     Row(
+        "replicas by Ray",
+        ("--data-parallel-backend", "-dpb"),
+        (),
+        Same("data_parallel_backend"),
+    ),
+    Row(
+        "replicas on this machine",
+        ("--data-parallel-size-local", "-dpl"),
+        (),
+        Same("data_parallel_size_local"),
+    ),
+    Row(
         "expert parallel",
         ("--enable-expert-parallel",),
         (),

@@ -299,9 +299,21 @@ class KvStoreConfig:
 class RemoteEngine:
     """An engine on another machine."""
 
-    address: str  # tcp://HOST:PORT
+    address: str | None  # tcp://HOST:PORT; None is where `EngineAddress` says
     key_file: str
     terms: dict[str, str]  # what both machines have to have alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementConfig:
+    """For the process that has engines placed on other machines."""
+
+    run_dir: str
+    key_file: str
+    engines: tuple[int, ...]  # by their seats
+    num_cpus: int  # that each takes, like the next
+    num_gpus: int
+    flags: dict[str, Any]  # of the server on its machine
 
 
 @dataclass(frozen=True, kw_only=True)

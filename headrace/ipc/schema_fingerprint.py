@@ -3,6 +3,7 @@
 import hashlib
 from typing import get_args, get_type_hints
 
+from headrace import __version__
 from headrace.ipc.fetcher_messages import FromFetcher, ToFetcher
 from headrace.ipc.messages import (
     Api,
@@ -25,6 +26,11 @@ from headrace.ipc.remote_messages import FromGateway, ToGateway
 from headrace.ipc.token_logprobs import PAIR, ROW
 from headrace.ipc.worker_messages import SAMPLING_ROW, FromVision, FromWorker, ToVision, ToWorker
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
+
+
+def code_version() -> str:
+    """Return the version of this code, which machines share that have replicas of each other."""
+    return f"{__version__}, messages {fingerprint()}"
 
 
 def fingerprint() -> str:

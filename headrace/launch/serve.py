@@ -42,7 +42,7 @@ class LoadingProgress:
     def show(self, share: float) -> None:
         """Draw the bar at `share`, 0 to 1, or log it when it is time."""
         if not sys.stderr.isatty():
-            if share > 0 and self._clock() - self._logged_at >= LOG_INTERVAL_S:
+            if 0 < share < 1 and self._clock() - self._logged_at >= LOG_INTERVAL_S:
                 self._logged_at = self._clock()
                 log.info("loading weights: %d %%", 100 * share)
             return

@@ -14,6 +14,7 @@ from headrace.config.process_configs import (
     FrontendConfig,
     GatewayConfig,
     KvStoreConfig,
+    PlacementConfig,
     TelemetryConfig,
     TokenizerConfig,
     VisionConfig,
@@ -62,6 +63,14 @@ ROLES = {
     # The rest of the ring, to an engine that serves another machine.
     "gateway": Role(
         "headrace.engine_proc.gateway.main:main", GatewayConfig, numbered=False, is_urgent=True
+    ),
+    # It leaves the cluster, which ends what it has placed.
+    "placement": Role(
+        "headrace.engine_proc.placement.main:main",
+        PlacementConfig,
+        numbered=False,
+        niceness=5,
+        cleans_up=True,
     ),
     # It handles the last reports before it ends.
     "telemetry": Role(

@@ -1,5 +1,6 @@
 """The config of each process of a ring, by its seat."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from headrace.config.api_keys import digest
 from headrace.config.config import ServerConfig
 from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.model_list import anthropic_model_pages, model_pages
+from headrace.config.node_flags import node_flags
 from headrace.config.process_configs import (
     CrashConfig,
     DetokenizerConfig,
@@ -20,15 +22,18 @@ from headrace.config.process_configs import (
     FrontendConfig,
     GatewayConfig,
     ModelCard,
+    PlacementConfig,
     RemoteEngine,
     TelemetryConfig,
     TokenizerConfig,
 )
 from headrace.ipc.arena import Arena
+from headrace.ipc.curve_key import make_key
 from headrace.supervision.engine_files import EngineFiles
-from headrace.supervision.engine_groups import EngineGroup, reserved_bytes
+from headrace.supervision.engine_groups import EngineGroup, expects_gpus, reserved_bytes
 from headrace.supervision.engine_seats import EngineSeats
 
+PLACED_KEY = "engine-key"  # in the run directory
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
@@ -119,6 +124,8 @@ class ChildConfigs:
             return self._engine_config(seat.index)
         if role == "gateway":
             return self._gateway_config()
+        if role == "placement":
+            return self._placement_config()
         if role == "fetcher":
             return self._fetcher_config()
         if role == "telemetry":
@@ -192,14 +199,38 @@ class ChildConfigs:
 
     def _remote_engine(self, index: int) -> RemoteEngine | None:
         """Return where the engine of a seat is, if it is on another machine."""
-        remote = [s.seat.index for s in self.board.of("engine") if self.board.is_remote(s)]
+        c, remote = self.config, self._remote_seats
         if index not in remote:
             return None
-        assert self.config.engine_key_file is not None
+        place = remote.index(index)
+        is_placed = place >= len(c.remote_engines)
+        key_file = self._placed_key_file if is_placed else c.engine_key_file
+        assert key_file is not None
         return RemoteEngine(
-            address=self.config.remote_engines[remote.index(index)],
-            key_file=self.config.engine_key_file,
+            address=None if is_placed else c.remote_engines[place],
+            key_file=key_file,
             terms=self._terms,
+        )
+
+    @property
+    def _remote_seats(self) -> list[int]:
+        """The seats of engines on other machines. Those that are placed come last."""
+        return [s.seat.index for s in self.board.of("engine") if self.board.is_remote(s)]
+
+    @property
+    def _placed_key_file(self) -> str:
+        """The key of links to engines that are placed."""
+        return os.path.join(self.run_dir, PLACED_KEY)
+
+    def _placement_config(self) -> PlacementConfig:
+        make_key(self._placed_key_file)
+        return PlacementConfig(
+            run_dir=self.run_dir,
+            key_file=self._placed_key_file,
+            engines=tuple(self._remote_seats[len(self.config.remote_engines) :]),
+            num_cpus=self.config.tp + 1,
+            num_gpus=self.config.tp if expects_gpus(self.config) else 0,
+            flags=node_flags(self.config, expects_gpus(self.config)),
         )
 
     @cached_property

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace import __version__
 from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
 from headrace.config.config import CPU_KV_BYTES, ServerConfig, flag_name
@@ -18,8 +17,9 @@ from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.config.weight_files import sampled_digest
 from headrace.errors import ConfigError
+from headrace.extras import require
 from headrace.ipc.curve_key import make_key, read_key
-from headrace.ipc.schema_fingerprint import fingerprint
+from headrace.ipc.schema_fingerprint import code_version
 from headrace.supervision.load_policy import LoadPolicy
 from headrace.system.machine import has_gpus
 
@@ -43,7 +43,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
         if expects_gpus(config):
             return 0
         num_bytes = self.least_weight_bytes + (config.kv_cache_memory_bytes or 0)
-        return config.data_parallel_size * num_bytes
+        return config.num_own_engines * num_bytes
 
     @property
     def least_weight_bytes(self) -> int:
@@ -70,7 +70,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
     def memory_share(self, memory_bytes: int) -> float:
         """Return which share of its GPUs or of a CPU's memory the engines of its flags may take."""
-        return self.config.data_parallel_size * self.replica_share(memory_bytes)
+        return self.config.num_own_engines * self.replica_share(memory_bytes)
 
     def replica_share(self, memory_bytes: int) -> float:
         """Return the share that one of them may take."""
@@ -84,7 +84,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
         config, card = self.config, self.card
         flags = ("frontend_procs", "detokenizer_procs", *SAME_FLAGS)
         return {
-            "version": f"{__version__}, messages {fingerprint()}",
+            "version": code_version(),
             "model": card.name,
             "digest of weights": sampled_digest(Path(card.path)),
             "size of the vocabulary": str(card.vocab_size),
@@ -101,7 +101,7 @@ class EngineGroup(msgspec.Struct, frozen=True):
             encoded_name=msgspec.json.encode(self.card.name).decode(),
             max_num_requests=config.max_num_seqs + config.max_num_queued,
             replica_bytes=self.replica_bytes,
-            num_replicas=config.data_parallel_size,
+            num_replicas=config.num_own_engines,
         )
 
 
@@ -112,7 +112,7 @@ class EnginePlace(NamedTuple):
     replica: int
     workers: range
     is_spare: bool = False  # nothing is there at first
-    remote: str | None = None  # its address, on another machine
+    is_remote: bool = False  # on another machine
 
 
 def expects_gpus(config: ServerConfig) -> bool:
@@ -128,11 +128,11 @@ def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
     Args:
         may_grow: more than it begins with. On GPUs it has no more: all engines use the first GPUs.
     """
-    sizes = [config.data_parallel_size for config in configs]
+    sizes = [config.num_own_engines for config in configs]
     growing = [not expects_gpus(config) for config in configs]
     if not may_grow or not any(growing) or parse_kv_events(configs[0].kv_events_config) is not None:
         return sizes
-    num_remote = sum(len(config.remote_engines) for config in configs)
+    num_remote = sum(config.num_remote_engines for config in configs)
     num_spare = (MAX_REPLICAS - sum(sizes) - num_remote) // sum(growing)
     return [size + num_spare * grows for size, grows in zip(sizes, growing, strict=True)]
 
@@ -140,19 +140,17 @@ def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
 def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[EnginePlace]:
     """Return the place of each engine, by its index. Those on other machines come last."""
     sizes = num_seats(configs, may_grow)
-    engines = [
-        (i, replica) for i, c in enumerate(configs) for replica in range(c.data_parallel_size)
-    ]
+    engines = [(i, replica) for i, c in enumerate(configs) for replica in range(c.num_own_engines)]
     further = [(i, replica) for i, size in enumerate(sizes) for replica in range(size)]
     found: list[EnginePlace] = []
     end = 0
     for group, replica in dict.fromkeys(engines + further):
         start, end = end, end + configs[group].tp
-        is_spare = replica >= configs[group].data_parallel_size
+        is_spare = replica >= configs[group].num_own_engines
         found.append(EnginePlace(group, replica, range(start, end), is_spare))
     for group, size in enumerate(sizes):
-        for replica, where in enumerate(configs[group].remote_engines, size):
-            found.append(EnginePlace(group, replica, range(end, end), remote=where))
+        for replica in range(size, size + configs[group].num_remote_engines):
+            found.append(EnginePlace(group, replica, range(end, end), is_remote=True))
     return found
 
 
@@ -173,7 +171,7 @@ def write_places(
     workers = list(board.of("worker"))
     for slot, place in zip(board.of("engine"), places_of(configs, may_grow), strict=True):
         slot[EngineField.MODEL] = place.group
-        slot[EngineField.IS_REMOTE] = place.remote is not None
+        slot[EngineField.IS_REMOTE] = place.is_remote
         if place.is_spare or place.group >= num_loaded:
             slot[EngineField.SEATING] = Seating.VACANT
             slot[EngineField.IS_SPARE] = 1
@@ -188,15 +186,18 @@ def check_groups(groups: Sequence[EngineGroup]) -> None:
     Raises:
         ConfigError: what is wrong, in one line.
     """
-    sizes = [g.config.data_parallel_size + len(g.config.remote_engines) for g in groups]
+    sizes = [g.config.num_own_engines + g.config.num_remote_engines for g in groups]
     if sum(sizes) > MAX_REPLICAS:
         raise ConfigError(
             f"the models have {sum(sizes)} engines together, by --data-parallel-size and "
             f"--remote-engines; at most {MAX_REPLICAS} fit"
         )
     for group in groups:
-        size, card = group.config.data_parallel_size, group.card
-        if card.takes_images and group.config.engine_key_file is not None:
+        config, card = group.config, group.card
+        size = config.num_own_engines
+        if config.num_placed_engines:
+            require("ray", "--data-parallel-backend ray")
+        if card.takes_images and (config.num_remote_engines or config.engine_listen is not None):
             raise ConfigError(
                 f"{card.path} takes images, which do not go to other machines; give --max-images 0"
             )

@@ -37,7 +37,7 @@ class ModelLoads:
     ) -> None:
         self._board = board
         self._names = [group.card.name for group in groups]
-        self._least = [group.config.data_parallel_size for group in groups]
+        self._least = [group.config.num_own_engines for group in groups]
         self._sizes = list(self._least)
         self._seats = seats
         self._policy = policy

@@ -20,7 +20,7 @@ def seats_of(
     """
     config, places = configs[0], places_of(configs, may_grow and not takes_images)
     num_workers = sum(len(place.workers) for place in places)
-    num_own = sum(place.remote is None for place in places)
+    num_own = sum(not place.is_remote for place in places)
     num_preprocessors = config.preprocess_procs if takes_images else 0
     reports = config.access_log or config.otlp_traces_endpoint is not None
     has_store = config.has_kv_store and config.engine != "mock"
@@ -33,6 +33,7 @@ def seats_of(
         "kv_store": num_own if has_store else 0,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
+        "placement": 1 if config.num_placed_engines else 0,
         "gateway": 0 if config.engine_listen is None else 1,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
         "telemetry": 1 if handles_gets and reports else 0,

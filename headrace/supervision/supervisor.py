@@ -476,8 +476,9 @@ class Supervisor:
         return ENGINES_CHILDREN if self._listeners is not None else (*ENGINES_CHILDREN, "frontend")
 
     def _all_ready(self) -> bool:
-        """Whether all serve. Engines of other machines come when they can, if there are others."""
-        may_miss = self._config.data_parallel_size > 0
+        """Whether all serve. Engines of other machines come later, where one serves."""
+        engines = self.board.occupied("engine")
+        may_miss = any(slot[CommonField.STATE] == State.READY for slot in engines)
         return all(
             slot[CommonField.STATE] == State.READY
             for slot in self.board.occupied()
@@ -555,7 +556,8 @@ class Supervisor:
 
     def _delay_s(self, child: SeatedProcess, slot: Slot, code: int) -> float | None:
         """Note a death; return when another is to start, or None where that is hopeless."""
-        if self.board.is_remote(slot):  # what is wrong elsewhere is not the end of this server
+        is_elsewhere = self.board.is_remote(slot) or (slot.seat.role == "placement" and self._is_up)
+        if is_elsewhere:  # what is wrong there is not the end of this server
             return child.restarts.patient_delay_s()
         return None if code in FINAL or not self._is_up else child.restarts.delay_s()
 

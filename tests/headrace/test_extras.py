@@ -41,6 +41,7 @@ def test_no_package_of_an_extra_is_a_dependency() -> None:
             "mistral_common",
             "package mistral-common is missing; `pip install 'headrace[mistral]'`",
         ),
+        ("ray", "ray", "package ray is missing; `pip install 'headrace[ray]'`"),
         ("gpu", "triton", "package triton is missing; `pip install 'headrace[gpu]'`"),
     ],
 )

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from ipaddress import IPv4Network
 
-NETWORK = IPv4Network("198.18.0.0/15")  # for measurements; each namespace has four of its addresses
+NETWORK = IPv4Network("198.18.0.0/15")  # for measurements; each namespace has eight addresses
 
 
 class NoNamespace(Exception):
@@ -18,6 +18,7 @@ class NetworkNamespace:
 
     Attributes:
         there: its address.
+        home: an address of this machine, reached by the link. A cut leaves it to this machine.
         under: becomes a command that runs there.
     """
 
@@ -32,17 +33,19 @@ class NetworkNamespace:
         self._name = f"headrace-{os.getpid()}"
         own, peer = (f"hr{end}{os.getpid()}" for end in "ab")
         self._own, self._peer = own, peer
-        first = NETWORK[4 * os.getpid() % NETWORK.num_addresses]
-        here, self.there = f"{first + 1}", f"{first + 2}"
+        first = NETWORK[8 * os.getpid() % NETWORK.num_addresses]
+        here, self.there, self.home = (f"{first + place}" for place in (1, 2, 5))
         self.under = ("ip", "netns", "exec", self._name)
         ip("netns", "add", self._name)
         try:
             ip("link", "add", own, "type", "veth", "peer", "name", peer, "netns", self._name)
             ip("address", "add", f"{here}/30", "dev", own)
+            ip("address", "add", f"{self.home}/32", "dev", "lo")
             ip("-n", self._name, "address", "add", f"{self.there}/30", "dev", peer)
             for link in ("lo", peer):
                 ip("-n", self._name, "link", "set", link, "up")
             self.heal()
+            ip("-n", self._name, "route", "add", "default", "via", here)
         except NoNamespace:
             self.close()
             raise
@@ -61,6 +64,11 @@ class NetworkNamespace:
         run("tc", "qdisc", "replace", "dev", self._own, *limit)
         run("tc", "-n", self._name, "qdisc", "replace", "dev", self._peer, *limit)
 
+    def widen(self) -> None:
+        """Have both directions carry as much as they can."""
+        run("tc", "qdisc", "delete", "dev", self._own, "root")
+        run("tc", "-n", self._name, "qdisc", "delete", "dev", self._peer, "root")
+
     @property
     def num_dropped(self) -> int:
         """The packets that both directions have dropped since they are narrow."""
@@ -71,6 +79,7 @@ class NetworkNamespace:
     def close(self) -> None:
         """Remove it, with the link. Its processes have ended."""
         ip("netns", "delete", self._name)
+        ip("address", "delete", f"{self.home}/32", "dev", "lo")
 
 
 def ip(*args: str) -> None:

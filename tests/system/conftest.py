@@ -1,8 +1,9 @@
-"""The demo model served for all system tests, and the same weights in `transformers`."""
+"""The demo model served for all system tests, its weights in `transformers`, another machine."""
 
 from collections.abc import Iterator
 
 import pytest
+from network_namespace import NetworkNamespace, NoNamespace
 from reference import Expected, generate_expected
 from servers import HELD, RunningServer
 
@@ -23,3 +24,14 @@ def server() -> Iterator[RunningServer]:
     )
     yield running
     assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[NetworkNamespace]:
+    """Another machine, or the test is skipped."""
+    try:
+        made = NetworkNamespace()
+    except NoNamespace as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()

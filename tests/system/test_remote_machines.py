@@ -1,28 +1,23 @@
 """Two machines, one a network namespace: many streams while their link is cut, or drops packets."""
 
-import asyncio
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from network_namespace import NetworkNamespace, NoNamespace
+from many_streams import NUM_STREAMS, Listener, read_all
+from network_namespace import NetworkNamespace
 from remote_nodes import RunningNode
 from servers import RunningServer, wait_until
 from tiny_models import make_byte_folder
 
 pytestmark = pytest.mark.skipif("REMOTE_MODEL" not in os.environ, reason="long: `make soak`")
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
-NUM_STREAMS, NUM_TOKENS = 64, 300
-NUM_PIECES = 1000  # of all streams, before the link is cut
 CUT_S = 20.0
 RATE = "4mbit"  # of a link that is too narrow for bursts
-TIMEOUT_S = 600
 
 
 class Machines:
@@ -55,67 +50,6 @@ class Machines:
         """End both."""
         self.head.close()
         self.node.close()
-
-
-class Listener:
-    """Hears the pieces of all streams: acts at one of them, and notes the longest silence."""
-
-    def __init__(self, action: Callable[[], object] = lambda: None) -> None:
-        self._action = action
-        self._num_left = NUM_PIECES
-        self.silence_s = 0.0
-
-    def hear(self, silence_s: float) -> None:
-        """Note a piece, and for how long its stream was silent before."""
-        self.silence_s = max(self.silence_s, silence_s)
-        self._num_left -= 1
-        if not self._num_left:
-            self._action()
-
-
-async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
-    """Return the text of a stream."""
-    body: dict[str, Any] = {
-        "prompt": f"{seed} Once",
-        "seed": seed,
-        "temperature": 1,
-        "max_tokens": NUM_TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    text, heard_at = "", 0.0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                now = time.monotonic()
-                listener.hear(now - heard_at if heard_at else 0.0)
-                heard_at = now
-                text += json.loads(line[6:])["choices"][0]["text"]
-    return text
-
-
-def read_all(url: str, listener: Listener) -> list[str]:
-    """Return the texts of all streams, which run at once."""
-
-    async def read_together() -> list[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
-            return await asyncio.gather(
-                *(read(client, seed, listener) for seed in range(NUM_STREAMS))
-            )
-
-    return asyncio.run(read_together())
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[NetworkNamespace]:
-    try:
-        made = NetworkNamespace()
-    except NoNamespace as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

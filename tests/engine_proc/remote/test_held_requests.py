@@ -1,7 +1,14 @@
 """Requests held for an engine: they go on in order, and leave with their clients."""
 
 from headrace.engine_proc.remote.held_requests import HeldRequests
-from headrace.ipc.messages import Abort, GenerateRequest, Sampling, StopSequence, request_id
+from headrace.ipc.messages import (
+    Abort,
+    GeneratedTokens,
+    GenerateRequest,
+    Sampling,
+    StopSequence,
+    request_id,
+)
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)
 
@@ -33,3 +40,9 @@ def test_a_stopped_sequence_is_held_no_more() -> None:
     requests = held(FIRST, FIRST + 1)
     requests.take(StopSequence(FIRST), b"")
     assert left(requests) == [FIRST + 1]
+
+
+def test_generated_tokens_go_before_the_requests_that_resume() -> None:
+    requests = held(FIRST)
+    requests.take(GeneratedTokens(b"", b""), SECOND.to_bytes(8, "little"))
+    assert left(requests) == [SECOND, FIRST]

@@ -55,7 +55,7 @@ class Rig:
         )
         self.inbox: Inbox[Any] = Inbox(address(str(folder), "engine"), RenewLeases)
         self.outbox = Outbox(address(str(folder), "engine"))
-        self.seat = RemoteSeat(config, remote, context)
+        self.seat = RemoteSeat(config, remote, self.gateway.where, context)
         self._decoder = msgspec.msgpack.Decoder(ToGateway)
         self._peer, self._session = b"", 0
 

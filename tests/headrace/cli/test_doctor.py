@@ -373,6 +373,22 @@ def test_the_doctor_tells_that_a_model_takes_images() -> None:
     assert "images" not in dict(doctor.plan(config, demo, "core", "nothing", on_gpus=False))
 
 
+def test_the_doctor_tells_of_engines_on_other_machines() -> None:
+    config = ServerConfig(
+        data_parallel_size=3,
+        data_parallel_backend="ray",
+        remote_engines=("tcp://a:1",),
+        engine_key_file="key",
+    )
+    rows = dict(doctor.plan(config, read_card(ServerConfig()), "core", on_gpus=False))
+    assert rows["elsewhere"] == (
+        "tcp://a:1, 3 engines by Ray; the server looks for them when it starts"
+    )
+    assert "elsewhere" not in dict(
+        doctor.plan(ServerConfig(), read_card(ServerConfig()), "core", on_gpus=False)
+    )
+
+
 def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = read_card(ServerConfig())
     config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)

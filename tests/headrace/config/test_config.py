@@ -97,6 +97,53 @@ def test_values_come_from_programs_too() -> None:
     assert (config.api_key, config.chat_template) == (("a",), "a")
 
 
+@pytest.mark.parametrize(
+    ("flags", "counts"),
+    [
+        ({}, (1, 0, 0)),
+        ({"data_parallel_size_local": 1}, (1, 0, 0)),
+        ({"data_parallel_backend": "ray"}, (0, 1, 1)),
+        ({"data_parallel_backend": "ray", "data_parallel_size": 3}, (0, 3, 3)),
+        (
+            {"data_parallel_backend": "ray", "data_parallel_size": 3}
+            | {"data_parallel_size_local": 1}
+            | {"remote_engines": ("tcp://a:1",), "engine_key_file": "key"},
+            (1, 2, 3),
+        ),
+    ],
+)
+def test_replicas_are_here_or_placed_by_ray(
+    flags: dict[str, Any], counts: tuple[int, int, int]
+) -> None:
+    config = ServerConfig(**flags)
+    found = (config.num_own_engines, config.num_placed_engines, config.num_remote_engines)
+    assert found == counts
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"data_parallel_size": 2, "data_parallel_size_local": 1}, "give --data-parallel-backend"),
+        ({"data_parallel_size_local": 2}, "--data-parallel-size-local 2 is too large"),
+        (
+            {"data_parallel_backend": "ray", "engine_listen": "tcp://a:1"}
+            | {"engine_key_file": "key"},
+            "serves one engine of this machine",
+        ),
+        ({"data_parallel_backend": "ray", "enable_lora": True}, "have no adapters"),
+    ],
+)
+def test_replicas_that_cannot_be_placed_are_refused(flags: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ServerConfig(**flags)
+
+
+def test_as_many_replicas_as_numa_nodes_are_not_for_ray() -> None:
+    flags = {"data_parallel_size": "auto", "data_parallel_backend": "ray"}
+    with pytest.raises(ConfigError, match=r"--data-parallel-size auto .* give their number"):
+        config_of(flags, has_gpus=False, num_nodes=2)
+
+
 def test_there_are_1_to_16_workers() -> None:
     ServerConfig(tp=16)
     with pytest.raises(ConfigError, match="--tp 0 is too small; it must be at least 1"):

@@ -55,7 +55,7 @@ def test_remote_engines_come_last_and_have_no_workers() -> None:
     write_places(board, [config], may_grow=True)
     places = places_of([config], may_grow=True)
     assert len(places) == MAX_REPLICAS
-    assert [place.remote for place in places[-3:]] == [None, "tcp://a:1", "tcp://b:2"]
+    assert [place.is_remote for place in places[-3:]] == [False, True, True]
     assert [slot.seat.index for slot in board.of("engine") if board.is_remote(slot)] == [14, 15]
     assert len(list(board.of("worker"))) == MAX_REPLICAS - 2
     assert len(board.occupied("engine")) == 3

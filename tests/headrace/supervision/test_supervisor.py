@@ -23,7 +23,7 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
-    asked_for = {"vision", "kv_store", "fetcher", "telemetry", "gateway"}
+    asked_for = {"vision", "kv_store", "fetcher", "telemetry", "gateway", "placement"}
     assert {seat.role for seat in seats} == set(ROLES) - asked_for
 
 
@@ -125,7 +125,7 @@ class OnDemandRig(Rig):
         self.supervisor._config = SimpleNamespace(max_loaded_models=1)
         groups: Any = [
             SimpleNamespace(
-                card=SimpleNamespace(name="model"), config=SimpleNamespace(data_parallel_size=2)
+                card=SimpleNamespace(name="model"), config=SimpleNamespace(num_own_engines=2)
             )
         ]
         policy = LoadPolicy([1], 1)

@@ -1,0 +1,48 @@
+"""Placement process: has Ray start engines on other nodes, and others where they have ended.
+In: nothing.  Out: the address of each engine, a file (headrace.runtime.engine_address.py)."""
+
+import contextlib
+import os
+import time
+from typing import NoReturn
+
+from headrace.board.fields import PlacementField
+from headrace.config.process_configs import PlacementConfig
+from headrace.engine_proc.placement.placed_engine import PlacedEngine
+from headrace.ipc.curve_key import read_key
+from headrace.runtime.engine_address import EngineAddress
+from headrace.runtime.process import Context
+
+LOOK_S = 0.5
+OF_RAY = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # attempts to reach a cluster, 40 s each
+
+
+def main(config: PlacementConfig, context: Context) -> NoReturn:
+    """Place engines until SIGTERM. They end with this process."""
+    with contextlib.redirect_stdout(None):  # where Ray prints what nodes tell
+        place(config, context)
+
+
+def place(config: PlacementConfig, context: Context) -> NoReturn:
+    """Join the cluster and keep engines there, without end."""
+    heartbeat = context.keep_beating()
+    heartbeat.begin()
+    for name, value in OF_RAY.items():
+        os.environ.setdefault(name, value)
+    from headrace.engine_proc.placement.ray_cluster import RayCluster  # after the first beat
+
+    cluster = RayCluster(config, read_key(config.key_file))
+    try:
+        context.ready()
+        engines = [
+            PlacedEngine(engine, cluster, EngineAddress(config.run_dir, engine).write)
+            for engine in config.engines
+        ]
+        while True:
+            heartbeat.begin()
+            for engine in engines:
+                engine.look(time.monotonic())
+            context.slot[PlacementField.PLACED] = sum(engine.is_placed for engine in engines)
+            cluster.wait(LOOK_S)
+    finally:
+        cluster.close()

@@ -1,0 +1,25 @@
+"""`with_parent PID flags`: `launch_server`, which ends when its parent PID does.
+
+The kernel sends the signal, when the thread that has started this process ends.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from headrace.runtime.process import die_with_parent
+
+SERVER = ("-m", "headrace.launch_server")
+
+
+def main(parent: int, *flags: str) -> None:
+    """Become the server, at the priority of any other: Ray gives its processes a low one."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    die_with_parent(parent, signal.SIGTERM)
+    os.execv(sys.executable, (sys.executable, *SERVER, *flags))  # which keeps that signal
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,148 @@
+"""When an engine is started on some node, watched, and started anew."""
+
+import logging
+
+import pytest
+
+from headrace.engine_proc.placement.placed_engine import (
+    RETRY_S,
+    ROOM_S,
+    STEADY_S,
+    EngineEnded,
+    EngineStarted,
+    NodeUnreachable,
+    Outcome,
+    PlacedEngine,
+)
+from headrace.supervision.restart_backoff import DELAYS_S, PATIENT_S
+
+INDEX = 3
+WHERE = "tcp://node:1"
+
+
+class FakeCluster:
+    """Notes what it is asked; a test answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer: Outcome | None = None
+        self.lack = ""
+
+    def start(self, engine: int) -> None:
+        self._note("start", engine)
+
+    def watch(self, engine: int) -> None:
+        self._note("watch", engine)
+
+    def end(self, engine: int) -> None:
+        self._note("end", engine)
+
+    def poll(self, engine: int) -> Outcome | None:
+        assert engine == INDEX
+        answer, self.answer = self.answer, None
+        return answer
+
+    def shortage(self, engine: int) -> str:
+        assert engine == INDEX
+        return self.lack
+
+    def _note(self, what: str, engine: int) -> None:
+        assert engine == INDEX
+        self.asked.append(what)
+
+
+class Bench:
+    """An engine in a fake cluster, at a time of the test's."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.published: list[str | None] = []
+        self.engine = PlacedEngine(INDEX, self.cluster, self.published.append)
+        self.now = 0.0
+        self.engine.look(self.now)
+
+    def answer(self, outcome: Outcome) -> None:
+        """Have the cluster answer, and the engine look."""
+        self.cluster.answer = outcome
+        self.engine.look(self.now)
+
+    def wait(self, seconds: float) -> list[str]:
+        """Let time pass; return what the cluster is asked then."""
+        num_before = len(self.cluster.asked)
+        self.now += seconds
+        self.engine.look(self.now)
+        return self.cluster.asked[num_before:]
+
+
+def test_an_engine_is_started_published_and_watched() -> None:
+    bench = Bench()
+    assert not bench.engine.is_placed
+    bench.answer(EngineStarted(WHERE))
+    assert bench.cluster.asked == ["start", "watch"]
+    assert bench.published == [WHERE]
+    assert bench.engine.is_placed
+    assert not bench.wait(1000.0)
+
+
+def test_an_engine_that_ends_is_withdrawn_and_started_anew() -> None:
+    bench = Bench()
+    bench.answer(EngineStarted(WHERE))
+    bench.answer(EngineEnded("on node was killed"))
+    assert bench.cluster.asked[2:] == ["end"]
+    assert bench.published == [WHERE, None]
+    assert not bench.engine.is_placed
+    assert bench.wait(DELAYS_S[0]) == ["start"]
+
+
+def test_engines_that_cannot_start_are_started_ever_later() -> None:
+    bench = Bench()
+    for delay_s in (*DELAYS_S, PATIENT_S, PATIENT_S):
+        bench.answer(EngineEnded("no such model"))
+        assert not delay_s or not bench.wait(delay_s / 2)
+        assert bench.wait(delay_s) == ["start"]
+
+
+def test_an_engine_that_has_lived_is_replaced_at_once() -> None:
+    bench = Bench()
+    for _ in range(len(DELAYS_S) + 1):
+        bench.answer(EngineStarted(WHERE))
+        bench.wait(STEADY_S)
+        bench.answer(EngineEnded("on node was killed"))
+        assert bench.wait(DELAYS_S[0]) == ["start"]
+
+
+def test_a_node_that_is_unreachable_keeps_its_engine() -> None:
+    bench = Bench()
+    bench.answer(EngineStarted(WHERE))
+    bench.answer(NodeUnreachable())
+    assert bench.published == [WHERE]
+    assert not bench.wait(RETRY_S / 2)
+    assert bench.wait(RETRY_S) == ["watch"]
+
+
+def test_a_start_that_is_unreachable_is_given_up() -> None:
+    bench = Bench()
+    bench.answer(NodeUnreachable())
+    assert bench.cluster.asked == ["start", "end"]
+
+
+def test_each_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            bench.answer(EngineEnded("no such model"))
+            bench.wait(PATIENT_S)
+        assert [record.message for record in caplog.records] == [
+            f"engine {INDEX} no such model; starting another"
+        ]
+
+
+def test_a_lack_of_room_is_logged_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    with caplog.at_level(logging.WARNING):
+        bench.wait(ROOM_S)
+        assert not caplog.records, "it has room, and starts"
+        bench.cluster.lack = "waits for 2 CPUs"
+        bench.wait(1.0)
+        bench.wait(1.0)
+        assert [record.message for record in caplog.records] == [f"engine {INDEX} waits for 2 CPUs"]

@@ -1,0 +1,64 @@
+"""Many streams at once, and how long each of them is silent."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+NUM_STREAMS, NUM_TOKENS = 64, 300
+NUM_PIECES = 1000  # of all streams, before something happens
+TIMEOUT_S = 600
+
+
+class Listener:
+    """Hears the pieces of all streams: acts at one of them, and notes the longest silence."""
+
+    def __init__(self, action: Callable[[], object] = lambda: None) -> None:
+        self._action = action
+        self._num_left = NUM_PIECES
+        self.silence_s = 0.0
+
+    def hear(self, silence_s: float) -> None:
+        """Note a piece, and for how long its stream was silent before."""
+        self.silence_s = max(self.silence_s, silence_s)
+        self._num_left -= 1
+        if not self._num_left:
+            self._action()
+
+
+async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
+    """Return the text of a stream."""
+    body: dict[str, Any] = {
+        "prompt": f"{seed} Once",
+        "seed": seed,
+        "temperature": 1,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, heard_at = "", 0.0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                now = time.monotonic()
+                listener.hear(now - heard_at if heard_at else 0.0)
+                heard_at = now
+                text += json.loads(line[6:])["choices"][0]["text"]
+    return text
+
+
+def read_all(url: str, listener: Listener) -> list[str]:
+    """Return the texts of all streams, which run at once."""
+
+    async def read_together() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
+            return await asyncio.gather(
+                *(read(client, seed, listener) for seed in range(NUM_STREAMS))
+            )
+
+    return asyncio.run(read_together())

@@ -1,0 +1,122 @@
+"""A Ray cluster of this machine, for tests: each node is a process and all that it starts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from servers import kill_tree, wait_until
+
+from support.ports import reserved_port
+
+RAY = str(Path(sys.executable).with_name("ray"))
+NUM_CPUS = 2  # of each node: what one engine takes
+STARTED = "Ray runtime started"
+LEFT = """
+import json, ray
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+states = [group["state"] for group in ray.util.placement_group_table().values()]
+print(json.dumps([ray.available_resources().get("CPU", 0), states]))
+"""
+
+
+class RayNode:
+    """A node, which its cluster ends. `under` is a command that becomes the one after it."""
+
+    def __init__(self, *args: str, under: Sequence[str] = ()) -> None:
+        command = [*under, RAY, "start", "--block", "--disable-usage-stats", *args]
+        limits = ("--num-cpus", str(NUM_CPUS), "--object-store-memory", "80000000")
+        with tempfile.NamedTemporaryFile() as log:
+            self._process = subprocess.Popen(
+                [*command, *limits], stdout=log, stderr=subprocess.STDOUT, env=environment()
+            )
+
+            def has_started() -> bool:
+                text = Path(log.name).read_text()
+                assert self._process.poll() is None, text
+                return STARTED in text
+
+            wait_until(has_started, "a node of Ray's has started")
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All that it has started and that has not ended."""
+        found = psutil.Process(self._process.pid).children(recursive=True)
+        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE and one.cmdline()]
+
+    def kill(self) -> None:
+        """End it and all that it has started, by SIGKILL."""
+        if self._process.poll() is None:
+            kill_tree(self._process)
+
+
+class RayCluster:
+    """A head, which has room for an engine, and a node with room for another.
+
+    Args:
+        here: address of the head.
+        there: address of the node.
+        under: as `RayNode` has it, for the node.
+    """
+
+    def __init__(self, here: str, there: str, under: Sequence[str] = ()) -> None:
+        self._folder = tempfile.mkdtemp(prefix="hr-ray-")
+        with reserved_port() as port:
+            self.address = f"{here}:{port}"
+            flags = ("--head", "--port", str(port), "--include-dashboard", "false")
+            place = ("--node-ip-address", here, "--temp-dir", self._folder)
+            self._head = RayNode(*flags, *place)
+        self._node_flags = ("--address", self.address, "--node-ip-address", there)
+        # A node has its own folder, as on another machine.
+        own = f'mount -t tmpfs none {self._folder} && exec "$@"'
+        self._under = (*under, "unshare", "-m", "sh", "-c", own, "sh") if under else ()
+        self.env = {"RAY_ADDRESS": self.address}
+        self.start_node()
+
+    def start_node(self) -> None:
+        """Start the node, for the first time or after its end."""
+        self._node = RayNode(*self._node_flags, under=self._under)
+
+    def kill_node(self) -> None:
+        """End the node with all that it has started."""
+        self._node.kill()
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All processes of both nodes."""
+        return [*self._head.processes, *self._node.processes]
+
+    @property
+    def engine_processes(self) -> list[psutil.Process]:
+        """Those of engines on both nodes."""
+        return [one for one in self.processes if one.cmdline()[0].startswith("headrace: ")]
+
+    @property
+    def left(self) -> tuple[float, list[str]]:
+        """How many CPUs are free, and the states of all placement groups."""
+        done = subprocess.run(
+            [sys.executable, "-c", LEFT],
+            env=environment() | self.env,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found: Any = json.loads(done.stdout.splitlines()[-1])
+        return found[0], found[1]
+
+    def close(self) -> None:
+        """End it and leave nothing."""
+        self._node.kill()
+        self._head.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of Ray's processes."""
+    return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}

@@ -1,0 +1,218 @@
+"""Replicas that Ray places: nodes, links and processes die under many streams."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from many_streams import NUM_STREAMS, Listener, read_all
+from network_namespace import NetworkNamespace
+from ray_nodes import NUM_CPUS, RayCluster
+from servers import RunningServer, survivors, wait_until
+from tiny_models import make_byte_folder
+
+from headrace.extras import missing
+
+pytestmark = [
+    pytest.mark.skipif("RAY_NODES" not in os.environ, reason="long: `make soak`"),
+    pytest.mark.skipif(bool(missing("ray")), reason=missing("ray") or "ray is installed"),
+]
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
+CUT_S = 20.0
+RATE = "4mbit"  # of a link that is too narrow for bursts
+
+
+class Fleet:
+    """A server whose two engines are on two nodes."""
+
+    def __init__(self, model: Path, cluster: RayCluster) -> None:
+        flags = ("--data-parallel-size", "2", "--data-parallel-backend", "ray")
+        self.head = RunningServer(str(model), *FLAGS, *flags, env=cluster.env)
+        self.await_health()
+
+    def await_health(self) -> None:
+        """Wait until both engines serve."""
+        wait_until(lambda: self.health.status_code == 200, "both engines serve", 240)
+
+    @property
+    def health(self) -> httpx.Response:
+        """What the server tells of its processes."""
+        return httpx.get(f"{self.head.url}/health")
+
+    def told(self, role: str) -> list[dict[str, Any]]:
+        """What the server tells of the processes of a role."""
+        processes = self.health.json()["processes"]
+        return [one for one in processes if one["process"].startswith(role)]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of both engines since they were started."""
+        return [one["steps"] for one in self.told("engine")]
+
+    @property
+    def placed(self) -> int:
+        """How many engines are on nodes."""
+        (placement,) = self.told("placement")
+        return int(placement["placed"])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ray") / "model"
+    make_byte_folder(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster(namespace: NetworkNamespace) -> Iterator[RayCluster]:
+    made = RayCluster(namespace.home, namespace.there, namespace.under)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[str]:
+    """The texts of a server that is not disturbed."""
+    alone = RunningServer(str(model), *FLAGS)
+    texts = read_all(alone.url, Listener())
+    assert alone.stop() == 0
+    return texts
+
+
+@pytest.fixture
+def fleet(model: Path, cluster: RayCluster) -> Iterator[Fleet]:
+    """A server. Nothing of it is left in the cluster when it has ended."""
+    running = Fleet(model, cluster)
+    yield running
+    running.head.close()
+    await_nothing_left(cluster)
+
+
+def await_nothing_left(cluster: RayCluster) -> None:
+    """Wait until all CPUs of the cluster are free, and all placement groups removed."""
+
+    def is_nothing_left() -> bool:
+        num_free, states = cluster.left
+        return num_free == 2 * NUM_CPUS and set(states) <= {"REMOVED"}
+
+    wait_until(is_nothing_left, "nothing is left in the cluster")
+
+
+def check_texts(fleet: Fleet, expected: list[str], listener: Listener) -> None:
+    """Read all streams, which are as expected."""
+    assert read_all(fleet.head.url, listener) == expected
+    print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
+
+
+def check_both_serve(fleet: Fleet, expected: list[str]) -> None:
+    """Wait for both engines, and see that both compute."""
+    fleet.await_health()
+    before = fleet.steps
+    check_texts(fleet, expected, Listener())
+    after = fleet.steps
+    assert all(late > early for early, late in zip(before, after, strict=True))
+
+
+def test_streams_go_on_when_a_node_dies_and_it_comes_back(
+    fleet: Fleet, cluster: RayCluster, expected: list[str]
+) -> None:
+    check_both_serve(fleet, expected)
+    check_texts(fleet, expected, Listener(cluster.kill_node))
+    wait_until(lambda: fleet.health.status_code == 503, "the engine is missed")
+    assert httpx.get(f"{fleet.head.url}/ready").status_code == 200
+    cluster.start_node()
+    check_both_serve(fleet, expected)
+
+
+def test_streams_go_on_when_the_link_of_a_node_is_cut(
+    fleet: Fleet, namespace: NetworkNamespace, expected: list[str]
+) -> None:
+    healings: list[Future[None]] = []
+
+    def cut() -> None:
+        namespace.cut()
+        healings.append(pool.submit(heal, time.monotonic() + CUT_S))
+
+    def heal(after: float) -> None:
+        try:
+            wait_until(
+                lambda: fleet.health.status_code == 503 and time.monotonic() >= after,
+                "the engine is missed",
+            )
+        finally:
+            namespace.heal()
+
+    with ThreadPoolExecutor(1) as pool:
+        check_texts(fleet, expected, Listener(cut))
+        (healing,) = healings
+        healing.result()
+    check_both_serve(fleet, expected)
+
+
+def test_a_narrow_link_that_drops_packets_changes_no_text(
+    fleet: Fleet, namespace: NetworkNamespace, expected: list[str]
+) -> None:
+    namespace.narrow(RATE)
+    try:
+        check_texts(fleet, expected, Listener())
+        assert namespace.num_dropped > 0
+    finally:
+        namespace.widen()
+
+
+def await_replacement(fleet: Fleet, count: int) -> None:
+    """Wait until so many processes in the seats of engines have been replaced."""
+    wait_until(
+        lambda: sum(one["restarts"] for one in fleet.told("engine")) >= count,
+        "the engine is missed",
+    )
+
+
+@pytest.mark.parametrize("victim", ["ray::EngineActor", "headrace: supervisor"])
+def test_an_engine_is_placed_again_when_its_process_dies(
+    fleet: Fleet, expected: list[str], cluster: RayCluster, victim: str
+) -> None:
+    victims = [one for one in cluster.processes if one.cmdline()[0].startswith(victim)]
+    assert len(victims) == 2
+    check_texts(fleet, expected, Listener(victims[0].kill))
+    await_replacement(fleet, 1)
+    check_both_serve(fleet, expected)
+
+
+def test_engines_are_placed_again_when_placement_dies(
+    fleet: Fleet, expected: list[str], cluster: RayCluster
+) -> None:
+    placement = fleet.head.ring["headrace: placement"]
+    check_texts(fleet, expected, Listener(placement.kill))
+    await_replacement(fleet, 2)
+    check_both_serve(fleet, expected)
+    assert fleet.placed == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_of_a_server_is_left_in_the_cluster(
+    model: Path, cluster: RayCluster, how: signal.Signals
+) -> None:
+    fleet = Fleet(model, cluster)
+    left = [*fleet.head.processes.values(), *cluster.engine_processes]
+    os.kill(fleet.head.process.pid, how)
+    assert fleet.head.wait() == (0 if how == signal.SIGINT else -how)
+    assert not survivors(left)
+    await_nothing_left(cluster)
+
+
+def test_engines_that_have_no_room_are_told_of(model: Path, cluster: RayCluster) -> None:
+    flags = ("--data-parallel-size", "3", "--data-parallel-backend", "ray")
+    server = RunningServer(str(model), *FLAGS, *flags, env=cluster.env)
+    deadline = time.monotonic() + 60
+    while "waits for 2 CPUs of one node" not in server.log:
+        server.read_log(deadline)
+    assert "lower --data-parallel-size" in server.log
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert server.stop() == 0
+    await_nothing_left(cluster)
