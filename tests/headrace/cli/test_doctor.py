@@ -380,12 +380,12 @@ def test_the_doctor_tells_of_engines_on_other_machines() -> None:
         remote_engines=("tcp://a:1",),
         engine_key_file="key",
     )
-    rows = dict(doctor.plan(config, read_card(ServerConfig()), "core", on_gpus=False))
+    rows = dict(doctor.plan(config, read_card(ServerConfig()), "core", "nothing", on_gpus=False))
     assert rows["elsewhere"] == (
         "tcp://a:1, 3 engines by Ray; the server looks for them when it starts"
     )
     assert "elsewhere" not in dict(
-        doctor.plan(ServerConfig(), read_card(ServerConfig()), "core", on_gpus=False)
+        doctor.plan(ServerConfig(), read_card(ServerConfig()), "core", "nothing", on_gpus=False)
     )
 
 
