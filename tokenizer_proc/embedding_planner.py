@@ -164,7 +164,7 @@ class EmbeddingPlanner:
         plan = msgspec.structs.replace(
             plan, ranks=True, top_n=request.top_n or 0, is_cohere=is_cohere
         )
-        returned = texts["documents"] if request.return_documents else []
+        returned = [] if request.return_documents is False else texts["documents"]
         return (yield from self._compare(http, request, plan, texts, returned))
 
     def score(self, http: HttpRequest, body: Body) -> Stages:

@@ -148,17 +148,33 @@ def test_cohere_documents_are_returned_where_they_are_asked_for() -> None:
     assert (plan.is_cohere, plan.document) == (True, "a")
 
 
+@pytest.mark.parametrize(("kind", "document"), [("rerank", "a"), ("cohere_rerank", None)])
+def test_documents_of_null_are_returned_by_default(kind: str, document: str | None) -> None:
+    ranked = cohere(kind, query="q", documents=["a"], return_documents=None)
+    plan = msgspec.msgpack.decode(ranked.requests[1].plan, type=SimilarityPlan)
+    assert plan.document == document
+
+
 @pytest.mark.parametrize("kind", ["rerank", "cohere_rerank"])
-def test_fields_of_cohere_s_first_rerank_are_taken_or_refused(kind: str) -> None:
-    body = {"query": "q", "documents": ["a"]}
-    assert cohere(kind, **body, rank_fields=["text"], max_chunks_per_doc=1).prompts
-    for fields, says in (
-        ({"rank_fields": ["title", "text"]}, "rank_fields: a document is ranked by its 'text'"),
-        ({"max_chunks_per_doc": 10}, "max_chunks_per_doc: a document is read in one piece"),
-    ):
-        with pytest.raises(RequestError, match=says) as refused:
-            cohere(kind, **body, **fields)
-        assert refused.value.param == next(iter(fields))
+def test_any_number_of_chunks_is_taken(kind: str) -> None:
+    body = {"query": "q", "documents": ["a text"]}
+    for most in (1, 10):
+        prompts = cohere(kind, **body, max_chunks_per_doc=most).prompts
+        assert prompts[1].tolist() == [1, *b"a text", 2]
+    with pytest.raises(RequestError, match="max_chunks_per_doc: must be at least 1") as refused:
+        cohere(kind, **body, max_chunks_per_doc=0)
+    assert refused.value.param == "max_chunks_per_doc"
+
+
+def test_fields_to_rank_by_are_those_of_objects() -> None:
+    fields = ["title", "text"]
+    for kind in ("rerank", "cohere_rerank"):
+        assert cohere(kind, query="q", documents=["a"], rank_fields=fields).prompts
+    wrapped = {"query": "q", "documents": ["a", {"text": "b"}]}
+    assert cohere("rerank", **wrapped, rank_fields=["text"]).prompts
+    with pytest.raises(RequestError, match="rank_fields: a document is ranked by its 'text'") as no:
+        cohere("rerank", **wrapped, rank_fields=fields)
+    assert no.value.param == "rank_fields"
 
 
 def test_jina_texts_may_be_wrapped_and_truncated() -> None:

@@ -77,7 +77,7 @@ class CohereRerankRequest(msgspec.Struct, kw_only=True):
     documents: list[str]
     model: str | None = None
     top_n: int | None = None
-    return_documents: bool = False
+    return_documents: bool | None = None
     rank_fields: list[str] | None = None
     max_chunks_per_doc: int | None = None
     max_tokens_per_doc: int | None = None
@@ -145,7 +145,7 @@ def ranking_of(request: CohereRerankRequest) -> RerankRequest:
         documents=[*request.documents],
         model=request.model,
         top_n=request.top_n,
-        return_documents=request.return_documents,
+        return_documents=bool(request.return_documents),
         rank_fields=request.rank_fields,
         max_chunks_per_doc=request.max_chunks_per_doc,
         truncate_prompt_tokens=ALL_THERE_IS_ROOM_FOR,

@@ -24,14 +24,15 @@ class Document(msgspec.Struct):
 class RerankRequest(msgspec.Struct, kw_only=True):
     """The body of `/v1/rerank`. `top_n` of 0 or null is all documents.
 
-    `rank_fields` and `max_chunks_per_doc` are Cohere's, of its first API.
+    `rank_fields` and `max_chunks_per_doc` are Cohere's, of its first API. A document is one chunk,
+    so that any maximum is kept.
     """
 
     query: str | Document
     documents: list[str | Document]
     model: str | None = None
     top_n: int | None = None
-    return_documents: bool = True
+    return_documents: bool | None = None
     rank_fields: list[str] | None = None
     max_chunks_per_doc: int | None = None
     user: str | None = None
@@ -76,15 +77,10 @@ def check_rerank(request: RerankRequest) -> RerankRequest:
     check_ranges(request)
     check_not_empty(request.documents, "documents")
     check_length("documents", len(request.documents), MAX_EMBEDDING_INPUTS - 1)
-    if request.rank_fields not in (None, ["text"]):
+    has_fields = any(isinstance(document, Document) for document in request.documents)
+    if has_fields and request.rank_fields not in (None, ["text"]):
         raise Unsupported(
             "rank_fields: a document is ranked by its 'text'; join its fields there", "rank_fields"
-        )
-    if request.max_chunks_per_doc not in (None, 1):
-        raise Unsupported(
-            "max_chunks_per_doc: a document is read in one piece; use max_tokens_per_doc, or send "
-            "pieces as documents",
-            "max_chunks_per_doc",
         )
     return request
 

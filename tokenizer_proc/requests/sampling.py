@@ -64,6 +64,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_tokens": (0, None),
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "max_tokens_per_doc": (1, None),
+    "max_chunks_per_doc": (1, None),
     "truncate_prompt_tokens": (-1, None),  # -1 is all there is room for; 0 is refused, too
     "top_n": (0, None),
     "priority": (-(2**31), 2**31 - 1),
