@@ -65,7 +65,7 @@ from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 from headrace.engine_proc.worker.parallel.tensor_parallel_group import open_group
 from headrace.errors import ConfigError, ModelError
-from headrace.ipc.worker_messages import Step
+from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, Step
 from headrace.storage.checksum import digest_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -314,8 +314,16 @@ def fit_cache(
         sum([own] if host is None else host.gather_number(own)) for own in own_bytes
     ]
     max_num_seqs = execution.max_num_seqs
+    of_flag = partial(
+        split_cache,
+        execution.cpu_kv_bytes,
+        of_pages,
+        of_states,
+        max_num_seqs,
+        SLOTS_LOOKING_AHEAD,
+    )
     if memory is None:
-        return split_cache(execution.cpu_kv_bytes, of_pages, of_states, max_num_seqs)
+        return of_flag()
     embeds = isinstance(runner, EmbeddingRunner)
     masks_of = partial(all_allowed, vocab_size=execution.vocab_size)
     for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
@@ -337,7 +345,7 @@ def fit_cache(
     if config.num_pages or execution.kv_cache_memory_bytes is not None:
         split = CacheSplit(config.num_pages, config.num_states)
         if not config.num_pages:
-            split = split_cache(execution.cpu_kv_bytes, of_pages, of_states, max_num_seqs)
+            split = of_flag()
         num_bytes = sum(count * own for count, own in zip(split, own_bytes, strict=True))
         check_bytes(num_bytes, figures.room(1.0), is_restart=config.num_pages > 0)
         return split

@@ -8,7 +8,7 @@ from headrace.engine_proc.worker.execution.cache_split import (
     split_cache,
 )
 from headrace.errors import ConfigError
-from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE
+from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, SLOTS_PER_SEQUENCE
 
 GIB = 1 << 30
 SPARE_BYTES = 256 << 20  # stays free where others leave less than our share: allocators cut
@@ -69,10 +69,13 @@ def graph_bytes(step_bytes: int, num_tokens: int, sizes: list[int]) -> int:
 
 
 def split_room(room: int, page_bytes: int, state_bytes: int, max_num_seqs: int) -> CacheSplit:
-    """Return what fits into so many bytes; nothing, if the states of one sequence do not."""
+    """Return what fits into so many bytes; nothing, if the states of one sequence do not.
+
+    Steps are sent ahead, so there are slots for that, unless states then had more than their part.
+    """
     if room // MOST_STATES < SLOTS_PER_SEQUENCE * state_bytes:
         return CacheSplit(0, 0)
-    return split_cache(room, page_bytes, state_bytes, max_num_seqs)
+    return split_cache(room, page_bytes, state_bytes, max_num_seqs, SLOTS_LOOKING_AHEAD)
 
 
 def check_pages(

@@ -169,4 +169,5 @@ def test_largest_step_has_the_most_rows_and_tokens(
 def test_states_have_a_part_of_the_room_or_nothing_fits() -> None:
     assert split_room(800, page_bytes=10, state_bytes=0, max_num_seqs=4) == (80, 0)
     assert split_room(800, page_bytes=10, state_bytes=50, max_num_seqs=4) == (40, 8)
+    assert split_room(1600, page_bytes=10, state_bytes=50, max_num_seqs=4) == (100, 3 * 4)
     assert split_room(190, page_bytes=10, state_bytes=50, max_num_seqs=4) == (0, 0)
