@@ -45,8 +45,8 @@ class SequenceStates:
     def have_room(self, num_chunks: int, num_adopting: int = 0) -> bool:
         """Whether so many chunks can be in a step.
 
-        Each writes a slot. What sequences have now stays in use while another step is open, so one
-        that then adopts a checkpoint, which may be idle, needs a slot for that as well.
+        Each writes a slot. While another step is open, the slots that sequences have stay in use.
+        So one that adopts a checkpoint, which may be idle, needs a slot for that as well.
         """
         return not self._are_used or self._slots.num_free >= num_chunks + num_adopting
 
