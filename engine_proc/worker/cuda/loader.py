@@ -40,7 +40,7 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences, largest_step
 from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
-from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages, split_room
+from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_split, split_room
 from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.cuda.pinned_memory import pin
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
@@ -353,12 +353,14 @@ def fit_cache(
     split = split_room(figures.room(share), *own_bytes, max_num_seqs)
     if host is not None:
         split = CacheSplit(*(min(host.gather_number(count)) for count in split))
-    check_pages(
+    check_split(
         figures,
         share,
-        num_pages=split.num_pages,
+        split,
+        state_bytes=own_bytes[1],
         page_tokens=PAGE_TOKENS,
         max_model_len=execution.max_model_len,
+        max_num_seqs=max_num_seqs,
     )
     return split
 
