@@ -326,12 +326,14 @@ def make_scheduler(
     slots = StateSlots(ready.num_states, slot_table)
     num_seqs = ready.num_states // SLOTS_PER_SEQUENCE
     if ready.num_states and num_seqs < execution.max_num_seqs:
+        is_share = ready.looks_ahead and execution.kv_cache_memory_bytes is None  # of a GPU
         log.warning(
-            "%d state slots are enough for %d running sequences, not for --max-num-seqs %d; raise "
-            "--kv-cache-memory-bytes or lower that",
+            "%d state slots are enough for %d running sequences, not for --max-num-seqs %d; lower "
+            "that, or raise %s",
             ready.num_states,
             num_seqs,
             execution.max_num_seqs,
+            "--gpu-memory-utilization or --tp" if is_share else "--kv-cache-memory-bytes",
         )
     longest = execution.max_model_len if ready.whole_prompts else 0
     lower = tier or store  # what is beneath the pool

@@ -207,7 +207,7 @@ class Scheduler:
             return []
         if self._adapters is not None:  # the products of an adapter are those of adjacent rows
             chunks.sort(key=lambda chunk: slot_of(chunk.sequence.adapter))
-        if not self._states.have_room(len(chunks), slots_each=1):
+        if not self._states.have_room(len(chunks)):
             self._strip_waiting()
         if chunks:
             self.counts.steps += 1
@@ -223,10 +223,15 @@ class Scheduler:
 
     def _can_look_ahead(self, budget: int) -> bool:
         """Whether a step can be chosen while another is being computed."""
-        most = min(self._limits.max_num_seqs, len(self.running) + len(self.waiting))
-        if self._suspects or not self._states.have_room(most) or not self._open[-1].is_foreseeable:
+        admits = len(self.running) < self._limits.max_num_seqs and self.waiting.has_ready
+        is_known = self._open[-1].is_foreseeable and not self._suspects
+        if not (is_known and self._have_slots(admits, admits)):
             return False
         return self._speculation is None or self._speculation.needs_no_answer(self.running, budget)
+
+    def _have_slots(self, num_new: int, num_adopting: int) -> bool:
+        """Whether a step may admit so many sequences, or have so many adopt checkpoints."""
+        return not self._open or self._states.have_room(len(self.running) + num_new, num_adopting)
 
     def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step: running sequences first, then admitted ones."""
@@ -294,8 +299,8 @@ class Scheduler:
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
-            if sequence.is_prefilling:  # another may have cached its prefix
-                self._count_hits(sequence, self._pages.reuse(sequence))
+            if sequence.is_prefilling and self._have_slots(0, 1):
+                self._count_hits(sequence, self._pages.reuse(sequence))  # others may have cached it
             count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
                 place += 1
@@ -328,7 +333,7 @@ class Scheduler:
         """Yield a chunk per sequence that begins to run."""
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
             sequence = self.waiting.first(self.counts.steps)
-            if sequence is None:
+            if sequence is None or not self._have_slots(1, 1):
                 return
             if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return

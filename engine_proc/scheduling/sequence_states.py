@@ -42,13 +42,13 @@ class SequenceStates:
             return max_num_seqs
         return min(max_num_seqs, self._slots.num_slots // SLOTS_PER_SEQUENCE)
 
-    def have_room(self, num_sequences: int, slots_each: int = SLOTS_PER_SEQUENCE) -> bool:
-        """Whether so many sequences can be in a step.
+    def have_room(self, num_chunks: int, num_adopting: int = 0) -> bool:
+        """Whether so many chunks can be in a step.
 
-        While another is open each may go on from a checkpoint, which is then not free, and writes a
-        slot. Once they are chosen each only writes one.
+        Each writes a slot. While another step is open, the slots that sequences have stay in use.
+        So one that adopts a checkpoint, which may be idle, needs a slot for that as well.
         """
-        return not self._are_used or self._slots.num_free >= slots_each * num_sequences
+        return not self._are_used or self._slots.num_free >= num_chunks + num_adopting
 
     def chunk_end(self, sequence: Sequence, end: int) -> int:
         """Return where a chunk ends that could end at `end`: at a border where there is one."""

@@ -16,13 +16,13 @@ from headrace.engine_proc.worker.models.model import DecoderModel, config_with_i
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
-    Mamba2Spec,
     MambaSpec,
     Norm,
     NormPlacement,
     QKNorm,
     RouterScore,
 )
+from headrace.engine_proc.worker.parallel.shard import cut, mamba2_layers, mamba2_unit
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vision_families import sees_whole
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
@@ -63,16 +63,18 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
 
     Raises:
         ModelError: it cannot run on the device that --device names.
-        ConfigError: it runs on the CPU, and the flags ask for a feature of GPUs.
+        ConfigError: the flags ask for a feature that it has not there.
     """
     if lack := lacking_kernel(model.spec):
         why_not = f"a {model.spec.architecture} model has {lack}, which GPU workers cannot run"
     else:
         why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
-        why_not = why_not or why_no_states(config, model.spec)
+        why_not = why_not or why_no_states(config, model)
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
         check_on_cpu(config, device.why)
+    else:
+        check_on_gpus(config, model.spec)
     return device
 
 
@@ -172,14 +174,29 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     return ""
 
 
-def why_no_states(config: ExecutionConfig, spec: DecoderSpec) -> str:
+def why_no_states(config: ExecutionConfig, model: DecoderModel) -> str:
     """Return why GPUs cannot keep a decoder's states with these flags; "" where they can."""
-    if config.kv_store_bytes and spec.state_numbers:
-        return "--kv-store-bytes keeps pages of GPUs, and this model has states, too"
-    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Mamba2Spec)]
-    if config.tp > 1 and any(mixer.norm_size for mixer in mixers):
-        return f"--tp {config.tp}: norms of Mamba-2 are over numbers of several GPUs"
+    if config.device == "auto" and config.image_row_size and model.spec.state_numbers:
+        return "a model with states was not tried there with images; --device cuda tries it"
+    for i, mamba2 in mamba2_layers(model.spec) if config.tp > 1 else ():
+        unit = mamba2_unit(mamba2, model.weights[f"layers.{i}.out"])
+        starts = [heads.start for heads in cut(mamba2.num_heads, config.tp, unit)]
+        if mamba2.norm_size and any(head * mamba2.head_dim % mamba2.norm_size for head in starts):
+            heads_each = mamba2.norm_size // mamba2.head_dim
+            return (
+                f"--tp {config.tp} cuts norms of Mamba-2, of {heads_each} of {mamba2.num_heads} "
+                "heads each, and --tp 1 does not"
+            )
     return ""
+
+
+def check_on_gpus(config: ExecutionConfig, spec: DecoderSpec) -> None:
+    """Raise `ConfigError` if a decoder runs on GPUs, and a flag asks for what CPUs do with it."""
+    if config.kv_store_bytes and spec.state_numbers:
+        raise ConfigError(
+            f"--kv-store-bytes {config.kv_store_bytes} keeps pages of GPUs, and this model has "
+            "states, too; leave it out"
+        )
 
 
 def check_on_cpu(config: ExecutionConfig, why: str) -> None:

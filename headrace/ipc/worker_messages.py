@@ -11,7 +11,8 @@ from msgspec import field
 from headrace.ipc.messages import Message, Tensor
 
 ITEM_BYTES = 4  # of the columns of a `Step`
-SLOTS_PER_SEQUENCE = 2  # a step reads a state from one slot and writes it to another
+SLOTS_PER_SEQUENCE = 2  # a step reads a state from one slot and writes it to another, ...
+SLOTS_LOOKING_AHEAD = 3  # ... and so does the next one, sent before that has ended
 
 
 class Step(Message, tag="step", frozen=True, kw_only=True):

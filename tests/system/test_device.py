@@ -123,17 +123,20 @@ def test_texts_of_a_hybrid_are_those_of_the_cpu(tmp_path: Path) -> None:
         RunningServer(str(tmp_path), "--device", "cuda", *flags, env=env),
         RunningServer(str(tmp_path), "--device", "cpu", *flags),
     ]
-    texts = []
+    texts, num_ahead = [], []
     try:
         for server in servers:
             for prompts in (HYBRID_PROMPTS, HYBRID_PROMPTS[:1]):
                 with ThreadPoolExecutor(len(prompts)) as pool:
                     texts.append(list(pool.map(partial(complete, server), prompts)))
             server.await_free("state_slots")
+            assert server.metric("prefix_cache_hits_total") > 0
+            num_ahead.append(server.metric("engine_steps_ahead_total"))
             assert server.stop() == 0
     finally:
         for server in servers:
             server.close()
+    assert num_ahead[0] > 0
     assert texts[:2] == texts[2:]
     assert "runs on GPUs: --device says so" in servers[0].log
 

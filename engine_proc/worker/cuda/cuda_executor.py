@@ -217,7 +217,8 @@ class CudaExecutor:
             spec.num_kv_layers,
             2 if spec.latent is None else 1,
         )  # keys and values, or latents
-        self.kv = self.states = torch.empty(0)  # what was there is free first
+        self.kv = self.states = torch.empty(0)  # what was there is free first, ...
+        self.layer_states: tuple[Tensor, ...] = ()  # ... and these are views of it
         self.kv = torch.zeros(*planes, *page, device=self.device, dtype=self.kv_dtype)
         self.states = torch.zeros(num_states, spec.state_numbers, device=self.device)
         sizes = [0 if own.mixer is None else own.mixer.state_numbers for own in spec.layers]

@@ -40,7 +40,7 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences, largest_step
 from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
-from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages, split_room
+from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_split, split_room
 from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.cuda.pinned_memory import pin
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
@@ -65,7 +65,7 @@ from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 from headrace.engine_proc.worker.parallel.tensor_parallel_group import open_group
 from headrace.errors import ConfigError, ModelError
-from headrace.ipc.worker_messages import Step
+from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, Step
 from headrace.storage.checksum import digest_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -314,8 +314,16 @@ def fit_cache(
         sum([own] if host is None else host.gather_number(own)) for own in own_bytes
     ]
     max_num_seqs = execution.max_num_seqs
+    of_flag = partial(
+        split_cache,
+        execution.cpu_kv_bytes,
+        of_pages,
+        of_states,
+        max_num_seqs,
+        SLOTS_LOOKING_AHEAD,
+    )
     if memory is None:
-        return split_cache(execution.cpu_kv_bytes, of_pages, of_states, max_num_seqs)
+        return of_flag()
     embeds = isinstance(runner, EmbeddingRunner)
     masks_of = partial(all_allowed, vocab_size=execution.vocab_size)
     for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
@@ -337,7 +345,7 @@ def fit_cache(
     if config.num_pages or execution.kv_cache_memory_bytes is not None:
         split = CacheSplit(config.num_pages, config.num_states)
         if not config.num_pages:
-            split = split_cache(execution.cpu_kv_bytes, of_pages, of_states, max_num_seqs)
+            split = of_flag()
         num_bytes = sum(count * own for count, own in zip(split, own_bytes, strict=True))
         check_bytes(num_bytes, figures.room(1.0), is_restart=config.num_pages > 0)
         return split
@@ -345,12 +353,14 @@ def fit_cache(
     split = split_room(figures.room(share), *own_bytes, max_num_seqs)
     if host is not None:
         split = CacheSplit(*(min(host.gather_number(count)) for count in split))
-    check_pages(
+    check_split(
         figures,
         share,
-        num_pages=split.num_pages,
+        split,
+        state_bytes=own_bytes[1],
         page_tokens=PAGE_TOKENS,
         max_model_len=execution.max_model_len,
+        max_num_seqs=max_num_seqs,
     )
     return split
 

@@ -8,7 +8,7 @@ from headrace.engine_proc.worker.execution.cache_split import (
     split_cache,
 )
 from headrace.errors import ConfigError
-from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE
+from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, SLOTS_PER_SEQUENCE
 
 GIB = 1 << 30
 SPARE_BYTES = 256 << 20  # stays free where others leave less than our share: allocators cut
@@ -69,24 +69,43 @@ def graph_bytes(step_bytes: int, num_tokens: int, sizes: list[int]) -> int:
 
 
 def split_room(room: int, page_bytes: int, state_bytes: int, max_num_seqs: int) -> CacheSplit:
-    """Return what fits into so many bytes; nothing, if the states of one sequence do not."""
+    """Return what fits into so many bytes; nothing, if the states of one sequence do not.
+
+    Steps are sent ahead, so there are slots for that, unless states then had more than their part.
+    """
     if room // MOST_STATES < SLOTS_PER_SEQUENCE * state_bytes:
         return CacheSplit(0, 0)
-    return split_cache(room, page_bytes, state_bytes, max_num_seqs)
+    return split_cache(room, page_bytes, state_bytes, max_num_seqs, SLOTS_LOOKING_AHEAD)
 
 
-def check_pages(
-    figures: Figures, share: float, *, num_pages: int, page_tokens: int, max_model_len: int
+def check_split(
+    figures: Figures,
+    share: float,
+    split: CacheSplit,
+    *,
+    state_bytes: int,
+    page_tokens: int,
+    max_model_len: int,
+    max_num_seqs: int,
 ) -> None:
     """Raise `ConfigError`, with the remedy, if one sequence of full length does not fit.
 
     Args:
-        num_pages: of all workers together, as many as the one has that has the least.
+        split: of all workers, as many as the one has that has the least.
+        state_bytes: of this worker's part of a state; 0 in models without states.
     """
-    num_tokens = num_pages * page_tokens
+    num_tokens = split.num_pages * page_tokens
     if num_tokens >= max_model_len:
         return
+    lacks = f"keys and values of {num_tokens} tokens, less than one sequence"
     ways = [f"lower --max-model-len {max_model_len} or --max-num-batched-tokens", "raise --tp"]
+    if split.num_states > SLOTS_PER_SEQUENCE:
+        ways.insert(0, f"lower --max-num-seqs {max_num_seqs}")
+    elif state_bytes and not split.num_states:
+        least = MOST_STATES * SLOTS_PER_SEQUENCE * state_bytes
+        room = figures.room(share) / GIB
+        lacks = f"{room:.2f} GiB of cache, and states of one sequence need {least / GIB:.2f}"
+        ways[0] = "lower --max-num-batched-tokens"
     if figures.room(1.0) > figures.room(share):
         ways.insert(0, f"raise --gpu-memory-utilization {share:g}")
     elif figures.others > figures.total // 10:
@@ -97,24 +116,25 @@ def check_pages(
         "libraries": figures.libraries,
         "graphs": figures.graphs,
         "the vision tower": figures.tower,
+        "states": split.num_states * state_bytes,
         "other processes": figures.others,
     }
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in taken.items() if size)
     raise ConfigError(
-        f"the GPU has room for keys and values of {num_tokens} tokens, less than one sequence; of "
-        f"its {figures.total / GIB:.1f} GiB take {parts}: {', '.join(ways)}"
+        f"the GPU has room for {lacks}; of its {figures.total / GIB:.1f} GiB take {parts}: "
+        f"{', '.join(ways)}"
     )
 
 
 def check_bytes(num_bytes: int, free: int, is_restart: bool = False) -> None:
-    """Raise `ConfigError` if the flag's bytes of pages are not free.
+    """Raise `ConfigError` if the flag's bytes of pages and states are not free.
 
     Args:
         is_restart: it is not the flag that says how many, but the workers before.
     """
     if num_bytes > free and is_restart:
         raise ConfigError(
-            f"the workers before had {num_bytes / GIB:.1f} GiB of pages on this GPU, and "
+            f"the workers before had {num_bytes / GIB:.1f} GiB of cache on this GPU, and "
             f"{free / GIB:.1f} are free; see what else uses it, or lower --gpu-memory-utilization"
         )
     if num_bytes > free:

@@ -17,12 +17,17 @@ class CacheSplit(NamedTuple):
 
 
 def split_cache(
-    cache_bytes: int, page_bytes: int, state_bytes: int, max_num_seqs: int
+    cache_bytes: int,
+    page_bytes: int,
+    state_bytes: int,
+    max_num_seqs: int,
+    slots_each: int = SLOTS_PER_SEQUENCE,
 ) -> CacheSplit:
     """Return what fits into the cache.
 
     Args:
         state_bytes: of a slot; 0 in models without states.
+        slots_each: that there should be for each sequence.
 
     Raises:
         ConfigError: there is no room for the states of one sequence.
@@ -37,6 +42,6 @@ def split_cache(
             f"half of it holds {most} of {state_bytes} bytes, not {SLOTS_PER_SEQUENCE}; "
             f"raise it to {least} or more"
         )
-    wanted = max(SLOTS_PER_SEQUENCE * max_num_seqs, cache_bytes // STATE_SHARE // state_bytes)
+    wanted = max(slots_each * max_num_seqs, cache_bytes // STATE_SHARE // state_bytes)
     num_states = min(most, wanted)
     return CacheSplit((cache_bytes - num_states * state_bytes) // page_bytes, num_states)

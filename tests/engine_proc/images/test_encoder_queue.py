@@ -313,16 +313,15 @@ class Story:
 @settings(deadline=None)
 @given(
     SCRIPTS,
-    st.integers(20, 40),
-    st.integers(9, 12),
-    st.integers(8, 32),
+    st.tuples(st.integers(20, 40), st.integers(9, 12), st.integers(8, 32)),
     st.booleans(),
     st.integers(1, 2),
+    st.sampled_from([0, 2, 4, 6, 9]),
 )
 def test_batched_texts_equal_single_texts_and_nothing_leaks(
-    script: Script, num_rows: int, num_pages: int, budget: int, whole: bool, depth: int
+    script: Script, sizes: tuple[int, int, int], whole: bool, depth: int, num_states: int
 ) -> None:
-    rig = Rig(num_rows, num_pages, budget, whole, depth)
+    rig = Rig(*sizes, whole, depth, num_states=num_states)
     story = Story(rig, script)
     step = 0
     while step < 14 or not story.is_over:

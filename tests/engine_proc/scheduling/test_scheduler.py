@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_rig import (
@@ -112,6 +113,40 @@ class Story:
                 assert self.rig.said[id] == said[: len(self.rig.said[id])]
             else:
                 assert (self.rig.said[id], self.rig.finished[id]) == (said, reason)
+
+
+def decoding_rig(num_sequences: int, num_states: int) -> Rig:
+    """Return one of four places in which so many sequences decode, two steps at once."""
+    rig = Rig.make(32, 4, 64, 4, depth=2, num_states=num_states)
+    for id in range(num_sequences):
+        rig.add(make_sequence([id], MAX_TOKENS, request_id(0, id), stop_token_ids=[]))
+    for _ in range(4):
+        rig.step()
+    assert len(rig.scheduler.running) == num_sequences
+    return rig
+
+
+@pytest.mark.parametrize("num_waiting", [0, 2])
+def test_full_server_looks_ahead_with_three_slots_a_sequence(num_waiting: int) -> None:
+    rig = decoding_rig(4, num_states=3 * 4)
+    for id in range(4, 4 + num_waiting):
+        rig.add(make_sequence([id], MAX_TOKENS, request_id(0, id)))
+    num_ahead = rig.scheduler.counts.steps_ahead
+    rig.step()
+    rig.step()
+    assert rig.scheduler.counts.steps_ahead == num_ahead + 2
+
+
+def test_looking_ahead_yields_where_a_sequence_could_be_admitted() -> None:
+    """Two that run leave slots for their next chunks, but none for a third sequence."""
+    rig = decoding_rig(2, num_states=7)
+    num_ahead = rig.scheduler.counts.steps_ahead
+    assert num_ahead > 0
+    rig.add(make_sequence([2], MAX_TOKENS, request_id(0, 2), stop_token_ids=[]))
+    rig.step()
+    rig.step()
+    assert rig.scheduler.counts.steps_ahead == num_ahead
+    assert len(rig.scheduler.running) == 3
 
 
 @settings(max_examples=500, deadline=None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_configs import execution_config
-from random_decoders import LATENTS, MAMBA, MAMBA2, SPEC
+from random_decoders import LATENTS, MAMBA, MAMBA2, SPEC, random_weights
 
 from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
@@ -190,18 +190,40 @@ def test_decoders_that_lack_a_kernel_run_on_the_cpu(differences: dict[str, Any],
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
 
 
-@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2])
-def test_layers_with_states_run_on_gpus_but_for_some_flags(mixer: Mixer) -> None:
+def hybrid(mixer: Mixer) -> DecoderModel:
     spec = dataclasses.replace(SPEC, layers=(LayerSpec(mixer=mixer), LayerSpec()))
-    spec = dataclasses.replace(spec, attention_gate=True, gated_mlp=False)
+    return DecoderModel(spec, random_weights(spec), ())
+
+
+@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2])
+def test_layers_with_states_run_on_gpus(mixer: Mixer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hybrid(mixer)
+    spec = dataclasses.replace(model.spec, attention_gate=True, gated_mlp=False)
     assert lacking_kernel(spec) == ""
-    stores, shares = (
-        why_no_states(execution_config("model.gguf", **flags), spec)
-        for flags in ({"kv_store_bytes": 1}, {"tp": 2})
-    )
-    assert stores == "--kv-store-bytes keeps pages of GPUs, and this model has states, too"
-    assert bool(shares) == (mixer is MAMBA2)  # whose norms are over all heads
-    assert why_no_states(execution_config("model.gguf"), spec) == ""
+    assert why_no_states(execution_config("model.gguf"), model) == ""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    on_gpus = execution_config("model.gguf", device="cuda", kv_store_bytes=7)
+    with pytest.raises(ConfigError, match=r"^--kv-store-bytes 7 keeps .*; leave it out$"):
+        place(on_gpus, model)
+    assert place(dataclasses.replace(on_gpus, device="cpu"), model).name == "cpu"
+
+
+@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2])
+def test_states_and_images_are_for_the_cpu_unless_asked_for(mixer: Mixer) -> None:
+    config = execution_config("model.gguf", image_row_size=64)
+    why = "a model with states was not tried there with images; --device cuda tries it"
+    assert why_no_states(config, hybrid(mixer)) == why
+    assert why_no_states(dataclasses.replace(config, device="cuda"), hybrid(mixer)) == ""
+
+
+@pytest.mark.parametrize(
+    ("tp", "norm_size", "fits"), [(2, 96, True), (3, 96, False), (3, 64, True), (3, 0, True)]
+)
+def test_norms_of_mamba2_stay_whole_on_gpus(tp: int, norm_size: int, *, fits: bool) -> None:
+    """Six heads of 32 numbers."""
+    model = hybrid(dataclasses.replace(MAMBA2, norm_size=norm_size))
+    why = "--tp 3 cuts norms of Mamba-2, of 3 of 6 heads each, and --tp 1 does not"
+    assert why_no_states(execution_config("model.gguf", tp=tp), model) == ("" if fits else why)
 
 
 def test_models_of_images_do_not_fall_to_modules(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,15 +14,19 @@ from headrace.engine_proc.worker.cuda.memory_plan import (
     SPARE_BYTES,
     Figures,
     check_bytes,
-    check_pages,
+    check_split,
     graph_bytes,
     split_room,
 )
+from headrace.engine_proc.worker.execution.cache_split import CacheSplit
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.runner import batch_of
 from headrace.errors import ConfigError
 
 GIB = 1 << 30
+
+
+check = partial(check_split, state_bytes=0, page_tokens=32, max_model_len=4096, max_num_seqs=256)
 
 
 def figures(**gib: float) -> Figures:
@@ -68,18 +73,36 @@ def test_too_little_room_is_said_with_what_to_change(
 ) -> None:
     said = figures(**gib)
     with pytest.raises(ConfigError, match=re.escape(way)) as error:
-        check_pages(said, share, num_pages=127, page_tokens=32, max_model_len=4096)
+        check(said, share, CacheSplit(127, 0))
     assert "room for keys and values of 4064 tokens, less than one sequence" in str(error.value)
     assert "weights 20.0, the largest step 3.0" in str(error.value)
     assert "\n" not in str(error.value)
     assert "tower" not in str(error.value)
-    check_pages(said, share, num_pages=128, page_tokens=32, max_model_len=4096)
+    check(said, share, CacheSplit(128, 0))
 
 
 def test_a_tower_is_named_among_what_takes_the_memory() -> None:
     said = figures(free_before=20, free=1, tower=75)
     with pytest.raises(ConfigError, match=r"the vision tower 75\.0, other processes 5\.0"):
-        check_pages(said, 0.9, num_pages=1, page_tokens=32, max_model_len=4096)
+        check(said, 0.9, CacheSplit(1, 0))
+
+
+def test_states_are_named_among_what_takes_the_memory() -> None:
+    lacks = (
+        r"keys and values of 32 tokens, .* states 16\.0.*: raise --gpu-memory-utilization 0\.6, "
+        "lower --max-num-seqs 256, lower --max-model-len 4096"
+    )
+    with pytest.raises(ConfigError, match=lacks):
+        check(figures(), 0.6, CacheSplit(1, 512), state_bytes=GIB // 32)
+
+
+def test_room_for_no_sequence_s_states_is_said_as_such() -> None:
+    lacks = (
+        r"room for 4\.00 GiB of cache, and states of one sequence need 8\.00; .*: "
+        r"raise --gpu-memory-utilization 0\.3, lower --max-num-batched-tokens, raise --tp$"
+    )
+    with pytest.raises(ConfigError, match=lacks):
+        check(figures(), 0.3, CacheSplit(0, 0), state_bytes=2 * GIB)
 
 
 def test_bytes_that_a_flag_asks_for_must_be_free() -> None:
@@ -169,4 +192,5 @@ def test_largest_step_has_the_most_rows_and_tokens(
 def test_states_have_a_part_of_the_room_or_nothing_fits() -> None:
     assert split_room(800, page_bytes=10, state_bytes=0, max_num_seqs=4) == (80, 0)
     assert split_room(800, page_bytes=10, state_bytes=50, max_num_seqs=4) == (40, 8)
+    assert split_room(1600, page_bytes=10, state_bytes=50, max_num_seqs=4) == (100, 3 * 4)
     assert split_room(190, page_bytes=10, state_bytes=50, max_num_seqs=4) == (0, 0)

@@ -85,6 +85,7 @@ if family_table.WRITES:
                 ShortConvSpec(channels=32, kernel_size=3),
                 dataclasses.replace(DELTA_NET, num_key_heads=3, num_value_heads=6),
                 dataclasses.replace(MAMBA2, norm_size=0),
+                MAMBA2,  # of two norms, and each has one
                 None,
             )
         ),
