@@ -8,6 +8,7 @@ import pkgutil
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -302,12 +303,14 @@ def weight_memory(config: ServerConfig, card: ModelCard) -> int:
 
     Those of a vision tower, of a draft model and of adapters count, too.
     """
-    try:
+    held: list[Any] = []
+    stored = images = beside = 0
+    with suppress(HeadraceError):  # which another finding tells, as those below
         held = held_weights(config, card)
-        beside = sum(beside_bytes(config, card))
+    with suppress(HeadraceError):
         stored, images = tower_bytes(config, card)
-    except HeadraceError:  # which another finding tells
-        held, beside, stored, images = [], 0, 0, 0
+    with suppress(HeadraceError):
+        beside = sum(beside_bytes(config, card))
     own = sum(one.held_bytes for one in held) or weight_bytes(Path(card.path)) - stored
     return own + images + beside
 

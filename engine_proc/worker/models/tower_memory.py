@@ -21,6 +21,7 @@ PARTS = (  # beginnings of the names of a tower's weights, and of its projector'
     "visual.",
 )
 LAYERS = "encoder.layers."  # of whose matrices the C++ core keeps bf16
+HEAD = ".head."  # of SigLIP, which the C++ core does not load
 
 
 class TowerMemory(NamedTuple):
@@ -49,5 +50,6 @@ def tower_memory(config: ExecutionConfig) -> TowerMemory:
             continue
         is_kept = in_core and LAYERS in name and len(entry.shape) == 2 and entry.dtype == "BF16"
         stored += len(data)
-        held += len(data) if is_kept else FP32_BYTES * math.prod(entry.shape)
+        if not (in_core and HEAD in name):
+            held += len(data) if is_kept else FP32_BYTES * math.prod(entry.shape)
     return TowerMemory(stored, held)

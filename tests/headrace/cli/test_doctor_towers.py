@@ -10,6 +10,7 @@ from headrace.cli import doctor
 from headrace.config.config import ServerConfig
 from headrace.config.model_card import read_card
 from headrace.engine_proc.worker import device_selection
+from headrace.errors import ModelError
 from headrace.system.machine import Machine
 
 
@@ -61,3 +62,17 @@ def test_the_weights_of_a_tower_count_once(tmp_path: Path) -> None:
         if one.fatal
     ]
     assert "weights and KV cache take" in finding.text
+
+
+def test_a_tower_counts_where_a_draft_model_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> tuple[int, int]:
+        raise ModelError("it cannot draft")
+
+    make_vision_folder(tmp_path, "llava")
+    config = ServerConfig(model=str(tmp_path), device="cpu")
+    card = read_card(config)
+    before = doctor.weight_memory(config, card)
+    monkeypatch.setattr(doctor, "beside_bytes", fail)
+    assert doctor.weight_memory(config, card) == before

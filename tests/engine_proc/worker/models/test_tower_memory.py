@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_configs import execution_config
 from mmproj_twins import make_twins
+from safetensors.numpy import load_file, save_file
 from tiny_vision import FAMILIES, make_vision_folder
 
 from headrace.engine_proc.vision.tower import load
@@ -58,3 +60,13 @@ def test_a_tower_leaves_less_for_weights_and_pages(
     assert loader.free_memory(config) == (1 << 30) - 100 - tower
     text = execution_config(tmp_path, reserved_bytes=100)
     assert (tower_memory(text), loader.free_memory(text)) == (TowerMemory(), (1 << 30) - 100)
+
+
+def test_the_core_does_not_load_the_head_of_siglip(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "gemma3")
+    before = tower_memory(execution_config(tmp_path, image_row_size=64))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.vision_tower.vision_model.head.probe"] = np.zeros((1, 1, 8), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    after = tower_memory(execution_config(tmp_path, image_row_size=64))
+    assert after == TowerMemory(before.stored_bytes + 4 * 8, before.held_bytes)
