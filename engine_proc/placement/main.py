@@ -4,9 +4,11 @@ In: nothing.  Out: the address of each engine, a file (headrace.runtime.engine_a
 import contextlib
 import os
 import time
+from functools import partial
 from typing import NoReturn
 
 from headrace.board.fields import PlacementField
+from headrace.board.replacements import is_ready
 from headrace.config.process_configs import PlacementConfig
 from headrace.engine_proc.placement.placed_engine import PlacedEngine
 from headrace.ipc.curve_key import read_key
@@ -35,7 +37,12 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
     try:
         context.ready()
         engines = [
-            PlacedEngine(engine, cluster, EngineAddress(config.run_dir, engine).write)
+            PlacedEngine(
+                engine,
+                cluster,
+                EngineAddress(config.run_dir, engine).write,
+                partial(is_ready, context.board.slot("engine", engine)),
+            )
             for engine in config.engines
         ]
         while True:
