@@ -33,6 +33,9 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
         os.environ.setdefault(name, value)
     from headrace.engine_proc.placement.ray_cluster import RayCluster  # after the first beat
 
+    addresses = {engine: EngineAddress(config.run_dir, engine) for engine in config.engines}
+    for address in addresses.values():
+        address.write(None)  # engines of a predecessor have ended with it
     cluster = RayCluster(config, read_key(config.key_file))
     try:
         context.ready()
@@ -40,10 +43,10 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
             PlacedEngine(
                 engine,
                 cluster,
-                EngineAddress(config.run_dir, engine).write,
+                address.write,
                 partial(is_ready, context.board.slot("engine", engine)),
             )
-            for engine in config.engines
+            for engine, address in addresses.items()
         ]
         while True:
             heartbeat.begin()
