@@ -30,7 +30,8 @@ def health_of(
     """Return the answer to one of `PATHS`.
 
     `/health` is 503 when a process does not serve. `/ready` is, too, unless the process belongs to
-    an engine and another one of the model is whole. While the server stops `/ready` is 503.
+    an engine and another one of the model is whole. Nor is it for `placement`, by which no request
+    goes, where an engine is whole. While the server stops `/ready` is 503.
     `/startup` is 503 only until all processes that the server starts with have been ready.
 
     Args:
@@ -44,7 +45,9 @@ def health_of(
     elif path == READY:
         spared = spared_engines(board, faults.keys())
         faults = {
-            seat: why for seat, why in faults.items() if engine_index(board, seat) not in spared
+            seat: why
+            for seat, why in faults.items()
+            if engine_index(board, seat) not in spared and not (spared and seat.role == "placement")
         }
     reasons = list(faults.values())
     if path == READY and is_draining:

@@ -13,9 +13,10 @@ from headrace.board.fields import EngineField
 from headrace.board.model_status import ModelState, engines_of, is_asleep, model_state
 from headrace.board.replacements import is_ready
 from headrace.board.replicas import (
+    ReplicaCount,
     adapter_bytes,
     count_replicas,
-    num_seats,
+    own_engines,
     wish_replicas,
     wish_sleep,
 )
@@ -43,9 +44,16 @@ NOT_LOADED = Rejection(
 SLEEPLESS = Rejection(
     409,
     "the model has pages that live and die with its workers, as on GPUs and in transformers' "
-    "modules, or engines on other machines; unload it",
+    "modules, or engines on other machines; without such engines unload it",
     "invalid_request_error",
     "model_cannot_sleep",
+)
+NOT_HERE = Rejection(
+    409,
+    "the model has engines on other machines, which are not unloaded; /admin/replicas changes "
+    "those on this one",
+    "invalid_request_error",
+    "model_cannot_unload",
 )
 
 
@@ -106,7 +114,7 @@ class ReplicaRequests:
         if name not in names:
             return NO_MODEL
         model = names.index(name)
-        most, text = num_seats(self._board, model), fields["replicas"]
+        most, text = len(own_engines(self._board, model)), fields["replicas"]
         count = int(text) if NUMBER.fullmatch(text) else 0
         if not 1 <= count <= most:
             why = "" if most > self._models[model].num_replicas else FIXED
@@ -128,10 +136,14 @@ class ReplicaRequests:
         if action is ModelAction.SLEEP:
             return self._put_to_sleep(model)
         count = 0
+        is_elsewhere = any(map(self._board.is_remote, engines_of(self._board, model)))
         if action is ModelAction.LOAD:
-            count = count_replicas(self._board, model).wanted or self._models[model].num_replicas
+            count = self._count(model).wanted or self._models[model].num_replicas
             wish_sleep(self._slot, model, False)
-        wish_replicas(self._slot, model, count)
+        elif is_elsewhere:
+            return NOT_HERE
+        if count or not is_elsewhere:
+            wish_replicas(self._slot, model, count)
         return AdminResponse(202, self._entry(model, count).encode())
 
     def apply_alone(self, action: ModelAction) -> AdminResponse | Rejection:
@@ -149,6 +161,10 @@ class ReplicaRequests:
         )
         return f'{{"is_sleeping":{"false" if awake else "true"}}}'.encode()
 
+    def _count(self, model: int) -> ReplicaCount:
+        """Return how many engines a model has on this machine."""
+        return count_replicas(own_engines(self._board, model))
+
     def _put_to_sleep(self, model: int) -> AdminResponse | Rejection:
         """Note that a model is to sleep."""
         if model_state(self._board, model) is not ModelState.LOADED:
@@ -161,7 +177,7 @@ class ReplicaRequests:
 
     def _refuse_memory(self, model: int, count: int) -> Rejection | None:
         """Return why there is no memory for so many engines of a model, or None."""
-        found = [count_replicas(self._board, place) for place in range(len(self._models))]
+        found = [self._count(place) for place in range(len(self._models))]
         if count <= found[model].wanted:
             return None
         counts = [each.wanted + each.leaving for each in found]  # those that leave have theirs yet
@@ -183,11 +199,11 @@ class ReplicaRequests:
 
     def _entry(self, model: int, wanted: int | None = None) -> str:
         """Return a model's numbers as JSON. `wanted` are those that the board does not show yet."""
-        count = count_replicas(self._board, model)
+        count = self._count(model)
         return (
             f'{{"model":{self._models[model].encoded_name},'
             f'"replicas":{count.wanted if wanted is None else wanted},"ready":{count.ready},'
-            f'"leaving":{count.leaving},"max_replicas":{num_seats(self._board, model)}}}'
+            f'"leaving":{count.leaving},"max_replicas":{len(own_engines(self._board, model))}}}'
         )
 
 

@@ -4,9 +4,11 @@ In: nothing.  Out: the address of each engine, a file (headrace.runtime.engine_a
 import contextlib
 import os
 import time
+from functools import partial
 from typing import NoReturn
 
 from headrace.board.fields import PlacementField
+from headrace.board.replacements import is_ready
 from headrace.config.process_configs import PlacementConfig
 from headrace.engine_proc.placement.placed_engine import PlacedEngine
 from headrace.ipc.curve_key import read_key
@@ -31,12 +33,20 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
         os.environ.setdefault(name, value)
     from headrace.engine_proc.placement.ray_cluster import RayCluster  # after the first beat
 
+    addresses = {engine: EngineAddress(config.run_dir, engine) for engine in config.engines}
+    for address in addresses.values():
+        address.write(None)  # engines of a predecessor have ended with it
     cluster = RayCluster(config, read_key(config.key_file))
     try:
         context.ready()
         engines = [
-            PlacedEngine(engine, cluster, EngineAddress(config.run_dir, engine).write)
-            for engine in config.engines
+            PlacedEngine(
+                engine,
+                cluster,
+                address.write,
+                partial(is_ready, context.board.slot("engine", engine)),
+            )
+            for engine, address in addresses.items()
         ]
         while True:
             heartbeat.begin()

@@ -9,7 +9,8 @@ from headrace.supervision.restart_backoff import RestartBackoff
 
 RETRY_S = 0.5  # between questions to a node that is unreachable
 ROOM_S = 5.0  # until a start that has no answer is told of
-STEADY_S = 30.0  # an engine that has lived so long has worked
+LACK_S = 30.0  # between looks at what an engine lacks
+LISTEN_S = 1800.0  # that a start may take on a node, until the engine listens
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +61,25 @@ class PlacedEngine:
 
     Args:
         publish: is told its address, or None.
+        serves: whether the server has it ready.
     """
 
-    def __init__(self, index: int, cluster: Cluster, publish: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        cluster: Cluster,
+        publish: Callable[[str | None], None],
+        serves: Callable[[], bool],
+    ) -> None:
         self._index = index
         self._cluster = cluster
         self._publish = publish
+        self._serves = serves
         self._backoff = RestartBackoff()
         self._ask_at: float | None = 0.0  # None: an answer is due
-        self._since = 0.0
+        self._look_at = 0.0  # at what it lacks
+        self._listens_by: float | None = None  # where a node has it
+        self._lacks = False  # room, which has been told
         self._where: str | None = None
         self._told = ""
 
@@ -83,11 +94,15 @@ class PlacedEngine:
             if now >= self._ask_at:
                 self._ask(now)
             return
+        if self._where is not None and self._serves():
+            self._backoff.worked()
+            self._told = ""
         outcome = self._cluster.poll(self._index)
         match outcome:
             case None:
-                if self._where is None and now >= self._since + ROOM_S:
-                    self._tell(self._cluster.shortage(self._index))
+                if self._where is None and now >= self._look_at:
+                    self._look_at = now + LACK_S
+                    self._check_start(now)
             case EngineStarted(where):
                 self._where = where
                 self._publish(where)
@@ -106,16 +121,29 @@ class PlacedEngine:
         """Start an engine, or watch the one that there is."""
         self._ask_at = None
         if self._where is None:
-            self._since = now
+            self._look_at = now + ROOM_S
+            self._listens_by = None
+            self._lacks = False
             self._cluster.start(self._index)
         else:
             self._cluster.watch(self._index)
 
+    def _check_start(self, now: float) -> None:
+        """Tell once why a start takes long; give it up where a node has had it for too long."""
+        lack = self._cluster.shortage(self._index)
+        if lack:
+            self._listens_by = None
+            if not self._lacks:
+                self._tell(lack)
+            self._lacks = True
+        elif self._listens_by is None:
+            self._listens_by = now + LISTEN_S
+            log.info("engine %d has a node, and does not listen there yet", self._index)
+        elif now >= self._listens_by:
+            self._fail(f"has a node, and does not listen there after {LISTEN_S:g} s", now)
+
     def _fail(self, why: str, now: float) -> None:
         """Give an engine up. Another one starts later."""
-        if self._where is not None and now >= self._since + STEADY_S:
-            self._backoff.worked()
-            self._told = ""
         self._tell(f"{why}; starting another")
         self._publish(None)
         self._where = None

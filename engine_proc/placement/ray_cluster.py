@@ -83,7 +83,7 @@ class RayCluster:
         try:
             answer = ray.get(calls.pop(engine))
         except RayTaskError as error:
-            return EngineEnded(str(error.cause))
+            return EngineEnded(plain(error.cause))
         except ActorUnavailableError:
             return NodeUnreachable()
         except RayError as error:
@@ -97,12 +97,24 @@ class RayCluster:
 
     def _node_of(self, engine: int) -> str:
         """Return the address of the node that has the bundle of an engine, or had it last."""
-        nodes = placement_group_table(self._groups[engine])["bundles_to_node_id"]
-        found = [node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == nodes[0]]
-        return found[0] if found else "its node"
+        with suppress(RayError, LookupError):  # the cluster may be in trouble just now
+            bundles = placement_group_table(self._groups[engine])["bundles_to_node_id"]
+            for node in ray.nodes():
+                if node["NodeID"] == bundles[0]:
+                    return str(node["NodeManagerAddress"])
+        return "its node"
 
     def shortage(self, engine: int) -> str:
-        """Return what an engine lacks that has no room; "" where it has, and starts."""
+        """Return what an engine lacks that has no room; "" where it has, and starts.
+
+        It is "", too, where the cluster cannot tell.
+        """
+        try:
+            return self._shortage(engine)
+        except (RayError, LookupError):
+            return ""
+
+    def _shortage(self, engine: int) -> str:
         if placement_group_table(self._groups[engine])["state"] == "CREATED":
             return ""
         needed = {name: count for name, count in self._resources.items() if count}

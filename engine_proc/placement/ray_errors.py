@@ -14,8 +14,14 @@ def check_reachable(where: str) -> None:
     """Refuse an address of a cluster at which nothing listens: Ray tries for minutes.
 
     Raises:
-        ConfigError: it is such a one. Others than HOST:PORT are left to Ray.
+        ConfigError: it is such a one, or of no cluster that this machine is a node of. Others than
+            HOST:PORT are left to Ray.
     """
+    if where == "local" or where.startswith("ray://"):
+        raise ConfigError(
+            f"RAY_ADDRESS {where} is of no cluster that this machine is a node of; set HOST:PORT "
+            "of its head"
+        )
     host, _, port = where.rpartition(":")
     if not port.isdecimal() or "//" in host:
         return

@@ -6,7 +6,6 @@ The kernel sends the signal, when the thread that has started this process ends.
 import os
 import signal
 import sys
-from contextlib import suppress
 
 from headrace.runtime.process import die_with_parent
 
@@ -14,9 +13,13 @@ SERVER = ("-m", "headrace.launch_server")
 
 
 def main(parent: int, *flags: str) -> None:
-    """Become the server, at the priority of any other: Ray gives its processes a low one."""
-    with suppress(PermissionError):
+    """Become the server, at the priority of any other where this user may: Ray's is low."""
+    try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        text = f"the engine runs at niceness {niceness}; RAY_worker_niceness=0 ray start has 0"
+        print(text, file=sys.stderr)
     die_with_parent(parent, signal.SIGTERM)
     os.execv(sys.executable, (sys.executable, *SERVER, *flags))  # which keeps that signal
 

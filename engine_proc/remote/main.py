@@ -63,6 +63,8 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     assert config.remote is not None
     take_turns(is_urgent=True)  # it passes on, and computes nothing
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine", context.index), ToEngine)
+    backlog = engine_backlog(context.board, context.index)
+    taken = TakenTokens(context.slot, backlog, time.monotonic())
     held = HeldRequests()
     placed_at = EngineAddress(config.run_dir, context.index)
     seat: RemoteSeat | None = None
@@ -73,7 +75,7 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
         if where is not None and (seat is None or where != seat.where):
             if seat is not None:
                 seat.close()
-            seat = RemoteSeat(config, config.remote, where, context)
+            seat = RemoteSeat(config, config.remote, where, context, taken)
         if seat is not None:
             seat.tend()
         wait_for_any(inbox.polled if seat is None else seat.polled, WAIT_MS)
@@ -89,10 +91,19 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
 
 
 class RemoteSeat:
-    """A session with the engine at `where`: grants and messages there, words and outputs back."""
+    """A session with the engine at `where`: grants and messages there, words and outputs back.
+
+    Args:
+        taken: begun before any message is taken, since those that are held count once.
+    """
 
     def __init__(
-        self, config: EngineConfig, remote: RemoteEngine, where: str, context: Context
+        self,
+        config: EngineConfig,
+        remote: RemoteEngine,
+        where: str,
+        context: Context,
+        taken: TakenTokens,
     ) -> None:
         self.where = where
         self._remote = remote
@@ -112,8 +123,7 @@ class RemoteSeat:
         self._decoder: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
         self._encoder = msgspec.msgpack.Encoder()
         self._told = ""
-        backlog = engine_backlog(context.board, context.index)
-        self._taken = TakenTokens(self._slot, backlog, time.monotonic())
+        self._taken = taken
         self._words = MirroredWords(self._slot)
         vocab_size = config.execution.vocab_size
         self._limits = OutputLimits(context.index, config.num_detokenizers, vocab_size)

@@ -5,6 +5,7 @@ in nanoseconds. The newest of all frontends holds. The supervisor polls; of slee
 """
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.board.board import Board, Slot
@@ -22,20 +23,23 @@ class ReplicaCount(NamedTuple):
     leaving: int  # that end their last requests
 
 
-def count_replicas(board: Board, model: int) -> ReplicaCount:
-    """Return how many engines of a model there are, by its place among the server's."""
+def own_engines(board: Board, model: int) -> list[Slot]:
+    """Return the seats of a model's engines on this machine: operators have as many as they want.
+
+    The model is given by its place among the server's.
+    """
     engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
+    return [slot for slot in engines if not board.is_remote(slot)]
+
+
+def count_replicas(engines: Sequence[Slot]) -> ReplicaCount:
+    """Return how many engines there are in the seats of a model."""
     seated = [slot for slot in engines if slot[EngineField.SEATING] == Seating.SEATED]
     return ReplicaCount(
         wanted=len(seated),
         ready=sum(map(is_ready, seated)),
         leaving=sum(slot[EngineField.SEATING] == Seating.LEAVING for slot in engines),
     )
-
-
-def num_seats(board: Board, model: int) -> int:
-    """Return how many engines a model may have."""
-    return sum(slot[EngineField.MODEL] == model for slot in board.of("engine"))
 
 
 def adapter_bytes(board: Board, model: int) -> int:

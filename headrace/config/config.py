@@ -378,7 +378,7 @@ class ServerConfig:
         if listen is not None and not is_alone:
             raise ConfigError(
                 f"--engine-listen {listen} serves one engine of this machine; leave out "
-                "--data-parallel-size and --remote-engines"
+                "--data-parallel-size, --data-parallel-backend and --remote-engines"
             )
 
     def _check_kv_store(self) -> None:

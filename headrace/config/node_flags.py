@@ -17,6 +17,7 @@ OF_SERVER = (
     "watchdog_timeout",
     "log_level",
 )
+PATHS = ("model", "draft_model", "chat_template", "kv_store", "mock_profile")
 OF_PLACE = ("device", "data_parallel_size")  # which the placement decides
 
 
@@ -28,7 +29,9 @@ def node_flags(config: ServerConfig, on_gpus: bool) -> dict[str, Any]:
     """
     flags = {name: getattr(config, name) for name in (*OF_MODEL, *OF_SERVER)}
     flags = {name: v for name, v in flags.items() if v not in (None, ()) and name not in OF_PLACE}
-    model = config.model
-    if model is not None and os.path.exists(model):
-        flags["model"] = os.path.abspath(model)
-    return {**flags, "device": "cuda" if on_gpus else "cpu"}
+    paths = {
+        name: os.path.abspath(flags[name])
+        for name in PATHS
+        if name in flags and (name == "kv_store" or os.path.exists(flags[name]))
+    }
+    return {**flags, **paths, "device": "cuda" if on_gpus else "cpu"}

@@ -219,7 +219,8 @@ class BoardCollector(Collector):
             for name, help in REPLICAS
         ]
         for model, name in enumerate(self._labels.names):
-            for family, count in zip(families, count_replicas(self._board, model), strict=True):
+            counts = count_replicas(engines_of(self._board, model))
+            for family, count in zip(families, counts, strict=True):
                 family.add_metric([name], count)
         yield from families
 

@@ -14,6 +14,7 @@ from headrace.board.backlog import Backlog, engine_backlog
 from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField, EngineField, Seating
 from headrace.board.replacements import is_ready
+from headrace.board.replicas import own_engines
 
 TOLD_AGAIN_S = 15.0  # a signal may get lost; a KV store has some seconds for its last pages
 
@@ -63,11 +64,11 @@ class EngineSeats:
         return bool(self._departures)
 
     def resize(self, model: int, count: int) -> list[int]:
-        """Have a model so many engines, as far as there are seats. Return those to be started.
+        """Have a model so many engines here, as far as there are seats. Return those to be started.
 
         Engines stay that are not leaving, serve, and have the first seats, in this order.
         """
-        engines = [slot for slot in self._board.of("engine") if slot[EngineField.MODEL] == model]
+        engines = own_engines(self._board, model)
         staying = [slot for slot in engines if self._stays(slot)]
         for slot in sorted(staying, key=self._rank)[count:]:
             self._begin(slot, returns=False)

@@ -12,7 +12,7 @@ from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board
 from headrace.board.fields import EngineField, FrontendField
 from headrace.board.model_status import ModelState, engines_of, model_state, num_waiting
-from headrace.board.replicas import ModelWishes
+from headrace.board.replicas import ModelWishes, own_engines
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy, ModelDemand
@@ -106,10 +106,7 @@ class ModelLoads:
 
     def _num_engines(self, model: int) -> int:
         """Return how many engines of a model there are here, those that leave included."""
-        return sum(
-            not slot[EngineField.IS_REMOTE] and not self._board.is_vacant(slot)
-            for slot in self._engines[model]
-        )
+        return sum(not self._board.is_vacant(slot) for slot in own_engines(self._board, model))
 
     def _demand_of(self, model: int) -> ModelDemand:
         return ModelDemand(

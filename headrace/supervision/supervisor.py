@@ -514,6 +514,7 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         slot = self.board.slot(child.seat.role, child.seat.index)
+        is_refused = code in FINAL and self._is_elsewhere(slot)  # as its predecessor, maybe
         if slot[CommonField.STATE] == State.READY:
             child.restarts.worked()
             child.is_new = False
@@ -529,13 +530,14 @@ class Supervisor:
         delay_s = self._delay_s(child, slot, code)
         death = ChildDied(child.seat, code, slot.exit_reason)
         how = f"was {'ended' if is_leaving else 'replaced'} on request" if is_wanted else death.how
+        is_told = is_refused and how == slot.last_death.how
         slot.last_death.record(child.process.pid, how)
         is_given_up = is_leaving or (delay_s is None and self._may_lack(child))
-        if delay_s is not None or is_given_up:
+        if (delay_s is not None or is_given_up) and not is_told:
             then = "its seat is vacant" if is_given_up else "starting another"
             level = logging.INFO if is_wanted else logging.WARNING
             log.log(level, "%s %s; %s", child.seat, how, then)
-        if self._is_up and not is_wanted:
+        if self._is_up and not is_wanted and not is_refused:
             hands = {
                 "tokenizer": TokenizerField.AT_HAND,
                 "detokenizer": DetokenizerField.RESPONSE_AT_HAND,
@@ -556,10 +558,13 @@ class Supervisor:
 
     def _delay_s(self, child: SeatedProcess, slot: Slot, code: int) -> float | None:
         """Note a death; return when another is to start, or None where that is hopeless."""
-        is_elsewhere = self.board.is_remote(slot) or (slot.seat.role == "placement" and self._is_up)
-        if is_elsewhere:  # what is wrong there is not the end of this server
+        if self._is_elsewhere(slot):
             return child.restarts.patient_delay_s()
         return None if code in FINAL or not self._is_up else child.restarts.delay_s()
+
+    def _is_elsewhere(self, slot: Slot) -> bool:
+        """Whether a process rests on other machines, whose faults are not this server's end."""
+        return self.board.is_remote(slot) or (slot.seat.role == "placement" and self._is_up)
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""

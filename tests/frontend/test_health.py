@@ -62,6 +62,20 @@ def test_server_is_ready_while_one_replica_is_whole() -> None:
     assert ask(board, READY) == (503, ["engine 0 is starting", "worker 1 is dead"])
 
 
+def test_a_whole_engine_is_ready_without_placement() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1), Seat("placement", 0)])
+    for slot in board.slots:
+        slot.enter(State.READY)
+        slot[CommonField.HEARTBEAT_NS] = 10**9
+    board.slot("engine", 1)[CommonField.STATE] = State.STARTING
+    board.slot("placement")[CommonField.STATE] = State.DEAD
+    assert ask(board, READY) == (200, [])
+    assert ask(board, HEALTH) == (503, ["engine 1 is starting", "placement 0 is dead"])
+    board.slot("engine", 0)[CommonField.STATE] = State.DEAD
+    reasons = ["engine 0 is dead", "engine 1 is starting", "placement 0 is dead"]
+    assert ask(board, READY) == (503, reasons)
+
+
 def test_a_vacant_seat_is_no_whole_replica() -> None:
     board = Board.create([*SEATS, Seat("engine", 1), Seat("worker", 1)])
     board.slot("engine", 1)[EngineField.SEATING] = Seating.VACANT

@@ -1,5 +1,6 @@
 """What operators are told of replicas, and may ask for."""
 
+import dataclasses
 import json
 
 import pytest
@@ -142,6 +143,20 @@ def test_models_are_loaded_and_unloaded_by_name() -> None:
     missing = rig.requests.apply("other", ModelAction.LOAD)
     assert isinstance(missing, Rejection)
     assert missing.status == 404
+
+
+def test_engines_elsewhere_are_neither_counted_nor_unloaded() -> None:
+    rig = Rig()
+    rig.engines[5][EngineField.IS_REMOTE] = 1
+    second = json.loads(rig.requests.status())["models"][1]
+    assert (second["replicas"], second["max_replicas"]) == (1, 1)
+    refused = rig.requests.apply('b"\N{FOX FACE}', ModelAction.UNLOAD)
+    assert isinstance(refused, Rejection)
+    assert (refused.status, refused.code) == (409, "model_cannot_unload")
+    rig.engines[4][EngineField.IS_REMOTE] = 1
+    rig.requests._models[1] = dataclasses.replace(rig.requests._models[1], num_replicas=0)
+    rig.requests.apply('b"\N{FOX FACE}', ModelAction.LOAD)
+    assert not rig.wished, "which is no request for none"
 
 
 def test_loading_a_model_changes_no_number_of_replicas() -> None:

@@ -5,9 +5,10 @@ import logging
 import pytest
 
 from headrace.engine_proc.placement.placed_engine import (
+    LACK_S,
+    LISTEN_S,
     RETRY_S,
     ROOM_S,
-    STEADY_S,
     EngineEnded,
     EngineStarted,
     NodeUnreachable,
@@ -57,7 +58,8 @@ class Bench:
     def __init__(self) -> None:
         self.cluster = FakeCluster()
         self.published: list[str | None] = []
-        self.engine = PlacedEngine(INDEX, self.cluster, self.published.append)
+        self.serves = False
+        self.engine = PlacedEngine(INDEX, self.cluster, self.published.append, lambda: self.serves)
         self.now = 0.0
         self.engine.look(self.now)
 
@@ -102,13 +104,28 @@ def test_engines_that_cannot_start_are_started_ever_later() -> None:
         assert bench.wait(delay_s) == ["start"]
 
 
-def test_an_engine_that_has_lived_is_replaced_at_once() -> None:
+def test_an_engine_that_has_served_is_replaced_at_once() -> None:
     bench = Bench()
     for _ in range(len(DELAYS_S) + 1):
         bench.answer(EngineStarted(WHERE))
-        bench.wait(STEADY_S)
+        bench.serves = True
+        bench.wait(1.0)
+        bench.serves = False
         bench.answer(EngineEnded("on node was killed"))
         assert bench.wait(DELAYS_S[0]) == ["start"]
+
+
+def test_an_engine_that_never_serves_is_replaced_ever_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    for delay_s in (*DELAYS_S, PATIENT_S, PATIENT_S):
+        bench.answer(EngineStarted(WHERE))
+        bench.wait(1000.0)  # it loads
+        bench.answer(EngineEnded("on node was killed"))
+        assert not delay_s or not bench.wait(delay_s / 2)
+        assert bench.wait(delay_s) == ["start"]
+    assert len(caplog.records) == 1
 
 
 def test_a_node_that_is_unreachable_keeps_its_engine() -> None:
@@ -144,5 +161,19 @@ def test_a_lack_of_room_is_logged_after_a_while(caplog: pytest.LogCaptureFixture
         assert not caplog.records, "it has room, and starts"
         bench.cluster.lack = "waits for 2 CPUs"
         bench.wait(1.0)
-        bench.wait(1.0)
+        assert not caplog.records, "the cluster is not asked at each look"
+        bench.wait(LACK_S)
+        bench.cluster.lack = "waits for 2 CPUs, of which others are free"
+        bench.wait(LACK_S)
         assert [record.message for record in caplog.records] == [f"engine {INDEX} waits for 2 CPUs"]
+
+
+def test_a_start_that_does_not_end_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.cluster.lack = "waits for 2 CPUs"
+    bench.wait(LISTEN_S)
+    bench.cluster.lack = ""
+    bench.wait(LISTEN_S)
+    assert bench.cluster.asked == ["start"], "it has only just got its room"
+    assert bench.wait(LISTEN_S) == ["end"]
+    assert "does not listen there after 1800 s; starting another" in caplog.text

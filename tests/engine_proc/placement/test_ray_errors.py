@@ -38,6 +38,12 @@ def test_an_address_without_a_cluster_is_refused() -> None:
             check_reachable(where)
 
 
-@pytest.mark.parametrize("where", ["", "auto", "ray://127.0.0.1:1"])
+@pytest.mark.parametrize("where", ["", "auto"])
 def test_other_addresses_are_left_to_ray(where: str) -> None:
     check_reachable(where)
+
+
+@pytest.mark.parametrize("where", ["local", "ray://127.0.0.1:1"])
+def test_a_cluster_that_has_no_node_here_is_refused(where: str) -> None:
+    with pytest.raises(ConfigError, match=f"^RAY_ADDRESS {where} is of no cluster"):
+        check_reachable(where)

@@ -17,6 +17,7 @@ from headrace.config.process_configs import RemoteEngine
 from headrace.engine_proc.remote import taken_tokens
 from headrace.engine_proc.remote.grants import Grants
 from headrace.engine_proc.remote.main import RemoteSeat, SessionEnded
+from headrace.engine_proc.remote.taken_tokens import TakenTokens
 from headrace.engine_proc.request_io.mirrored_words import read_words
 from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.curve_links import CurveListener
@@ -35,9 +36,13 @@ DEADLINE_MS = 60_000
 
 
 class Rig:
-    """A seat, and a gateway that always serves."""
+    """A seat, and a gateway that always serves.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        num_held: tokens of prompts that come before the address of the gateway does.
+    """
+
+    def __init__(self, folder: Path, num_held: int = 0) -> None:
         make_key(str(folder / "key"))
         self.gateway = self.make_gateway(folder)
         seats = [Seat("frontend", 0), Seat("tokenizer", 0), Seat("engine", 0)]
@@ -55,7 +60,9 @@ class Rig:
         )
         self.inbox: Inbox[Any] = Inbox(address(str(folder), "engine"), RenewLeases)
         self.outbox = Outbox(address(str(folder), "engine"))
-        self.seat = RemoteSeat(config, remote, self.gateway.where, context)
+        self.taken = TakenTokens(self.slot, engine_backlog(self.board, 0), 0.0)
+        self.board.slot("tokenizer").add(TokenizerField.SENT_TOKENS, num_held)
+        self.seat = RemoteSeat(config, remote, self.gateway.where, context, self.taken)
         self._decoder = msgspec.msgpack.Decoder(ToGateway)
         self._peer, self._session = b"", 0
 
@@ -148,3 +155,12 @@ def test_lost_prompts_count_as_taken_while_leases_are_renewed(
         rig.seat.send_on(rig.inbox)
         rig.seat.settle_idle()
     assert engine_backlog(rig.board, 0)() == 0
+
+
+def test_prompts_that_are_held_count_as_taken_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, num_held=7)
+    backlog = engine_backlog(rig.board, 0)
+    assert backlog() == 7
+    rig.taken.take(7)
+    assert backlog() == 0
+    rig.close()

@@ -5,7 +5,7 @@ from headrace.board.fields import EngineField, FrontendField, Seating
 from headrace.board.replicas import (
     ModelWishes,
     count_replicas,
-    num_seats,
+    own_engines,
     wish_replicas,
     wish_sleep,
 )
@@ -19,9 +19,11 @@ def test_replicas_are_counted_by_model() -> None:
         slot.enter(State.READY)
     slots[2][EngineField.SEATING] = Seating.LEAVING
     slots[3][EngineField.SEATING] = Seating.VACANT
-    assert count_replicas(board, 0) == (2, 1, 1)
-    assert count_replicas(board, 1) == (1, 1, 0)
-    assert [num_seats(board, model) for model in (0, 1, 2)] == [4, 1, 0]
+    assert count_replicas(own_engines(board, 0)) == (2, 1, 1)
+    assert count_replicas(own_engines(board, 1)) == (1, 1, 0)
+    assert [len(own_engines(board, model)) for model in (0, 1, 2)] == [4, 1, 0]
+    slots[1][EngineField.IS_REMOTE] = 1
+    assert own_engines(board, 0) == [slots[0], *slots[2:4]]
 
 
 def test_the_newest_wish_holds_and_is_taken_once() -> None:

@@ -44,3 +44,24 @@ def test_a_node_has_the_flags_of_the_server(
 def test_a_model_of_the_hub_is_named_as_it_is() -> None:
     assert node_flags(ServerConfig(model="owner/name"), on_gpus=False)["model"] == "owner/name"
     assert "model" not in node_flags(ServerConfig(), on_gpus=False)
+
+
+def test_paths_of_this_machine_are_whole_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "chat.jinja").touch()
+    config = ServerConfig(
+        speculative="draft_model",
+        draft_model="draft",
+        chat_template="chat.jinja",
+        kv_store="store",
+    )
+    found = node_flags(config, on_gpus=False)
+    assert found["draft_model"] == str(tmp_path / "draft")
+    assert found["chat_template"] == str(tmp_path / "chat.jinja")
+    assert found["kv_store"] == str(tmp_path / "store"), "which an engine makes"
+    assert found["mock_profile"] == "zero"
+    config = ServerConfig(speculative="draft_model", draft_model="owner/name")
+    assert node_flags(config, on_gpus=False)["draft_model"] == "owner/name"

@@ -69,6 +69,15 @@ def test_fewer_replicas_keep_those_that_serve() -> None:
     assert rig.seatings == [LEAVING, SEATED, LEAVING, VACANT]
 
 
+def test_engines_of_other_machines_are_left_alone() -> None:
+    rig = Rig(3)
+    for slot in rig.slots[1:3]:
+        slot[EngineField.IS_REMOTE] = 1
+    assert rig.seats.resize(0, 2) == [3], "one of this machine beside the other"
+    assert rig.seats.resize(0, 0) == []
+    assert rig.seatings == [LEAVING, SEATED, SEATED, VACANT]
+
+
 def test_an_engine_without_requests_leaves_unnoticed() -> None:
     rig = Rig(2)
     rig.slots[1][EngineField.RUNNING] = 3

@@ -6,6 +6,8 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField, Seating
 from headrace.config.config import ServerConfig
@@ -171,3 +173,26 @@ def test_an_engine_on_demand_that_gives_up_ends_no_server() -> None:
     rig.children[1].process.stacks = SimpleNamespace(take=lambda: "", close=lambda: None)
     rig.supervisor._handle_exit(rig.children[1], ExitStatus.BAD_MODEL)
     rig.assert_failed(f"exited with {int(ExitStatus.BAD_MODEL)}")
+
+
+def test_a_cluster_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.supervisor.board = board = Board.create([Seat("placement", 0)])
+    slot, reports = board.slot("placement"), []
+    stacks = SimpleNamespace(take=list, close=lambda: None)
+    process: Any = SimpleNamespace(pid=1, stacks=stacks)
+    rig.supervisor._selector = SimpleNamespace(unregister=lambda _fd: None)
+    rig.supervisor._crash_reports = SimpleNamespace(make=lambda *about: reports.append(about))
+    rig.supervisor._is_up = True
+    child = SeatedProcess(slot.seat, process, -1)
+    slot.enter(State.READY)
+    for code in (-signal.SIGKILL, *[ExitStatus.BAD_FLAGS] * 3):
+        child.pidfd = os.open(os.devnull, os.O_RDONLY)
+        slot.exit_reason = "" if code < 0 else "no cluster"
+        rig.supervisor._handle_exit(child, code)
+        slot.enter(State.STARTING)
+    assert [record.message for record in caplog.records] == [
+        "placement 0 was killed by SIGKILL; starting another",
+        "placement 0 exited with 2 (no cluster); starting another",
+    ]
+    assert len(reports) == 1, "of the death that is none of the cluster's"
