@@ -34,7 +34,8 @@ from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
 from headrace.engine_proc.scheduling.draft_model import DraftModel
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.scheduler import Scheduler
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.cache_memory import map_tables

@@ -18,7 +18,7 @@ running set and keeps its pages until another sequence needs them.
 from array import array
 from bisect import insort
 from collections.abc import Callable, Iterator, KeysView
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.kv_cache.cache_table import NO_CACHE
@@ -29,6 +29,7 @@ from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import InflightStep
 from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.scheduler_stats import SchedulerStats
 from headrace.engine_proc.scheduling.sequence_pages import SequencePages
 from headrace.engine_proc.scheduling.sequence_states import SequenceStates
@@ -43,16 +44,6 @@ from headrace.ipc.messages import MAX_SEQUENCES, FinishReason, request_of
 
 SHORT_SHARE = 4  # a prompt is short that takes no more than this part of a step
 MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerLimits:
-    """Limits of a step, of the running set and of the waiting queue."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_num_queued: int = 1 << 30
-    whole_prompts: bool = False  # no chunks, no prefixes; a step must hold the longest prompt
 
 
 class MustWait(Exception):

@@ -15,7 +15,8 @@ from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.scheduler import Scheduler
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence

@@ -15,7 +15,8 @@ from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.scheduler import Scheduler
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder

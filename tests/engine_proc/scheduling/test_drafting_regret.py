@@ -11,7 +11,8 @@ from scheduler_rig import make_sequence
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.scheduler import Scheduler
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import DRAFTS_PER_STEP, Speculation
 from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step

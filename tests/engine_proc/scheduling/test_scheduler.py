@@ -27,7 +27,8 @@ from scheduler_rig import (
 
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.ipc.messages import FinishReason, Sampling, request_id, request_of

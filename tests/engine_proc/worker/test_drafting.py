@@ -18,7 +18,8 @@ from scheduler_rig import make_sequence
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
+from headrace.engine_proc.scheduling.scheduler import Scheduler
+from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES, CacheMemory
