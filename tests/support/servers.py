@@ -94,7 +94,7 @@ class RunningServer:
 
     def metric(self, name: str) -> float:
         """Return a metric's value, summed over processes."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
         values = re.findall(rf"^headrace:{name}{{.*}} (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name} in\n{text}"
         return sum(float(value) for value in values)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from embedding_models import minilm
-from servers import RunningServer, StartFailed, wait_until
+from servers import PATIENCE_S, RunningServer, StartFailed, wait_until
 
 PROMPT = {"prompt": "Tell me", "ignore_eos": True}
 
@@ -30,7 +30,7 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def post(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=fields)
+    return httpx.post(f"{server.url}{path}", json=fields, timeout=PATIENCE_S)
 
 
 def test_there_is_no_worker_and_all_are_well(mock: RunningServer) -> None:

@@ -95,7 +95,7 @@ def test_decoders_without_a_kernel_run_in_modules(
     assert find_gpus("cuda", 1) == ""
     told = foresee(execution_config(tmp_path, device="cuda"))
     why = "no kernel of GPUs has biases of norms or of its head; on GPUs: --device says so"
-    assert told == (TRANSFORMERS, why)
+    assert told == (TRANSFORMERS, why, True)
     assert foresee(execution_config(tmp_path)).executor == "the C++ core"
     why = "has biases of norms or of its head, which GPU workers cannot run"
     with pytest.raises(ModelError, match=why):
