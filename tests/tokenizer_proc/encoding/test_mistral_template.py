@@ -143,12 +143,12 @@ def no_callbacks() -> Iterator[None]:
     """Nothing is called at garbage collections, as by hypothesis: it would swallow an interrupt."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
+    gc.freeze()  # garbage of other tests: its `__del__` swallows interrupts, too
     yield
+    gc.unfreeze()
     gc.callbacks[:] = callbacks
 
 
-# Garbage of other tests may be collected in that time: its `__del__` swallows an interrupt, too.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("no_callbacks")
 def test_a_conversation_that_takes_long_is_interrupted(tmp_path: Path) -> None:
     template = MistralTemplate(str(write_tekken(tmp_path)), {}, patience_s=0.01)
