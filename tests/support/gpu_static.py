@@ -39,11 +39,14 @@ from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
+from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import (
     EXPERTS,
     HEAD_MATRICES,
     WIDE,
     DeviceWeights,
+    Matrix,
     fused,
     laid_out,
 )
@@ -78,10 +81,29 @@ def experts_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> 
     )
 
 
+def matrix_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> Matrix:
+    """Return a matrix in a format, without numbers."""
+    parts = experts_of(shape, format, has_bias)
+    if format == ExpertFormat.FP8:
+        assert parts.scales is not None
+        return Fp8Matrix(parts.numbers, parts.scales, parts.group_size, parts.bias)
+    if format == ExpertFormat.INT4:
+        assert parts.scales is not None and parts.zeros is not None
+        return Int4Matrix(
+            parts.numbers, parts.zeros, parts.scales, parts.group_size, bias=parts.bias
+        )
+    return DenseMatrix(parts.numbers, parts.bias)
+
+
 def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
-    """Return a decoder's weights in bf16, experts in a format, without numbers."""
+    """Return a decoder's weights in bf16, experts in a format, without numbers.
+
+    Where there are no experts, layers are in that format.
+    """
     shapes = weight_shapes(spec)
-    matrices, tensors, wide, experts = {}, {}, {}, {}
+    has_experts = any(layer.mixture is not None for layer in spec.layers)
+    matrices: dict[str, Matrix] = {}
+    tensors, wide, experts = {}, {}, {}
     sources = fused(spec)
     for name, parts in sources.items():
         num_rows = sum(shapes[part][0] for part in parts)
@@ -96,9 +118,12 @@ def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
             own = format if EXPERTS in name else ExpertFormat.DENSE
             experts[name] = experts_of((num_rows, *rest), own, has_bias)
             continue
-        weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
-        of_kind = wide if name.endswith(WIDE) else matrices
-        of_kind[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
+        if name.endswith(WIDE):
+            weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
+            wide[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
+            continue
+        own = ExpertFormat.DENSE if has_experts or name == "head" else format
+        matrices[name] = matrix_of((num_rows, *rest), own, has_bias)
     return DeviceWeights(matrices, tensors, wide, experts)
 
 
