@@ -27,6 +27,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 # Threads that spin while they wait for each other take ten times as long beside busy servers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A test that hangs fails, and the others go on; 0 is no limit. No test comes near it, however slow
 # the machine.
@@ -115,6 +116,8 @@ def limited(config: pytest.Config) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    if "torch" in sys.modules:  # models that earlier tests loaded have set more
+        sys.modules["torch"].set_num_threads(1)
     with limited(item.config):
         return (yield)
 
