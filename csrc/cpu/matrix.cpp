@@ -129,20 +129,16 @@ void pack_block(const NumberRows &source, Convert<Number> convert, int first_row
     const int number_bytes = source.type == NumberType::f32 ? 4 : 2;
     const auto *rows = static_cast<const uint8_t *>(source.first) + first_row * source.stride;
     auto *words = reinterpret_cast<uint32_t *>(block);
-    Number tile[lanes * tile_cols];
+    Number tile[lanes][tile_cols];
     for (int k = 0; k < cols; k += tile_cols) {
-        const int n = std::min(tile_cols, cols - k), width = n + n % per_word;
-        if (source.stride == width * number_bytes) { // short rows, one behind the other
-            convert(rows, num_rows * n, tile);
-        } else {
-            for (int lane = 0; lane < num_rows; ++lane) {
-                convert(rows + lane * source.stride + k * number_bytes, n, tile + lane * width);
-                std::fill_n(tile + lane * width + n, n % per_word, Number(0));
-            }
+        const int n = std::min(tile_cols, cols - k);
+        for (int lane = 0; lane < num_rows; ++lane) {
+            convert(rows + lane * source.stride + k * number_bytes, n, tile[lane]);
+            std::fill(tile[lane] + n, tile[lane] + n + n % per_word, Number(0));
         }
         for (int i = 0; i < n; i += per_word, words += lanes) {
             for (int lane = 0; lane < num_rows; ++lane) {
-                std::memcpy(words + lane, tile + lane * width + i, sizeof(uint32_t));
+                std::memcpy(words + lane, tile[lane] + i, sizeof(uint32_t));
             }
         }
     }
