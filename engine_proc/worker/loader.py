@@ -11,6 +11,8 @@ import numpy as np
 from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
+from headrace.engine_proc.shm.hidden_link import HiddenLink
+from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.device_selection import (
     NAMES,
@@ -53,6 +55,8 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.tower_memory import tower_memory
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
+from headrace.engine_proc.worker.stages.stage import PipelineStage, stages
+from headrace.engine_proc.worker.stages.stage_runner import LastStage, StageRunner
 from headrace.errors import ConfigError, ModelError
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit
@@ -177,11 +181,18 @@ def in_core(
         config.max_num_seqs,
     )
     rank = 0 if group is None else group.rank
-    sizes = [cache_bytes(specs[rank], *split, PAGE_TOKENS, kv_dtype) for specs in with_pages]
+    own_specs = [specs[rank] for specs in with_pages]
+    stage = None
+    if config.pp > 1:
+        stage = stages(model.spec, config.pp)[worker.stage]
+        own_specs = [stage.spec_of(own_specs[0])]
+        decoders = [HeldDecoder(stage.model_of(model), weight_dtype)]
+        peers = [stage.peers_of(peers[0])]
+    sizes = [cache_bytes(spec, *split, PAGE_TOKENS, kv_dtype) for spec in own_specs]
     memory = None
     if worker.cache_fd is not None:
         memory = CacheMemory(worker.cache_fd, sum(sizes), cache_fingerprint(config, split))
-    num_threads = threads_of_rank(config.tp)
+    num_threads = threads_of_rank(config.num_workers)
     executors = [
         CpuExecutor(
             decoder.model.spec,
@@ -200,18 +211,12 @@ def in_core(
         )
         for place, decoder in enumerate(decoders)
     ]
-    runner = decoder_runner(
-        executors[0],
-        model.pooling,
-        model.dense,
-        model.spec.vocab_size,
-        num_threads,
-        embeds,
-        drafter_of(decoders, executors),
-    )
+    links = None if stage is None else open_links(worker, model.spec.hidden_size)
+    drafter = drafter_of(decoders, executors)
+    runner = core_runner(config, executors[0], model, stage, links, embeds, drafter)
     cache_id = b"" if memory is None else memory.cache_id
     adapters = core_adapters(config, executors[0], model, peers[0]) if config.enable_lora else None
-    bytes_of_pages = [page_bytes(specs[rank], PAGE_TOKENS, kv_dtype) for specs in with_pages]
+    bytes_of_pages = [page_bytes(spec, PAGE_TOKENS, kv_dtype) for spec in own_specs]
     is_eagle = draft is not None and draft.token_ids is not None
     return LoadedModel(
         runner,
@@ -219,11 +224,42 @@ def in_core(
         num_states=split.num_states,
         cache_id=cache_id,
         page_bytes=bytes_of_pages[0],
-        state_bytes=state_bytes(with_pages[0][rank]),
+        state_bytes=state_bytes(own_specs[0]),
         eagle_bytes=bytes_of_pages[1] if is_eagle else 0,
         adapters=adapters,
+        links=links,
         rest=partial(rest_all, executors),
     )
+
+
+def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:
+    """Return the links of a worker to its neighbors in other stages."""
+    num_frames, max_rows = worker.execution.pp, worker.execution.max_num_batched_tokens
+    before, after = (
+        None if fd is None else HiddenLink(fd, num_frames, max_rows, hidden_size)
+        for fd in (worker.before_fd, worker.after_fd)
+    )
+    return StageLinks(before, after)
+
+
+def core_runner(
+    config: ExecutionConfig,
+    executor: CpuExecutor,
+    model: DecoderModel,
+    stage: PipelineStage | None,
+    links: StageLinks | None,
+    embeds: Floats | None,
+    drafter: Executor | None,
+) -> Runner:
+    """Return what runs the steps of the C++ core: a stage's, or those of all layers."""
+    own: Executor = executor
+    if stage is not None and links is not None:
+        if not stage.is_last:
+            return StageRunner(executor, links)
+        own = LastStage(executor, links)
+    num_threads = threads_of_rank(config.num_workers)
+    size = model.spec.vocab_size
+    return decoder_runner(own, model.pooling, model.dense, size, num_threads, embeds, drafter)
 
 
 def rest_all(executors: Iterable[CpuExecutor]) -> None:

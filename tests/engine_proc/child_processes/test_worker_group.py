@@ -156,7 +156,9 @@ def test_workers_that_disagree_are_an_error_and_not_two_texts(
         def receive(self, timeout_s: float) -> StepResult:  # type: ignore[override]
             return StepResult(bytes([self.token]))
 
-    monkeypatch.setattr(module, "start_worker", lambda _config, _context, rank, *_: Odd(rank))
+    monkeypatch.setattr(
+        module, "start_worker", lambda _config, _context, place, *_: Odd(place.rank)
+    )
     context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
     workers = WorkerGroup(CONFIG, context)
     workers.start(STEP)
@@ -220,7 +222,8 @@ def hung_group(said: list[str], *, looks_ahead: bool) -> WorkerGroup:
     group._clock = itertools.count(0.0, HANG_S / 4).__next__
     group._layout = WorkerReady(1, 16, looks_ahead=looks_ahead)
     workers: Any = [HungWorker(name, said) for name in ("a", "b")]
-    group._all, group._num_computing, group._page, group._group = workers, 1, None, None
+    group._all, group._num_computing, group._page, group._groups = workers, 1, None, []
+    group._config = CONFIG
     group._restarts = RestartBackoff()
     return group
 
