@@ -1,5 +1,6 @@
 """Workers that run a model together: real processes, started, stopped and killed."""
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -108,6 +109,24 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     wait_until(workers.are_ready, "new workers")
     workers.start(STEP)
     assert workers.finish() == result
+
+
+def test_stages_of_two_workers_each_give_the_bits_of_two_workers(result: StepResult) -> None:
+    board = Board.create([Seat("engine", 0), *(Seat("worker", index) for index in range(4))])
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    execution = dataclasses.replace(CONFIG.execution, pp=2)
+    stages = WorkerGroup(dataclasses.replace(CONFIG, execution=execution), context)
+    assert stages.wait_ready().num_pages > 0
+    for _ in range(3):  # in flight at once, but for one
+        stages.start(STEP)
+    assert [stages.finish() for _ in range(3)] == [result] * 3
+    stages.start(STEP)
+    tell(board, 3, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"^worker 3 was killed by SIGKILL$"):
+        while True:  # it may have answered before
+            stages.finish()
+            stages.start(STEP)
+    stages.stop()
 
 
 def test_worker_killed_between_polls_is_named_not_its_peers() -> None:
