@@ -96,10 +96,11 @@ class EngineCore:
         self._slot[EngineField.PAGE_TOKENS] = pool.page_tokens
         self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.execution.max_num_batched_tokens
-        self._target_itl_s = config.target_itl_ms / 1000
+        self._num_micro_batches = config.num_micro_batches
+        # Of a step: between two tokens of a sequence are as many as are in flight.
+        self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
         self._step_time = StepTimeModel()
         self._ahead_s = ahead_s
-        self._num_micro_batches = config.num_micro_batches
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
         self._step_limit = OomBackoff()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ from headrace.engine_proc.worker.execution.memory_check import (
     check_adapters,
     check_kv_cache,
     check_weights,
+    core_bytes,
     lora_format,
 )
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
@@ -160,7 +162,7 @@ def in_core(
     """Load a model into the C++ core, and the draft model beside it."""
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    free = free_memory(config)
+    free = free_memory(config) - second_embedding(config, model, weight_dtype)
     check_kv_cache(config.cpu_kv_bytes, free)
     check_weights(config, model.spec, model.weights, weight_dtype, free)
     draft = open_draft(config, model, weight_dtype, free)
@@ -230,6 +232,14 @@ def in_core(
         links=links,
         rest=partial(rest_all, executors),
     )
+
+
+def second_embedding(config: ExecutionConfig, model: DecoderModel, dtype: WeightDtype) -> int:
+    """Return what a tied embedding takes once more: the first stage and the last one have it."""
+    if config.pp == 1 or not model.spec.tied_head:
+        return 0
+    alone = replace(model.spec, layers=(), gives_hidden=True)
+    return core_bytes(alone, model.weights, dtype, config.dtype != "float32")
 
 
 def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:

@@ -62,6 +62,15 @@ class Pipeline:
         links.end(works=True)
         return logits
 
+    def embed(self, step: Batch) -> Floats:
+        """Return what the head sees in a step of two stages."""
+        StageRunner(self.executors[0], self.links[0]).run(message(step))
+        self.links[0].end(works=True)
+        assert self.links[1].begin()
+        hidden = LastStage(self.executors[1], self.links[1]).embed(step)
+        self.links[1].end(works=True)
+        return hidden
+
 
 def message(step: Batch) -> Step:
     """Return a batch as the engine sends it; the table has rows only up to the last sequence."""
@@ -86,6 +95,13 @@ def test_logits_are_to_the_bit_those_without_stages(name: str) -> None:
     for parts in ([(0, 0, 40)], [(0, 40, 41), (1, 0, 20)], [(0, 41, 42), (1, 20, 23)]):
         step = batch(parts)
         np.testing.assert_array_equal(pipeline.forward(step), whole.forward(step))
+
+
+def test_vectors_are_those_without_stages() -> None:
+    weights = random_weights(SPEC)
+    step = batch([(0, 0, 30)])
+    vectors = Pipeline(SPEC, weights, 2).embed(step)
+    np.testing.assert_array_equal(vectors, cpu(SPEC, weights).embed(step))
 
 
 def test_each_layer_may_be_a_stage() -> None:
