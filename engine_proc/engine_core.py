@@ -12,6 +12,7 @@ from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig
 from headrace.engine_proc.adapter_loads import AdapterLoads, Failure
+from headrace.engine_proc.board_counts import write_counts
 from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient
@@ -95,7 +96,9 @@ class EngineCore:
         self._slot[EngineField.PAGE_TOKENS] = pool.page_tokens
         self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.execution.max_num_batched_tokens
-        self._target_itl_s = config.target_itl_ms / 1000
+        self._num_micro_batches = config.num_micro_batches
+        # Of a step: between two tokens of a sequence are as many as are in flight.
+        self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
         self._step_time = StepTimeModel()
         self._ahead_s = ahead_s
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
@@ -437,6 +440,8 @@ class EngineCore:
 
     def _looks_ahead(self) -> bool:
         """Whether another step is to be sent before the result of the one that is computed."""
+        if len(self._sent) < self._num_micro_batches:
+            return True
         if len(self._sent) != 1:
             return False
         chunks, step = self._sent[0]
@@ -570,31 +575,6 @@ class EngineCore:
 
     def _update_board(self) -> None:
         """Bring the board up to date."""
-        self._slot[EngineField.RUNNING] = len(self._scheduler.running)
-        self._slot[EngineField.WAITING] = len(self._scheduler.waiting)
-        self._slot[EngineField.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
+        write_counts(self._slot, self._scheduler, self._pool, self._images)
         if self._may_have_replicas:
             self._slot[EngineField.PENDING_TOKENS] = self._scheduler.num_pending
-        self._slot[EngineField.PAGES_TOTAL] = self._pool.num_pages
-        self._slot[EngineField.PAGES_FREE] = self._pool.num_free
-        self._slot[EngineField.STATES_TOTAL] = self._scheduler.slots.num_slots
-        self._slot[EngineField.STATES_FREE] = self._scheduler.slots.num_free
-        counts = self._scheduler.counts
-        self._slot[EngineField.STEPS] = counts.steps
-        self._slot[EngineField.STEPS_AHEAD] = counts.steps_ahead
-        self._slot[EngineField.PREEMPTIONS] = counts.preemptions
-        self._slot[EngineField.PREFIX_QUERIES] = counts.prefix_queries
-        self._slot[EngineField.PREFIX_HITS] = counts.prefix_hits
-        if self._images is not None:
-            images, embeddings = self._images, self._images.pool
-            self._slot[EngineField.WAITING_IMAGES] = images.num_waiting
-            self._slot[EngineField.EMBEDDING_QUERIES] = images.num_queries
-            self._slot[EngineField.EMBEDDING_HITS] = images.num_hits
-            self._slot[EngineField.EMBEDDING_ROWS] = embeddings.num_rows
-            self._slot[EngineField.EMBEDDING_ROWS_FREE] = embeddings.num_free
-        self._slot[EngineField.DRAFTS] = counts.drafts
-        self._slot[EngineField.RIGHT_DRAFTS] = counts.accepted_drafts
-        self._slot[EngineField.DRAFT_ROUNDS] = counts.draft_rounds
-        if counts.accepted_drafts:
-            for place, num_right in enumerate(counts.right_at):
-                self._slot[EngineField.RIGHT_AT + place] = num_right

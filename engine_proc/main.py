@@ -291,6 +291,8 @@ def make_host_tier(
 
 def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
     """Return how long a step may take for another to be sent while it is computed."""
+    if config.execution.pp > 1:  # no stage but the last knows what the step before draws
+        return 0.0
     if config.async_scheduling is not None:
         return math.inf if config.async_scheduling else 0.0
     if ready.looks_ahead:
@@ -344,6 +346,7 @@ def make_scheduler(
             max_num_seqs=execution.max_num_seqs,
             max_num_batched_tokens=max(execution.max_num_batched_tokens, longest),
             max_num_queued=config.max_num_queued,
+            num_stages=config.num_micro_batches,
             whole_prompts=ready.whole_prompts,
         ),
         Policy(config.scheduling_policy),

@@ -1,5 +1,6 @@
 """What all tests have in common."""
 
+import faulthandler
 import functools
 import gc
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 from opened import OPENED, open_files
 from schedule import Schedule, rank
@@ -25,10 +27,12 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 # Threads that spin while they wait for each other take ten times as long beside busy servers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A test that hangs fails, and the others go on; 0 is no limit. No test comes near it, however slow
 # the machine.
-TEST_S = int(os.environ.get("TEST_S", "1200"))
+TEST_S = int(os.environ.get("TEST_S", "600"))
+GRACE_S = 60  # later the process ends: native code that waits lets no test fail
 # Responses have the time that tests have: httpx's 5 s may pass where many processes share the
 # cores.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
@@ -96,31 +100,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @contextmanager
-def limited() -> Iterator[None]:
-    """Fail a test, from wherever it waits, that takes too long."""
+def limited(config: pytest.Config) -> Iterator[None]:
+    """Fail a test, from wherever it waits, that takes too long; else end its process."""
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(TEST_S)
+    if TEST_S:
+        stderr = config.stash[fault_handler_stderr_fd_key]  # it is not captured
+        faulthandler.dump_traceback_later(TEST_S + GRACE_S, file=stderr, exit=True)
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None]:
-    with limited():
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    if "torch" in sys.modules:  # models that earlier tests loaded have set more
+        sys.modules["torch"].set_num_threads(1)
+    with limited(item.config):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None]:
-    with limited():
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with limited(item.config):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None]:
-    with limited():
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    with limited(item.config):
         return (yield)
 
 

@@ -86,7 +86,7 @@ WITHIN = {
         "worker.models.specs",
         "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "
         "worker.cuda.kernels worker.execution worker.hf worker.models worker.models.specs "
-        "worker.parallel",
+        "worker.parallel worker.stages",
         "worker.checkpoints": "",
         "worker.models.specs": "",
         "worker.models.families": "worker.models.specs",
@@ -94,6 +94,8 @@ WITHIN = {
         "worker.parallel": "collectives worker.checkpoints worker.models worker.models.specs",
         "worker.adapters": "worker.checkpoints worker.models worker.models.specs worker.parallel",
         "worker.execution": "collectives shm worker.adapters worker.checkpoints worker.models "
+        "worker.models.specs worker.parallel",
+        "worker.stages": "shm worker.checkpoints worker.execution worker.models "
         "worker.models.specs worker.parallel",
         "worker.reference": "worker.checkpoints worker.execution worker.models worker.models.specs",
         "worker.hf": "collectives worker.adapters worker.checkpoints worker.execution "

@@ -60,6 +60,11 @@ def in_format(source: Path, path: Path, format: Quantization) -> Path:
     return path
 
 
+def in_bf16(source: Path) -> Path:
+    """Return a .gguf file with the same weights in bf16; it is made once."""
+    return in_format(source, source.with_suffix(".bf16.gguf"), Quantization.BF16)
+
+
 def model_folder() -> Path:
     """Return the Hugging Face folder with the bf16 weights."""
     path = CACHE / NAME

@@ -182,9 +182,9 @@ void gemm_columns(const Operands &o, int first_row, int last_row, int n, int num
         }
     }
     if constexpr (width > 1) {
-        // A page of keys is two blocks. Quantized weights need no such tiles, and they cost a
-        // build.
-        constexpr int narrower = W::unit > 2 ? 1 : width > 4 ? 4 : width > 2 ? 2 : 1;
+        // A page of keys is two blocks, factors of adapters are one to three. Quantized weights
+        // need no such tiles, and they cost a build.
+        constexpr int narrower = W::unit > 2 ? 1 : width > 4 ? 4 : width - 1;
         gemm_columns<V, W, num_rows, narrower>(o, first_row, last_row, n, num_blocks);
     }
 }

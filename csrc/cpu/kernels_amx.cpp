@@ -128,28 +128,30 @@ inline __attribute__((always_inline)) void add_tiles(const RowTiles &x, size_t u
 }
 
 // Fetch a later unit of each block, from L2 as a rule, while the tiles work on this one.
-template <int num_blocks> void fetch_ahead(const uint8_t *unit, size_t stride) {
+template <int num_blocks> void fetch_ahead(const uint8_t *unit, size_t stride, ptrdiff_t ahead) {
     for (int n = 0; n < num_blocks; ++n) {
         for (int b = 0; b < tile_bytes; b += 64) {
-            __builtin_prefetch(unit + n * stride + ahead_bytes + b);
+            __builtin_prefetch(unit + n * stride + ahead + b);
         }
     }
 }
 
-// Blocks of bf16, as they lie.
+// Blocks of bf16, as they lie. Behind short ones lies what their caller says.
 template <int num_blocks> class StoredUnits {
 public:
-    explicit StoredUnits(const Operands &o) : o_(o) {}
+    explicit StoredUnits(const Operands &o)
+        : o_(o), ahead_(o.block_bytes < size_t(ahead_bytes) ? o.ahead : ahead_bytes) {}
 
     size_t stride() const { return o_.block_bytes; }
     const uint8_t *at(int u) const {
         const uint8_t *unit = o_.blocks + size_t(u) * tile_bytes;
-        fetch_ahead<num_blocks>(unit, stride());
+        fetch_ahead<num_blocks>(unit, stride(), ahead_);
         return unit;
     }
 
 private:
     const Operands &o_;
+    const ptrdiff_t ahead_;
 };
 
 // Blocks of bf12, each unit unpacked while the tiles work on the one before it.

@@ -8,8 +8,8 @@ namespace headrace {
 bool may_use_tiles();
 
 // As `gemm_bf16`, `gemm_bf12_rounded` and `pack_rows` of Kernels; the second always from zero.
-// `ahead` is not looked at. Of 33 to 256 rows, each slab of two blocks is unpacked once. Wide rows
-// are multiplied some columns at a time.
+// `ahead` is for short blocks alone. Of 33 to 256 rows, each slab of two blocks is unpacked once.
+// Wide rows are multiplied some columns at a time.
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks, void *room);
 void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *room);
 void pack_rows_as_tiles(const float *x, int x_stride, int rows, int cols, uint8_t *tiles);

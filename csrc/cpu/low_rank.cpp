@@ -1,17 +1,20 @@
 #include "cpu/low_rank.h"
 #include "cpu/products.h"
 
+#include <climits>
+#include <utility>
+
 namespace headrace {
 
 namespace {
 
 constexpr int rows_per_task = 32;
 
-// Factors that meet some rows of a product.
+// Factors of one adapter for some products, that meet some rows of them. They lie one behind the
+// other, as one matrix.
 struct Shrinking {
-    const Linear *product;
-    const LowRankPair *pair;
-    int first, rows, expert;
+    Linear *const *products;
+    int num_products, adapter, first, rows, expert;
 };
 
 const LowRankPair *pair_of(const Matrix &weight, int adapter) {
@@ -23,8 +26,9 @@ int rows_of_experts(int num_experts, int rows) {
     return (num_experts - 1) * padded(rows) + rows;
 }
 
+// `ahead`: how far behind what is read lies what is read later.
 Operands operands_of(const Matrix &factor, int block, const float *x, int x_stride, float *out,
-                     int out_stride, bool accumulate) {
+                     int out_stride, bool accumulate, ptrdiff_t ahead = prefetch_bytes) {
     return {factor.block(block),
             block_bytes(factor.format, factor.cols),
             factor.cols,
@@ -33,7 +37,7 @@ Operands operands_of(const Matrix &factor, int block, const float *x, int x_stri
             out,
             out_stride,
             accumulate,
-            prefetch_bytes};
+            ahead};
 }
 
 bool is_rounded(const StepState &state, const LowRankPair &pair) {
@@ -53,21 +57,57 @@ void multiply(const StepState &state, const LowRankPair &pair, const Operands &o
 
 void run(const StepState &state, const Shrinking &s, int thread) {
     const Kernels &kernels = *state.model.kernels;
-    const Linear &p = *s.product;
-    const Matrix &a = s.pair->a, &b = s.pair->b;
-    const bool rounds = is_rounded(state, *s.pair);
-    float *out = p.shrunk.rows + size_t(s.first) * p.shrunk.stride;
-    if (a.rows > 0) {
+    const Linear &p = *s.products[0];
+    const Shrunk &shrunk = p.shrunk;
+    const LowRankPair &pair = *pair_of(p.weight, s.adapter);
+    const bool rounds = is_rounded(state, pair);
+    if (pair.a.rows > 0) {
+        int num_blocks = 0;
+        for (int i = 0; i < s.num_products; ++i) {
+            num_blocks += blocks_of(pair_of(s.products[i]->weight, s.adapter)->b.cols);
+        }
         const float *x = (rounds ? p.x.rounded : p.x.rows) + size_t(s.first) * p.x.stride;
-        const int blocks = blocks_of(b.cols);
-        multiply(state, *s.pair,
-                 operands_of(a, s.expert * blocks, x, p.x.stride, out, p.shrunk.stride, false),
-                 s.rows, blocks, thread);
+        multiply(state, pair,
+                 operands_of(pair.a, s.expert * blocks_of(pair.b.cols), x, p.x.stride,
+                             shrunk.at(s.first, pair), shrunk.stride, false),
+                 s.rows, num_blocks, thread);
     }
-    for (int i = 0; i < s.rows; ++i, out += p.shrunk.stride) {
-        kernels.scale(a.rows > 0 ? out : p.x.row(s.first + i), s.pair->scale, b.cols, out);
-        if (rounds) {
-            kernels.round_row(out, b.cols, out);
+    for (int i = 0; i < s.num_products; ++i) {
+        const LowRankPair &own = *pair_of(s.products[i]->weight, s.adapter);
+        for (int row = s.first; row < s.first + s.rows; ++row) {
+            float *out = shrunk.at(row, own);
+            kernels.scale(own.a.rows > 0 ? out : p.x.row(row), own.scale, own.b.cols, out);
+            if (rounds) {
+                kernels.round_row(out, own.b.cols, out);
+            }
+        }
+    }
+}
+
+// Whether the second A lies behind the first, as the next blocks of the same matrix.
+bool follows(const LowRankPair &first, const LowRankPair &second) {
+    return first.a.rows > 0 && second.a.rows > 0 && first.a.cols == second.a.cols &&
+           first.a.block(blocks_of(first.a.rows)) == second.a.block(0) &&
+           first.a.rows == first.b.cols && second.a.rows == second.b.cols &&
+           first.column + padded(first.b.cols) == second.column;
+}
+
+// What a run has to shrink, with several products at a time where `joins` is set.
+void add_tasks(const AdaptedProducts &group, const AdapterRun &run, bool joins,
+               std::vector<Shrinking> &tasks) {
+    const int num_products = int(group.products.size());
+    const auto pair_at = [&](int i) { return pair_of(group.products[i]->weight, run.adapter); };
+    for (int i = 0, count; i < num_products; i += count) {
+        for (count = 1; joins && pair_at(i) && i + count < num_products; ++count) {
+            const LowRankPair *next = pair_at(i + count);
+            if (!next || !follows(*pair_at(i + count - 1), *next)) {
+                break;
+            }
+        }
+        for (int row = 0; pair_at(i) && row < run.rows; row += rows_per_task) {
+            const int rows = std::min(rows_per_task, run.rows - row);
+            tasks.push_back(
+                {&group.products[i], count, run.adapter, run.first + row, rows, run.expert});
         }
     }
 }
@@ -85,38 +125,51 @@ const LowRankPair *any_pair(const std::vector<AdapterRun> &runs, const Matrix &w
 } // namespace
 
 Adapter::Adapter(Format format, const GivenFactors *given, int count) {
-    const auto is_further = [&](int i) { // expert of a place
-        return i > 0 && given[i].layer == given[i - 1].layer && given[i].slot == given[i - 1].slot;
-    };
-    size_t size = 0;
+    std::vector<int> places(count); // of the factors
     for (int i = 0; i < count; ++i) {
         const GivenFactors &own = given[i];
-        if (!is_further(i)) {
-            size += packed_bytes(format, rows_of_experts(own.num_experts, own.a_rows), own.a_cols) +
-                    packed_bytes(format, rows_of_experts(own.num_experts, own.b_rows), own.b_cols);
+        const bool is_further = // expert of a place
+            i > 0 && own.layer == given[i - 1].layer && own.slot == given[i - 1].slot;
+        if (!is_further) {
+            auto pair = std::make_unique<LowRankPair>();
+            pair->a.shape(format, rows_of_experts(own.num_experts, own.a_rows), own.a_cols);
+            pair->b.shape(format, rows_of_experts(own.num_experts, own.b_rows), own.b_cols);
+            pair->scale = own.scale;
+            places_.push_back({own.layer, own.slot, std::move(pair)});
         }
+        places[i] = int(places_.size()) - 1;
     }
-    memory_.allocate(size);
-    auto *next = memory_.as<uint8_t>();
-    const auto place = [&](Matrix &matrix, int rows, int cols) {
-        matrix.borrow(format, rows, cols, next);
-        next += packed_bytes(format, rows, cols);
-    };
+    find_room();
     for (int i = 0; i < count; ++i) {
-        const GivenFactors &own = given[i];
-        if (!is_further(i)) {
-            places_.push_back({own.layer, own.slot, std::make_unique<LowRankPair>()});
-            LowRankPair &pair = *places_.back().pair;
-            place(pair.a, rows_of_experts(own.num_experts, own.a_rows), own.a_cols);
-            place(pair.b, rows_of_experts(own.num_experts, own.b_rows), own.b_cols);
-            pair.scale = own.scale;
-        }
-        add(own);
+        add(*places_[places[i]].pair, given[i]);
     }
 }
 
-void Adapter::add(const GivenFactors &own) {
-    LowRankPair &pair = *places_.back().pair;
+void Adapter::find_room() {
+    size_t size = 0;
+    for (const Place &place : places_) {
+        size += place.pair->a.num_bytes() + place.pair->b.num_bytes();
+    }
+    memory_.allocate(size);
+    auto *next = memory_.as<uint8_t>();
+    const auto put = [&](Matrix &matrix) {
+        matrix.packed.borrow(next);
+        next += matrix.num_bytes();
+    };
+    for (size_t i = 0, end; i < places_.size(); i = end) {
+        int column = 0;
+        for (end = i; end < places_.size() && places_[end].layer == places_[i].layer; ++end) {
+            LowRankPair &pair = *places_[end].pair;
+            put(pair.a);
+            pair.column = std::exchange(column, column + padded(pair.b.cols));
+        }
+        for (size_t own = i; own < end; ++own) {
+            put(places_[own].pair->b);
+        }
+    }
+}
+
+void Adapter::add(LowRankPair &pair, const GivenFactors &own) {
     const int first_row = own.expert * padded(own.b_rows);
     pack_numbers(pair.a, own.expert * padded(own.a_rows), own.a_rows, own.a);
     pack_numbers(pair.b, first_row, own.b_rows, own.b);
@@ -141,32 +194,34 @@ bool adapters_read_bf16(const StepState &state, const Matrix &weight) {
 }
 
 void shrink(StepState &state, std::initializer_list<AdaptedProducts> groups) {
+    const int num_threads = state.model.pool.num_threads();
     std::vector<Shrinking> tasks;
-    int max_rank = 0;
+    int first_column = INT_MAX, end_column = 0;
     size_t num_rows = 0;
     for (const AdaptedProducts &group : groups) {
-        for (Linear *product : group.products) {
-            num_rows += group.rows;
-            for (const AdapterRun &run : group.runs) {
-                const LowRankPair *pair = pair_of(product->weight, run.adapter);
-                for (int i = 0; pair && i < run.rows; i += rows_per_task) {
-                    const int count = std::min(rows_per_task, run.rows - i);
-                    tasks.push_back({product, pair, run.first + i, count, run.expert});
-                    max_rank = std::max(max_rank, pair->b.cols);
-                }
-            }
+        num_rows += group.rows;
+        for (const AdapterRun &run : group.runs) {
+            // Products that are joined have one task, so threads may want them apart.
+            add_tasks(group, run, int(group.runs.size()) >= num_threads, tasks);
+        }
+    }
+    for (const Shrinking &task : tasks) {
+        for (int i = 0; i < task.num_products; ++i) {
+            const LowRankPair &pair = *pair_of(task.products[i]->weight, task.adapter);
+            first_column = std::min(first_column, pair.column);
+            end_column = std::max(end_column, pair.column + pair.b.cols);
         }
     }
     if (tasks.empty()) {
         return;
     }
-    const int stride = stride_of(max_rank);
+    const int stride = stride_of(end_column - first_column);
     float *room = state.model.workspace.shrunk.floats(num_rows * stride);
     for (const AdaptedProducts &group : groups) {
         for (Linear *product : group.products) {
-            product->shrunk = {&group.runs, room, stride};
-            room += size_t(group.rows) * stride;
+            product->shrunk = {&group.runs, room, stride, first_column};
         }
+        room += size_t(group.rows) * stride;
     }
     state.model.pool.run(int(tasks.size()),
                          [&](int task, int thread) { run(state, tasks[task], thread); });
@@ -200,22 +255,38 @@ void expand(StepState &state, const Linear &p, const ProductPart &part, float *o
         return;
     }
     const Kernels &kernels = *state.model.kernels;
+    const std::vector<AdapterRun> &runs = *p.shrunk.runs;
     const int column = part.block * lanes;
     const int width = std::min(part.blocks * lanes, p.weight.rows - column);
-    for (const AdapterRun &run : *p.shrunk.runs) {
-        const LowRankPair *pair = pair_of(p.weight, run.adapter);
-        const int begin = std::max(run.first, part.row);
-        const int end = std::min(run.first + run.rows, part.row + part.rows);
-        if (!pair || begin >= end) {
-            continue;
+    const int end_row = part.row + part.rows;
+    // The factors of the i-th run, if it has rows of the part.
+    const auto pair_at = [&](size_t i) {
+        const bool is_here = runs[i].first < end_row && runs[i].first + runs[i].rows > part.row;
+        return is_here ? pair_of(p.weight, runs[i].adapter) : nullptr;
+    };
+    const auto next_from = [&](size_t i) {
+        while (i < runs.size() && !pair_at(i)) {
+            ++i;
         }
+        return i;
+    };
+    const size_t first = next_from(0);
+    for (size_t i = first, next; i < runs.size(); i = next) {
+        next = next_from(i + 1);
+        const LowRankPair &pair = *pair_at(i);
+        const auto bytes = ptrdiff_t(block_bytes(pair.b.format, pair.b.cols));
+        const uint8_t *later = next < runs.size() ? pair_at(next)->b.block(part.block)
+                                                  : pair_at(first)->b.block(part.block) +
+                                                        (part.next_block - part.block) * bytes;
+        const int begin = std::max(runs[i].first, part.row);
+        const int end = std::min(runs[i].first + runs[i].rows, end_row);
         float *sums = out + size_t(begin - part.row) * out_stride;
-        const float *x = p.shrunk.rows + size_t(begin) * p.shrunk.stride;
-        multiply(state, *pair,
-                 operands_of(pair->b, part.block, x, p.shrunk.stride, sums, out_stride, true),
+        multiply(state, pair,
+                 operands_of(pair.b, part.block, p.shrunk.at(begin, pair), p.shrunk.stride, sums,
+                             out_stride, true, later - pair.b.block(part.block)),
                  end - begin, part.blocks, part.thread);
-        for (int i = begin; i < end && !pair->gain.empty(); ++i, sums += out_stride) {
-            kernels.multiply(sums, pair->gain.data() + column, width, sums);
+        for (int row = begin; row < end && !pair.gain.empty(); ++row, sums += out_stride) {
+            kernels.multiply(sums, pair.gain.data() + column, width, sums);
         }
     }
 }

@@ -2,7 +2,8 @@
 //
 // A row's A x is computed before the phase of its product (shrink). Tasks of the product add B
 // (expand) to what they have just computed, while it is in the cache. Every sum runs in one order,
-// so batch mates, chunks and threads change no bits of a row.
+// so batch mates, chunks and threads change no bits of a row. With some rows for each of many
+// adapters the factors are read about as fast as memory can, so what is read next is fetched.
 #pragma once
 #include "cpu/matrix.h"
 
@@ -23,6 +24,7 @@ struct LowRankPair {
     Matrix b; // [rows, rank]
     float scale = 1.0f;
     std::vector<float> gain; // [rows], of DoRA; empty: none
+    int column = 0;          // of A x, behind those of the layer's matrices before
 };
 
 // Consecutive rows of one adapter, and of one local expert. Rows without an adapter are in no run.
@@ -35,8 +37,12 @@ struct AdapterRun {
 // changes the product.
 struct Shrunk {
     const std::vector<AdapterRun> *runs = nullptr;
-    float *rows = nullptr; // [rows, stride]
-    int stride = 0;
+    float *rows = nullptr; // [rows, stride], from `first_column` on
+    int stride = 0, first_column = 0;
+
+    float *at(int row, const LowRankPair &pair) const {
+        return rows + size_t(row) * stride + pair.column - first_column;
+    }
 };
 
 // The factors for the weight of a layer and slot as they are given, see LowRankPair. `gain` may be
@@ -50,10 +56,11 @@ struct GivenFactors {
 };
 
 // An adapter: its factors, by the layers and slots of their weights. See Model::install. All lie in
-// one buffer: the system limits the mappings of a process.
+// one buffer: the system limits the mappings of a process. Each A of a layer lies behind the one
+// before, so those that multiply the same rows may be multiplied as one matrix.
 class Adapter {
 public:
-    // Throws std::bad_alloc.
+    // Factors are in the order of layers and slots. Throws std::bad_alloc.
     Adapter(Format format, const GivenFactors *given, int count);
 
     struct Place {
@@ -63,7 +70,8 @@ public:
     const std::vector<Place> &places() const { return places_; }
 
 private:
-    void add(const GivenFactors &own); // to the last place
+    void find_room();
+    void add(LowRankPair &pair, const GivenFactors &own);
 
     Buffer memory_;
     std::vector<Place> places_;
@@ -97,7 +105,7 @@ bool is_adapted(const std::vector<AdapterRun> &runs, const Matrix &weight);
 bool adapters_read_floats(const StepState &state, const Matrix &weight);
 bool adapters_read_bf16(const StepState &state, const Matrix &weight);
 
-// Products of the same rows.
+// Products of the same rows, which they read as the same activations.
 struct AdaptedProducts {
     const std::vector<AdapterRun> &runs;
     int rows;

@@ -51,18 +51,15 @@ void Buffer::allocate(size_t num_bytes) {
     size_ = size;
 }
 
-void Matrix::allocate(Format new_format, int new_rows, int new_cols) {
+void Matrix::shape(Format new_format, int new_rows, int new_cols) {
     format = new_format;
     rows = new_rows;
     cols = new_cols;
-    packed.allocate(packed_bytes(format, rows, cols));
 }
 
-void Matrix::borrow(Format new_format, int new_rows, int new_cols, void *memory) {
-    format = new_format;
-    rows = new_rows;
-    cols = new_cols;
-    packed.borrow(memory);
+void Matrix::allocate(Format new_format, int new_rows, int new_cols) {
+    shape(new_format, new_rows, new_cols);
+    packed.allocate(num_bytes());
 }
 
 namespace {

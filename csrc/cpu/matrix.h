@@ -188,9 +188,10 @@ struct Matrix {
     std::vector<std::unique_ptr<uint8_t[]>> stored; // units that bf12 cannot take
     std::mutex storing;
 
+    // What it is, without memory: `packed` is to borrow `num_bytes`, zeroed, and slack behind them.
+    void shape(Format format, int rows, int cols);
     void allocate(Format format, int rows, int cols);
-    // In zeroed memory of another owner: `packed_bytes`, and the slack behind them.
-    void borrow(Format format, int rows, int cols, void *memory);
+    size_t num_bytes() const { return packed_bytes(format, rows, cols); }
     const uint8_t *block(int n) const {
         return packed.as<uint8_t>() + size_t(n) * block_bytes(format, cols);
     }

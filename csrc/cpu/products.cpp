@@ -414,10 +414,11 @@ void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductP
 void multiply_gated(StepState &state, const GatedProduct &given) {
     GatedProduct product = given;
     const Matrix &up = product.up.weight;
-    std::vector<Linear *> linear{&product.up};
+    std::vector<Linear *> linear;
     if (product.has_gate) {
         linear.push_back(&product.gate);
     }
+    linear.push_back(&product.up);
     shrink(state, {{state.token_runs, state.num_tokens, linear}});
     pack_rows(state, state.num_tokens, linear);
     multiply_each(state, {{state.num_tokens, blocks_of(up.rows)}}, up,

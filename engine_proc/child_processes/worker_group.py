@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.config.process_configs import EngineConfig, ExecutionConfig, WorkerConfig
 from headrace.engine_proc.child_processes.child_process import END_S, ChildProcess, WorkerDied
+from headrace.engine_proc.child_processes.worker_place import WorkerPlace, make_places
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.scheduling.speculation import DRAFTS_PER_STEP, USUAL_LENGTH
@@ -80,11 +81,9 @@ def result_bytes(config: ExecutionConfig) -> int:
 def start_worker(
     config: EngineConfig,
     context: Context,
-    rank: int,
+    place: WorkerPlace,
     masks: GrammarBitmask,
     embeddings: EmbeddingArea | None,
-    cache_fd: int | None,
-    group_fd: int | None,
     control_fd: int | None,
     tower_bytes: int,
     num_pages: int,
@@ -96,24 +95,28 @@ def start_worker(
         FromWorker, result_bytes(config.execution)
     )
     embedding_fd = None if embeddings is None else embeddings.fd
+    cache_fd = config.cache_fds[1 + place.index] if config.cache_fds else None
     worker_config = WorkerConfig(
         execution=config.execution,
         step_fd=steps.fd,
         result_fd=results.fd,
         mask_fd=masks.fd,
-        rank=rank,
-        group_fd=group_fd,
+        rank=place.rank,
+        stage=place.stage,
+        before_fd=place.before_fd,
+        after_fd=place.after_fd,
+        group_fd=place.group_fd,
         control_fd=control_fd,
         cache_fd=cache_fd,
         embedding_fd=embedding_fd,
-        tower_bytes=tower_bytes if rank == 0 else 0,
+        tower_bytes=tower_bytes if place.index == 0 else 0,
         num_pages=num_pages,
         num_states=num_states,
         num_drafts=0 if config.execution.speculative == "off" else USUAL_LENGTH,
     )
-    shared = (masks.fd, group_fd, control_fd, cache_fd, embedding_fd)
-    fds = tuple(fd for fd in shared if fd is not None)
-    slot = context.board.slot("worker", config.first_worker + rank)
+    shared = (masks.fd, control_fd, cache_fd, embedding_fd)
+    fds = place.fds + tuple(fd for fd in shared if fd is not None)
+    slot = context.board.slot("worker", config.first_worker + place.index)
     return ChildProcess(
         context, slot, worker_config, (steps, results), fds, config.watchdog_timeout
     )
@@ -145,7 +148,7 @@ class WorkerGroup:
         self._num_computing = 0  # steps
         self.masks = GrammarBitmask.create(max_draws(config.execution), config.execution.vocab_size)
         self._page: ControlPage | None = None  # of the GPUs of several workers
-        self._group: ShmAllReduce | None = None  # where they meet, to watch
+        self._groups: list[ShmAllReduce] = []  # where those of a stage meet, to watch
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
         self._readies: list[WorkerReady | None] = []  # by rank
@@ -156,37 +159,34 @@ class WorkerGroup:
 
     def _start(self) -> None:
         num_ranks = self._config.execution.tp
-        group_fd = control_fd = None
+        places = make_places(self._config.execution.pp, num_ranks)
+        control_fd = None
         if num_ranks > 1:
-            group_fd = ShmAllReduce.create(num_ranks)
             self._page = ControlPage.create()
             control_fd = self._page.fd
         self._all = [
             start_worker(
                 self._config,
                 self._context,
-                rank,
+                place,
                 self.masks,
                 self._embeddings,
-                self._config.cache_fds[1 + rank] if self._config.cache_fds else None,
-                group_fd,
                 control_fd,
                 self._tower_bytes,
                 0 if self._layout is None else self._layout.num_pages,
                 0 if self._layout is None else self._layout.num_states,
             )
-            for rank in range(num_ranks)
+            for place in places
         ]
         self._loading = list(self._all)
-        self._readies = [None] * num_ranks
-        self._adapters = [deque() for _ in range(num_ranks)]
-        self._copies = [deque() for _ in range(num_ranks)]
-        self._group = None
-        if group_fd is not None:
-            self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
-        for fd in (group_fd, control_fd):
-            if fd is not None:
-                os.close(fd)
+        self._readies = [None] * len(places)
+        self._adapters = [deque() for _ in places]
+        self._copies = [deque() for _ in places]
+        group_fds = {place.group_fd for place in places if place.group_fd is not None}
+        self._groups = [ShmAllReduce(fd, WATCHER, num_ranks) for fd in group_fds]
+        shared = {fd for place in places for fd in place.fds}
+        for fd in shared if control_fd is None else shared | {control_fd}:
+            os.close(fd)
 
     def wait_ready(self) -> WorkerReady:
         """Wait until all have loaded the model for the first time.
@@ -335,19 +335,22 @@ class WorkerGroup:
 
     def resume(self) -> None:
         """Have the workers run steps again after one that has failed; all have answered all."""
-        if self._group is not None:
-            self._group.revive()
+        for group in self._groups:
+            group.revive()
         for worker in self._all:
             worker.send(Resume())
 
     def _receive(self, patience_s: float) -> FromWorker:
-        """Wait for a message from every worker. All must be equal, unless one reports a failure."""
+        """Wait for a message from every worker; return that of the last stage.
+
+        All of its workers must send the same, unless one of any stage reports a failure.
+        """
         ends_at = self._clock() + patience_s
         messages = [self._receive_from(worker, ends_at) for worker in self._all]
         failures = dict.fromkeys(each.why for each in messages if isinstance(each, StepFailed))
         if failures:
             return StepFailed("; ".join(failures))
-        first, *others = messages
+        first, *others = messages[-self._config.execution.tp :]
         assert all(other == first for other in others), "workers disagree"
         return first
 
@@ -407,6 +410,6 @@ class WorkerGroup:
         for worker in self._all:
             worker.join(max(0.0, ends_at - time.monotonic()))
         self._all, self._loading = [], []
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        for group in self._groups:
+            group.close()
+        self._groups = []

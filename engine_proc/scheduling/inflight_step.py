@@ -1,6 +1,7 @@
-"""A step that workers compute: its result has not arrived. Pure."""
+"""Steps that workers compute: their results have not arrived. Pure."""
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.sequence.chunk import Chunk
@@ -31,3 +32,18 @@ class InflightStep:
             for chunk in self.chunks
             if not chunk.is_decode
         )
+
+
+class InflightSteps(list[InflightStep]):
+    """All of them, the oldest first."""
+
+    @property
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks of all steps."""
+        return (chunk for step in self for chunk in step.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the largest step, but for the draft model's."""
+        own = (step.chunks for step in self if not step.chunks[0].is_draft)
+        return max((sum(chunk.num_tokens for chunk in chunks) for chunks in own), default=0)

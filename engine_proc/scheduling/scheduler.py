@@ -19,6 +19,7 @@ from array import array
 from bisect import insort
 from collections.abc import Callable, Iterator, KeysView
 from dataclasses import replace
+from itertools import islice
 
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.kv_cache.cache_table import NO_CACHE
@@ -27,7 +28,8 @@ from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
-from headrace.engine_proc.scheduling.inflight_step import InflightStep
+from headrace.engine_proc.scheduling.inflight_step import InflightStep, InflightSteps
+from headrace.engine_proc.scheduling.micro_batches import share_of_step
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.scheduler_stats import SchedulerStats
@@ -81,6 +83,7 @@ class Scheduler:
         self.slots = slots or StateSlots(0)
         self._states = SequenceStates(self.slots, pool, caches)
         self._pages = SequencePages(pool, self._states, caches, self._give_back, fetch, copy_in)
+        self._relays = limits.num_stages == 1  # a step may have tokens of the one before
         self._limits = replace(limits, max_num_seqs=self._states.limit(limits.max_num_seqs))
         self.running: list[Sequence] = []  # the most important first
         self._shares = FairShare()
@@ -88,7 +91,7 @@ class Scheduler:
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
         self._num_requests = self._num_sequences = 0  # that have come
-        self._open: list[InflightStep] = []  # the oldest first; one, or two with the next
+        self._open = InflightSteps()  # one, two with the next, or one for each stage
         self._suspects = CrashSuspects()
         self.counts = SchedulerStats()
         self._spare = 0  # tokens that a step has room for beyond its budget
@@ -120,18 +123,12 @@ class Scheduler:
     @property
     def ids_in_step(self) -> list[int]:
         """The sequences of the steps that are being computed."""
-        return list({chunk.sequence.id: None for chunk in self._chunks_in_steps})
-
-    @property
-    def _chunks_in_steps(self) -> Iterator[Chunk]:
-        return (chunk for step in self._open for chunk in step.chunks)
+        return list({chunk.sequence.id: None for chunk in self._open.chunks})
 
     @property
     def tokens_in_step(self) -> int:
         """The number of tokens of the largest step in flight, but for the draft model's."""
-        own = (step.chunks for step in self._open if not step.chunks[0].is_draft)
-        sizes = (sum(chunk.num_tokens for chunk in chunks) for chunks in own)
-        return max(sizes, default=0)
+        return self._open.num_tokens
 
     @property
     def is_generating(self) -> bool:
@@ -207,13 +204,15 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.num_computed = chunk.start + chunk.count
-            if chunk.is_last and sequence.num_expected < sequence.num_computable:
+            if chunk.is_last and self._relays and sequence.num_expected < sequence.num_computable:
                 sequence.num_expected += 1
         self._states.begin(chunks)
         return chunks
 
     def _can_look_ahead(self, budget: int) -> bool:
         """Whether a step can be chosen while another is being computed."""
+        if not self._relays:
+            return len(self._open) < self._limits.num_stages and not self._suspects
         admits = len(self.running) < self._limits.max_num_seqs and self.waiting.has_ready
         is_known = self._open[-1].is_foreseeable and not self._suspects
         if not (is_known and self._have_slots(admits, admits)):
@@ -227,9 +226,11 @@ class Scheduler:
     def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step: running sequences first, then admitted ones."""
         num_preemptions = self.counts.preemptions
-        chunks = list(self._running_chunks(budget - self._kept_free(budget)))
+        share = share_of_step(self.running, len(self.waiting), len(self._open), self._limits)
+        chunks = list(islice(self._running_chunks(budget - self._kept_free(budget)), share))
         if self.waiting and self.counts.preemptions == num_preemptions:
-            chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
+            left = budget - sum(c.num_tokens for c in chunks)
+            chunks += islice(self._admitted_chunks(left), share - len(chunks))
         return chunks
 
     def _kept_free(self, budget: int) -> int:
@@ -414,7 +415,7 @@ class Scheduler:
         Returns:
             A sequence at which workers die, if one is known.
         """
-        deadly = self._suspects.accuse(self._chunks_in_steps) if blames else None
+        deadly = self._suspects.accuse(self._open.chunks) if blames else None
         self.retry()
         return deadly
 
@@ -509,6 +510,8 @@ class Scheduler:
         """Do what `update` does for a chunk, for one that `is_decode`."""
         sequence = chunk.sequence
         sequence.tokens.append(token)
+        if not self._relays:
+            sequence.num_expected += 1
         self._shares.charge(sequence.request.key, 1)
         finished = sequence.finish_reason(token)
         end = len(sequence.tokens) - 1
@@ -550,7 +553,7 @@ class Scheduler:
         news.logprobs = bytes(logprobs)
         num_right = max(0, len(news.tokens) - 1)
         self._states.accept(chunk, num_right)
-        sequence.num_expected += num_right
+        sequence.num_expected += num_right if self._relays else 1
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)
             self.counts.check_drafts(len(chunk.drafts), num_right)

@@ -10,4 +10,5 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_queued: int = 1 << 30
+    num_stages: int = 1  # of a pipeline: so many steps, of different sequences, are in flight
     whole_prompts: bool = False  # no chunks, no prefixes; a step must hold the longest prompt

@@ -22,7 +22,7 @@ M = TypeVar("M")
 READ_AT = 64  # a cache line of its own
 HEADER_BYTES = 128
 LENGTH_BYTES = 4
-NUM_SLOTS = 8
+NUM_SLOTS = 16  # twice as many as there are steps in flight, at most
 LOOK_US = 20
 
 
@@ -60,7 +60,7 @@ class StepChannel(Generic[M]):
         return cls(fd, kind, look_us)
 
     def send(self, message: Message) -> None:
-        """Write a message. The ring never fills: at most two steps are unanswered at a time."""
+        """Write a message. The ring never fills: at most 8 steps are unanswered at a time."""
         data = self._encoder.encode(message)
         start = self._start_of(self._written)
         if len(data) + LENGTH_BYTES > self._slot_bytes:

@@ -13,6 +13,7 @@ from headrace.engine_proc.worker.device_selection import (
     place_modules,
 )
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered, open_model
+from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ModelError
 
 CORE, KERNELS, TRANSFORMERS = "the C++ core", "kernels on GPUs", "transformers"
@@ -51,6 +52,16 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
     extras.require("modules", f"{path}: runs in transformers ({found.why})")
     why = f"{found.why}; on {NAMES[device.name]}: {device.why}"
     return BackendChoice(found.executor, why, device.name == "cuda")
+
+
+def foresee_stages(config: ExecutionConfig) -> list[range]:
+    """Return the layers of each stage.
+
+    Raises:
+        ModelError: the model has no stages.
+    """
+    spec = open_model(Path(config.model_path), config.load_format).spec
+    return [stage.layers for stage in stages(spec, config.pp)]
 
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:

@@ -22,6 +22,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     RouterScore,
 )
 from headrace.engine_proc.worker.parallel.shard import cut, mamba2_layers, mamba2_unit
+from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vision_families import sees_whole
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
@@ -72,6 +73,7 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
         check_on_cpu(config, device.why)
+        check_stages(config, model.spec)
     else:
         check_on_gpus(config, model.spec)
     return device
@@ -85,6 +87,8 @@ def place_modules(config: ExecutionConfig) -> Device:
         ConfigError: the flags ask for what transformers' modules have not, there.
     """
     why_not = ""
+    if config.pp > 1:
+        raise ConfigError(f"--pp {config.pp}: transformers' modules have no stages; leave it out")
     if config.tp > 1:
         why_not = f"transformers' modules run on one GPU, not on --tp {config.tp}"
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
@@ -163,6 +167,8 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     Args:
         dtype: the type that GPUs would compute in.
     """
+    if config.pp > 1:
+        return f"--pp {config.pp} is for CPUs"
     if sees_whole_images(config):
         return "in this model the tokens of an image see each other, which GPU workers cannot do"
     if config.quantization not in ("none", "fp8"):
@@ -214,6 +220,20 @@ def check_on_cpu(config: ExecutionConfig, why: str) -> None:
             raise ConfigError(
                 f"{flag} {value} is for GPUs, and the model runs on the CPU: {why}; use {instead}"
             )
+
+
+def check_stages(config: ExecutionConfig, spec: DecoderSpec) -> None:
+    """Check that a decoder on the CPU has as many stages as the flags ask for.
+
+    Raises:
+        ModelError: it cannot be cut into so many.
+        ConfigError: it takes images.
+    """
+    if config.pp == 1:
+        return
+    if config.image_row_size:
+        raise ConfigError(f"--pp {config.pp}: this model takes images; give --max-images 0")
+    stages(spec, config.pp)
 
 
 def find_gpus(asked: str, num: int) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ import numpy as np
 from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
+from headrace.engine_proc.shm.hidden_link import HiddenLink
+from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.device_selection import (
     NAMES,
@@ -42,6 +45,7 @@ from headrace.engine_proc.worker.execution.memory_check import (
     check_adapters,
     check_kv_cache,
     check_weights,
+    core_bytes,
     lora_format,
 )
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
@@ -53,6 +57,8 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.tower_memory import tower_memory
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
+from headrace.engine_proc.worker.stages.stage import PipelineStage, stages
+from headrace.engine_proc.worker.stages.stage_runner import LastStage, StageRunner
 from headrace.errors import ConfigError, ModelError
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit
@@ -156,7 +162,7 @@ def in_core(
     """Load a model into the C++ core, and the draft model beside it."""
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    free = free_memory(config)
+    free = free_memory(config) - second_embedding(config, model, weight_dtype)
     check_kv_cache(config.cpu_kv_bytes, free)
     check_weights(config, model.spec, model.weights, weight_dtype, free)
     draft = open_draft(config, model, weight_dtype, free)
@@ -177,11 +183,18 @@ def in_core(
         config.max_num_seqs,
     )
     rank = 0 if group is None else group.rank
-    sizes = [cache_bytes(specs[rank], *split, PAGE_TOKENS, kv_dtype) for specs in with_pages]
+    own_specs = [specs[rank] for specs in with_pages]
+    stage = None
+    if config.pp > 1:
+        stage = stages(model.spec, config.pp)[worker.stage]
+        own_specs = [stage.spec_of(own_specs[0])]
+        decoders = [HeldDecoder(stage.model_of(model), weight_dtype)]
+        peers = [stage.peers_of(peers[0])]
+    sizes = [cache_bytes(spec, *split, PAGE_TOKENS, kv_dtype) for spec in own_specs]
     memory = None
     if worker.cache_fd is not None:
         memory = CacheMemory(worker.cache_fd, sum(sizes), cache_fingerprint(config, split))
-    num_threads = threads_of_rank(config.tp)
+    num_threads = threads_of_rank(config.num_workers)
     executors = [
         CpuExecutor(
             decoder.model.spec,
@@ -200,18 +213,12 @@ def in_core(
         )
         for place, decoder in enumerate(decoders)
     ]
-    runner = decoder_runner(
-        executors[0],
-        model.pooling,
-        model.dense,
-        model.spec.vocab_size,
-        num_threads,
-        embeds,
-        drafter_of(decoders, executors),
-    )
+    links = None if stage is None else open_links(worker, model.spec.hidden_size)
+    drafter = drafter_of(decoders, executors)
+    runner = core_runner(config, executors[0], model, stage, links, embeds, drafter)
     cache_id = b"" if memory is None else memory.cache_id
     adapters = core_adapters(config, executors[0], model, peers[0]) if config.enable_lora else None
-    bytes_of_pages = [page_bytes(specs[rank], PAGE_TOKENS, kv_dtype) for specs in with_pages]
+    bytes_of_pages = [page_bytes(spec, PAGE_TOKENS, kv_dtype) for spec in own_specs]
     is_eagle = draft is not None and draft.token_ids is not None
     return LoadedModel(
         runner,
@@ -219,11 +226,50 @@ def in_core(
         num_states=split.num_states,
         cache_id=cache_id,
         page_bytes=bytes_of_pages[0],
-        state_bytes=state_bytes(with_pages[0][rank]),
+        state_bytes=state_bytes(own_specs[0]),
         eagle_bytes=bytes_of_pages[1] if is_eagle else 0,
         adapters=adapters,
+        links=links,
         rest=partial(rest_all, executors),
     )
+
+
+def second_embedding(config: ExecutionConfig, model: DecoderModel, dtype: WeightDtype) -> int:
+    """Return what a tied embedding takes once more: the first stage and the last one have it."""
+    if config.pp == 1 or not model.spec.tied_head:
+        return 0
+    alone = replace(model.spec, layers=(), gives_hidden=True)
+    return core_bytes(alone, model.weights, dtype, config.dtype != "float32")
+
+
+def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:
+    """Return the links of a worker to its neighbors in other stages."""
+    num_frames, max_rows = worker.execution.pp, worker.execution.max_num_batched_tokens
+    before, after = (
+        None if fd is None else HiddenLink(fd, num_frames, max_rows, hidden_size)
+        for fd in (worker.before_fd, worker.after_fd)
+    )
+    return StageLinks(before, after)
+
+
+def core_runner(
+    config: ExecutionConfig,
+    executor: CpuExecutor,
+    model: DecoderModel,
+    stage: PipelineStage | None,
+    links: StageLinks | None,
+    embeds: Floats | None,
+    drafter: Executor | None,
+) -> Runner:
+    """Return what runs the steps of the C++ core: a stage's, or those of all layers."""
+    own: Executor = executor
+    if stage is not None and links is not None:
+        if not stage.is_last:
+            return StageRunner(executor, links)
+        own = LastStage(executor, links)
+    num_threads = threads_of_rank(config.num_workers)
+    size = model.spec.vocab_size
+    return decoder_runner(own, model.pooling, model.dense, size, num_threads, embeds, drafter)
 
 
 def rest_all(executors: Iterable[CpuExecutor]) -> None:

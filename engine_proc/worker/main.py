@@ -71,8 +71,7 @@ def work(config: WorkerConfig, context: Context) -> None:
 
     def masks_of(num_rows: int) -> Masks:
         answers.flush()  # what it has is in the masks
-        while inbox.receive(IDLE_S) is None:
-            pass
+        inbox.wait_for_masks(IDLE_S)
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
@@ -82,7 +81,8 @@ def work(config: WorkerConfig, context: Context) -> None:
     loaded = load(config, progress, group, embeddings(config))
     inbox = StepInbox(steps, loaded.adapters, loaded.copier, results.send)
     can_rejoin = group if loaded.can_rejoin else None
-    attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.execution.tp == 1)
+    is_alone = config.execution.tp == 1
+    attempts = StepRunner(loaded.runner, can_rejoin, is_alone, loaded.links)
     answers = ResultSender(results.send)
     admin_requests = AdminRequests(context.board, PROFILE)
     profiles = Profiler(config.execution.profile_dir, f"worker-{context.index}", admin_requests)

@@ -3,6 +3,7 @@
 These are loads of adapters, and copies of pages between a GPU and its host tier.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -42,6 +43,7 @@ class StepInbox:
         self._adapters = adapters
         self._copier = copier
         self._send = send
+        self._kept: deque[Step | Resume | Rest] = deque()  # that came before masks
 
     def receive(
         self, timeout_s: float, look_us: int | None = None
@@ -51,6 +53,21 @@ class StepInbox:
         Args:
             look_us: as in `StepChannel.receive`.
         """
+        return self._kept.popleft() if self._kept else self._receive(timeout_s, look_us)
+
+    def wait_for_masks(self, timeout_s: float) -> None:
+        """Wait for the masks of a step; steps that were sent before them come later.
+
+        Args:
+            timeout_s: between looks, in which signals are handled.
+        """
+        while not isinstance(message := self._receive(timeout_s), Masks):
+            if message is not None:
+                self._kept.append(message)
+
+    def _receive(
+        self, timeout_s: float, look_us: int | None = None
+    ) -> Step | Masks | Resume | Rest | None:
         is_loading = self._adapters is not None and self._adapters.settle(self._send)
         is_copying = self._copier is not None and self._copier.settle(self._send)
         wait_s = min(POLL_INTERVAL_S, timeout_s) if is_loading or is_copying else timeout_s

@@ -9,11 +9,14 @@ from typing import Any
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, PendingResult, Runner
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.worker_messages import Step, StepFailed, StepResult
+
+FAILED_BEFORE = "it has failed in a stage before"
 
 
 class TooLarge(HeadraceError):
@@ -28,14 +31,20 @@ class StepRunner:
     Args:
         group: of the workers of a model, if there are several and it can be used again after an
             abort.
-        is_alone: whether there is no other worker.
+        is_alone: whether there is no other worker that computes the same layers.
+        links: to other stages; none by default.
     """
 
     def __init__(
-        self, runner: Runner, group: ShmAllReduce | None = None, is_alone: bool = True
+        self,
+        runner: Runner,
+        group: ShmAllReduce | None = None,
+        is_alone: bool = True,
+        links: StageLinks | None = None,
     ) -> None:
         self._runner = runner
         self._group = group
+        self._links = links or StageLinks()
         self._can_fail = is_alone or group is not None
         self._has_failed = False
 
@@ -45,6 +54,12 @@ class StepRunner:
         Raises:
             TooLarge: there is no memory for it, and others wait for this worker.
         """
+        has_worked = self._links.begin()
+        result = self._run(step, masks_of) if has_worked else StepFailed(FAILED_BEFORE)
+        self._links.end(works=not isinstance(result, StepFailed))
+        return result
+
+    def _run(self, step: Step, masks_of: MaskSource) -> StepResult | StepFailed | PendingResult:
         if self._has_failed:
             return StepFailed("a step before it has failed")
         try:

@@ -37,9 +37,11 @@ DESCRIPTION = (
     "wrong. It starts nothing, and exits with 1 where the server could not start."
 )
 FEW_FILES = 1024
+NOTHING = "nothing"  # runs a model
 NUM_BUSY = 5  # processes that work at once: one of each kind
 # Imported only when they are called, since they load the worker.
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
+FORESEE_STAGES = "headrace.engine_proc.worker.backend_selection:foresee_stages"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
 FORESEE_ADAPTERS = "headrace.engine_proc.worker.weight_memory:foresee_adapters"
@@ -106,7 +108,7 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
         ModelError: nothing will, as the flags are.
     """
     if config.engine == "mock":
-        return "nothing: --engine mock runs no model"
+        return f"{NOTHING}: --engine mock runs no model"
     executor, why, _ = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
     return f"{executor}: {why}"
 
@@ -204,6 +206,8 @@ def plan(
     if card.takes_images:
         yield "images", f"taken; the tower runs in {tower}"
     yield "runs in", executor
+    if config.pp > 1 and not executor.startswith(NOTHING):
+        yield "stages", stages_of(config, card)
     if config.max_loaded_models is not None:
         fitting = "as many models as memory is enough for"
         yield "loaded", f"on demand; at once {config.max_loaded_models or fitting}"
@@ -218,6 +222,14 @@ def plan(
         yield "KV cache", kv_cache(config, on_gpus)
         template = "from the model" if card.chat_template else "none"
         yield "chat template", template
+
+
+def stages_of(config: ServerConfig, card: ModelCard) -> str:
+    """Return which layers each stage of a pipeline has, for people."""
+    found: list[range] = pkgutil.resolve_name(FORESEE_STAGES)(ExecutionConfig.of(config, card))
+    layers = ", ".join(f"{own.start} to {own.stop - 1}" for own in found)
+    workers = f", each with {config.tp} workers" if config.tp > 1 else ""
+    return f"{len(found)} of layers {layers}{workers}"
 
 
 def elsewhere(config: ServerConfig) -> str:
@@ -418,7 +430,7 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
 
 def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
-    findings, executor, held, beside = [], "nothing", list[Any](), (0, 0)
+    findings, executor, held, beside = [], NOTHING, list[Any](), (0, 0)
     tower = "nothing"
     try:
         executor = executor_of(config, card)

@@ -38,6 +38,7 @@ MAX_DRAFTS = 15  # of a sequence in a step
 BACKENDS = ("mp", "ray")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/collectives/shm_group.h
+MAX_PP = 8  # of step_channel.py: steps in flight
 ENGINES = ("auto", "mock")
 MIN_IMAGE_MEMORY_BYTES = 16 << 20
 ON_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}  # defaults that differ from CPUs'
@@ -83,6 +84,9 @@ class ServerConfig:
     ui: bool = flag(True, "serve a web page at /; --no-ui does not")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor parallel size: workers that share the model")
+    pp: int = flag(
+        1, "pipeline parallel size: stages that divide the layers, each with --tp workers; on CPUs"
+    )
     data_parallel_size: int = flag(
         1,
         "replicas of the model: each an engine with --tp workers and a share of the cores; auto is "
@@ -287,6 +291,7 @@ class ServerConfig:
             read_domain(domain)
         at_least("tp", self.tp, 1)
         at_most("tp", self.tp, MAX_TP)
+        self._check_stages()
         at_least("data_parallel_size", self.data_parallel_size, 0 if self.remote_engines else 1)
         at_most("data_parallel_size", self.data_parallel_size, MAX_REPLICAS)
         self._check_placement()
@@ -350,6 +355,24 @@ class ServerConfig:
     def num_remote_engines(self) -> int:
         """All that are on other machines."""
         return len(self.remote_engines) + self.num_placed_engines
+
+    @property
+    def num_workers(self) -> int:
+        """The workers of an engine."""
+        return self.tp * self.pp
+
+    def _check_stages(self) -> None:
+        at_least("pp", self.pp, 1)
+        at_most("pp", self.pp, MAX_PP)
+        lacks = {
+            "--speculative": self.speculative != "off",
+            "--enable-lora": self.enable_lora,
+            "--device cuda": self.device == "cuda",
+            "--model-impl transformers": self.model_impl == "transformers",
+        }
+        refused = [flag for flag, is_given in lacks.items() if is_given]
+        if self.pp > 1 and refused:
+            raise ConfigError(f"--pp {self.pp} does not go with {refused[0]}; leave out one")
 
     def _check_placement(self) -> None:
         local = self.data_parallel_size_local

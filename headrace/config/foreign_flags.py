@@ -216,7 +216,7 @@ ROWS = [
         "pipeline parallel",
         ("--pipeline-parallel-size", "-pp"),
         ("--pp-size", "--pipeline-parallel-size"),
-        Already(("1",), ONE_MACHINE),
+        Same("pp"),
     ),
     Row(
         "data parallel",

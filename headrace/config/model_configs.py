@@ -12,6 +12,7 @@ OF_MODEL = frozenset(
         "model",
         "served_model_name",
         "tp",
+        "pp",
         "data_parallel_size",
         "disable_custom_all_reduce",
         "enforce_eager",

@@ -173,6 +173,7 @@ class ExecutionConfig:
     vocab_size: int
     image_row_size: int  # numbers of a row of an image's embedding; 0 takes no images
     tp: int
+    pp: int
     device: str
     model_impl: str
     load_format: str
@@ -226,6 +227,11 @@ class ExecutionConfig:
         return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
     @property
+    def num_workers(self) -> int:
+        """The workers of the model: so many of each stage as share its layers."""
+        return self.tp * self.pp
+
+    @property
     def max_loaded_loras(self) -> int:
         """Adapters that workers hold at most."""
         return self.max_cpu_loras or self.max_loras
@@ -239,7 +245,10 @@ class WorkerConfig:
     step_fd: int
     result_fd: int
     mask_fd: int
-    rank: int = 0  # among the engine's workers
+    rank: int = 0  # among the workers of its stage
+    stage: int = 0
+    before_fd: int | None = None  # of the link from the stage before,
+    after_fd: int | None = None  # and of that to the next one
     group_fd: int | None = None  # where the ranks meet, if there are several,
     control_fd: int | None = None  # and the page of which GPUs know when to give up
     cache_fd: int | None = None  # of pages that outlive the worker; None keeps its own
@@ -360,6 +369,11 @@ class EngineConfig:
     kv_events: KvEventsConfig | None = None  # None publishes none
     mistral_tokenizer: str | None = None  # as in `ModelCard`
     remote: RemoteEngine | None = None  # None computes here
+
+    @property
+    def num_micro_batches(self) -> int:
+        """The steps of different sequences that are in the stages of a pipeline at once."""
+        return 1 if self.async_scheduling is False else self.execution.pp
 
 
 @dataclass(frozen=True, kw_only=True)

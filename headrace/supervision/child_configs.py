@@ -228,7 +228,7 @@ class ChildConfigs:
             run_dir=self.run_dir,
             key_file=self._placed_key_file,
             engines=tuple(self._remote_seats[len(self.config.remote_engines) :]),
-            num_cpus=self.config.tp + 1,
+            num_cpus=self.config.num_workers + 1,
             num_gpus=self.config.tp if expects_gpus(self.config) else 0,
             flags=node_flags(self.config, expects_gpus(self.config)),
         )

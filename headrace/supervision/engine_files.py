@@ -26,7 +26,7 @@ class EngineFiles:
         for slot in board.of("engine"):
             config = configs[slot[EngineField.MODEL]]
             computes = config.engine != "mock" and not board.is_remote(slot)
-            self.cache_fds.append(make_cache_files(config.tp) if computes else ())
+            self.cache_fds.append(make_cache_files(config.num_workers) if computes else ())
             if len(board.replicas_of(slot)) > 1 or config.engine_listen is not None:
                 self.prefix_fds[slot.seat.index] = create_prefix_index()
         num_stores = sum(1 for _ in board.of("kv_store"))
@@ -43,9 +43,9 @@ class EngineFiles:
             PrefixIndex(self.prefix_fds[engine]).clear()
 
 
-def make_cache_files(tp: int) -> tuple[int, ...]:
+def make_cache_files(num_workers: int) -> tuple[int, ...]:
     """Return the descriptors of an engine's tables and of each worker's pages."""
-    names = ["headrace-tables", *(f"headrace-pages-{rank}" for rank in range(tp))]
+    names = ["headrace-tables", *(f"headrace-pages-{i}" for i in range(num_workers))]
     return tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
 
 

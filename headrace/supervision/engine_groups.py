@@ -145,7 +145,7 @@ def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[E
     found: list[EnginePlace] = []
     end = 0
     for group, replica in dict.fromkeys(engines + further):
-        start, end = end, end + configs[group].tp
+        start, end = end, end + configs[group].num_workers
         is_spare = replica >= configs[group].num_own_engines
         found.append(EnginePlace(group, replica, range(start, end), is_spare))
     for group, size in enumerate(sizes):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).parents[2]
 RULES = ("tests/test_layout.py", "tests/test_prose.py")  # which parse the same files
@@ -49,6 +50,34 @@ class Schedule(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
         config.option.loadscopereorder = False
         super().__init__(config, log)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test in which a process ended, if one did; others run what comes after it.
+
+        That test fails, and does not run again: it would end the next process, or hang there.
+        """
+        workload = self.assigned_work.pop(node)
+        left = [(unit, test) for unit in workload.values() for test in unit if not unit[test]]
+        if not left:
+            return None
+        unit, fatal = left[0]
+        unit[fatal] = True
+        self.workqueue.update(
+            {scope: unit for scope, unit in workload.items() if not all(unit.values())}
+        )
+        for other in self.nodes:
+            self._reschedule(other)
+        return fatal
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a process its next files, or word that none comes.
+
+        A process begins a test when it knows the next one. With a file of one test it would wait
+        for ever.
+        """
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid.split("::")[0])

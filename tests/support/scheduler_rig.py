@@ -234,11 +234,14 @@ class Rig:
         depth: int = 1,
         num_states: int = 0,
         speculation: "Callable[[PagePool], Speculation] | None" = None,
+        num_stages: int = 1,
         **options: Any,
     ) -> "Rig":
         slots = StateSlots(num_states)
         pool = PagePool(num_pages, page_tokens)
-        limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        limits = SchedulerLimits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_stages=num_stages
+        )
         drafts = None if speculation is None else speculation(pool)
         scheduler = Scheduler(pool, limits, slots=slots, speculation=drafts, **options)
         rig = cls(pool, scheduler, budget, max_num_seqs, depth, slots)

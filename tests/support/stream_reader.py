@@ -94,12 +94,17 @@ async def read(
     return found
 
 
-async def read_all(url: str, seen: Callable[[], None] = lambda: None, **fields: Any) -> list[Any]:
-    """Return what all requests are answered, sent at once; `fields` are further ones of each."""
+async def read_all(
+    url: str,
+    seen: Callable[[], None] = lambda: None,
+    num_requests: int = len(REQUESTS),
+    **fields: Any,
+) -> list[Any]:
+    """Return what the first requests are answered, sent at once; `fields` are more of each."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
         return await asyncio.gather(
-            *(read(client, path, body | fields, seen) for path, body in REQUESTS),
+            *(read(client, path, body | fields, seen) for path, body in REQUESTS[:num_requests]),
             return_exceptions=True,
         )
 

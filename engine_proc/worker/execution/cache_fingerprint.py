@@ -16,6 +16,7 @@ from headrace.storage.checksum import digest_files
 
 NUMERICS = (
     "tp",
+    "pp",
     "load_format",
     "dtype",
     "quantization",

@@ -112,12 +112,12 @@ def factors_place(spec: DecoderSpec, name: str) -> FactorsPlace:
 
 
 def all_laid_out(spec: DecoderSpec, low_ranks: LowRanks) -> list[tuple[FactorsPlace, LowRank]]:
-    """Return all factors as the core reads them, those of experts of a matrix adjacent."""
+    """Return all factors as the core reads them, in the order of layers and slots."""
     groups: dict[tuple[int, int], list[tuple[FactorsPlace, LowRank]]] = {}
     for name, low_rank in low_ranks.items():
         place = factors_place(spec, name)
         groups.setdefault((place.layer, place.slot), []).append((place, laid_out(name, low_rank)))
-    return [factors for group in groups.values() for factors in alike(group)]
+    return [factors for _, group in sorted(groups.items()) for factors in alike(group)]
 
 
 def alike(experts: list[tuple[FactorsPlace, LowRank]]) -> list[tuple[FactorsPlace, LowRank]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.runner import Runner
 from headrace.ipc.worker_messages import CopyPages, PagesCopied
@@ -41,6 +42,7 @@ class LoadedModel:
     numerics: str = ""
     copier: PageCopier | None = None  # with host pages
     adapters: AdapterLoader | None = None  # with `--enable-lora`
+    links: StageLinks | None = None  # to other stages of a pipeline
     rest: Callable[[], None] = lambda: None  # gives back what steps take beside weights and pages
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 

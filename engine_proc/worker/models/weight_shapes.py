@@ -25,12 +25,13 @@ XIELU = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")  # alphas 
 def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Return every weight the decoder has, under our names (see `weights.py`)."""
     num_embedded = spec.vocab_size if spec.eagle is None else spec.eagle.num_embedded
-    shapes: dict[str, Shape] = {"embed": (num_embedded, spec.hidden_size)}
-    if not spec.tied_head:
-        shapes["head"] = (spec.vocab_size, spec.hidden_size)
-    if spec.head_bias:
-        shapes["head.bias"] = (spec.vocab_size,)
-    shapes |= outer_norm_shapes(spec)
+    shapes: dict[str, Shape] = {}
+    has_tied_head = spec.tied_head and not spec.gives_hidden
+    if has_tied_head or not spec.takes_hidden:
+        shapes["embed"] = (num_embedded, spec.hidden_size)
+    if not spec.gives_hidden:
+        shapes |= head_shapes(spec)
+        shapes |= outer_norm_shapes(spec)
     shapes |= outer_gemma_shapes(spec)
     if spec.eagle is not None:
         shapes |= eagle_shapes(spec.hidden_size, len(spec.eagle.tapped))
@@ -64,6 +65,16 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
             raise ModelError(
                 f"weight {name!r} has shape {list(weights[name].shape)}, not {list(shape)}"
             )
+
+
+def head_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the head's matrix, where it is not the embedding, and its bias."""
+    shapes: dict[str, Shape] = {}
+    if not spec.tied_head:
+        shapes["head"] = (spec.vocab_size, spec.hidden_size)
+    if spec.head_bias:
+        shapes["head.bias"] = (spec.vocab_size,)
+    return shapes
 
 
 def outer_norm_shapes(spec: DecoderSpec) -> dict[str, Shape]:

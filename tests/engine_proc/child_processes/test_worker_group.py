@@ -1,5 +1,6 @@
 """Workers that run a model together: real processes, started, stopped and killed."""
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -110,6 +111,24 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     assert workers.finish() == result
 
 
+def test_stages_of_two_workers_each_give_the_bits_of_two_workers(result: StepResult) -> None:
+    board = Board.create([Seat("engine", 0), *(Seat("worker", index) for index in range(4))])
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    execution = dataclasses.replace(CONFIG.execution, pp=2)
+    stages = WorkerGroup(dataclasses.replace(CONFIG, execution=execution), context)
+    assert stages.wait_ready().num_pages > 0
+    for _ in range(3):  # in flight at once, but for one
+        stages.start(STEP)
+    assert [stages.finish() for _ in range(3)] == [result] * 3
+    stages.start(STEP)
+    tell(board, 3, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"^worker 3 was killed by SIGKILL$"):
+        while True:  # it may have answered before
+            stages.finish()
+            stages.start(STEP)
+    stages.stop()
+
+
 def test_worker_killed_between_polls_is_named_not_its_peers() -> None:
     board = Board.create([Seat("worker", rank) for rank in range(2)])
     workers = WorkerGroup.__new__(WorkerGroup)
@@ -156,7 +175,9 @@ def test_workers_that_disagree_are_an_error_and_not_two_texts(
         def receive(self, timeout_s: float) -> StepResult:  # type: ignore[override]
             return StepResult(bytes([self.token]))
 
-    monkeypatch.setattr(module, "start_worker", lambda _config, _context, rank, *_: Odd(rank))
+    monkeypatch.setattr(
+        module, "start_worker", lambda _config, _context, place, *_: Odd(place.rank)
+    )
     context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
     workers = WorkerGroup(CONFIG, context)
     workers.start(STEP)
@@ -220,7 +241,8 @@ def hung_group(said: list[str], *, looks_ahead: bool) -> WorkerGroup:
     group._clock = itertools.count(0.0, HANG_S / 4).__next__
     group._layout = WorkerReady(1, 16, looks_ahead=looks_ahead)
     workers: Any = [HungWorker(name, said) for name in ("a", "b")]
-    group._all, group._num_computing, group._page, group._group = workers, 1, None, None
+    group._all, group._num_computing, group._page, group._groups = workers, 1, None, []
+    group._config = CONFIG
     group._restarts = RestartBackoff()
     return group
 

@@ -13,6 +13,8 @@ import torch
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
+from headrace.engine_proc.shm.hidden_link import HiddenLink
+from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, no_masks
 from headrace.engine_proc.worker.step_runner import StepRunner, TooLarge
@@ -176,3 +178,40 @@ def test_workers_fail_together_and_go_on_with_the_right_sums() -> None:
     assert sums[0] == sums[1] == [[3.0 * i for i in range(n)] for n in (4, 9, 2, 3, 5, 6)]
     for group in (*groups, watcher):
         group.close()
+
+
+def test_a_step_that_fails_in_a_stage_fails_in_all() -> None:
+    """The second stage fails in another step, while the first one is ahead of it."""
+    fd = HiddenLink.create()
+    after, before = (HiddenLink(fd, 4, 3, 1) for _ in range(2))
+    os.close(fd)
+    links = StageLinks(after=after), StageLinks(before)
+    no_room = fail(MemoryError("no room"))
+    ran: list[list[float]] = []
+
+    def send(number: float) -> Callable[[], object]:
+        def act() -> None:
+            links[0].room(1)[:] = number
+
+        return act
+
+    def note() -> None:
+        assert links[1].hidden is not None
+        ran.append(links[1].hidden.ravel().tolist())
+
+    first = StepRunner(Scripted(send(1), no_room, *map(send, (3, 4, 5))), links=links[0])
+    last = StepRunner(Scripted(note, no_room, note), links=links[1])
+    told: list[tuple[object, object]] = []
+
+    def run(num_steps: int) -> None:
+        results = [[each.run(step(), no_masks) for _ in range(num_steps)] for each in (first, last)]
+        told.extend(zip(*map(lambda own: map(type, own), results), strict=True))
+        for each in (first, last):
+            each.resume()
+
+    run(3)  # the second one fails in the first stage
+    run(2)  # and one in the last
+    run(1)
+    good, bad = StepResult, StepFailed
+    assert told == [(good, good), (bad, bad), (bad, bad), (good, bad), (good, bad), (good, good)]
+    assert ran == [[1.0], [5.0]]

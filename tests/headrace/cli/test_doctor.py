@@ -389,6 +389,16 @@ def test_the_doctor_tells_of_engines_on_other_machines() -> None:
     )
 
 
+def test_the_doctor_tells_which_layers_a_stage_has(tmp_path: Path) -> None:
+    config, demo = ServerConfig(device="cpu", pp=2, tp=3), read_card(ServerConfig())
+    rows = dict(doctor.plan(config, demo, "core", "nothing", on_gpus=False))
+    assert rows["stages"] == "2 of layers 0 to 18, 19 to 29, each with 3 workers"
+    assert "stages" not in dict(doctor.plan(config, demo, doctor.NOTHING, "", on_gpus=False))
+    takes_images = replace(demo, image_token=7, image_row_size=9)
+    (finding,) = doctor.examine_model(config, takes_images)
+    assert finding.text == "--pp 2: this model takes images; give --max-images 0"
+
+
 def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = read_card(ServerConfig())
     config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)

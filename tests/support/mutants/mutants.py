@@ -108,7 +108,10 @@ def short_of_memory(config: WorkerConfig, context: Context) -> None:
     logits = CpuExecutor.logits
 
     def logits_or_fail(self: CpuExecutor, batch: Batch) -> Logits:
-        if context.index == config.execution.tp - 1 and len(batch.token_ids) > FITTING_TOKENS:
+        if (
+            context.index == config.execution.num_workers - 1
+            and len(batch.token_ids) > FITTING_TOKENS
+        ):
             raise MemoryError("said the mutant")
         return logits(self, batch)
 

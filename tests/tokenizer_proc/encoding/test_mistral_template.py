@@ -139,17 +139,14 @@ def test_what_mistral_common_has_no_place_for_is_refused(
 
 
 @pytest.fixture
-def no_callbacks() -> Iterator[None]:
-    """Nothing is called at garbage collections, as by hypothesis: it would swallow an interrupt."""
-    callbacks = gc.callbacks[:]
-    gc.callbacks.clear()
-    gc.freeze()  # garbage of other tests: its `__del__` swallows interrupts, too
+def no_garbage_collection() -> Iterator[None]:
+    """Callbacks of a collection, and `__del__` of garbage, would swallow an interrupt."""
+    gc.disable()
     yield
-    gc.unfreeze()
-    gc.callbacks[:] = callbacks
+    gc.enable()
 
 
-@pytest.mark.usefixtures("no_callbacks")
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_conversation_that_takes_long_is_interrupted(tmp_path: Path) -> None:
     template = MistralTemplate(str(write_tekken(tmp_path)), {}, patience_s=0.01)
     body = {"messages": [USER] * 20_000}

@@ -455,6 +455,9 @@ class DecoderSpec:
     deepstack: int = 0
     encoder: EncoderSpec | None = None  # None: a token sees those before it
     eagle: EagleSpec | None = None  # None: it is no layer that drafts for another model
+    # Of a pipeline's stages, see `stage.py`: all but the first, and all but the last.
+    takes_hidden: bool = False  # tokens come in as hidden states, and have no embeddings
+    gives_hidden: bool = False  # they leave as hidden states, without a norm and a head
 
     @property
     def latent(self) -> LatentAttentionSpec | None:

@@ -1,0 +1,72 @@
+"""Frames of hidden states pass from a stage to the next, in order and as they are."""
+
+import os
+
+import numpy as np
+import pytest
+
+from headrace.engine_proc.shm.hidden_link import HiddenLink
+from headrace.engine_proc.shm.stage_links import StageLinks
+
+NUM_FRAMES, MAX_ROWS, ROW_SIZE = 3, 5, 7
+
+
+def both_ends() -> tuple[HiddenLink, HiddenLink]:
+    """Return the writer's end and the reader's."""
+    fd = HiddenLink.create()
+    writer, reader = (HiddenLink(fd, NUM_FRAMES, MAX_ROWS, ROW_SIZE) for _ in range(2))
+    os.close(fd)
+    return writer, reader
+
+
+def test_frames_come_in_order_and_unchanged() -> None:
+    writer, reader = both_ends()
+    rng = np.random.default_rng(0)
+    sent = [rng.standard_normal((1 + i % MAX_ROWS, ROW_SIZE), np.float32) for i in range(20)]
+    for first in range(0, len(sent), 2):
+        pair = sent[first : first + 2]
+        for rows in pair:
+            writer.room(len(rows))[:] = rows
+            writer.send(len(rows))
+        for rows in pair:
+            assert reader.wait(0)
+            np.testing.assert_array_equal(reader.rows(), rows)
+            reader.release()
+    assert not reader.wait(0)
+
+
+def test_a_frame_may_say_that_its_step_has_failed() -> None:
+    writer, reader = both_ends()
+    writer.send()
+    assert reader.wait(0)
+    assert reader.rows() is None
+
+
+def test_no_frame_is_written_over_one_that_is_not_read() -> None:
+    writer, _ = both_ends()
+    for _ in range(NUM_FRAMES):
+        writer.send()
+    with pytest.raises(AssertionError, match="too far behind"):
+        writer.send()
+
+
+def test_a_stage_passes_on_that_a_step_has_failed() -> None:
+    writer, before = both_ends()
+    after, reader = both_ends()
+    links = StageLinks(before, after)
+    writer.send()
+    writer.room(1)[:] = 3
+    writer.send(1)
+    assert not links.begin()
+    links.end(works=False)
+    assert links.begin()
+    assert links.hidden is not None
+    links.room(1)[:] = links.hidden + 1
+    links.end(works=True)
+    seen = []
+    for _ in range(2):
+        assert reader.wait(0)
+        rows = reader.rows()
+        seen.append(None if rows is None else rows.tolist())
+        reader.release()
+    assert seen == [None, [[4.0] * ROW_SIZE]]

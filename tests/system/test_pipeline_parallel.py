@@ -1,0 +1,53 @@
+"""Stages of a pipeline: the texts of one worker, also when a stage dies or lacks memory."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from killer import Killer
+from mutants.mutants import mutants
+from servers import RunningServer
+from stream_reader import difference, read_all
+
+ASKED: dict[str, Any] = {"num_requests": 7, "max_tokens": 16}  # one of each kind of sampling
+EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Iterator[RunningServer]:
+    """Two stages, of which the last is short of memory."""
+    running = RunningServer(
+        *("--pipeline-parallel-size", "2", *EXACT, "--max-num-seqs", "8"),
+        *("--admin-api-key", "operator"),
+        env=mutants("worker=short_of_memory"),
+    )
+    yield running
+    assert running.stop() == 0
+    assert re.search(
+        r"there is no memory for a step of \d\d+ tokens: said the mutant; at most", running.log
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: RunningServer) -> list[Any]:
+    """The answers without stages."""
+    return asyncio.run(read_all(server.url, **ASKED))
+
+
+def test_answers_are_those_without_stages(pipeline: RunningServer, undisturbed: list[Any]) -> None:
+    assert {"headrace: worker 0", "headrace: worker 1"} <= set(pipeline.ring)
+    assert not difference(asyncio.run(read_all(pipeline.url, **ASKED)), undisturbed)
+    assert pipeline.metric("engine_steps_ahead_total") > pipeline.metric("engine_steps_total") / 2
+
+
+@pytest.mark.parametrize("victim", ["worker 0", "worker 1"])
+def test_answers_go_on_when_a_stage_is_killed(
+    pipeline: RunningServer, undisturbed: list[Any], victim: str
+) -> None:
+    killer = Killer(pipeline, victim, [30])
+    assert not difference(asyncio.run(read_all(pipeline.url, killer, **ASKED)), undisturbed)
+    assert len(killer.killed) == 1
+    pipeline.settle()
+    pipeline.await_free("kv_pages")
