@@ -1,6 +1,7 @@
 """The kernels are built for every GPU, and CPU threads in place of a GPU's keep to the protocol."""
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -18,7 +19,10 @@ from headrace.engine_proc.worker.parallel.ipc_memory import CudaError
 from headrace.system.all_reduce_policy import WORLDS
 
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
-CSRC = Path(__file__).parents[4] / "csrc"
+GPU_ARCHITECTURES = ["80", "89", "90", "100"]  # what `make gpu-static` compiles for
+ROOT = Path(__file__).parents[4]
+CSRC = ROOT / "csrc"
+TABLE = ROOT / "bench" / "results" / "cuda_static.json"
 RELEASE, DOUBLE_BUFFER, EXIT = 1, 2, 4  # Part, of csrc/collectives/all_reduce.cuh
 RACE = 66  # how a program ends in which ThreadSanitizer has seen one
 
@@ -36,6 +40,12 @@ def test_kernels_are_built_by_nvrtc(arch: str) -> None:
     assert code.startswith(b"\x7fELF")
     for name in (*NAMES, ipc_kernels.GROUP_NAME.decode()):
         assert f"{name}\0".encode() in code
+    rows = json.loads(TABLE.read_text()).get(f"NVRTC {ipc_kernels.compiler_version()}", {})
+    number = arch.removeprefix("sm_")
+    if rows and number in GPU_ARCHITECTURES:
+        kernel_compiler = pytest.importorskip("kernel_compiler", reason="triton is not installed")
+        found = {name: list(usage) for name, usage in kernel_compiler.usages(code).items()}
+        assert found == {name: rows[f"{name} WORLD={world}"][number] for name in NAMES}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
