@@ -271,5 +271,12 @@ GROUPS = {  # terms under a scale
 
 
 def format_of(name: str) -> ExpertFormat:
-    """Return the format of a model's experts, or of its layers."""
-    return ExpertFormat.__members__.get(name.rpartition(", ")[2].upper(), ExpertFormat.DENSE)
+    """Return the format of a model's experts, or of its layers.
+
+    Raises:
+        KeyError: a name that ends with a format ends with none of them.
+    """
+    has_experts = any(layer.mixture is not None for layer in MODELS[name].layers)
+    if not has_experts and name not in PACKED:
+        return ExpertFormat.DENSE
+    return ExpertFormat[name.rpartition(", ")[2].upper()]
