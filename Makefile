@@ -109,8 +109,8 @@ families: .venv/dev
 		tests/system/test_gpu_benches.py $(ARGS)
 
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
-# shows what a change costs. They are compiled for all that the models of tests/support/gpu_models.py
-# launch, with the Triton of torch's wheels for GPUs. A whole run
+# shows what a change costs. They are compiled for all that the models of
+# tests/support/gpu_models.py launch, with the Triton of torch's wheels for GPUs. A whole run
 # compiles 2,698 variants: about an hour of a core, reckoned, not measured. No GPU is needed.
 GPU_ARCHITECTURES ?= 80,89,90,100
 TRITON ?= 3.7.1
