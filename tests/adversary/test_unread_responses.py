@@ -13,7 +13,7 @@ from servers import PATIENCE_S, RunningServer, wait_until
 from support.largest import LONGEST
 from support.memory_watch import MemoryWatch, own_bytes
 
-NUM_CLIENTS = 12
+NUM_CLIENTS = 8
 ROOM = 4096  # bytes that a client's kernel takes; the server's takes megabytes
 BIGGEST = 1 << 30  # bytes that a process may grow by while responses wait; 256 MiB may wait
 LEFT = 192 << 20  # bytes that it may have more afterwards

@@ -27,7 +27,7 @@ from headrace.exit_status import ExitStatus
 from support.ports import reserved_port
 
 RENEWED = ("frontend", "tokenizer", "detokenizer")
-CHAOS_S = float(os.environ.get("CHAOS_S", "10"))
+CHAOS_S = float(os.environ.get("CHAOS_S", "6"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # by then caches have their size: an older process may not grow
 MAX_GROWTH = 1.05

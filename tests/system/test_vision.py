@@ -31,7 +31,7 @@ NUM_STORY_TOKENS = 300
 TIMEOUT_S = 300
 ADMIN_KEY = "operators-only"
 # Families but that of `served`; `make families` has those that are not here, too.
-SHORT = ("smolvlm", "gemma3", "gemma4", "glm4v", "lfm2_vl")
+SHORT = ("smolvlm", "gemma4", "lfm2_vl")
 OTHERS = [family for family in FAMILIES if family != "qwen3_vl"]
 STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
 IN_CORE = ("smolvlm", "idefics3", "gemma3", "lfm2_vl")  # families whose towers the core runs
@@ -243,9 +243,8 @@ def test_caches_of_images_are_reset_by_operators(served: Served) -> None:
 def test_answers_by_kernels_of_gpus_are_the_reference_s(tmp_path: Path) -> None:
     flags = ("--device", "cuda", "--tp", "2", "--enforce-eager")
     served = Served.start(tmp_path, "qwen2_5_vl", *flags, env={"TRITON_INTERPRET": "1"})
-    chats = [LOOK, LOOK_ELSEWHERE]
-    for chat, answer in zip(chats, served.ask_all(chats), strict=True):
-        served.check(chat, answer)
+    (answer,) = served.ask_all([LOOK])
+    served.check(LOOK, answer)
     assert "runs on GPUs: --device says so" in served.server.log
     check_nothing_is_left(served.server)
     assert served.server.stop() == 0
