@@ -109,11 +109,13 @@ families: .venv/dev
 		tests/system/test_gpu_benches.py $(ARGS)
 
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
-# shows what a change costs. They are compiled for all that the models of tests/support/gpu_models.py
-# launch, with the Triton of torch's wheels for GPUs. It takes half an hour of a core; no GPU.
+# shows what a change costs. They are compiled for all that the models of
+# tests/support/gpu_models.py launch, with the Triton of torch's wheels for GPUs. A whole run
+# compiles 2,698 variants: about an hour of a core, reckoned, not measured. No GPU is needed.
 GPU_ARCHITECTURES ?= 80,89,90,100
-gpu-static: .venv/triton
-	TRITON_INTERPRET=0 PYTHONPATH=.venv/triton:tests/support $(BIN)/python tests/support/gpu_static.py \
+TRITON ?= 3.7.1
+gpu-static: .venv/triton-$(TRITON)
+	TRITON_INTERPRET=0 PYTHONPATH=.venv/triton-$(TRITON):tests/support $(BIN)/python tests/support/gpu_static.py \
 		$(GPU_ARCHITECTURES) --write bench/results/cuda_static.json $(ARGS)
 
 # Files that people download, beside transformers: Qwen2.5-Coder-Instruct of 0.5B and of 1.5B in
@@ -167,9 +169,9 @@ ui-test: .venv/ui
 	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund
 	PYTHONPATH=.venv/ui $(BIN)/pytest tests/ui $(ARGS)
 
-.venv/triton: .venv/dev
+.venv/triton-$(TRITON): .venv/dev
 	rm -rf $@
-	$(PIP) --quiet --no-deps --target $@ triton==3.7.1
+	$(PIP) --quiet --no-deps --target $@ triton==$(TRITON)
 
 .venv/ui: .venv/dev
 	rm -rf $@

@@ -44,7 +44,9 @@ struct alignas(16) Vector {
     u32 words[4];
 };
 
-// A rank's state of all ranks, in its own memory, written by the host (ipc_workspace.py).
+} // namespace
+
+// A rank's state of all ranks, written by the host (ipc_workspace.py).
 struct Group {
     u64 flags[MAX_RANKS]; // u64 [2 phases][MAX_BLOCKS][ROW_WORDS] of each rank, as mapped by this
                           // one
@@ -57,6 +59,13 @@ struct Group {
     u64 rank;
     u64 limit_ns; // of a wait; 0 is none
 };
+
+// In constant memory, as a load of an address is awaited before each load of what is there.
+extern "C" {
+CONSTANT Group own_group;
+}
+
+namespace {
 
 struct Counters { // a rank's own
     u32 epoch, num_arrived, failed;
@@ -461,25 +470,26 @@ DEVICE void fused(const Group &group, const u64 *row, const Vector *in, const Ve
 
 // `row` may be null. Scalars are 32 bits wide.
 #define KERNELS_OF(T, suffix)                                                                      \
-    KERNEL one_shot_##suffix(const Group *group, const u64 *row, const Vector *in, Vector *out,    \
-                             u32 num_vectors, u32 meta) {                                          \
-        one_shot<T>(*group, row, in, out, num_vectors, meta);                                      \
+    KERNEL one_shot_##suffix(const u64 *row, const Vector *in, Vector *out, u32 num_vectors,       \
+                             u32 meta) {                                                           \
+        one_shot<T>(own_group, row, in, out, num_vectors, meta);                                   \
     }                                                                                              \
-    KERNEL two_shot_##suffix(const Group *group, const u64 *row, const Vector *in, Vector *out,    \
-                             u32 num_vectors, u32 meta) {                                          \
-        two_shot<T>(*group, row, in, out, num_vectors, meta);                                      \
+    KERNEL two_shot_##suffix(const u64 *row, const Vector *in, Vector *out, u32 num_vectors,       \
+                             u32 meta) {                                                           \
+        two_shot<T>(own_group, row, in, out, num_vectors, meta);                                   \
     }                                                                                              \
-    KERNEL fused_##suffix(const Group *group, const u64 *row, const Vector *in, Vector *out,       \
-                          const Vector *residual, Vector *residual_out, const Vector *weight,      \
-                          u32 num_rows, u32 row_vectors, float eps, u32 one_plus, u32 meta) {      \
+    KERNEL fused_##suffix(const u64 *row, const Vector *in, Vector *out, const Vector *residual,   \
+                          Vector *residual_out, const Vector *weight, u32 num_rows,                \
+                          u32 row_vectors, float eps, u32 one_plus, u32 meta) {                    \
         const Norm norm{weight, eps, one_plus != 0};                                               \
-        fused<T>(*group, row, in, residual, norm, out, residual_out, num_rows, row_vectors, meta); \
+        fused<T>(own_group, row, in, residual, norm, out, residual_out, num_rows, row_vectors,     \
+                 meta);                                                                            \
     }
 
 // Numbers of any type. What one rank gives is `stride` vectors in `out` before the next one's.
-KERNEL gather_bytes(const Group *group, const u64 *row, const Vector *in, Vector *out,
-                    u32 num_vectors, u32 stride, u32 meta) {
-    gather(*group, row, in, out, num_vectors, stride, meta);
+KERNEL gather_bytes(const u64 *row, const Vector *in, Vector *out, u32 num_vectors, u32 stride,
+                    u32 meta) {
+    gather(own_group, row, in, out, num_vectors, stride, meta);
 }
 
 KERNELS_OF(F32, float32)

@@ -8,6 +8,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
+#define CONSTANT __constant__
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
 
 namespace {

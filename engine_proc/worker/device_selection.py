@@ -16,7 +16,6 @@ from headrace.engine_proc.worker.models.model import DecoderModel, config_with_i
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     DecoderSpec,
-    MambaSpec,
     Norm,
     NormPlacement,
     QKNorm,
@@ -123,7 +122,6 @@ def lacking_kernel(spec: DecoderSpec) -> str:
     after_rope = (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE)
     lacks = {
         **mixture_lacks(spec),
-        "Mamba": any(isinstance(layer.mixer, MambaSpec) for layer in spec.layers),
         "windows of latent attention": spec.latent is not None
         and any(layer.window is not None for layer in spec.layers),
         "tokens that see their whole text": spec.encoder is not None,
@@ -182,8 +180,6 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
 
 def why_no_states(config: ExecutionConfig, model: DecoderModel) -> str:
     """Return why GPUs cannot keep a decoder's states with these flags; "" where they can."""
-    if config.device == "auto" and config.image_row_size and model.spec.state_numbers:
-        return "a model with states was not tried there with images; --device cuda tries it"
     for i, mamba2 in mamba2_layers(model.spec) if config.tp > 1 else ():
         unit = mamba2_unit(mamba2, model.weights[f"layers.{i}.out"])
         starts = [heads.start for heads in cut(mamba2.num_heads, config.tp, unit)]

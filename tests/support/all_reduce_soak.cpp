@@ -202,14 +202,15 @@ void set_stall(u32 us) {
 
 // Run a kernel by name. Arguments are 64-bit words, as many as it takes. Returns whether there is
 // one.
-bool run_kernel(const char *name, u32 grid, u32 num_threads, const u64 *a) {
-    typedef void Plain(const Group *, const u64 *, const Vector *, Vector *, u32, u32);
-    typedef void Fused(const Group *, const u64 *, const Vector *, Vector *, const Vector *,
-                       Vector *, const Vector *, u32, u32, float, u32, u32);
+bool run_kernel(const char *name, u32 grid, u32 num_threads, const Group *group, const u64 *a) {
+    typedef void Plain(const u64 *, const Vector *, Vector *, u32, u32);
+    typedef void Fused(const u64 *, const Vector *, Vector *, const Vector *, Vector *,
+                       const Vector *, u32, u32, float, u32, u32);
     if (std::string(name) == "gather_bytes") {
         run_grid(grid, num_threads, [&] {
-            gather_bytes((const Group *)a[0], (const u64 *)a[1], (const Vector *)a[2],
-                         (Vector *)a[3], u32(a[4]), u32(a[5]), u32(a[6]));
+            own_group = *group;
+            gather_bytes((const u64 *)a[0], (const Vector *)a[1], (Vector *)a[2], u32(a[3]),
+                         u32(a[4]), u32(a[5]));
         });
         return true;
     }
@@ -231,14 +232,14 @@ bool run_kernel(const char *name, u32 grid, u32 num_threads, const u64 *a) {
     for (const auto &kernel : kernels) {
         if (std::string(kernel.name) == name) {
             run_grid(grid, num_threads, [&] {
+                own_group = *group;
                 if (kernel.plain) {
-                    kernel.plain((const Group *)a[0], (const u64 *)a[1], (const Vector *)a[2],
-                                 (Vector *)a[3], u32(a[4]), u32(a[5]));
+                    kernel.plain((const u64 *)a[0], (const Vector *)a[1], (Vector *)a[2], u32(a[3]),
+                                 u32(a[4]));
                 } else {
-                    kernel.fused((const Group *)a[0], (const u64 *)a[1], (const Vector *)a[2],
-                                 (Vector *)a[3], (const Vector *)a[4], (Vector *)a[5],
-                                 (const Vector *)a[6], u32(a[7]), u32(a[8]), float_of(u32(a[9])),
-                                 u32(a[10]), u32(a[11]));
+                    kernel.fused((const u64 *)a[0], (const Vector *)a[1], (Vector *)a[2],
+                                 (const Vector *)a[3], (Vector *)a[4], (const Vector *)a[5],
+                                 u32(a[6]), u32(a[7]), float_of(u32(a[8])), u32(a[9]), u32(a[10]));
                 }
             });
             return true;

@@ -11,6 +11,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     MixtureSpec,
     Norm,
@@ -204,6 +205,17 @@ STATES = {  # a layer with states beside one that attends
     ),
 }
 
+STATES["Jamba mini, fp8"] = with_experts(
+    hybrid(
+        replace(decoder(65536, 4096, 14336, 32, 8, ropes=()), layers=(LayerSpec(rope=None),)),
+        MambaSpec(channels=8192, state_size=16, rank=256, kernel_size=4, norms=True),
+    ),
+    num_experts=16,
+    experts_per_token=2,
+    intermediate_size=14336,
+    normalized=False,
+)
+
 LLAMA_8B = decoder(128256, 4096, 14336, 32, 8)
 LLAMA_70B = decoder(128256, 8192, 28672, 64, 8)
 MODELS = {
@@ -246,7 +258,11 @@ MIXTURES = {  # a name with experts ends with the format of its experts
     ),
     "DeepSeek V3, TP 8, fp8": deepseek_v3(8),
 }
-MODELS |= MIXTURES | STATES
+PACKED = {  # of a name without experts, too, the end is a format: that of its layers
+    "Qwen3 8B, fp8": MODELS["Qwen3 8B"],
+    "Qwen3 8B, int4": MODELS["Qwen3 8B"],
+}
+MODELS |= MIXTURES | STATES | PACKED
 GROUPS = {  # terms under a scale
     ExpertFormat.INT4: 128,
     ExpertFormat.FP8: 128,
@@ -255,6 +271,12 @@ GROUPS = {  # terms under a scale
 
 
 def format_of(name: str) -> ExpertFormat:
-    """Return the format of a model's experts."""
+    """Return the format of a model's experts, or of its layers.
+
+    Raises:
+        KeyError: a name that ends with a format ends with none of them.
+    """
     has_experts = any(layer.mixture is not None for layer in MODELS[name].layers)
-    return ExpertFormat[name.rpartition(", ")[2].upper()] if has_experts else ExpertFormat(0)
+    if not has_experts and name not in PACKED:
+        return ExpertFormat.DENSE
+    return ExpertFormat[name.rpartition(", ")[2].upper()]

@@ -39,11 +39,14 @@ from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
+from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import (
     EXPERTS,
     HEAD_MATRICES,
     WIDE,
     DeviceWeights,
+    Matrix,
     fused,
     laid_out,
 )
@@ -78,10 +81,29 @@ def experts_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> 
     )
 
 
+def matrix_of(shape: tuple[int, ...], format: ExpertFormat, has_bias: bool) -> Matrix:
+    """Return a matrix in a format, without numbers."""
+    parts = experts_of(shape, format, has_bias)
+    if format == ExpertFormat.FP8:
+        assert parts.scales is not None
+        return Fp8Matrix(parts.numbers, parts.scales, parts.group_size, parts.bias)
+    if format == ExpertFormat.INT4:
+        assert parts.scales is not None and parts.zeros is not None
+        return Int4Matrix(
+            parts.numbers, parts.zeros, parts.scales, parts.group_size, bias=parts.bias
+        )
+    return DenseMatrix(parts.numbers, parts.bias)
+
+
 def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
-    """Return a decoder's weights in bf16, experts in a format, without numbers."""
+    """Return a decoder's weights in bf16, experts in a format, without numbers.
+
+    Where there are no experts, layers are in that format.
+    """
     shapes = weight_shapes(spec)
-    matrices, tensors, wide, experts = {}, {}, {}, {}
+    has_experts = any(layer.mixture is not None for layer in spec.layers)
+    matrices: dict[str, Matrix] = {}
+    tensors, wide, experts = {}, {}, {}
     sources = fused(spec)
     for name, parts in sources.items():
         num_rows = sum(shapes[part][0] for part in parts)
@@ -96,9 +118,12 @@ def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
             own = format if EXPERTS in name else ExpertFormat.DENSE
             experts[name] = experts_of((num_rows, *rest), own, has_bias)
             continue
-        weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
-        of_kind = wide if name.endswith(WIDE) else matrices
-        of_kind[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
+        if name.endswith(WIDE):
+            weight = torch.empty(num_rows, *rest, dtype=torch.bfloat16, device=META)
+            wide[name] = DenseMatrix(weight, weight[:, 0].contiguous() if has_bias else None)
+            continue
+        own = ExpertFormat.DENSE if has_experts or name == "head" else format
+        matrices[name] = matrix_of((num_rows, *rest), own, has_bias)
     return DeviceWeights(matrices, tensors, wide, experts)
 
 
@@ -127,8 +152,13 @@ def launch_sampler(vocab_size: int) -> None:
     penalize(logits, Penalties(*[numbers] * 4, *[real] * 3), numbers)
 
 
-def variants(models: str) -> list[Variant]:
-    """Return all variants of kernels of the models whose names begin with a pattern."""
+def variants(models: str, arch: int) -> list[Variant]:
+    """Return all variants of kernels of the models whose names begin with a pattern.
+
+    Architectures before sm_89 have no e4m3: variants with it are left out.
+    """
+    linear.has_tma = lambda device: arch >= 10 * TMA_CAPABILITY[0]
+    paged_attention.is_hopper = lambda device: arch // 10 == TMA_CAPABILITY[0]
     found: list[Variant] = []
     assert "run" in vars(JITFunction)  # what is replaced now
     JITFunction.run = CompiledLaunches(found.append).stand_in()  # type: ignore[method-assign]
@@ -137,16 +167,14 @@ def variants(models: str) -> list[Variant]:
         launch_decoder(spec, format_of(name))
     for vocab_size in {spec.vocab_size for spec in chosen.values()}:
         launch_sampler(vocab_size)
-    return found
+    return [variant for variant in found if arch >= 89 or "*fp8e4nv" not in variant.name]
 
 
 def of_triton(architectures: list[int], models: str, pattern: str) -> Table:
     """Return what Triton's kernels take, of which the pattern is a part of their names."""
     table: Table = {}
     for arch in architectures:
-        linear.has_tma = lambda device, arch=arch: arch >= 10 * TMA_CAPABILITY[0]
-        paged_attention.is_hopper = lambda device, arch=arch: arch // 10 == TMA_CAPABILITY[0]
-        chosen = [variant for variant in variants(models) if re.search(pattern, variant.name)]
+        chosen = [variant for variant in variants(models, arch) if re.search(pattern, variant.name)]
         for done, variant in enumerate(chosen):
             print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
             compiled = compile_variant(variant, arch)

@@ -22,6 +22,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE inline
+#define CONSTANT thread_local // a rank's threads are its own
 #define KERNEL extern "C" void
 
 using std::min;

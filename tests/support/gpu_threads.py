@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from headrace.engine_proc.worker.parallel.gpu_protocols import Argument, IpcRegion
+from headrace.engine_proc.worker.parallel.ipc_workspace import GROUP
 
 T = TypeVar("T")
 SOAK = Path(__file__).with_name("all_reduce_soak.cpp")
@@ -107,6 +108,8 @@ class ThreadGpu:
 
     def __init__(self, world: int, fails: Sequence[str] = (), exports_tensors: bool = True) -> None:
         self._library = library(world)
+        self._group = ctypes.create_string_buffer(GROUP.size)
+        self.group_address = ctypes.addressof(self._group)
         self.kernels = self
         self.fails = fails
         self._exports_tensors = exports_tensors
@@ -186,13 +189,15 @@ class ThreadGpu:
     ) -> None:
         self._may("launch")
         self.num_launched[name] = self.num_launched.get(name, 0) + 1
-        num_addresses = 7 if name.startswith("fused") else 4
+        num_addresses = 6 if name.startswith("fused") else 3
         for index, argument in enumerate(arguments):
             assert (type(argument) is int) == (index < num_addresses), (name, index)
         words = (ctypes.c_uint64 * len(arguments))(*map(word, arguments))
 
         def run() -> None:
-            found = self._library.run_kernel(name.encode(), num_blocks, self.num_threads, words)
+            group = ctypes.c_void_p(self.group_address)
+            size = num_blocks, self.num_threads
+            found = self._library.run_kernel(name.encode(), *size, group, words)
             assert found, name
 
         self.streams[stream].launch(run)

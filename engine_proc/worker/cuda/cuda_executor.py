@@ -48,6 +48,7 @@ from headrace.engine_proc.worker.cuda.matrices.adapted import (
 from headrace.engine_proc.worker.cuda.matrices.matrices import HEAD_MATRICES, load_weights
 from headrace.engine_proc.worker.cuda.mixers.gated_delta_net import run_gated_delta_net
 from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm
+from headrace.engine_proc.worker.cuda.mixers.mamba import run_mamba
 from headrace.engine_proc.worker.cuda.mixers.mamba2 import run_mamba2
 from headrace.engine_proc.worker.cuda.mixers.short_conv import run_short_conv
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
@@ -70,6 +71,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     Norm,
     NormPlacement,
@@ -447,6 +449,8 @@ class CudaExecutor:
                 return run_gated_delta_net(self.loaded, name, mixer, eps, *moved)
             case Mamba2Spec():
                 return run_mamba2(self.loaded, name, mixer, eps, *moved)
+            case MambaSpec():
+                return run_mamba(self.loaded, name, mixer, eps, *moved, self.shard_group.sum)
         raise AssertionError(f"no kernel runs {mixer}")
 
     def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:

@@ -60,6 +60,7 @@ class Kernels(Protocol):
 
     num_threads: int  # of a block
     max_blocks: int
+    group_address: int  # of the `Group` that they read
 
     def launch(
         self, name: str, num_blocks: int, stream: int, arguments: Sequence[Argument]

@@ -16,7 +16,6 @@ from headrace.engine_proc.worker.parallel.ipc_workspace import (
     COUNTERS,
     COUNTERS_AT,
     FIRST_EPOCH,
-    GROUP_AT,
     ROWS_AT,
     Layout,
     group_words,
@@ -110,7 +109,7 @@ class IpcGroup:
         words = group_words(
             self._layout, self._peers.rank, self._bases, self._page_address, limit_ns
         )
-        self._memory.write(self._own + GROUP_AT, words)
+        self._memory.write(self._kernels.group_address, words)
 
     @property
     def rows_address(self) -> int:
@@ -187,7 +186,7 @@ class IpcGroup:
         agreed = f"{name} {numbers} {num_blocks} {self._kernels.num_threads} {addresses[0] != 0}"
         scalars = [n if isinstance(n, np.float32) else np.uint32(n) for n in numbers]
         meta = np.uint32(zlib.crc32(agreed.encode()))
-        arguments = (self._own + GROUP_AT, *addresses, *scalars, meta)
+        arguments = (*addresses, *scalars, meta)
         self._kernels.launch(name, num_blocks, stream, arguments)
 
     def _try(self, stream: int, num_sums: int) -> None:

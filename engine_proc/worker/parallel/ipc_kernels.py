@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engine_proc.worker.parallel.gpu_protocols import Argument
+from headrace.engine_proc.worker.parallel.ipc_memory import CudaError
 from headrace.system.all_reduce_policy import DTYPES
 
 SOURCES = ("collectives/ptx.cuh", "collectives/all_reduce.cuh")  # one program, in this order
@@ -18,6 +19,7 @@ NAMES = (
     "gather_bytes",
     *(f"{kernel}_{dtype}" for kernel in ("one_shot", "two_shot", "fused") for dtype in DTYPES),
 )
+GROUP_NAME = b"own_group"  # in constant memory: each loaded module has its own
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY: what 0 means, too
 NUM_THREADS = 512  # of a block, as the kernels are compiled for
 MAX_BLOCKS = 36  # more bring nothing over NVLink (vLLM's)
@@ -98,10 +100,15 @@ class CudaKernels:
     num_threads = NUM_THREADS
 
     def __init__(self, code: bytes, max_blocks: int = MAX_BLOCKS) -> None:
+        from cuda.bindings.driver import cuLibraryGetGlobal
         from cuda.core import LaunchConfig, ObjectCode, Stream, launch
 
         self.max_blocks = max_blocks
         module = ObjectCode.from_cubin(code)
+        status, address, _ = cuLibraryGetGlobal(module.handle, GROUP_NAME)
+        if status != 0:
+            raise CudaError(f"cuLibraryGetGlobal: {status.name}")
+        self.group_address = int(address)
         self._kernels = {name: module.get_kernel(name) for name in NAMES}
         self._streams: dict[int, Any] = {}
         self._stream = Stream.from_handle

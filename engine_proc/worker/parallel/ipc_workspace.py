@@ -2,7 +2,6 @@
 
 0     flags, u64 [2 phases][64 blocks][16]   written by the others
 16 K  Counters                               this rank's own, as the next
-20 K  Group: where each rank's flags, staging and sums are, and more
 32 K  rows, u64 [65536][8]                   where all ranks have each input of a graph
       staging, two halves                    inputs that are copied
       sums                                   of this rank's part, in two-shot
@@ -15,7 +14,6 @@ from headrace.engine_proc.collectives.control_page import ControlPage
 
 MAX_RANKS = 8  # csrc/collectives/all_reduce.cuh has these, and the two structs
 COUNTERS_AT = 16 << 10
-GROUP_AT = 20 << 10
 ROWS_AT = 32 << 10
 NUM_ROWS = 1 << 16  # 2 sums in each of 80 layers, in 400 graphs
 ROW = struct.Struct(f"={MAX_RANKS}Q")

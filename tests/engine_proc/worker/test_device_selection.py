@@ -177,7 +177,6 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
         ({"qk_norm": QKNorm.PER_HEAD_AFTER_ROPE}, "a norm of queries and keys after RoPE"),
         ({"layers": (LayerSpec(window=8, is_chunked=True),)}, "attention in chunks"),
         ({"qkv_clip": 8.0}, "limits of queries, keys and values"),
-        ({"layers": (LayerSpec(mixer=MAMBA),)}, "Mamba"),
         (
             {"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent, window=8),)},
             "windows of latent attention",
@@ -195,25 +194,17 @@ def hybrid(mixer: Mixer) -> DecoderModel:
     return DecoderModel(spec, random_weights(spec), ())
 
 
-@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2])
+@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2, MAMBA])
 def test_layers_with_states_run_on_gpus(mixer: Mixer, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hybrid(mixer)
     spec = dataclasses.replace(model.spec, attention_gate=True, gated_mlp=False)
     assert lacking_kernel(spec) == ""
-    assert why_no_states(execution_config("model.gguf"), model) == ""
+    assert why_no_states(execution_config("model.gguf", image_row_size=64), model) == ""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     on_gpus = execution_config("model.gguf", device="cuda", kv_store_bytes=7)
     with pytest.raises(ConfigError, match=r"^--kv-store-bytes 7 keeps .*; leave it out$"):
         place(on_gpus, model)
     assert place(dataclasses.replace(on_gpus, device="cpu"), model).name == "cpu"
-
-
-@pytest.mark.parametrize("mixer", [CONVOLUTION, DELTA_NET, MAMBA2])
-def test_states_and_images_are_for_the_cpu_unless_asked_for(mixer: Mixer) -> None:
-    config = execution_config("model.gguf", image_row_size=64)
-    why = "a model with states was not tried there with images; --device cuda tries it"
-    assert why_no_states(config, hybrid(mixer)) == why
-    assert why_no_states(dataclasses.replace(config, device="cuda"), hybrid(mixer)) == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+ZERO_BITS = tl.constexpr(0x4B000000)  # those of 2^23: whole numbers follow, one bit apart
+ZERO = tl.constexpr(float(1 << 23))
+
 
 @triton.jit
 def decode_int4(
@@ -18,15 +21,17 @@ def decode_int4(
 ) -> tl.tensor:
     """Return the numbers of a tile, [rows, terms] from `first` on; 0 beyond the matrix.
 
-    A number is `(code - zero) * scale` of its group of terms.
+    A number is `(code - zero) * scale` of its group of terms. Code and zero are added to 2^23, so
+    that no number is converted; their difference is exact.
     """
     NUM_GROUPS: tl.constexpr = (NUM_TERMS + GROUP - 1) // GROUP
     TILE_GROUPS: tl.constexpr = BLOCK // GROUP if GROUP < BLOCK and GROUP < NUM_TERMS else 1
     NUM_ROWS: tl.constexpr = rows.shape[0]
-    steps = load_codes(codes, rows, is_row, first, NUM_TERMS, BLOCK).to(tl.float32)
+    bits = load_codes(codes, rows, is_row, first, ZERO_BITS, NUM_TERMS, BLOCK)
+    steps = bits.to(tl.float32, bitcast=True)
     group = first // GROUP + tl.arange(0, TILE_GROUPS)[None, :]
     at, is_group = rows[:, None] * NUM_GROUPS + group, is_row[:, None] & (group < NUM_GROUPS)
-    zero = tl.load(zeros + at, mask=is_group, other=0).to(tl.float32)
+    zero = tl.load(zeros + at, mask=is_group, other=0).to(tl.float32) + ZERO
     scale = tl.load(scales + at, mask=is_group, other=0.0)
     steps = tl.reshape(steps, [NUM_ROWS, TILE_GROUPS, BLOCK // TILE_GROUPS])
     numbers = (steps - zero[:, :, None]) * scale[:, :, None]
@@ -52,7 +57,7 @@ def decode_mxfp4(
     NUM_GROUPS: tl.constexpr = NUM_TERMS // GROUP
     TILE_GROUPS: tl.constexpr = BLOCK // GROUP
     NUM_ROWS: tl.constexpr = rows.shape[0]
-    code = load_codes(codes, rows, is_row, first, NUM_TERMS, BLOCK).to(tl.int32)
+    code = load_codes(codes, rows, is_row, first, 0, NUM_TERMS, BLOCK)
     size = code & 7
     twice = tl.where(size < 4, size, tl.where(size < 6, 2 * size - 4, 4 * size - 16))
     steps = tl.where(code < 8, twice, -twice).to(tl.float32)
@@ -70,11 +75,16 @@ def load_codes(
     rows: tl.tensor,
     is_row: tl.tensor,
     first: tl.tensor,
+    BITS: tl.constexpr,
     NUM_TERMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Return codes, [rows, terms] from `first` on; of two in a byte the first has the low bits."""
+    """Return codes beside other bits, [rows, terms] from `first` on, int32.
+
+    Of two codes in a byte the first has the low bits.
+    """
     pair = first // 2 + tl.arange(0, BLOCK // 2)[None, :]
     is_pair = is_row[:, None] & (pair < NUM_TERMS // 2)
     packed = tl.load(codes + rows[:, None] * (NUM_TERMS // 2) + pair, mask=is_pair, other=0)
-    return tl.interleave(packed & 15, packed >> 4)
+    packed = packed.to(tl.int32)
+    return tl.interleave((packed & 15) | BITS, (packed >> 4) | BITS)

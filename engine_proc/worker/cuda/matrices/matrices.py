@@ -29,6 +29,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
     Mamba2Spec,
+    MambaSpec,
     Mixer,
     QKNorm,
     ShortConvSpec,
@@ -46,10 +47,16 @@ OF_DELTA = {  # of a gated delta net whose gates are projections of its input
     **dict.fromkeys("qkvz", "qkvz"),
     **dict.fromkeys("ba", "ba"),
 }
+OF_MAMBA = {  # dt, B and C are projections of what is convolved
+    **dict.fromkeys(("in_x", "in_z"), "in"),
+    **dict.fromkeys(("in_dt", "in_b", "in_c"), "low"),
+    "conv_x": "conv",
+}
 HEAD_MATRICES = ("k_b", "v_b")  # of latent attention: a matrix for each head, as experts have
+OF_LAYER = re.compile(r"layers\.\d+")
 OF_EXPERT = re.compile(r"\.experts\.\d+$")
 OF_DELTA_CONV = re.compile(r"\.delta\.[qkv]$")
-WIDE = (".router", ".delta.ba", ".delta.b", ".delta.a")  # ends of names
+WIDE = (".router", ".delta.ba", ".delta.b", ".delta.a", ".low", ".dt")  # ends of names
 EXPERTS = ".experts."  # in names
 FP8 = "fp8"  # what `--quantization` can say here, beside "none"
 
@@ -77,7 +84,7 @@ class DeviceWeights:
     # Norms, sinks and other vectors, fp32; `embed`; `qk_norm`, [2, head_dim]; `conv`, [kernel_size,
     # channels].
     tensors: Mapping[str, Tensor]
-    # Routers, and gates of delta nets: their products stay fp32.
+    # Routers, gates of delta nets, and dt, B and C of Mamba: their products stay fp32.
     wide: Mapping[str, DenseMatrix] = field(default_factory=dict)
     # Of mixtures, and the matrices of heads of latent attention.
     experts: Mapping[str, ExpertWeights] = field(default_factory=dict)
@@ -151,7 +158,7 @@ def laid_out(spec: DecoderSpec, name: str, vector: Tensor) -> Tensor:
     if not name.endswith(".conv"):
         return vector
     mixer = mixer_of(spec, name)
-    assert isinstance(mixer, ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec)
+    assert isinstance(mixer, ShortConvSpec | GatedDeltaNetSpec | Mamba2Spec | MambaSpec)
     taps = vector.view(-1, mixer.kernel_size).T.contiguous()
     if isinstance(mixer, Mamba2Spec):
         sizes = torch.tensor((mixer.inner_size, mixer.group_numbers, mixer.group_numbers))
@@ -227,6 +234,8 @@ def whole_of(name: str, spec: DecoderSpec) -> str:
         mixer = mixer_of(spec, name)
         assert isinstance(mixer, GatedDeltaNetSpec)
         return prefix + dot + (FUSED if mixer.gate_rank else OF_DELTA).get(local, local)
+    if OF_LAYER.fullmatch(prefix) and isinstance(mixer_of(spec, name), MambaSpec):
+        return prefix + dot + (FUSED | OF_MAMBA).get(local, local)
     prefix = OF_DELTA_CONV.sub(".delta", prefix)
     return OF_EXPERT.sub(".experts", prefix) + dot + FUSED.get(local, local)
 

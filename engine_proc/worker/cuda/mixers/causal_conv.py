@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, rounded
-from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
+from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves, load_move
 from headrace.engine_proc.worker.cuda.mixers.state_moves import reference as moved
 
 BLOCK_TOKENS = 4
@@ -92,9 +92,8 @@ def conv_kernel(
     is_token, is_channel = token < num_tokens, (channel < NUM_CHANNELS)[None, :]
     sequence = tl.load(sequences + token, mask=is_token, other=0)
     first = tl.load(query_starts + sequence)
-    read = tl.load(slots + sequence * 3).to(tl.int64)
-    written = tl.load(slots + sequence * 3 + 1).to(tl.int64)
-    is_last = is_token & (token + 1 == tl.load(slots + sequence * 3 + 2)) & (written >= 0)
+    read, written, state_end = load_move(slots, sequence)
+    is_last = is_token & (token + 1 == state_end) & (written >= 0)
     before = states + (read * state_stride)[:, None] + channel[None, :]
     behind = states + (written * state_stride)[:, None] + channel[None, :]
     sums = tl.zeros([BLOCK_TOKENS, BLOCK], tl.float32)

@@ -13,7 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, next_power_of_2, softplus
-from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves, clear_rows
+from headrace.engine_proc.worker.cuda.mixers.state_moves import (
+    StateMoves,
+    clear_rows,
+    load_move,
+    load_state,
+)
 from headrace.engine_proc.worker.cuda.mixers.state_moves import reference as moved
 from headrace.engine_proc.worker.models.specs.decoder_spec import GatedDeltaNetSpec
 from headrace.engine_proc.worker.reference.torch_delta_net import (
@@ -117,14 +122,10 @@ def delta_kernel(
         return
     if start >= end:
         return
-    source = tl.load(slots + sequence * 3).to(tl.int64)
-    target = tl.load(slots + sequence * 3 + 1).to(tl.int64)
-    last = tl.load(slots + sequence * 3 + 2) - 1
+    source, target, state_end = load_move(slots, sequence)
     is_number = is_row[:, None] & is_column[None, :]
     place = states + (head * KEY_DIM * VALUE_DIM + row[:, None] * VALUE_DIM + column[None, :])
-    state = tl.zeros([BLOCK_ROWS, BLOCK], tl.float32)
-    if source >= 0:
-        state = tl.load(place + source * state_stride, mask=is_number, other=0.0)
+    state = load_state(place, source, state_stride, is_number)
     key_head = head % KEY_HEADS if IS_TILED else head // (VALUE_HEADS // KEY_HEADS)
     KEY_WIDTH: tl.constexpr = KEY_HEADS * KEY_DIM
     WIDTH: tl.constexpr = 2 * KEY_WIDTH + VALUE_HEADS * VALUE_DIM
@@ -152,7 +153,7 @@ def delta_kernel(
             state *= tl.exp(rate * softplus(step))
         wrong = value - tl.sum(state * key[:, None], 0)
         state += key[:, None] * (wrong * beta)[None, :]
-        if (token == last) & (target >= 0):
+        if (token + 1 == state_end) & (target >= 0):
             tl.store(place + target * state_stride, state, mask=is_number)
         tl.store(out, tl.sum(state * query[:, None], 0), mask=is_column)
         queries, values, out = queries + WIDTH, values + WIDTH, out + VALUE_HEADS * VALUE_DIM

@@ -1,7 +1,8 @@
-"""Mamba-2's recurrence over a step's tokens, behind the states of their sequences.
+"""The recurrences of Mamba-2 and of Mamba over a step's tokens, behind the states of sequences.
 
 A program has some columns of a head's matrix in registers, and goes through a sequence's tokens one
-after the other: chunks change no bits. The state is fp32, [heads, state_size, head_dim].
+after the other: chunks change no bits. The state is fp32, [heads, state_size, head_dim]. Mamba's is
+that of one head, whose columns are channels. Each has steps and decays of its own.
 """
 
 from dataclasses import dataclass
@@ -13,20 +14,39 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, next_power_of_2, softplus
-from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves, clear_rows
+from headrace.engine_proc.worker.cuda.mixers.state_moves import (
+    StateMoves,
+    clear_rows,
+    load_move,
+    load_state,
+)
 from headrace.engine_proc.worker.cuda.mixers.state_moves import reference as moved
-from headrace.engine_proc.worker.models.specs.decoder_spec import Mamba2Spec
+from headrace.engine_proc.worker.models.specs.decoder_spec import Mamba2Spec, MambaSpec
 
 BLOCK_COLUMNS = 8  # of a matrix, that a warp has
+BLOCK_CHANNELS = 32  # of Mamba, likewise: its states are smaller
 
 
 @dataclass(frozen=True)
 class SsmHeads:
-    """What heads have learned, [heads], fp32."""
+    """What heads have learned, [heads], fp32; Mamba's channels, [channels]."""
 
     dt_bias: Tensor
-    decay: Tensor
+    decay: Tensor  # of Mamba [channels * state_size], those of a channel adjacent
     skip: Tensor
+
+
+@dataclass(frozen=True)
+class ScanSizes:
+    """The sizes of a recurrence, as `scan_kernel` has them."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int = 1
+    heads_per_group: int = 1
+    first_head: int = 0  # in its group
+    of_channels: bool = False
 
 
 def scan_ssm(
@@ -39,14 +59,60 @@ def scan_ssm(
         dt: [tokens, heads], before the multiplier and the bias; rows may lie apart.
         states: [slots, numbers], fp32, slots may lie apart.
     """
-    num_heads, head_dim = len(mamba2.heads), mamba2.head_dim
-    assert xbc.is_contiguous()
-    assert dt.stride(1) == states.stride(1) == 1
-    out = torch.empty(len(xbc), num_heads, head_dim, dtype=torch.float32, device=xbc.device)
-    if len(xbc):
-        scan_kernel[(moves.num_sequences + 1, num_heads, cdiv(head_dim, BLOCK_COLUMNS))](
+    sizes = ScanSizes(
+        len(mamba2.heads),
+        mamba2.head_dim,
+        mamba2.state_size,
+        len(mamba2.groups),
+        mamba2.heads_per_group,
+        mamba2.heads.start % mamba2.heads_per_group,
+    )
+    x, of_groups = xbc[:, : mamba2.inner_size], xbc[:, mamba2.inner_size :]
+    return scan(sizes, x, of_groups, dt, heads, states, moves, mamba2.multipliers[4])
+
+
+def scan_channels(
+    mamba: MambaSpec,
+    x: Tensor,
+    bc: Tensor,
+    dt: Tensor,
+    channels: SsmHeads,
+    states: Tensor,
+    moves: StateMoves,
+) -> Tensor:
+    """Return the output of Mamba's channels, [tokens, 1, channels], fp32. Padding has zeros.
+
+    Args:
+        x: [tokens, channels], convolved.
+        bc: [tokens, 2 * state_size], B and C; its rows may lie apart, as those of x and dt.
+        dt: [tokens, channels], before the bias.
+        states: [slots, numbers], fp32, slots may lie apart.
+    """
+    sizes = ScanSizes(1, mamba.channels, mamba.state_size, of_channels=True)
+    return scan(sizes, x, bc, dt, channels, states, moves, 1.0)
+
+
+def scan(
+    sizes: ScanSizes,
+    x: Tensor,
+    of_groups: Tensor,
+    dt: Tensor,
+    heads: SsmHeads,
+    states: Tensor,
+    moves: StateMoves,
+    multiplier: float,
+) -> Tensor:
+    """Launch the kernel: return [tokens, heads, head_dim]."""
+    shape = len(x), sizes.num_heads, sizes.head_dim
+    assert x.stride(1) == of_groups.stride(1) == dt.stride(1) == states.stride(1) == 1
+    out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    block = BLOCK_CHANNELS if sizes.of_channels else BLOCK_COLUMNS
+    if len(x):
+        grid = (moves.num_sequences + 1, sizes.num_heads, cdiv(sizes.head_dim, block))
+        scan_kernel[grid](
             out,
-            xbc,
+            x,
+            of_groups,
             dt,
             heads.dt_bias,
             heads.decay,
@@ -54,17 +120,20 @@ def scan_ssm(
             states,
             moves.query_starts,
             moves.slots,
+            x.stride(0),
+            of_groups.stride(0),
             dt.stride(0),
             states.stride(0),
-            mamba2.multipliers[4],
-            NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            STATE_SIZE=mamba2.state_size,
-            NUM_GROUPS=len(mamba2.groups),
-            HEADS_PER_GROUP=mamba2.heads_per_group,
-            FIRST_HEAD=mamba2.heads.start % mamba2.heads_per_group,
-            BLOCK_ROWS=next_power_of_2(mamba2.state_size),
-            BLOCK=BLOCK_COLUMNS,
+            multiplier,
+            NUM_HEADS=sizes.num_heads,
+            HEAD_DIM=sizes.head_dim,
+            STATE_SIZE=sizes.state_size,
+            NUM_GROUPS=sizes.num_groups,
+            HEADS_PER_GROUP=sizes.heads_per_group,
+            FIRST_HEAD=sizes.first_head,
+            OF_CHANNELS=sizes.of_channels,
+            BLOCK_ROWS=next_power_of_2(sizes.state_size),
+            BLOCK=block,
             num_warps=1,
             enable_fp_fusion=False,
         )
@@ -74,7 +143,8 @@ def scan_ssm(
 @triton.jit
 def scan_kernel(
     out: tl.tensor,
-    xbc: tl.tensor,
+    x: tl.tensor,
+    of_groups: tl.tensor,
     dt: tl.tensor,
     dt_bias: tl.tensor,
     decays: tl.tensor,
@@ -82,6 +152,8 @@ def scan_kernel(
     states: tl.tensor,
     query_starts: tl.tensor,
     slots: tl.tensor,
+    x_stride: tl.tensor,
+    group_stride: tl.tensor,
     dt_stride: tl.tensor,
     state_stride: tl.tensor,
     multiplier: tl.tensor,
@@ -91,13 +163,13 @@ def scan_kernel(
     NUM_GROUPS: tl.constexpr,
     HEADS_PER_GROUP: tl.constexpr,
     FIRST_HEAD: tl.constexpr,
+    OF_CHANNELS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     sequence, head = tl.program_id(0), tl.program_id(1)
     start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
     INNER: tl.constexpr = NUM_HEADS * HEAD_DIM
-    WIDTH: tl.constexpr = INNER + 2 * NUM_GROUPS * STATE_SIZE
     row, column = tl.arange(0, BLOCK_ROWS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     is_row, is_column = row < STATE_SIZE, column < HEAD_DIM
     reads = out + head * HEAD_DIM + column
@@ -106,31 +178,39 @@ def scan_kernel(
         return
     if start >= end:
         return
-    source = tl.load(slots + sequence * 3).to(tl.int64)
-    target = tl.load(slots + sequence * 3 + 1).to(tl.int64)
-    last = tl.load(slots + sequence * 3 + 2) - 1
+    source, target, state_end = load_move(slots, sequence)
     is_number = is_row[:, None] & is_column[None, :]
     place = states + (head * STATE_SIZE * HEAD_DIM + row[:, None] * HEAD_DIM + column[None, :])
-    state = tl.zeros([BLOCK_ROWS, BLOCK], tl.float32)
-    if source >= 0:
-        state = tl.load(place + source * state_stride, mask=is_number, other=0.0)
+    state = load_state(place, source, state_stride, is_number)
     group = (FIRST_HEAD + head) // HEADS_PER_GROUP
-    bias, decay, skip = tl.load(dt_bias + head), tl.load(decays + head), tl.load(skips + head)
     first = start.to(tl.int64)
-    inputs = xbc + first * WIDTH + head * HEAD_DIM + column
-    of_group = xbc + first * WIDTH + INNER + group * STATE_SIZE + row
+    inputs = x + first * x_stride + head * HEAD_DIM + column
+    of_groups += first * group_stride + group * STATE_SIZE + row
     reads += first * INNER
-    dt += first * dt_stride + head
+    if OF_CHANNELS:
+        of_channels = decays + column[None, :] * STATE_SIZE + row[:, None]
+        decay = tl.load(of_channels, mask=is_number, other=0.0)
+        bias = tl.load(dt_bias + column, mask=is_column, other=0.0)
+        skip = tl.load(skips + column, mask=is_column, other=0.0)
+        dt += first * dt_stride + column
+    else:
+        bias, decay, skip = tl.load(dt_bias + head), tl.load(decays + head), tl.load(skips + head)
+        dt += first * dt_stride + head
     for token in tl.range(start, end, num_stages=4):
-        b = tl.load(of_group, mask=is_row, other=0.0).to(tl.float32)
-        c = tl.load(of_group + NUM_GROUPS * STATE_SIZE, mask=is_row, other=0.0).to(tl.float32)
-        x = tl.load(inputs, mask=is_column, other=0.0).to(tl.float32)
-        step = softplus(multiplier * tl.load(dt).to(tl.float32) + bias)
-        state = state * tl.exp(step * decay) + b[:, None] * (step * x)[None, :]
-        if (token == last) & (target >= 0):
+        b = tl.load(of_groups, mask=is_row, other=0.0).to(tl.float32)
+        c = tl.load(of_groups + NUM_GROUPS * STATE_SIZE, mask=is_row, other=0.0).to(tl.float32)
+        number = tl.load(inputs, mask=is_column, other=0.0).to(tl.float32)
+        if OF_CHANNELS:
+            step = softplus(tl.load(dt, mask=is_column, other=0.0).to(tl.float32) + bias)
+            state *= tl.exp(step[None, :] * decay)
+        else:
+            step = softplus(multiplier * tl.load(dt).to(tl.float32) + bias)
+            state *= tl.exp(step * decay)
+        state += b[:, None] * (step * number)[None, :]
+        if (token + 1 == state_end) & (target >= 0):
             tl.store(place + target * state_stride, state, mask=is_number)
-        tl.store(reads, tl.sum(state * c[:, None], 0) + skip * x, mask=is_column)
-        inputs, of_group = inputs + WIDTH, of_group + WIDTH
+        tl.store(reads, tl.sum(state * c[:, None], 0) + skip * number, mask=is_column)
+        inputs, of_groups = inputs + x_stride, of_groups + group_stride
         reads, dt = reads + INNER, dt + dt_stride
 
 
@@ -158,3 +238,30 @@ def reference(
 
     moved(states, moves, run)
     return out
+
+
+def channels_reference(
+    mamba: MambaSpec,
+    x: Tensor,
+    bc: Tensor,
+    dt: Tensor,
+    channels: SsmHeads,
+    states: Tensor,
+    moves: StateMoves,
+) -> Tensor:
+    """Do as `scan_channels`, in plain torch."""
+    numbers, (b, c) = x.float(), bc.float().chunk(2, 1)
+    steps = F.softplus(dt.float() + channels.dt_bias)
+    decay = channels.decay.view(mamba.channels, mamba.state_size)
+    out = torch.zeros_like(numbers)
+
+    def run(rows: slice, before: Tensor) -> Tensor:
+        vectors = before.view(mamba.state_size, mamba.channels).T
+        for i in range(rows.start, rows.stop):
+            moved_by = torch.outer(steps[i] * numbers[i], b[i])
+            vectors = vectors * torch.exp(steps[i][:, None] * decay) + moved_by
+            out[i] = vectors @ c[i] + channels.skip * numbers[i]
+        return vectors.T.flatten()
+
+    moved(states, moves, run)
+    return out[:, None]

@@ -30,6 +30,24 @@ class StateMoves:
 
 
 @triton.jit
+def load_move(slots: tl.tensor, sequence: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the slots that sequences read and write, and the token that the state ends before."""
+    move = slots + sequence * 3
+    return tl.load(move).to(tl.int64), tl.load(move + 1).to(tl.int64), tl.load(move + 2)
+
+
+@triton.jit
+def load_state(
+    place: tl.tensor, slot: tl.tensor, stride: tl.tensor, is_number: tl.tensor
+) -> tl.tensor:
+    """Return a part of the state in a slot, given its place in slot 0. No slot has zeros."""
+    state = tl.zeros(is_number.shape, tl.float32)
+    if slot >= 0:
+        state = tl.load(place + slot * stride, mask=is_number, other=0.0)
+    return state
+
+
+@triton.jit
 def clear_rows(
     place: tl.tensor, stride: tl.constexpr, start: tl.tensor, end: tl.tensor, is_number: tl.tensor
 ) -> None:

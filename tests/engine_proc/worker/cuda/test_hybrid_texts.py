@@ -14,8 +14,6 @@ from headrace.engine_proc.worker.device_selection import lacking_kernel
 from headrace.engine_proc.worker.execution.executor import Batch, Logits
 
 REFUSED = {  # what has no kernel
-    "jamba": "Mamba",
-    "jamba without experts, with biases": "Mamba",
     "nemotron_h with experts and biases": "experts without gates",
 }
 SERVED = sorted(HYBRIDS.keys() - REFUSED)

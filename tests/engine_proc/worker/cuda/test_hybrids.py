@@ -16,6 +16,7 @@ from random_decoders import (
     batch,
     cpu,
     random_weights,
+    with_images,
     with_states,
 )
 from recorded_graphs import RecordedGraphs, device_tensors
@@ -30,6 +31,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     GatedDeltaNetSpec,
     LayerSpec,
     Mamba2Spec,
+    MambaSpec,
     MixtureSpec,
     NormPlacement,
     ShortConvSpec,
@@ -46,6 +48,7 @@ MAMBA2 = Mamba2Spec(
 ODD_MAMBA2 = dataclasses.replace(
     MAMBA2, kernel_size=2, conv_bias=False, input_bias=True, output_bias=True, norm_size=0
 )
+MAMBA = MambaSpec(channels=24, state_size=5, rank=3, kernel_size=3, norms=True)
 EXPERTS = MixtureSpec(num_experts=3, experts_per_token=2, intermediate_size=24)
 TINY = {
     "lfm2": dataclasses.replace(
@@ -99,17 +102,25 @@ TINY = {
             ),
         ),
     ),
+    "jamba": dataclasses.replace(
+        SPEC,
+        **SIZES,
+        layers=(LayerSpec(mixer=MAMBA, mixture=EXPERTS), LayerSpec(rope=None)),
+    ),
+    "mamba of odd sizes, with biases": dataclasses.replace(
+        HYBRIDS["mamba of odd sizes, with biases"], num_heads=2, num_kv_heads=1
+    ),
     "convolutions with biases, parallel": dataclasses.replace(
         HYBRIDS["odd sizes, biases, parallel"], num_heads=2, num_kv_heads=1
     ),
 }
 
 
-FEW = ("qwen3_next", "granitemoehybrid")
+FEW = ("qwen3_next", "granitemoehybrid", "jamba")
 ALL = dataclasses.replace(  # mixers with states, and no other layer
     SPEC,
     **SIZES,
-    layers=tuple(LayerSpec(mixer=own, has_mlp=False) for own in (CONV, DELTA, MAMBA2)),
+    layers=tuple(LayerSpec(mixer=own, has_mlp=False) for own in (CONV, DELTA, MAMBA2, MAMBA)),
 )
 
 
@@ -139,6 +150,18 @@ def test_hybrids_have_the_logits_of_the_cpp_executor(name: str, device: torch.de
         logits, expected = (own.forward(step_of(*parts)) for own in (ours, theirs))
         np.testing.assert_allclose(logits, expected, atol=1e-4)
         np.testing.assert_array_equal(logits.argmax(1), expected.argmax(1))
+
+
+def test_hybrids_take_images_as_in_the_cpp_executor(device: torch.device) -> None:
+    """Rows of images come in, and positions in three parts beside slots."""
+    (rope,) = SPEC.ropes
+    turned = dataclasses.replace(rope, axes=tuple(i % 3 for i in range(len(rope.inv_freq))))
+    spec = dataclasses.replace(ALL, ropes=(turned,), layers=(ALL.layers[1], LayerSpec()))
+    ours, theirs = make(spec, device), cpu(spec, num_states=NUM_STATES)
+    for parts in ([(0, 0, 7)], [(0, 7, 9), (2, 0, 1)]):
+        step = with_images(step_of(*parts), spec, whole=False)
+        logits, expected = ours.forward(step), theirs.forward(step)
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
 def test_batch_mates_and_cuts_change_no_bit_of_a_hybrid(device: torch.device) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from random_decoders import (
     DELTA_NET,
+    MAMBA,
     MAMBA2,
     NUM_PAGES,
     NUM_STATES,
@@ -73,6 +74,12 @@ DECODERS = {
         LatentAttentionSpec(query_rank=24, rank=16, nope_dim=12, rope_dim=16, value_dim=16),
     ),
 }
+DECODERS["mamba"] = dataclasses.replace(  # dt, B and C are sums over the workers
+    SPEC,
+    **SIZES,
+    num_kv_heads=3,
+    layers=(LayerSpec(mixer=dataclasses.replace(MAMBA, channels=24), has_mlp=False),),
+)
 if family_table.WRITES:
     DECODERS["states"] = dataclasses.replace(
         SPEC,

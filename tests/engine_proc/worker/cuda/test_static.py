@@ -13,21 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_models import MODELS, format_of
 
 ROOT = Path(__file__).parents[4]
+SUPPORT = ROOT / "tests" / "support"
 TABLE = ROOT / "bench" / "results" / "cuda_static.json"
-PINNED = "Triton 3.7.1"  # of torch 2.13 for GPUs
+PINNED, NEWER = "Triton 3.7.1", "Triton 3.9.0"  # the first is torch 2.13's, for GPUs
 KIB = 1 << 10
 SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * KIB}
-# Bytes of a thread's stack: what a kernel may lack in registers, at most. Loops over keys use
-# none on a Hopper: `gpu_static.py` refuses that.
+# Bytes of a thread's stack: what a kernel may lack in registers, at most. The first word that a
+# variant's name has counts. Loops over keys use none on a Hopper: `gpu_static.py` refuses that.
 STACK_BYTES = {
-    "90": {"attention_kernel": 328, "heads of 256": 344, "draw_kernel": 560}
+    (PINNED, "100"): {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 568}
+    | {"NUM_COLUMNS=513": 2752, "linear_kernel": 104, "int4_kernel": 8}
+    | {"latent_attention_kernel": 2144},
+    (PINNED, "90"): {"HEAD_DIM=256": 344, "attention_kernel": 328, "draw_kernel": 560}
     | {"expert_kernel": 40, "latent_attention_kernel": 744},
-    "89": {"attention_kernel": 288, "heads of 256": 80, "draw_kernel": 560}
+    (PINNED, "89"): {"HEAD_DIM=256": 80, "attention_kernel": 288, "draw_kernel": 560}
     | {"gated_linear_kernel": 152, "linear_kernel": 64},
-    "80": {"attention_kernel": 408, "heads of 256": 200, "draw_kernel": 560}
+    (PINNED, "80"): {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 560}
     | {"gated_linear_kernel": 136, "linear_kernel": 64, "norm_kernel": 8},
+    (NEWER, "90"): {"NUM_COLUMNS=256": 2488, "NUM_COLUMNS=513": 1744, "NUM_COLUMNS=288": 144}
+    | {"linear_kernel": 40, "attention_kernel": 184, "latent_attention_kernel": 1200}
+    | {"expert_kernel": 40},
 }
 OF_EACH = ["inputs_kernel", "schedule_kernel", "norm_kernel", "linear_kernel", "draw_kernel"]
 OF_EACH += ["rope_store_kernel", "attention_kernel", "gated_linear_kernel", "report_kernel"]
@@ -46,7 +54,8 @@ def test_a_processor_has_the_memory_that_kernels_share(arch: str) -> None:
     assert len(rows) > 600
     most = SHARED_BYTES[arch]
     too_large = {name for name, row in rows.items() if row.get(arch, [0])[0] > most}
-    heads_of_256 = {name for name in rows if re.match("attention_kernel .* HEAD_DIM=256", name)}
+    of_256 = re.compile("attention_kernel .* HEAD_DIM=256")
+    heads_of_256 = {name for name, row in rows.items() if arch in row and of_256.match(name)}
     assert too_large == (heads_of_256 if arch == "89" else set())  # Ada has too little for those
 
 
@@ -55,30 +64,66 @@ def test_every_generation_has_the_kernels_of_a_decoder() -> None:
     assert set(product(OF_EACH, SHARED_BYTES)) <= found
 
 
-@pytest.mark.parametrize("arch", STACK_BYTES)
-def test_registers_do_for_all_but_some_kernels(arch: str) -> None:
-    found = {name: row[arch] for name, row in table()[PINNED].items() if arch in row}
+def test_a_newer_triton_takes_no_more_memory_than_there_is() -> None:
+    rows = [row["90"] for row in table()[NEWER].values() if "90" in row]
+    assert len(rows) > 550
+    assert max(shared for shared, _, _ in rows) <= SHARED_BYTES["90"]
+
+
+@pytest.mark.parametrize(("compiler", "arch"), STACK_BYTES)
+def test_registers_do_for_all_but_some_kernels(compiler: str, arch: str) -> None:
+    found = {name: row[arch] for name, row in table()[compiler].items() if arch in row}
     assert len(found) > 370
+    most = STACK_BYTES[compiler, arch]
     for name, row in found.items():
-        kind = "heads of 256" if "HEAD_DIM=256" in name else name.split()[0]
-        assert row[2] <= STACK_BYTES[arch].get(kind, 0), name
+        words = name.split()
+        assert row[2] <= next((most[word] for word in most if word in words), 0), name
+
+
+def run(arguments: list[str], cache: Path) -> str:
+    """Return what Python prints, with Triton's compiler in place of its interpreter."""
+    env = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(cache),
+        "PYTHONPATH": str(SUPPORT),
+    }
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stdout
+
+
+def test_gpus_without_8_bit_floats_have_the_other_kernels(tmp_path: Path) -> None:
+    """Of a model whose experts are in e4m3, where `make gpu-static` compiles for an A100."""
+    listing = (
+        "import gpu_static; print(*[v.name for v in gpu_static.variants('Jamba', 80)], sep=';')"
+    )
+    names = run(["-c", listing], tmp_path).strip().split(";")
+    assert not any("fp8" in name for name in names)
+    rows = table()[PINNED]
+    mixers = [name for name in names if name.startswith(("conv_kernel", "scan_kernel"))]
+    assert len(mixers) == 2
+    assert all("80" in rows[name] for name in mixers)
+
+
+def test_a_misspelt_format_of_experts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [format_of(name) for name in ("Qwen3 8B, fp8", "Llama 3 8B, TP 1")] == [1, 0]
+    monkeypatch.setitem(MODELS, "Mixtral 8x7B, imt4", MODELS["Mixtral 8x7B, int4"])
+    with pytest.raises(KeyError, match="IMT4"):
+        format_of("Mixtral 8x7B, imt4")
 
 
 def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
     """A change that costs is seen in review: it changes the table."""
-    support = ROOT / "tests" / "support"
-    env = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(support),
-    }
-    command = [sys.executable, str(support / "gpu_static.py"), "90"]
+    command = [str(SUPPORT / "gpu_static.py"), "90"]
     command += ["--models", "Llama 3 8B, TP 1", "--pattern", SOME]
-    result = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    ((compiler, found),) = json.loads(result.stdout).items()
+    ((compiler, found),) = json.loads(run(command, tmp_path)).items()
     wanted = table()
     if compiler not in wanted:
         pytest.skip(f"the table has no {compiler}")

@@ -1,6 +1,7 @@
 """The kernels are built for every GPU, and CPU threads in place of a GPU's keep to the protocol."""
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -14,10 +15,14 @@ from gpu_threads import DEADLINE_S, build
 
 from headrace.engine_proc.worker.parallel import ipc_kernels
 from headrace.engine_proc.worker.parallel.ipc_kernels import NAMES, SOURCES
+from headrace.engine_proc.worker.parallel.ipc_memory import CudaError
 from headrace.system.all_reduce_policy import WORLDS
 
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
-CSRC = Path(__file__).parents[4] / "csrc"
+GPU_ARCHITECTURES = ["80", "89", "90", "100"]  # what `make gpu-static` compiles for
+ROOT = Path(__file__).parents[4]
+CSRC = ROOT / "csrc"
+TABLE = ROOT / "bench" / "results" / "cuda_static.json"
 RELEASE, DOUBLE_BUFFER, EXIT = 1, 2, 4  # Part, of csrc/collectives/all_reduce.cuh
 RACE = 66  # how a program ends in which ThreadSanitizer has seen one
 
@@ -33,8 +38,14 @@ def test_kernels_are_built_by_nvrtc(arch: str) -> None:
     world = WORLDS[ARCHITECTURES.index(arch) % len(WORLDS)]
     code = ipc_kernels.compile_cubin(arch, world)
     assert code.startswith(b"\x7fELF")
-    for name in NAMES:
+    for name in (*NAMES, ipc_kernels.GROUP_NAME.decode()):
         assert f"{name}\0".encode() in code
+    rows = json.loads(TABLE.read_text()).get(f"NVRTC {ipc_kernels.compiler_version()}", {})
+    number = arch.removeprefix("sm_")
+    if rows and number in GPU_ARCHITECTURES:
+        kernel_compiler = pytest.importorskip("kernel_compiler", reason="triton is not installed")
+        found = {name: list(usage) for name, usage in kernel_compiler.usages(code).items()}
+        assert found == {name: rows[f"{name} WORLD={world}"][number] for name in NAMES}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
@@ -101,19 +112,35 @@ def test_kernels_are_launched_by_name_on_the_given_stream(
 ) -> None:
     """With a stand-in for cuda.core: no kernel was ever launched through the real one."""
     launched: list[tuple[object, ...]] = []
-    code = SimpleNamespace(get_kernel=lambda name: f"kernel {name}")
+    code = SimpleNamespace(get_kernel=lambda name: f"kernel {name}", handle="library")
     core = SimpleNamespace(
         ObjectCode=SimpleNamespace(from_cubin=lambda cubin: code),
         Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
         LaunchConfig=lambda grid, block: (grid, block),
         launch=lambda *given: launched.append(given),
     )
+    found = {("library", b"own_group"): (0, 4096, 240)}
+    driver = SimpleNamespace(cuLibraryGetGlobal=lambda *given: found[given])
     monkeypatch.setitem(sys.modules, "cuda.core", core)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
     kernels = ipc_kernels.CudaKernels(b"code")
+    assert kernels.group_address == 4096
     for stream in (7, 0):
         kernels.launch("two_shot_float16", 3, stream, (1, np.uint32(2)))
     launch = ((3, 512), "kernel two_shot_float16", 1, np.uint32(2))
     assert launched == [("stream 7", *launch), ("stream 1", *launch)]
+
+
+def test_a_module_without_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = SimpleNamespace(handle="library")
+    of_name = dict.fromkeys(("Stream", "LaunchConfig", "launch"))
+    core = SimpleNamespace(ObjectCode=SimpleNamespace(from_cubin=lambda _: code), **of_name)
+    refused = (SimpleNamespace(name="CUDA_ERROR_NOT_FOUND"), 0, 0)
+    driver = SimpleNamespace(cuLibraryGetGlobal=lambda *_: refused)
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
+    with pytest.raises(CudaError, match="cuLibraryGetGlobal: CUDA_ERROR_NOT_FOUND"):
+        ipc_kernels.CudaKernels(b"code")
 
 
 # --- the protocol, under ThreadSanitizer: nothing is read that was not published ---

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from random_adapters import random_adapter
-from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights
+from random_decoders import MAMBA, NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights
 from recorded_graphs import RecordedGraphs, device_tensors
 
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
@@ -22,7 +22,12 @@ from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
 from headrace.engine_proc.worker.execution.cpu_adapters import PackedAdapter
 from headrace.engine_proc.worker.execution.executor import Batch
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LayerSpec,
+    Mixer,
+)
 
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "hidden_size": 32, "intermediate_size": 40}
 TINY = dataclasses.replace(SPEC, layers=(LayerSpec(),), tied_head=False, **SIZES)
@@ -107,6 +112,27 @@ def test_rows_of_an_adapter_have_the_bits_they_have_alone(device: torch.device) 
     alone = pair.ours.forward(run([(1, 0, 5)], [-1, 2, -1, -1]))
     mixed = pair.ours.forward(run([(0, 0, 4), (1, 0, 5), (2, 0, 3)], [0, 2, 1, -1]))
     np.testing.assert_array_equal(mixed[4:9], alone)
+
+
+DELTA_NET = GatedDeltaNetSpec(
+    num_key_heads=1, num_value_heads=2, key_dim=16, value_dim=16, kernel_size=4
+)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "names"),
+    [(MAMBA, ["in_dt", "in_b", "in_c", "dt"]), (DELTA_NET, ["delta.a", "delta.b"])],
+)
+def test_products_in_fp32_of_a_mixer_are_refused(
+    mixer: Mixer, names: list[str], device: torch.device
+) -> None:
+    pair = Pair(dataclasses.replace(TINY, layers=(LayerSpec(mixer=mixer),)), device)
+    others = random_adapter(pair.ours.spec, 1, rank=2)
+    for name in (f"layers.0.{name}" for name in names):
+        own = {name: others.pop(name)}
+        with pytest.raises(AdapterRefused, match=f"has factors for {name}, which adapters cannot"):
+            pair.install(0, own)
+    pair.install(0, others)
 
 
 def test_what_gpus_cannot_change_is_refused(device: torch.device) -> None:

@@ -10,6 +10,7 @@ from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import (
     rounded_reference,
     rounded_rows,
 )
+from headrace.engine_proc.worker.cuda.matrices import fp8
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix, fp8_reference
 
 
@@ -53,9 +54,17 @@ def test_products_are_those_of_torch(
     torch.testing.assert_close(matrix.apply(x), fp8_reference(x, matrix), **tolerance)
 
 
-def test_a_row_has_the_same_bits_in_every_place_in_blocks(device: torch.device) -> None:
-    matrix = random_matrix(20, 272, 128, device)
-    x = torch.randn(70, 272, device=device)
+def test_a_row_has_the_same_bits_in_every_place_in_blocks(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are those of programs that share a tile, then those of one that has it alone."""
+    matrix = random_matrix(20, 600, 128, device)
+    x = torch.randn(70, 600, device=device)
+    assert fp8.part_terms(20, 600) == 256  # three parts, two of which have two blocks
     out = matrix.apply(x)
     for part in (slice(69, 70), slice(13, 24)):
+        torch.testing.assert_close(matrix.apply(x[part]), out[part], atol=0, rtol=0)
+        assert not matrix.turns.any()
+    monkeypatch.setattr(fp8, "ENOUGH_PROGRAMS", 1)
+    for part in (slice(0, 70), slice(69, 70), slice(13, 24)):
         torch.testing.assert_close(matrix.apply(x[part]), out[part], atol=0, rtol=0)

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.mixers import delta_rule, ssm_scan
 from headrace.engine_proc.worker.cuda.mixers.delta_rule import DeltaGates, apply_delta_rule
-from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads, scan_ssm
+from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads, scan_channels, scan_ssm
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
-from headrace.engine_proc.worker.models.specs.decoder_spec import GatedDeltaNetSpec, Mamba2Spec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    GatedDeltaNetSpec,
+    Mamba2Spec,
+    MambaSpec,
+)
 
 NUM_SLOTS = 12
 DELTA = GatedDeltaNetSpec(
@@ -34,6 +38,7 @@ SPECS = {
     "ssm, the second of three": dataclasses.replace(
         MAMBA2, num_heads=6, num_groups=3, local_heads=range(1, 4)
     ),
+    "channels": MambaSpec(channels=35, state_size=5, rank=3, kernel_size=2),
 }
 # Sequences of no token, one and many, new ones and drafts.
 PARTS = [(0, -1, 0), (1, 3, 1), (6, -1, 2), (1, -1, 5), (5, 4, 6), (2, 7, -1)]
@@ -59,6 +64,8 @@ def runs(name: str, device: torch.device) -> tuple[Run, Run, int, int]:
 
         sizes = width + heads + decays, spec.key_dim * spec.value_width
         return of_delta(apply_delta_rule), of_delta(delta_rule.reference), *sizes
+    if isinstance(spec, MambaSpec):
+        return runs_of_channels(spec, device)
     width = spec.inner_size + 2 * spec.group_numbers
     bias, decay, skip = torch.randn(3, len(spec.heads), device=device)
     heads_of = SsmHeads(bias, -decay.abs(), skip)
@@ -72,6 +79,22 @@ def runs(name: str, device: torch.device) -> tuple[Run, Run, int, int]:
 
     sizes = width + len(spec.heads), spec.inner_size * spec.state_size
     return of_ssm(scan_ssm), of_ssm(ssm_scan.reference), *sizes
+
+
+def runs_of_channels(spec: MambaSpec, device: torch.device) -> tuple[Run, Run, int, int]:
+    num, size = spec.channels, spec.state_size
+    bias, skip = torch.randn(2, num, device=device)
+    channels = SsmHeads(bias, -torch.rand(num * size, device=device), skip)
+
+    def of(function: Callable[..., Tensor]) -> Run:
+        def run(rows: Tensor, states: Tensor, moves: StateMoves) -> Tensor:
+            parts = rows.split_with_sizes((num, 2 * size, num), 1)
+            return function(spec, *parts, channels, states, moves)
+
+        return run
+
+    kernel, reference = of(scan_channels), of(ssm_scan.channels_reference)
+    return kernel, reference, 2 * num + 2 * size, num * size
 
 
 def drawn(num_rows: int, width: int, num: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -107,7 +130,7 @@ def test_bf16_rows_are_summed_in_fp32(name: str, device: torch.device) -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["delta", "ssm"])
+@pytest.mark.parametrize("name", ["delta", "ssm", "channels"])
 def test_chunks_and_mates_change_no_bit_of_a_recurrence(name: str, device: torch.device) -> None:
     length = 5
     run, _, width, num = runs(name, device)
