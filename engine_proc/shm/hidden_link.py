@@ -40,7 +40,10 @@ class HiddenLink:
     """
 
     def __init__(self, fd: int, num_frames: int, max_rows: int, row_size: int) -> None:
-        self._num_frames = num_frames
+        self._num_frames, self._max_rows = num_frames, max_rows
+        self._wrap = (
+            (1 << 32) // num_frames * num_frames
+        )  # of counters, so that frames stay in turn
         self._row_size = row_size
         row_bytes = max_rows * row_size * NUMBER_BYTES
         self._frame_bytes = HEAD_BYTES + -(-row_bytes // HEAD_BYTES) * HEAD_BYTES
@@ -63,15 +66,20 @@ class HiddenLink:
 
     def room(self, num_rows: int) -> Rows:
         """Return the rows of the next frame, to be filled before it is sent."""
+        assert num_rows <= self._max_rows, f"{num_rows} rows, where frames have {self._max_rows}"
+        self._check_room()
         return self._rows(self._written, num_rows)
 
     def send(self, num_rows: int = FAILED) -> None:
         """Send the next frame with so many rows, or that its step has failed."""
-        unread = self._written - self._load(self._read_at)
-        assert unread % (1 << 32) < self._num_frames, "the next stage is too far behind"
+        self._check_room()
         NUM_ROWS.pack_into(self._map, self._start_of(self._written), num_rows)
-        self._written = (self._written + 1) % (1 << 32)
+        self._written = (self._written + 1) % self._wrap
         self._core.headrace_publish(self._written_at, ctypes.c_uint32(self._written))
+
+    def _check_room(self) -> None:
+        unread = self._written - self._load(self._read_at)
+        assert unread % self._wrap < self._num_frames, "the next stage is too far behind"
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether a frame is there, after `timeout_s` or a signal at most."""
@@ -90,7 +98,7 @@ class HiddenLink:
 
     def release(self) -> None:
         """Give the oldest frame back to the writer."""
-        self._read = (self._read + 1) % (1 << 32)
+        self._read = (self._read + 1) % self._wrap
         self._core.headrace_publish(self._read_at, ctypes.c_uint32(self._read))
 
     def _rows(self, counter: int, num_rows: int) -> Rows:

@@ -1,6 +1,8 @@
 """Frames of hidden states pass from a stage to the next, in order and as they are."""
 
+import ctypes
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -48,6 +50,41 @@ def test_no_frame_is_written_over_one_that_is_not_read() -> None:
         writer.send()
     with pytest.raises(AssertionError, match="too far behind"):
         writer.send()
+    with pytest.raises(AssertionError, match="too far behind"):
+        writer.room(1)
+
+
+def test_frames_have_no_more_rows_than_they_have_room_for() -> None:
+    writer, _ = both_ends()
+    with pytest.raises(AssertionError, match="6 rows, where frames have 5"):
+        writer.room(MAX_ROWS + 1)
+
+
+def test_frames_pass_between_threads_while_counters_wrap() -> None:
+    writer, reader = both_ends()
+    for end in (writer, reader):
+        end._written = end._read = end._wrap - 50
+    writer._core.headrace_publish(writer._read_at, ctypes.c_uint32(writer._read))
+    writer._core.headrace_publish(writer._written_at, ctypes.c_uint32(writer._written))
+    unread = threading.Semaphore(NUM_FRAMES)
+
+    def write() -> None:
+        for number in range(200):
+            unread.acquire()
+            writer.room(MAX_ROWS)[:] = number
+            writer.send(MAX_ROWS)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for number in range(200):
+        while not reader.wait(10):
+            pass
+        rows = reader.rows()
+        assert rows is not None
+        assert (rows == number).all()
+        reader.release()
+        unread.release()
+    thread.join()
 
 
 def test_a_stage_passes_on_that_a_step_has_failed() -> None:
