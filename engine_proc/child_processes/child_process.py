@@ -32,7 +32,11 @@ FAULTS = frozenset(
 
 
 class WorkerDied(HeadraceError):
-    """The worker of some rank has ended on its own; or `is_chaos` has ended it, on purpose."""
+    """A process has ended on its own; or `is_chaos` has ended it, on purpose.
+
+    Args:
+        rank: the index of its seat, among those of all models.
+    """
 
     def __init__(
         self, message: str, rank: int = 0, code: int = -signal.SIGKILL, is_chaos: bool = False

@@ -383,9 +383,8 @@ class WorkerGroup:
         Raises:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
-        self._all[death.rank % len(self._all)].make_crash_report(
-            self._crash_reports, death, requests
-        )
+        dead = self._all[death.rank - self._config.first_worker]
+        dead.make_crash_report(self._crash_reports, death, requests)
         was_idle = not self._loading and not self._num_computing  # nothing they do was the reason
         if is_explained or was_idle:
             self._restarts.worked()
