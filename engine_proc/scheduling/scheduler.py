@@ -132,8 +132,9 @@ class Scheduler:
 
     @property
     def is_generating(self) -> bool:
-        """Whether any running sequence is decoding."""
-        return any(sequence.num_pending and not sequence.is_prefilling for sequence in self.running)
+        """Whether any running sequence is decoding; in stages its step may be in flight."""
+        draws = not self._relays and any(chunk.is_last for chunk in self._open.chunks)
+        return draws or any(s.num_pending and not s.is_prefilling for s in self.running)
 
     @property
     def num_pending(self) -> int:

@@ -61,6 +61,15 @@ def test_a_sequence_in_a_stage_waits_for_its_token() -> None:
     assert [*rig.said.values()] == [generate_alone([1, 2, 3], 4)[0]]
 
 
+def test_a_sequence_whose_token_is_in_a_stage_is_generating() -> None:
+    rig = Rig.make(64, 4, 64, 8, depth=2, num_stages=2)
+    rig.add(make_sequence([1, 2, 3], 4, stop_token_ids=[]))
+    assert not rig.scheduler.is_generating
+    rig.start()
+    rig.add(make_sequence([*range(20)], 1))
+    assert rig.scheduler.is_generating, "the prompt's step may not take long"
+
+
 def test_chunks_of_a_prompt_are_in_several_stages() -> None:
     rig = Rig.make(64, 4, 8, 8, depth=3, num_stages=3)
     rig.add(make_sequence([*range(20)], 1))
