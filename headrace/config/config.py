@@ -361,6 +361,10 @@ class ServerConfig:
         """The workers of an engine."""
         return self.tp * self.pp
 
+    def may_use_gpus(self, has_gpus: bool) -> bool:
+        """Whether the flags put the model on GPUs, where the machine has some; stages never."""
+        return self.device == "cuda" or (self.device == "auto" and has_gpus and self.pp == 1)
+
     def _check_stages(self) -> None:
         at_least("pp", self.pp, 1)
         at_most("pp", self.pp, MAX_PP)
@@ -473,7 +477,8 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> S
     if values.get("draft_model") is not None:
         values.setdefault("speculative", "draft_model")
     device = values.get("device", "auto")
-    on_gpus = device == "cuda" or (device == "auto" and has_gpus)
+    finds_gpus = has_gpus and values.get("pp", 1) == 1  # stages are for CPUs
+    on_gpus = device == "cuda" or (device == "auto" and finds_gpus)
     config = ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))
     if config.otlp_traces_endpoint is not None:
         check_otlp(config.otlp_traces_endpoint, os.environ)

@@ -76,7 +76,7 @@ def configs_of(
     if len(parts) > 1:
         check_several(values)
     configs = [config_of({**values, **part}, has_gpus, num_nodes) for part in parts or [{}]]
-    on_gpus = [c for c in configs if c.device == "cuda" or (c.device == "auto" and has_gpus)]
+    on_gpus = [c for c in configs if c.may_use_gpus(has_gpus)]
     most = configs[0].max_loaded_models
     shares = sorted((config.gpu_memory_utilization for config in on_gpus), reverse=True)
     shares = shares if most is None else shares[:most]

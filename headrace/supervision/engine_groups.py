@@ -119,7 +119,7 @@ def expects_gpus(config: ServerConfig) -> bool:
     """Whether weights and pages go to GPUs, judged by flags and machine."""
     if config.engine == "mock":
         return False
-    return config.device == "cuda" or (config.device == "auto" and has_gpus())
+    return config.may_use_gpus(has_gpus())
 
 
 def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:

@@ -71,6 +71,7 @@ def test_a_step_must_have_room_for_every_running_sequence() -> None:
         ({}, False, (64, 512)),
         ({}, True, (256, 8192)),
         ({"device": "cpu"}, True, (64, 512)),
+        ({"pp": 2}, True, (64, 512)),
         ({"device": "cuda"}, False, (256, 8192)),
         ({"max_num_seqs": 3}, True, (3, 8192)),
         ({"max_num_batched_tokens": 300}, True, (256, 300)),
