@@ -362,8 +362,8 @@ class ServerConfig:
         return self.tp * self.pp
 
     def may_use_gpus(self, has_gpus: bool) -> bool:
-        """Whether the flags put the model on GPUs, where the machine has some; stages never."""
-        return self.device == "cuda" or (self.device == "auto" and has_gpus and self.pp == 1)
+        """Whether the flags put the model on GPUs."""
+        return may_use_gpus(self.device, self.pp, has_gpus)
 
     def _check_stages(self) -> None:
         at_least("pp", self.pp, 1)
@@ -457,6 +457,15 @@ class ServerConfig:
 TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
 
 
+def may_use_gpus(device: str, num_stages: int, has_gpus: bool) -> bool:
+    """Whether a model goes to GPUs; several stages never do.
+
+    Args:
+        has_gpus: whether `--device auto` finds some.
+    """
+    return device == "cuda" or (device == "auto" and has_gpus and num_stages == 1)
+
+
 def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> ServerConfig:
     """Return the configuration with these flags, the others as suits where the model will run.
 
@@ -476,9 +485,7 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> S
     values = {name: typed(name, value) for name, value in flags.items()}
     if values.get("draft_model") is not None:
         values.setdefault("speculative", "draft_model")
-    device = values.get("device", "auto")
-    finds_gpus = has_gpus and values.get("pp", 1) == 1  # stages are for CPUs
-    on_gpus = device == "cuda" or (device == "auto" and finds_gpus)
+    on_gpus = may_use_gpus(values.get("device", "auto"), values.get("pp", 1), has_gpus)
     config = ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))
     if config.otlp_traces_endpoint is not None:
         check_otlp(config.otlp_traces_endpoint, os.environ)

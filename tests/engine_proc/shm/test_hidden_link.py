@@ -11,6 +11,7 @@ from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.stage_links import StageLinks
 
 NUM_FRAMES, MAX_ROWS, ROW_SIZE = 3, 5, 7
+DEADLINE_S = 60.0
 
 
 def both_ends() -> tuple[HiddenLink, HiddenLink]:
@@ -74,11 +75,10 @@ def test_frames_pass_between_threads_while_counters_wrap() -> None:
             writer.room(MAX_ROWS)[:] = number
             writer.send(MAX_ROWS)
 
-    thread = threading.Thread(target=write)
+    thread = threading.Thread(target=write, daemon=True)
     thread.start()
     for number in range(200):
-        while not reader.wait(10):
-            pass
+        assert reader.wait(DEADLINE_S)
         rows = reader.rows()
         assert rows is not None
         assert (rows == number).all()
