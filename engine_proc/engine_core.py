@@ -468,12 +468,14 @@ class EngineCore:
 
     def _set_step_deadline(self) -> None:
         """Write to the board when the oldest step becomes overdue, for the hang watchdog."""
-        patience_s = None
-        if self._sent:
-            _, step = self._sent[0]
-            patience_s = self._step_time.patience_s(step.num_tokens)
+        patience_s = self._step_patience_s() if self._sent else None
         due_ns = 0 if patience_s is None else time.monotonic_ns() + round(1e9 * patience_s)
         self._slot[EngineField.STEP_DUE_NS] = due_ns
+
+    def _step_patience_s(self) -> float | None:
+        """Return how long the oldest step may take. It goes through stages; a time is of one."""
+        patience_s = self._step_time.patience_s(self._sent[0][1].num_tokens)
+        return None if patience_s is None else patience_s * self._num_micro_batches
 
     def _make_masks(self, workers: WorkerGroup) -> None:
         """Fill the grammar bitmasks of the oldest step: all of its input tokens are known."""
@@ -484,7 +486,7 @@ class EngineCore:
 
     def _take_result(self, workers: WorkerGroup) -> None:
         """Wait for the oldest step, and update the scheduler with its result."""
-        result = workers.finish(self._step_time.patience_s(self._sent[0][1].num_tokens))
+        result = workers.finish(self._step_patience_s())
         if isinstance(result, StepFailed):
             self._retry(workers, result.why)
             return
