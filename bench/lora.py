@@ -1,6 +1,6 @@
 """Measure what adapters (LoRA) cost: 32 sequences over 8 adapters beside the same without any.
 
-Method: 32 requests of 64 tokens come at once and generate 64 tokens each, 16 by the model of 1.5B.
+Method: 32 requests of 64 tokens come at once and generate 64 tokens each, 32 by the model of 1.5B.
         Those of one system name the model, those of the other 8 adapters of random factors, of all
         linear layers, by turns. The rounds of both alternate on one server, which has loaded all
         adapters before. A speed is that of all tokens after the last first token. A load is the
@@ -78,7 +78,7 @@ class Adapted:
 
 
 DEMO = Adapted("smollm2-135m", 30, 576, 192, 1536, num_tokens=64)
-REAL = Adapted("qwen2.5-coder-1.5b", 28, 1536, 256, 8960, num_tokens=16, is_real=True)
+REAL = Adapted("qwen2.5-coder-1.5b", 28, 1536, 256, 8960, num_tokens=32, is_real=True)
 REAL_BF16 = replace(REAL, is_bf16=True)
 MODELS = {"demo": DEMO, "real": REAL, "real-bf16": REAL_BF16}
 
@@ -114,8 +114,8 @@ def load_ms(server: Server, name: str, folder: Path) -> float:
 
 def rate(streams: list[Stream]) -> float:
     """Return the tokens per second of all streams, once all have begun."""
-    tokens = sum(stream.num_tokens - stream.num_first for stream in streams)
-    return tokens / (max(s.last for s in streams) - max(s.first for s in streams))
+    begun = max(stream.first for stream in streams)
+    return sum(s.num_after(begun) for s in streams) / (max(s.last for s in streams) - begun)
 
 
 def measure(model: Adapted, rounds: int, report: Report) -> None:

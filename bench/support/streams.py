@@ -30,11 +30,16 @@ class Stream:
     num_first: int  # tokens that came with the first
     text: str
     silence: float  # the longest between two tokens
+    events: list[tuple[float, int]]  # when tokens came, and how many
 
     @property
     def rate(self) -> float:
         """Tokens per second after the first."""
         return (self.num_tokens - self.num_first) / (self.last - self.first)
+
+    def num_after(self, time: float) -> int:
+        """The tokens that came later than that."""
+        return sum(count for at, count in self.events if at > time)
 
 
 class Exchange(asyncio.Protocol):
@@ -71,7 +76,7 @@ class Exchange(asyncio.Protocol):
         (first, num_first), (last, _) = tokens[0], tokens[-1]
         gaps = (later - earlier for (earlier, _), (later, _) in itertools.pairwise(tokens))
         silence = max(gaps, default=0.0)
-        return Stream(self._sent, first, last, int(usage[1]), num_first, text, silence)
+        return Stream(self._sent, first, last, int(usage[1]), num_first, text, silence, tokens)
 
 
 async def exchange_all(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
