@@ -184,10 +184,9 @@ class Scheduler:
         if self._open and not self._can_look_ahead(budget):
             return []
         self._spare = limit - budget
-        drafting: list[Chunk] = []
-        if self._speculation is not None and not (self._open or self._suspects):
-            drafting = self._speculation.next_chunks(self.running, budget)
-        if drafting:
+        speculation = None if self._open or self._suspects else self._speculation
+        room = budget - self.waiting.num_admissible(self._num_places)
+        if speculation and (drafting := speculation.next_chunks(self.running, room)):
             self._open.append(InflightStep(drafting))
             return drafting
         try:
@@ -214,11 +213,17 @@ class Scheduler:
         """Whether a step can be chosen while another is being computed."""
         if not self._relays:
             return len(self._open) < self._limits.num_stages and not self._suspects
-        admits = len(self.running) < self._limits.max_num_seqs and self.waiting.has_ready
+        num_new = self.waiting.num_admissible(self._num_places)
         is_known = self._open[-1].is_foreseeable and not self._suspects
-        if not (is_known and self._have_slots(admits, admits)):
+        if not (is_known and self._have_slots(num_new > 0, num_new > 0)):
             return False
-        return self._speculation is None or self._speculation.needs_no_answer(self.running, budget)
+        speculation, room = self._speculation, budget - num_new
+        return speculation is None or speculation.needs_no_answer(self.running, room)
+
+    @property
+    def _num_places(self) -> int:
+        """How many more sequences may run."""
+        return self._limits.max_num_seqs - len(self.running)
 
     def _have_slots(self, num_new: int, num_adopting: int) -> bool:
         """Whether a step may admit so many sequences, or have so many adopt checkpoints."""
@@ -239,8 +244,7 @@ class Scheduler:
 
         Without the reserve, it would start only after the running prompts are computed.
         """
-        waits = self.waiting and len(self.running) < self._limits.max_num_seqs
-        if not waits or self._limits.whole_prompts:
+        if not self.waiting or self._num_places <= 0 or self._limits.whole_prompts:
             return 0
         room = (budget - len(self.running)) // SHORT_SHARE
         if room <= 0 or not any(sequence.is_prefilling for sequence in self.running):
@@ -279,11 +283,10 @@ class Scheduler:
                 self.waiting.add(self.running.pop(place))
                 continue
             drafts = NO_TOKENS
-            is_planned = self._speculation is not None and not self._open
-            if is_planned and sequence.generates and not sequence.is_prefilling:
-                assert self._speculation is not None
+            speculation = None if self._open else self._speculation
+            if speculation and sequence.generates and not sequence.is_prefilling:
                 room = budget - (len(self.running) - place - 1) - sequence.num_pending
-                drafts = self._speculation.propose(sequence, max(0, room))
+                drafts = speculation.propose(sequence, max(0, room))
             start = sequence.num_computed
             has_page = start % page_tokens != 0
             is_decode = sequence.is_plain and sequence.num_expected - start == 1
@@ -324,7 +327,7 @@ class Scheduler:
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per sequence that begins to run."""
-        while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
+        while self.waiting and budget > 0 and self._num_places > 0:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None or not self._have_slots(1, 1):
                 return
@@ -577,20 +580,15 @@ class Scheduler:
         return sequence
 
     def _forget(self, sequence: Sequence) -> None:
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
         sequence.has_ended = True
         self._suspects.forget(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
-        if sequence.images:
-            assert self._images is not None
+        if sequence.images and self._images is not None:
             self._images.leave(sequence)
-        if sequence.adapter is not None:
-            assert self._adapters is not None
+        if sequence.adapter is not None and self._adapters is not None:
             self._adapters.leave(sequence.adapter)
         self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]

@@ -99,7 +99,7 @@ class Speculation:
         """Return the draft model's next step; nothing, where that of the model is due.
 
         Args:
-            budget: tokens of a step.
+            budget: tokens of a step, less those of prompts that begin with it.
         """
         if self._drafting is None:
             self._begin(running, budget)
@@ -117,8 +117,11 @@ class Speculation:
     def needs_no_answer(self, running: list[Sequence], budget: int) -> bool:
         """Whether the step behind one without drafts has none, whatever that one draws.
 
-        Either none could pay, or the texts have suggested none for twice as many steps.
+        Prompts leave no room for any, or none could pay, or the texts have suggested none for twice
+        as many steps.
         """
+        if room_beside(running, budget) <= 0:
+            return True
         plan = self._bare_plan(running, budget)
         if self._trials.has_drafts or self._is_trial(plan):
             return False
@@ -130,8 +133,10 @@ class Speculation:
     def _begin(self, running: list[Sequence], budget: int) -> None:
         """Begin a plan with what the texts suggest."""
         self._plan = self._bare_plan(running, budget)
-        self._num_free = DRAFTS_PER_STEP
+        self._num_free = min(DRAFTS_PER_STEP, room_beside(running, budget))
         self._drafting, self._num_ahead = [], 0
+        if self._num_free <= 0:
+            return
         if self._is_trial(self._plan):
             if self._trials.has_drafts:
                 return
@@ -156,8 +161,8 @@ class Speculation:
 
     def _bare_plan(self, running: list[Sequence], budget: int) -> StepPlan:
         """Return a step of the model without drafts."""
-        num_rows = min(budget, sum(sequence.num_pending for sequence in running))
-        return self.policy.plan(max(1, num_rows), max(1, sum(map(is_decoding, running))))
+        num_rows = sum(sequence.num_pending for sequence in running)
+        return self.policy.plan(max(1, min(budget, num_rows)), max(1, len(running)))
 
     def _is_trial(self, plan: StepPlan) -> bool:
         return self._trials.is_due(self.policy.costs.num_steps(plan.num_rows))
@@ -327,6 +332,11 @@ class Speculation:
 def is_decoding(sequence: Sequence) -> bool:
     """Whether a sequence gets a token in each step."""
     return sequence.generates and not sequence.is_prefilling
+
+
+def room_beside(running: list[Sequence], budget: int) -> int:
+    """Return how many drafts a step has room for. Prompts come first: drafts slow them."""
+    return budget - sum(sequence.num_pending for sequence in running)
 
 
 def share_of(sequence: Sequence) -> int:
