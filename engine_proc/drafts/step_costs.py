@@ -2,7 +2,8 @@
 
 The logarithm of a step's time is that of its cost, and the machine's pace. Other work on it, and
 longer texts, change the times of all steps alike. A Kalman filter follows both. So a pace that
-changes is not taken for the cost of the sizes that run meanwhile. A time far off counts little.
+changes is not taken for the cost of the sizes that run meanwhile. A time far off counts little. The
+filter's noise is learned, too: what a noisy machine tells by chance, a calm one tells for certain.
 """
 
 import math
@@ -25,8 +26,10 @@ SLOPE = 0.01  # of the cost of one row, for each further one, before any was mea
 # Of logarithms, in squares:
 SPREAD = 0.25  # of what a row costs, where there are e times as many
 DRAFT_SPREAD = 4.0  # of the draft model's cost
-NOISE = 0.01  # of a step's time
-PACE_DRIFT, COST_DRIFT = 1e-3, 1e-6  # in a step
+FIRST_NOISE, LEAST_NOISE = 0.01, 2e-4  # of a step's time; what it really is, is learned
+NOISE_DECAY = 0.03
+PACE_DRIFT = 0.1  # in a step, as a share of the noise
+COST_DRIFT = 1e-6
 UNKNOWN = 100.0
 FAR_OFF = 4.0  # times as much as expected
 HOPE = 0.5  # of what a cost may be off, by which it is taken for less
@@ -72,6 +75,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._mean, self._doubt = prior()
         self._num_steps: Counter[tuple[bool, int]] = Counter()
+        self._noise = FIRST_NOISE
         self.has_drafted = False  # whether a step of the draft model was measured
 
     @property
@@ -91,15 +95,18 @@ class StepCosts:
         self.has_drafted |= is_draft
         doubt = self._doubt
         doubt.flat[:: len(doubt) + 1] += COST_DRIFT
-        doubt[-1, -1] += PACE_DRIFT
+        doubt[-1, -1] += PACE_DRIFT * self._noise
         parts = np.zeros(len(doubt))  # what the step tells about, and how much
         place, share = place_of(num_rows)
         place += len(KNOTS) if is_draft else 0
         parts[place], parts[place + 1], parts[-1] = 1 - share, share, 1.0
         gain = doubt @ parts
-        variance = float(gain @ parts) + NOISE
+        known = float(gain @ parts)
+        variance = known + self._noise
         surprise = math.log(seconds) - float(self._mean @ parts)
-        variance += max(0.0, surprise * surprise - FAR_OFF * variance)
+        square = min(surprise * surprise, FAR_OFF * variance)
+        self._noise += NOISE_DECAY * (max(square - known, LEAST_NOISE) - self._noise)
+        variance += surprise * surprise - square
         self._mean += gain * (surprise / variance)
         self._doubt -= np.outer(gain, gain / variance)
 
