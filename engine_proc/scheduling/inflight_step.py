@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
 
 
 @dataclass(slots=True)
 class InflightStep:
-    """Its chunks, and pages and state slots that were given up since: it, or one before it, may
-    write to them."""
+    """Its chunks, and what their sequences have given up since: it may write to these pages and
+    state slots."""
 
     chunks: list[Chunk]
     given_up: "list[array[int]]" = field(default_factory=list)
@@ -41,6 +42,13 @@ class InflightSteps(list[InflightStep]):
     def chunks(self) -> Iterator[Chunk]:
         """The chunks of all steps."""
         return (chunk for step in self for chunk in step.chunks)
+
+    def last_with(self, sequence: Sequence) -> InflightStep | None:
+        """Return the newest step that computes tokens of a sequence."""
+        for step in reversed(self):
+            if any(chunk.sequence is sequence for chunk in step.chunks):
+                return step
+        return None
 
     @property
     def num_tokens(self) -> int:

@@ -8,8 +8,8 @@ is preempted. Its pages are freed and its tokens are recomputed later, as in vLL
 
 Async scheduling: a step may be chosen while the step before is in flight. Each sequence that
 samples in the earlier step is assumed to gain one token. A sequence that proves to have ended is
-ignored in the later step. Pages freed while a step is in flight become available only when it has
-ended. So an ahead-of-time step never preempts: where pages are short, it waits.
+ignored in the later step. Pages of a sequence in flight become available only when its step has
+ended. So where pages are short, an ahead-of-time step waits; stages preempt what is in no step.
 
 A prompt is computed up to its first image without an embedding. The sequence then leaves the
 running set and keeps its pages until another sequence needs them.
@@ -253,10 +253,7 @@ class Scheduler:
         return first.num_pending if first is not None and first.num_pending <= room else 0
 
     def _schedule_suspect(self, budget: int) -> list[Chunk]:
-        """Return the chunk of the first suspect that waits for no image, if there is one.
-
-        Other sequences are preempted for the pages it needs.
-        """
+        """Return the chunk of the first suspect that waits for no image; others give it pages."""
         for suspect in self._suspects:
             if suspect in self.running:
                 self.running.remove(suspect)
@@ -269,6 +266,8 @@ class Scheduler:
                 continue
             insort(self.running, suspect, key=self.waiting.importance)
             while not self._can_hold(suspect, count):
+                if len(self.running) == 1:  # copies have the pages
+                    raise MustWait
                 self._preempt(next(s for s in reversed(self.running) if s is not suspect))
             self._pages.allocate(suspect, count)
             return [Chunk.of(suspect, suspect.num_computed, count)]
@@ -386,7 +385,7 @@ class Scheduler:
                 self._reset(other)
 
     def _preempt(self, victim: Sequence) -> None:
-        if self._open:  # it may be in that step
+        if self._open and (self._relays or self._open.last_with(victim) is not None):
             raise MustWait
         self.running.remove(victim)
         self._reset(victim)
@@ -443,16 +442,16 @@ class Scheduler:
             sequence.num_cached = 0
 
     def _release(self, sequence: Sequence) -> None:
-        self._give_back(sequence.pages, self._states.remove(sequence))
+        self._give_back(sequence, sequence.pages, self._states.remove(sequence))
         sequence.pages = array("i")
         sequence.num_computed = 0
         sequence.drop_drafts()
 
-    def _give_back(self, pages: "array[int]", states: "array[int]") -> None:
-        """Let go of pages and state slots, once no open step may write to them."""
-        if self._open:
-            self._open[-1].given_up.append(pages)
-            self._open[-1].states_given_up += states
+    def _give_back(self, owner: Sequence, pages: "array[int]", states: "array[int]") -> None:
+        """Let go of a sequence's pages and state slots, once no open step may write to them."""
+        if (step := self._open.last_with(owner)) is not None:
+            step.given_up.append(pages)
+            step.states_given_up += states
         else:
             self._pool.free(pages)
             self._states.free(states)

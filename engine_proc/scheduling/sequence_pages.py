@@ -20,7 +20,7 @@ class SequencePages:
 
     Args:
         caches: whether full pages are found again.
-        give_back: frees pages and state slots once no open step may write to them.
+        give_back: frees a sequence's pages and state slots once no open step may write to them.
         fetch: has a sequence wait for what the KV store has of it.
         copy_in: has it wait for what a GPU's host tier has of it.
     """
@@ -30,7 +30,7 @@ class SequencePages:
         pool: PagePool,
         states: SequenceStates,
         caches: bool,
-        give_back: "Callable[[array[int], array[int]], None]",
+        give_back: "Callable[[Sequence, array[int], array[int]], None]",
         fetch: Callable[[Sequence], None] | None,
         copy_in: Callable[[Sequence], None] | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class SequencePages:
         found = self._pool.match_prefix(digests)
         if not found:
             return 0
-        self._give_back(sequence.pages[first:], self._states.remove(sequence))
+        self._give_back(sequence, sequence.pages[first:], self._states.remove(sequence))
         self._states.adopt(sequence, digests[-1])
         sequence.pages = sequence.pages[:first] + found
         num_before = sequence.num_computed

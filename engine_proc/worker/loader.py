@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +44,6 @@ from headrace.engine_proc.worker.execution.memory_check import (
     check_adapters,
     check_kv_cache,
     check_weights,
-    core_bytes,
     lora_format,
 )
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
@@ -57,7 +55,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.tower_memory import tower_memory
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
-from headrace.engine_proc.worker.stages.stage import PipelineStage, stages
+from headrace.engine_proc.worker.stages.stage import PipelineStage, models_of, stages
 from headrace.engine_proc.worker.stages.stage_runner import LastStage, StageRunner
 from headrace.errors import ConfigError, ModelError
 from headrace.model.pooling import Pooling
@@ -162,9 +160,9 @@ def in_core(
     """Load a model into the C++ core, and the draft model beside it."""
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    free = free_memory(config) - second_embedding(config, model, weight_dtype)
+    free = free_memory(config)
     check_kv_cache(config.cpu_kv_bytes, free)
-    check_weights(config, model.spec, model.weights, weight_dtype, free)
+    check_weights(config, models_of(model, config.pp), weight_dtype, free)
     draft = open_draft(config, model, weight_dtype, free)
     decoders = [HeldDecoder(model, weight_dtype)]
     if draft is not None:
@@ -232,14 +230,6 @@ def in_core(
         links=links,
         rest=partial(rest_all, executors),
     )
-
-
-def second_embedding(config: ExecutionConfig, model: DecoderModel, dtype: WeightDtype) -> int:
-    """Return what a tied embedding takes once more: the first stage and the last one have it."""
-    if config.pp == 1 or not model.spec.tied_head:
-        return 0
-    alone = replace(model.spec, layers=(), gives_hidden=True)
-    return core_bytes(alone, model.weights, dtype, config.dtype != "float32")
 
 
 def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:
@@ -323,7 +313,7 @@ def encoder_in_core(
     """
     assert model.pooling is not None
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    check_weights(config, model.spec, model.weights, weight_dtype, free_memory(config))
+    check_weights(config, [model], weight_dtype, free_memory(config))
     is_wide = config.dtype == "auto" and model.stores_float32
     is_exact = config.dtype == "float32" or (is_wide and config.quantization == "none")
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)

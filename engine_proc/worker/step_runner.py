@@ -55,6 +55,8 @@ class StepRunner:
             TooLarge: there is no memory for it, and others wait for this worker.
         """
         has_worked = self._links.begin()
+        if not has_worked and self._group is not None:
+            self._group.abort()  # it may have worked in the stage before another worker
         result = self._run(step, masks_of) if has_worked else StepFailed(FAILED_BEFORE)
         self._links.end(works=not isinstance(result, StepFailed))
         return result

@@ -14,12 +14,17 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     held_format,
     matrix_bytes,
 )
-from headrace.engine_proc.worker.execution.memory_check import adapter_bytes, core_bytes
+from headrace.engine_proc.worker.execution.memory_check import (
+    adapter_bytes,
+    core_bytes,
+    weights_of_all,
+)
 from headrace.engine_proc.worker.loader import QUANTIZED, WEIGHTS, refuse_draft
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
+from headrace.engine_proc.worker.stages.stage import models_of
 from headrace.model.gguf import BLOCK_TYPES
 from headrace.system.machine import memory_limit
 
@@ -105,6 +110,20 @@ def foresee_adapters(config: ExecutionConfig) -> int:
     if model is None or place(config, model).name != "cpu":
         return 0
     return adapter_bytes(config, model.spec, model.weights)
+
+
+def foresee_second_embedding(config: ExecutionConfig) -> int:
+    """Return the bytes of a tied embedding that the last stage has beside the first; or 0.
+
+    Raises:
+        ModelError: the model cannot be run, or has no stages.
+    """
+    if config.pp == 1:
+        return 0
+    model = open_model(Path(config.model_path), config.load_format)
+    dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    twice = weights_of_all(config, models_of(model, config.pp), dtype)
+    return twice - weights_of_all(config, [model], dtype)
 
 
 def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:

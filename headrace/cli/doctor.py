@@ -45,6 +45,7 @@ FORESEE_STAGES = "headrace.engine_proc.worker.backend_selection:foresee_stages"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
 FORESEE_ADAPTERS = "headrace.engine_proc.worker.weight_memory:foresee_adapters"
+FORESEE_SECOND_EMBEDDING = "headrace.engine_proc.worker.weight_memory:foresee_second_embedding"
 FORESEE_TOWER = "headrace.engine_proc.worker.models.tower_memory:tower_memory"
 WHY_IN_MODULES = "headrace.engine_proc.vision.placement:why_in_modules"
 
@@ -292,13 +293,14 @@ def weights(held: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def kept_beside(
-    config: ServerConfig, card: ModelCard, draft: int, adapters: int
+    config: ServerConfig, card: ModelCard, draft: int, adapters: int, embedding: int
 ) -> Iterator[tuple[str, str]]:
     """Yield what is kept beside a model, and the bytes that it takes; nothing where there is none.
 
     Args:
         draft: bytes of what drafts tokens.
         adapters: bytes that adapters take at most.
+        embedding: bytes of a tied embedding that the last stage has, too.
     """
     if draft:
         own = "its own layer" if config.speculative == "mtp" else "in 4 bits"
@@ -308,12 +310,14 @@ def kept_beside(
         count = ExecutionConfig.of(config, card).max_loaded_loras
         rank = config.max_lora_rank
         yield "adapters", f"at most {count}, of rank {rank}: {mib(adapters)} of memory"
+    if embedding:
+        yield "embedding", f"in the first stage and the last: {mib(embedding)} more of memory"
 
 
 def weight_memory(config: ServerConfig, card: ModelCard) -> int:
     """Return what a model's weights take: as they are executed where that is known, else stored.
 
-    Those of a vision tower, of a draft model and of adapters count, too.
+    Those of a vision tower, a draft model, adapters and a second embedding count, too.
     """
     held: list[Any] = []
     stored = images = beside = 0
@@ -327,18 +331,19 @@ def weight_memory(config: ServerConfig, card: ModelCard) -> int:
     return own + images + beside
 
 
-def beside_bytes(config: ServerConfig, card: ModelCard) -> tuple[int, int]:
-    """Return what the weights of a draft model, and adapters, take in memory; 0 without any.
+def beside_bytes(config: ServerConfig, card: ModelCard) -> tuple[int, int, int]:
+    """Return what a draft model, adapters, and an embedding once more take; 0 without any.
 
     Raises:
-        HeadraceError: the draft model cannot draft for the model.
+        HeadraceError: the draft model cannot draft for the model, or it has no stages.
     """
     if config.engine == "mock":
-        return 0, 0
+        return 0, 0, 0
     execution = ExecutionConfig.of(config, card)
     draft: int = pkgutil.resolve_name(FORESEE_DRAFT)(execution)
     adapters: int = pkgutil.resolve_name(FORESEE_ADAPTERS)(execution)
-    return draft, adapters
+    embedding: int = pkgutil.resolve_name(FORESEE_SECOND_EMBEDDING)(execution)
+    return draft, adapters, embedding
 
 
 def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
@@ -430,7 +435,7 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
 
 def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
-    findings, executor, held, beside = [], NOTHING, list[Any](), (0, 0)
+    findings, executor, held, beside = [], NOTHING, list[Any](), (0, 0, 0)
     tower = "nothing"
     try:
         executor = executor_of(config, card)

@@ -273,7 +273,14 @@ def card_of_gguf(file: GgufFile) -> ModelCard:
         chat_template=template if isinstance(template, str) else None,
         special_tokens=special,
         infill_token_ids=infill_token_ids(metadata, len(tokens)),
+        tied_bytes=tied_bytes_of_gguf(file),
     )
+
+
+def tied_bytes_of_gguf(file: GgufFile) -> int:
+    """Return what an embedding takes that is the head, too; 0 where the head has its own."""
+    sizes = {tensor.name: tensor.nbytes for tensor in file.tensors}
+    return 0 if "output.weight" in sizes else sizes.get("token_embd.weight", 0)
 
 
 def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, int]:
@@ -360,7 +367,20 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
         pooling=pooling,
         embedding_size=vector_size(pooling, text),
         sampling_defaults=read_defaults(path / "generation_config.json", generation),
+        tied_bytes=tied_bytes_of_folder(path, text),
     )
+
+
+def tied_bytes_of_folder(path: Path, config: Mapping[str, Any]) -> int:
+    """Return what an embedding takes that is the head, too; 0 where the head has its own.
+
+    A config that does not say it counts as one that has both, as transformers reads it.
+    """
+    if not config.get("tie_word_embeddings", True):
+        return 0
+    size, dtype = config.get("hidden_size"), config.get("dtype") or config.get("torch_dtype")
+    vocab_size: int = _need(config, "vocab_size", path / "config.json", Count)
+    return vocab_size * size * (4 if dtype == "float32" else 2) if isinstance(size, int) else 0
 
 
 def _ends(path: Path, generation: dict[str, Any], *configs: Mapping[str, Any]) -> list[int]:

@@ -39,6 +39,7 @@ class ModelCard:
     draft_model: str | None = None  # of the draft model
     weight_bytes: int = 0  # of its files,
     draft_bytes: int = 0  # and of the draft model's
+    tied_bytes: int = 0  # of an embedding that is the head, too
     image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
     mistral_tokenizer: str | None = None  # path of a file that mistral-common reads: no template
 

@@ -47,13 +47,14 @@ class EngineGroup(msgspec.Struct, frozen=True):
 
     @property
     def least_weight_bytes(self) -> int:
-        """What weights take of a CPU's memory at least.
+        """What weights take of a CPU's memory at least, a tied embedding of two stages twice.
 
         They may be held in three quarters of their bytes, rounded to a quarter.
         """
-        config = self.config
+        config, card = self.config, self.card
         is_as_stored = config.quantization == "none" and config.dtype == "auto"
-        return self.card.weight_bytes * (3 if is_as_stored else 1) // 4
+        stored = card.weight_bytes + (card.tied_bytes if config.pp > 1 else 0)
+        return stored * (3 if is_as_stored else 1) // 4
 
     @property
     def replica_bytes(self) -> int:

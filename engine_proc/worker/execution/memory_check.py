@@ -1,6 +1,7 @@
 """Checks, before weights are read, that a model, its KV cache and its steps fit into memory."""
 
 import logging
+from collections.abc import Sequence
 
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import ExecutionConfig
@@ -12,6 +13,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     matrix_bytes,
 )
 from headrace.engine_proc.worker.models.eagle import EAGLE3
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     GatedDeltaNetSpec,
@@ -61,21 +63,22 @@ def check_host_tier(config: ExecutionConfig) -> None:
 
 def check_weights(
     config: ExecutionConfig,
-    spec: DecoderSpec,
-    weights: Weights,
+    stages: Sequence[DecoderModel],
     dtype: WeightDtype,
     memory_bytes: int,
 ) -> None:
     """Raise `ConfigError` if weights do not fit beside a step, adapters and the KV cache of a flag.
 
     A KV cache of the default size takes memory as it fills, so it is only warned of.
+
+    Args:
+        stages: of the model; one is the model itself, the only one that takes adapters.
     """
-    rounds_activations = config.dtype != "float32"
-    taken = core_bytes(spec, weights, dtype, rounds_activations)
-    num_tokens, is_drafted = config.max_num_batched_tokens, config.speculative == EAGLE3
-    step = step_bytes(spec, num_tokens, is_drafted)
+    taken = weights_of_all(config, stages, dtype)
+    num_tokens = config.max_num_batched_tokens
+    step = steps_of_all(config, stages, num_tokens)
     cache = config.kv_cache_memory_bytes or 0
-    adapters = adapter_bytes(config, spec, weights)
+    adapters = adapter_bytes(config, stages[0].spec, stages[0].weights)
     asked = cache + step + adapters
     if taken + asked <= memory_bytes:
         if taken + step + adapters + config.cpu_kv_bytes > memory_bytes:
@@ -94,7 +97,7 @@ def check_weights(
     beside += f" and a KV cache of {cache / GIB:.1f} GiB" if cache else ""
     beside += f" and {described(config, adapters)}" if adapters else ""
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
-    least_step = step_bytes(spec, config.max_num_seqs, is_drafted)
+    least_step = steps_of_all(config, stages, config.max_num_seqs)
     if taken + cache + adapters + least_step <= memory_bytes:
         ways.append("with a lower --max-num-batched-tokens they fit, too")
     if adapters and taken + cache + step < memory_bytes:
@@ -102,7 +105,7 @@ def check_weights(
     tower = tower_memory(config).held_bytes
     if tower and taken + asked <= memory_bytes + tower:
         ways.append(f"with --max-images 0 a vision tower of {tower / GIB:.1f} GiB is left out")
-    in_int8 = core_bytes(spec, weights, WeightDtype.INT8, rounds_activations)
+    in_int8 = weights_of_all(config, stages, WeightDtype.INT8)
     if in_int8 + asked <= memory_bytes:
         ways.append(f"with --quantization int8 they take {in_int8 / GIB:.1f} GiB")
     raise ConfigError(
@@ -157,6 +160,14 @@ def lora_format(config: ExecutionConfig) -> Format:
     """Return how factors of adapters are held."""
     dtype = config.dtype if config.lora_dtype == "auto" else config.lora_dtype
     return Format.F32 if dtype == "float32" else Format.BF16
+
+
+def steps_of_all(config: ExecutionConfig, stages: Sequence[DecoderModel], num_tokens: int) -> int:
+    """Return what steps of so many tokens take at most: in each stage, and between two."""
+    is_drafted = config.speculative == EAGLE3
+    own = sum(step_bytes(stage.spec, num_tokens, is_drafted) for stage in stages)
+    frames = config.tp * (len(stages) - 1) * len(stages)  # of links: each has one for each stage
+    return own + frames * 4 * num_tokens * stages[0].spec.hidden_size
 
 
 def step_bytes(spec: DecoderSpec, num_tokens: int, is_drafted: bool = False) -> int:
@@ -222,6 +233,14 @@ def pair_numbers(hidden: int, mixture: MixtureSpec) -> int:
     shared = mixture.shared_intermediate_size
     of_experts = mixture.experts_per_token * (3 * hidden + 2 * mixture.intermediate_size)
     return of_experts + (2 * shared + hidden if shared else 0)
+
+
+def weights_of_all(
+    config: ExecutionConfig, stages: Sequence[DecoderModel], dtype: WeightDtype
+) -> int:
+    """Return the least that the weights of all stages can take. Two may have a tied embedding."""
+    rounds = config.dtype != "float32"
+    return sum(core_bytes(stage.spec, stage.weights, dtype, rounds) for stage in stages)
 
 
 def core_bytes(

@@ -93,6 +93,17 @@ def stages(spec: DecoderSpec, num_stages: int) -> list[PipelineStage]:
     ]
 
 
+def models_of(model: DecoderModel, num_stages: int) -> list[DecoderModel]:
+    """Return the stages' parts of a model; of one stage the model itself.
+
+    Raises:
+        ModelError: the decoder cannot be cut into so many.
+    """
+    if num_stages == 1:
+        return [model]
+    return [stage.model_of(model) for stage in stages(model.spec, num_stages)]
+
+
 def why_not(spec: DecoderSpec, num_stages: int) -> str:
     """Return why a decoder cannot be cut into so many stages; "" where it can."""
     if num_stages > len(spec.layers):

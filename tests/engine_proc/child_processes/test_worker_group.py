@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from engine_configs import engine_config
 from servers import wait_until
@@ -53,6 +54,7 @@ STEP = Step(
     logit_rows=array("i", [len(PROMPT) - 1]).tobytes(),
     rows=pack(Sampling(logprobs=2), len(PROMPT), (0, 0, 0), (0, 0)),
 )
+OTHER = msgspec.structs.replace(STEP, token_ids=array("i", range(200, 230)).tobytes())
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +113,20 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     assert workers.finish() == result
 
 
-def test_stages_of_two_workers_each_give_the_bits_of_two_workers(result: StepResult) -> None:
+def test_stages_of_two_workers_each_give_the_bits_of_two_workers(
+    workers: WorkerGroup, result: StepResult
+) -> None:
+    workers.start(OTHER)
+    expected = [result, workers.finish()]
+    assert expected[0] != expected[1], "it shows which step a result is of"
     board = Board.create([Seat("engine", 0), *(Seat("worker", index) for index in range(4))])
     context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
     execution = dataclasses.replace(CONFIG.execution, pp=2)
     stages = WorkerGroup(dataclasses.replace(CONFIG, execution=execution), context)
     assert stages.wait_ready().num_pages > 0
-    for _ in range(2):  # in flight at once
-        stages.start(STEP)
-    assert [stages.finish() for _ in range(2)] == [result] * 2
+    for step in (STEP, OTHER):  # in flight at once
+        stages.start(step)
+    assert [stages.finish() for _ in range(2)] == expected
     stages.start(STEP)
     tell(board, 3, signal.SIGKILL)
     with pytest.raises(WorkerDied, match=r"^worker 3 was killed by SIGKILL$"):
@@ -208,6 +215,29 @@ def test_worker_killed_while_idle_is_always_replaced(
         die(computes=True)
     with pytest.raises(WorkerDied):
         die(computes=True)
+
+
+def test_the_crash_report_is_of_the_worker_in_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is the second one: its workers have the seats behind those of the first."""
+    board = Board.create([Seat("engine", 0), *(Seat("worker", index) for index in range(5))])
+    reported: list[int] = []
+
+    class Seated(Dying):
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def make_crash_report(self, *_: object) -> None:
+            reported.append(self.index)
+
+    monkeypatch.setattr(
+        module,
+        "start_worker",
+        lambda config, _context, place, *_: Seated(config.first_worker + place.index),
+    )
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    workers = WorkerGroup(dataclasses.replace(CONFIG, first_worker=3), context)
+    workers.replace(WorkerDied("worker 4 was killed", 4), [])
+    assert reported == [4]
 
 
 class HungWorker:

@@ -75,3 +75,18 @@ def test_chunks_of_a_prompt_are_in_several_stages() -> None:
     rig.add(make_sequence([*range(20)], 1))
     assert [rig.start() for _ in range(4)] == [True, True, True, False]
     assert [chunks[0].start for chunks, _ in rig.open] == [0, 8, 16]
+
+
+def test_a_sequence_in_no_stage_is_preempted_beside_others() -> None:
+    rig = Rig.make(6, 4, 64, 8, depth=2, num_stages=2)
+    prompts = {request_id(0, first): [first, 1, 2, 3] for first in (1, 3, 5, 7)}
+    for id, prompt in prompts.items():
+        rig.add(make_sequence(prompt, 8, id))
+    for _ in range(3):
+        rig.step()
+    assert rig.start(), "the third sequence takes the page of the fourth"
+    assert rig.scheduler.counts.preemptions == 1
+    owners = [[chunk.sequence.tokens[0] for chunk in chunks] for chunks, _ in rig.open]
+    assert owners == [[1, 3], [5]]
+    rig.run()
+    assert rig.said == {id: generate_alone(prompt, 8)[0] for id, prompt in prompts.items()}

@@ -48,9 +48,9 @@ def test_layer_of_the_model_counts_among_its_weights(folder: Path) -> None:
     whole = open_model(folder / "model", drafts=True)
     memory = core_bytes(alone.spec, alone.weights, WeightDtype.PACKED, True)
     memory += step_bytes(alone.spec, config.max_num_batched_tokens)
-    check_weights(config, alone.spec, alone.weights, WeightDtype.PACKED, memory)
+    check_weights(config, [alone], WeightDtype.PACKED, memory)
     with pytest.raises(ConfigError, match="its weights take"):
-        check_weights(config, whole.spec, whole.weights, WeightDtype.PACKED, memory)
+        check_weights(config, [whole], WeightDtype.PACKED, memory)
 
 
 def test_layer_of_eagle_counts_once_for_each_worker(folder: Path) -> None:

@@ -17,7 +17,7 @@ from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, no_masks
-from headrace.engine_proc.worker.step_runner import StepRunner, TooLarge
+from headrace.engine_proc.worker.step_runner import FAILED_BEFORE, StepRunner, TooLarge
 from headrace.exit_status import ExitStatus
 from headrace.ipc.worker_messages import Step, StepFailed, StepResult
 
@@ -215,3 +215,29 @@ def test_a_step_that_fails_in_a_stage_fails_in_all() -> None:
     good, bad = StepResult, StepFailed
     assert told == [(good, good), (bad, bad), (bad, bad), (good, bad), (good, bad), (good, good)]
     assert ran == [[1.0], [5.0]]
+
+
+def test_a_worker_does_not_wait_for_a_step_that_failed_before() -> None:
+    """In the stage before, rank 1 fails behind its last sum, so that rank 0 has a result."""
+    group_fd = ShmAllReduce.create(2)
+    groups = [ShmAllReduce(group_fd, rank, 2) for rank in range(2)]
+    watcher = ShmAllReduce(group_fd, WATCHER, 2)
+    os.close(group_fd)
+    attempts = []
+    for rank, group in enumerate(groups):
+        fd = HiddenLink.create()
+        after, before = (HiddenLink(fd, 2, 3, 1) for _ in range(2))
+        os.close(fd)
+        after.room(1)
+        after.send() if rank else after.send(1)
+        add = Scripted(lambda group=group: group.all_reduce(np.ones(4, np.float32)))
+        attempts.append(StepRunner(add, group, is_alone=False, links=StageLinks(before)))
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(each.run, step(), no_masks) for each in attempts]
+        try:
+            said = [each.result(timeout=30) for each in told]
+        finally:
+            watcher.abort()  # lets a worker go that waits
+    assert said == [StepFailed("rank 1 failed"), StepFailed(FAILED_BEFORE)]
+    for group in (*groups, watcher):
+        group.close()

@@ -13,7 +13,12 @@ from headrace.config.model_card import find_demo_model
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, matrix_bytes
 from headrace.engine_proc.worker.models.model import DecoderModel
-from headrace.engine_proc.worker.weight_memory import HeldWeights, foresee_memory, on_gpu
+from headrace.engine_proc.worker.weight_memory import (
+    HeldWeights,
+    foresee_memory,
+    foresee_second_embedding,
+    on_gpu,
+)
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q8_0")}
 
@@ -128,3 +133,11 @@ def test_all_weights_of_a_file_are_counted() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_packed_matrix_takes_whole_blocks_of_rows(format: Any) -> None:
     assert matrix_bytes(format, (17, 256)) == matrix_bytes(format, (32, 256)) > 0
+
+
+def test_the_last_stage_has_a_tied_embedding_once_more() -> None:
+    demo = find_demo_model()
+    assert demo is not None
+    assert foresee_second_embedding(execution_config(demo)) == 0
+    (table,) = (one for one in foresee_memory(execution_config(demo)) if one.stored == "Q8_0")
+    assert foresee_second_embedding(execution_config(demo, pp=2)) == table.held_bytes

@@ -394,6 +394,10 @@ def test_the_doctor_tells_which_layers_a_stage_has(tmp_path: Path) -> None:
     rows = dict(doctor.plan(config, demo, "core", "nothing", on_gpus=False))
     assert rows["stages"] == "2 of layers 0 to 18, 19 to 29, each with 3 workers"
     assert "stages" not in dict(doctor.plan(config, demo, doctor.NOTHING, "", on_gpus=False))
+    own, more = dict(doctor.kept_beside(config, demo, 0, 0, 1 << 20)), demo.tied_bytes
+    assert own == {"embedding": "in the first stage and the last: 1.0 MiB more of memory"}
+    alone = doctor.weight_memory(replace(config, pp=1), demo)
+    assert doctor.weight_memory(config, demo) == pytest.approx(alone + more, rel=0.01)
     takes_images = replace(demo, image_token=7, image_row_size=9)
     (finding,) = doctor.examine_model(config, takes_images)
     assert finding.text == "--pp 2: this model takes images; give --max-images 0"

@@ -79,6 +79,16 @@ def test_a_folder_says_what_is_needed(tmp_path: Path) -> None:
     assert card.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+def test_a_tied_embedding_is_told_by_its_size(tmp_path: Path) -> None:
+    config = CONFIG | {"hidden_size": 8}
+    for own, size in (
+        ({"tie_word_embeddings": True}, 32 * 8 * 2),
+        ({"torch_dtype": "float32"}, 32 * 8 * 4),
+        ({"tie_word_embeddings": False}, 0),
+    ):
+        assert read_folder(write_folder(tmp_path, config | own)).tied_bytes == size
+
+
 def test_the_language_model_of_a_larger_one_counts(tmp_path: Path) -> None:
     card = read_folder(write_folder(tmp_path, {"vocab_size": 1, "text_config": CONFIG}))
     assert (card.vocab_size, card.max_model_len) == (32, 64)

@@ -116,6 +116,13 @@ def test_a_replica_takes_what_its_flags_say() -> None:
     assert drafted.replica_bytes == 75 + 7 + 5 + 30
 
 
+def test_stages_have_a_tied_embedding_twice() -> None:
+    one, staged = (group("a", nbytes=100, device="cpu", pp=pp) for pp in (1, 2))
+    card = replace(one.card, tied_bytes=20)
+    assert EngineGroup(one.config, card).least_weight_bytes == 75
+    assert EngineGroup(staged.config, card).least_weight_bytes == 90
+
+
 def test_models_on_gpus_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_groups, "has_gpus", lambda: True)
     configs = [ServerConfig(), ServerConfig(device="cpu")]

@@ -22,19 +22,27 @@ from random_decoders import (
 from headrace.config.config import CPU_KV_BYTES
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution import memory_check
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, WeightDtype
+from headrace.engine_proc.worker.execution.cpu_executor import (
+    CpuExecutor,
+    WeightDtype,
+    matrix_bytes,
+)
 from headrace.engine_proc.worker.execution.memory_check import (
     adapter_bytes,
     check_weights,
     core_bytes,
     step_bytes,
+    weights_of_all,
 )
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.models.tower_memory import TowerMemory
+from headrace.engine_proc.worker.stages.stage import models_of
 from headrace.errors import ConfigError
 
 SPEC = dataclasses.replace(WHOLE_BLOCKS, layers=WHOLE_BLOCKS.layers * 2)
 WEIGHTS = random_weights(SPEC)
+MODEL = DecoderModel(SPEC, WEIGHTS, ())
 WIDE = core_bytes(SPEC, WEIGHTS, WeightDtype.PACKED, True)
 NARROW = core_bytes(SPEC, WEIGHTS, WeightDtype.INT8, True)
 CONFIG = execution_config(Path("model"))
@@ -43,7 +51,7 @@ STEP = step_bytes(SPEC, CONFIG.max_num_batched_tokens)
 
 def check(memory: int, kv_bytes: int | None = None, **flags: Any) -> None:
     config = execution_config(Path("model"), kv_cache_memory_bytes=kv_bytes, **flags)
-    check_weights(config, SPEC, WEIGHTS, WeightDtype.PACKED, memory)
+    check_weights(config, models_of(MODEL, config.pp), WeightDtype.PACKED, memory)
 
 
 def test_weights_that_fit_pass() -> None:
@@ -58,6 +66,23 @@ def test_refused_weights_name_what_fits() -> None:
     assert "its weights take 0.0 GiB" in text and "weights of at most 0.0 GiB fit" in text
     assert "with --quantization int8 they take" in text
     assert "with a lower --max-num-batched-tokens they fit" in text
+
+
+def test_stages_count_a_tied_embedding_twice_and_a_step_each() -> None:
+    embedding = matrix_bytes(Format.F32, (SPEC.vocab_size, SPEC.hidden_size))
+    for pp, tp, num_links in ((2, 1, 1), (3, 2, 4)):
+        frames = num_links * pp * 4 * CONFIG.max_num_batched_tokens * SPEC.hidden_size
+        needed = WIDE + embedding + pp * STEP + frames
+        check(needed, pp=pp, tp=tp)
+        with pytest.raises(ConfigError, match="with a lower --max-num-batched-tokens they fit"):
+            check(needed - 1, pp=pp, tp=tp)
+
+
+def test_a_head_of_its_own_is_in_one_stage() -> None:
+    spec = dataclasses.replace(SPEC, tied_head=False)
+    config, model = execution_config(pp=2), DecoderModel(spec, random_weights(spec), ())
+    once, staged = (weights_of_all(config, models_of(model, n), WeightDtype.PACKED) for n in (1, 2))
+    assert staged == once
 
 
 def test_the_kv_cache_asked_for_counts() -> None:
