@@ -56,8 +56,8 @@ class TierRig:
         self.rig.copied_slots = lambda: [slot for copy in self.tier._open for slot in copy.slots]
 
     def ask(self) -> None:
-        """Send the workers what they are to copy."""
-        while (copies := self.tier.next()) is not None:
+        """Send the workers what they are to copy; as in the engine, a suspect gets all pages."""
+        while not self.rig.scheduler.has_suspects and (copies := self.tier.next()) is not None:
             self._asked.append(copies)
 
     def answer(self) -> None:
