@@ -1,11 +1,12 @@
 """Measure products, experts and attention on a GPU, beside cuBLASLt and FlashInfer.
 
 Method: matrices of a model's layer, random, bf16, with 1 to 4,096 rows: our product, and torch's,
-        which is cuBLASLt's. Then attention of 64 tokens with 4,096 keys each, and of a prompt of
-        4,096: ours, and FlashInfer's if it is installed. The prompt is attended to in wide tiles
-        and in others, and by torch, which has FlashAttention. Then one of 64 tokens has most of the
-        keys. A round is a CUDA graph of some calls, in turns; its figure is for one call. Calls go
-        through copies of a matrix that no cache holds together.
+        which is cuBLASLt's. Then our products of the same sizes in fewer bits. Then attention of 64
+        tokens with 4,096 keys each, and of a prompt of 4,096: ours, and FlashInfer's if it is
+        installed. The prompt is attended to in wide tiles and in others, and by torch, which has
+        FlashAttention. Then one of 64 tokens has most of the keys. A round is a CUDA graph of some
+        calls, in turns; its figure is for one call. Calls go through copies of a matrix that no
+        cache holds together.
 Run:    python bench/cuda_kernels.py --rounds 20
 """
 
@@ -31,6 +32,9 @@ from headrace.engine_proc.worker.cuda.attention.paged_attention import (
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches, Tiling
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
+from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
+from headrace.engine_proc.worker.cuda.matrices.matrices import Matrix
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
     ExpertFormat,
@@ -55,6 +59,7 @@ ROWS = (1, 16, 64, 256, 4096)
 MATRICES = ("q", "o", "gate", "down")
 WARM_UPS = 3
 MIXTURE = MixtureSpec(num_experts=16, experts_per_token=4, intermediate_size=768)
+GROUP = 128  # terms under a scale
 MANY_BYTES = 1 << 28  # several times a cache of 50 MB
 OURS, CUBLASLT, FLASHINFER, FLASH = "headrace", "cuBLASLt", "FlashInfer", "FlashAttention"
 NARROW = "tiles of 64 rows"
@@ -117,6 +122,29 @@ def products(
             CUBLASLT: [partial(F.linear, x, weight) for weight in weights],
         }
         yield f"{name}, {num_columns} x {num_terms}, {num_rows} rows", calls
+
+
+def packed(
+    spec: DecoderSpec, num_rows: int, device: str
+) -> Iterator[tuple[str, dict[str, list[Call]]]]:
+    """Yield a layer's products with matrices in fewer bits, by format."""
+    shapes = weight_shapes(spec)
+    for name in MATRICES:
+        num_columns, num_terms = shapes[f"layers.0.{name}"]
+        x = torch.randn(num_rows, num_terms, device=device, dtype=torch.bfloat16)
+        codes = torch.randint(0, 120, (num_columns, num_terms), device=device, dtype=torch.uint8)
+        numbers = codes.view(E4M3)
+        scales = torch.rand(num_columns, -(-num_terms // GROUP), device=device)
+        pairs = codes[:, : num_terms // 2].contiguous()
+        matrices: dict[str, Matrix] = {
+            "fp8 by row": Fp8Matrix(numbers, scales[:, :1].contiguous(), num_terms, None),
+            "fp8 in blocks": Fp8Matrix(numbers, scales, GROUP, None),
+            "int4": Int4Matrix(pairs, scales.byte(), scales, GROUP),
+        }
+        if num_terms % GROUP:  # blocks are whole
+            matrices = {"fp8 by row": matrices["fp8 by row"]}
+        calls = {system: [partial(own.apply, x)] for system, own in matrices.items()}
+        yield f"{name}, {num_columns} x {num_terms}, {num_rows} rows, by format", calls
 
 
 def formats(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Call]]:
@@ -267,6 +295,8 @@ def main() -> None:
     wait = torch.cuda.synchronize if args.device == "cuda" else lambda: None
     for num_rows in (rows for rows in ROWS if rows <= args.most):
         for name, calls in products(spec, num_rows, args.device):
+            report.add(Quantity(name, "us", measure(calls, args, wait)))
+        for name, calls in packed(spec, num_rows, args.device):
             report.add(Quantity(name, "us", measure(calls, args, wait)))
         name = f"gates of 4 of 16 experts, {num_rows} rows"
         report.add(Quantity(name, "us", measure(experts(spec, num_rows, args.device), args, wait)))

@@ -24,7 +24,7 @@ from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
-from headrace.engine_proc.kv_cache.host_tier import HostTier
+from headrace.engine_proc.kv_cache.host_tier import COPY_SLOTS, CachePools, HostTier
 from headrace.engine_proc.kv_cache.kv_event_log import KvEventLog
 from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.kv_cache.page_pool import PagePool
@@ -47,13 +47,7 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.sockets import Inbox, address, deliver
-from headrace.ipc.worker_messages import (
-    SLOTS_PER_SEQUENCE,
-    CacheLayout,
-    OpenStore,
-    RecordKind,
-    WorkerReady,
-)
+from headrace.ipc.worker_messages import CacheLayout, OpenStore, WorkerReady
 from headrace.runtime.process import Context
 from headrace.system.cpu_share import take_share
 
@@ -108,13 +102,14 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             store = StoreClient(config, context)
         workers = WorkerGroup(config, context, area, tower_bytes)
         ready = workers.wait_ready()
-        page_table, slot_table = open_tables(config, ready, workers.cache_id)
-        pool = make_pool(ready, config, None if ready.num_host_pages else page_table)
-        tier = make_host_tier(pool, workers, page_table, store) if ready.num_host_pages else None
+        tables = open_tables(config, ready, workers.cache_id)
+        pools = make_pools(ready, config, tables)
+        pool = pools.pages
+        tier = make_host_tier(pools, ready, workers, tables, store)
         publisher = publish_events(config, pool)
         adapter_pool = make_adapters(config)
         scheduler = make_scheduler(
-            pool, ready, config, images, slot_table, adapter_pool, store, tier
+            pool, ready, config, images, pools.slots, adapter_pool, store, tier
         )
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
@@ -141,7 +136,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         if tier is not None:
             tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
-            open_store(store, workers, engine, pool, scheduler.slots, tier)
+            open_store(store, workers, engine, pools, tier)
         sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, workers))
         context.ready()
         serve(engine, workers, inbox, publisher, sleeper, context.slot)
@@ -193,8 +188,7 @@ def open_store(
     store: StoreClient,
     workers: WorkerGroup,
     engine: EngineCore,
-    pool: PagePool,
-    slots: StateSlots,
+    pools: CachePools,
     tier: HostTier | None,
 ) -> None:
     """Have the KV store open its files beneath the pool, or beneath a GPU's host tier.
@@ -206,8 +200,8 @@ def open_store(
     """
     layout, host = open_layout(workers), None if tier is None else tier.host
     step_s = engine.step_s if host is None else never  # a GPU's steps do not need the store's core
-    fetcher = PageFetcher(pool, slots, layout, engine.prompt_s, time.monotonic, step_s, host)
-    has_pages = (pool if host is None else host).num_cached > 0
+    fetcher = PageFetcher(*pools, layout, engine.prompt_s, time.monotonic, step_s, host)
+    has_pages = (host or pools).pages.num_cached > 0
     store.open(OpenStore(layout, workers.numerics), fetcher, waits=not has_pages)
 
 
@@ -235,10 +229,12 @@ def open_tables(
 ) -> tuple[CacheTable, CacheTable]:
     """Return the tables of pages and state slots. Those of the engine before are kept.
 
-    They are not, where they tell of other memory than the workers have. Pages are those of a GPU's
+    They are not, where they tell of other memory than the workers have. They are those of a GPU's
     host tier, if there is one.
     """
-    counts = ready.num_host_pages or ready.num_pages, ready.num_states
+    counts = ready.num_pages, ready.num_states
+    if ready.num_host_pages:
+        counts = ready.num_host_pages, ready.num_host_states
     if not cache_id:
         pages, states = (CacheTable(count) for count in counts)
         return pages, states
@@ -271,6 +267,27 @@ def make_pool(
     return PagePool(ready.num_pages, ready.page_tokens, table, index)
 
 
+def make_pools(
+    ready: WorkerReady, config: EngineConfig, tables: tuple[CacheTable, CacheTable]
+) -> CachePools:
+    """Return the pools of the workers' pages and states. Tables may be those of a host tier."""
+    pages, states = tables
+    return CachePools(
+        make_pool(ready, config, None if ready.num_host_pages else pages), make_slots(ready, states)
+    )
+
+
+def make_slots(ready: WorkerReady, table: CacheTable) -> StateSlots:
+    """Return the slots of the worker's states. Copies to a host tier use some of them.
+
+    Args:
+        table: of the checkpoints, or of those of the host tier.
+    """
+    if ready.num_host_pages:
+        return StateSlots(ready.num_states, num_reserved=COPY_SLOTS)
+    return StateSlots(ready.num_states, table)
+
+
 def make_copies(tier: HostTier, context: Context) -> PageCopies:
     """Return what has workers copy pages."""
     store_slot = context.board.slot("kv_store", context.index)
@@ -278,15 +295,25 @@ def make_copies(tier: HostTier, context: Context) -> PageCopies:
 
 
 def make_host_tier(
-    pool: PagePool, workers: WorkerGroup, table: CacheTable, store: StoreClient | None
-) -> HostTier:
-    """Return the tier beneath the pool of GPUs, and above a KV store on disk."""
+    device: CachePools,
+    ready: WorkerReady,
+    workers: WorkerGroup,
+    tables: tuple[CacheTable, CacheTable],
+    store: StoreClient | None,
+) -> HostTier | None:
+    """Return the tier beneath what GPUs have, and above a KV store on disk, if there is one.
+
+    Args:
+        tables: of the host's pages, and of its states.
+    """
+    if not ready.num_host_pages:
+        return None
     layout = workers.cache_layout
-    host = PagePool(layout.num_pages, pool.page_tokens, table)
-    page_bytes = layout.record_bytes(RecordKind.PAGES)
+    pages = PagePool(layout.num_pages, device.pages.page_tokens, tables[0])
+    host = CachePools(pages, StateSlots(layout.num_states, tables[1]))
     if store is None or not store.has_directory:
-        return HostTier(pool, host, page_bytes)
-    return HostTier(pool, host, page_bytes, store.enter)
+        return HostTier(device, host, layout)
+    return HostTier(device, host, layout, store.enter)
 
 
 def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
@@ -319,15 +346,15 @@ def make_scheduler(
     ready: WorkerReady,
     config: EngineConfig,
     images: EncoderQueue | None = None,
-    slot_table: CacheTable | None = None,
+    slots: StateSlots | None = None,
     adapters: AdapterPool | None = None,
     store: StoreClient | None = None,
     tier: HostTier | None = None,
 ) -> Scheduler:
     """Return the scheduler for the flags."""
     execution = config.execution
-    slots = StateSlots(ready.num_states, slot_table)
-    num_seqs = ready.num_states // SLOTS_PER_SEQUENCE
+    slots = slots or StateSlots(ready.num_states)
+    num_seqs = slots.most_sequences
     if ready.num_states and num_seqs < execution.max_num_seqs:
         is_share = ready.looks_ahead and execution.kv_cache_memory_bytes is None  # of a GPU
         log.warning(

@@ -19,7 +19,7 @@ class PageCopies:
         self._tier = tier
         self._slot = slot
         self._store_slot = store_slot
-        slot.add(EngineField.RECOVERED_PAGES, tier.host.num_cached)  # of the engine before
+        slot.add(EngineField.RECOVERED_PAGES, tier.host.pages.num_cached)  # of the engine before
 
     @property
     def is_busy(self) -> bool:
@@ -34,10 +34,11 @@ class PageCopies:
         """
         for seconds in workers.copied_pages():
             copy, slot = self._tier.take(seconds), self._store_slot
+            num_records = len(copy.digests) + len(copy.states)
             if copy.to_host:
-                slot.add(KvStoreField.COPIED_OUT, len(copy.digests))
+                slot.add(KvStoreField.COPIED_OUT, num_records)
             else:
-                slot.add(KvStoreField.FOUND + TierName.MEMORY, len(copy.digests))
+                slot.add(KvStoreField.FOUND + TierName.MEMORY, num_records)
                 slot.add(KvStoreField.COPY_IN_NS, round(1e9 * seconds))
         self._update_board()
         while may_begin and (copies := self._tier.next()) is not None:
@@ -49,14 +50,13 @@ class PageCopies:
 
     def take_workers(self, cache_id: bytes) -> None:
         """Go on with the host tier of new workers, which may be another."""
-        host = self._tier.host
+        host = self._tier.host.pages
         if cache_id == host.cache_id:
             self._slot.add(EngineField.RECOVERED_PAGES, host.num_cached)
         else:
-            host.reset(cache_id)
+            self._tier.reset(cache_id)
 
     def _update_board(self) -> None:
         """Tell the size of the tier: a store that was replaced has other gauges."""
-        host, page_bytes = self._tier.host, self._tier.page_bytes
-        self._store_slot[KvStoreField.USED_BYTES + TierName.MEMORY] = host.num_cached * page_bytes
-        self._store_slot[KvStoreField.TOTAL_BYTES + TierName.MEMORY] = host.num_pages * page_bytes
+        self._store_slot[KvStoreField.USED_BYTES + TierName.MEMORY] = self._tier.used_bytes
+        self._store_slot[KvStoreField.TOTAL_BYTES + TierName.MEMORY] = self._tier.total_bytes

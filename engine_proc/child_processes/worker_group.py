@@ -230,7 +230,7 @@ class WorkerGroup:
         readies = [ready for ready in self._readies if ready is not None]
         return CacheLayout(
             self._layout.num_host_pages or self._layout.num_pages,
-            self._layout.num_states,
+            self._layout.num_host_states or self._layout.num_states,
             [ready.page_bytes for ready in readies],
             [ready.state_bytes for ready in readies],
             [ready.eagle_bytes for ready in readies],

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from headrace.engine_proc.kv_cache.copy_cost import CopyCost
+from headrace.engine_proc.kv_cache.host_tier import CachePools
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.sequence import Sequence
@@ -57,7 +58,7 @@ class PageFetcher:
         prompt_s: how long so many tokens of a prompt take; infinity where that is not known.
         step_s: how long a step of the sequences that run takes; 0 where none runs, or where steps
             do not need the store's core.
-        host: of the host tier, whose pages are fetched in place of the pool's.
+        host: of the host tier. What is fetched is put there, in place of the pool and the slots.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class PageFetcher:
         prompt_s: Callable[[int], float],
         clock: Callable[[], float],
         step_s: Callable[[], float] = lambda: 0.0,
-        host: PagePool | None = None,
+        host: CachePools | None = None,
     ) -> None:
         self._pool = pool
-        self._fetched = pool if host is None else host  # where pages are put
         self._slots = slots
+        self._fetched, self._fetched_slots = host or (pool, slots)  # where to put what is fetched
         self._page_bytes = layout.record_bytes(RecordKind.PAGES)
         self._state_bytes = layout.record_bytes(RecordKind.STATES) if layout.num_states else 0
         self._prompt_s = prompt_s
@@ -143,13 +144,16 @@ class PageFetcher:
         for page, digest in enumerate(digests):
             if not self._has(digest) and not any(pages[page : page + 1]):
                 break
-            is_end = not self._state_bytes or self._slots.has(digest)
+            is_end = not self._state_bytes or self._has_state(digest)
             if is_end or any(states[page : page + 1]):
                 count = page + 1
         return count
 
     def _has(self, digest: bytes) -> bool:
         return self._pool.has(digest) or self._fetched.has(digest)
+
+    def _has_state(self, digest: bytes) -> bool:
+        return self._slots.has(digest) or self._fetched_slots.has(digest)
 
     def _fetch_for(self, wait: FetchWait) -> Fetch:
         """Yield messages to the store, and take its answers, until a sequence need not wait."""
@@ -181,22 +185,23 @@ class PageFetcher:
                         pool.cache_of(wait.sequence, place, page)
                 if not all(fetched.is_there):
                     return
-            if digests and self._state_bytes and not self._slots.has(digests[-1]):
+            if digests and self._state_bytes and not self._has_state(digests[-1]):
                 yield from self._fetch_state(digests[-1])
         finally:
             pool.free(held)
 
     def _fetch_state(self, digest: bytes) -> Fetch:
-        if not self._slots.num_free:
+        slots = self._fetched_slots
+        if not slots.num_free:
             return
-        slot = self._slots.allocate()
+        slot = slots.allocate()
         try:
             fetched = yield FetchRecords(RecordKind.STATES, digest, array("i", [slot]).tobytes())
             assert isinstance(fetched, FetchedRecords)
             if all(fetched.is_there):
-                self._slots.cache(slot, digest)
+                slots.cache(slot, digest)
         finally:
-            self._slots.free(slot)
+            slots.free(slot)
 
     def _is_worth(self, wait: FetchWait, num_held: int, num_pages: int) -> bool:
         """Whether there is room, and pages come sooner than computed."""

@@ -7,8 +7,10 @@ users stays until its slot is allocated again. Eviction is least recently used f
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from headrace.engine_proc.kv_cache.cache_table import NO_CACHE, CacheTable
+from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE
 
 
 class StateSlots:
@@ -16,16 +18,34 @@ class StateSlots:
 
     Args:
         table: of the checkpoints. Those that it has are here from the start.
+        num_reserved: slots that running sequences leave to copies, if one sequence can run then.
+
+    Attributes:
+        on_kept: called with the digest of each checkpoint that is to stay.
     """
 
-    def __init__(self, num_slots: int, table: CacheTable | None = None) -> None:
+    def __init__(
+        self, num_slots: int, table: CacheTable | None = None, num_reserved: int = 0
+    ) -> None:
         self.num_slots = num_slots
+        self.num_reserved = max(0, min(num_reserved, num_slots - SLOTS_PER_SEQUENCE))
+        self.on_kept: Callable[[bytes], None] = lambda _: None
         self._table = table or CacheTable(num_slots)
         self._digests: dict[int, bytes] = dict(self._table.adopt())
         self._checkpoints = {digest: slot for slot, digest in self._digests.items()}
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(self._digests)  # the first goes
         self._free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in self._idle]
         self._num_users = [0] * num_slots
+
+    @property
+    def num_cached(self) -> int:
+        """Checkpoints that can be found, in use or not."""
+        return len(self._digests)
+
+    @property
+    def most_sequences(self) -> int:
+        """How many sequences may run."""
+        return (self.num_slots - self.num_reserved) // SLOTS_PER_SEQUENCE
 
     @property
     def num_free(self) -> int:

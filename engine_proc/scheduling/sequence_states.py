@@ -19,7 +19,6 @@ from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
-from headrace.ipc.worker_messages import SLOTS_PER_SEQUENCE
 
 
 class SequenceStates:
@@ -40,7 +39,7 @@ class SequenceStates:
         """Return how many sequences may run, at most `max_num_seqs`."""
         if not self._are_used:
             return max_num_seqs
-        return min(max_num_seqs, self._slots.num_slots // SLOTS_PER_SEQUENCE)
+        return min(max_num_seqs, self._slots.most_sequences)
 
     def have_room(self, num_chunks: int, num_adopting: int = 0) -> bool:
         """Whether so many chunks can be in a step.
@@ -102,7 +101,12 @@ class SequenceStates:
         sequence.num_uncovered = num_uncovered
 
     def remove(self, sequence: Sequence) -> "array[int]":
-        """Take a sequence's state from it; return the slot, to be freed."""
+        """Take a sequence's state from it; return the slot, to be freed.
+
+        Its newest checkpoint stays: the sequence, or what follows it, goes on from there.
+        """
+        if sequence.newest_checkpoint:
+            self._slots.on_kept(sequence.newest_checkpoint)
         slots = array("i") if sequence.state == NO_STATE else array("i", [sequence.state])
         sequence.state, sequence.num_uncovered = NO_STATE, 0
         return slots
@@ -144,6 +148,8 @@ class SequenceStates:
             return
         self._slots.drop(sequence.newest_checkpoint)
         is_kept = end in (sequence.branch, self._prompt_border(sequence))
+        if is_kept:
+            self._slots.on_kept(digest)
         sequence.newest_checkpoint = digest if is_new and not is_kept else b""
 
     def _prompt_border(self, sequence: Sequence) -> int:

@@ -74,8 +74,6 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
     if device.name == "cpu":
         check_on_cpu(config, device.why)
         check_stages(config, model.spec)
-    else:
-        check_on_gpus(config, model.spec)
     return device
 
 
@@ -190,15 +188,6 @@ def why_no_states(config: ExecutionConfig, model: DecoderModel) -> str:
                 "heads each, and --tp 1 does not"
             )
     return ""
-
-
-def check_on_gpus(config: ExecutionConfig, spec: DecoderSpec) -> None:
-    """Raise `ConfigError` if a decoder runs on GPUs, and a flag asks for what CPUs do with it."""
-    if config.kv_store_bytes and spec.state_numbers:
-        raise ConfigError(
-            f"--kv-store-bytes {config.kv_store_bytes} keeps pages of GPUs, and this model has "
-            "states, too; leave it out"
-        )
 
 
 def check_on_cpu(config: ExecutionConfig, why: str) -> None:

@@ -100,6 +100,7 @@ def work(config: WorkerConfig, context: Context) -> None:
             loaded.page_bytes,
             loaded.state_bytes,
             loaded.num_host_pages,
+            loaded.num_host_states,
             loaded.numerics,
             loaded.eagle_bytes,
         )

@@ -224,7 +224,7 @@ class KvStoreField(BoardField):
     On GPUs memory is their host tier, of which the engine writes.
     """
 
-    FOUND = COUNTER, 2  # records fetched; pages that GPUs got from their host tier
+    FOUND = COUNTER, 2  # records fetched; those that GPUs got from their host tier
     NOT_FOUND = COUNTER  # records that were asked for and were not there, or not right
     FETCHED_BYTES = COUNTER
     FETCH_NS = COUNTER  # spent on fetches
@@ -234,7 +234,7 @@ class KvStoreField(BoardField):
     FAILED_WRITES = COUNTER, 2
     USED_BYTES = GAUGE, 2  # of this server's records,
     TOTAL_BYTES = GAUGE, 2  # and the room for them
-    COPIED_OUT = COUNTER  # pages copied from GPUs to their host tier; the engine writes it,
+    COPIED_OUT = COUNTER  # records copied from GPUs to their host tier; the engine writes it,
     COPY_IN_NS = COUNTER  # and what copies back have taken
 
 

@@ -91,14 +91,17 @@ class AdapterLoaded(Message, tag="adapter", frozen=True):
 
 
 class CopyPages(Message, tag="copy_pages", frozen=True):
-    """Full pages to copy between a GPU and its host tier: engine -> every worker, beside the steps.
+    """Pages and states to copy between a GPU and its host tier: engine -> every worker.
 
+    They are full pages, and states that no step writes. Workers copy beside the steps.
     `PagesCopied` answers. Before that no step writes to what is read, or uses what is written.
     """
 
     to_host: bool  # or else to the GPU
     pages: bytes  # i32, of the GPU,
     host_pages: bytes  # i32, and those of the host tier: one for each
+    slots: bytes = b""  # i32, of states of the GPU,
+    host_slots: bytes = b""  # i32, and those of the host tier
 
 
 class PagesCopied(Message, tag="pages_copied", frozen=True):
@@ -186,6 +189,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
     state_bytes: int = 0  # and of a state,
     # Pages of a GPU's host tier. These outlive the worker, and not its own; 0 is no such tier.
     num_host_pages: int = 0
+    num_host_states: int = 0  # likewise
     numerics: str = ""  # of a GPU with a host tier: what decides about bits beside model and flags
     eagle_bytes: int = 0  # as `page_bytes`, of EAGLE-3's layer, whose pages have hidden states
 

@@ -24,7 +24,12 @@ COUNTERS: list[tuple[str, str, BoardField, float]] = [
     ("kv_store_fetch_seconds", "Time that it took", KvStoreField.FETCH_NS, 1e-9),
     ("kv_store_stored", "Pages and states stored", KvStoreField.STORED, 1),
     ("kv_store_stored_bytes", "Bytes stored", KvStoreField.STORED_BYTES, 1),
-    ("kv_store_copied_out", "Pages copied from GPUs to memory", KvStoreField.COPIED_OUT, 1),
+    (
+        "kv_store_copied_out",
+        "Pages and states copied from GPUs to memory",
+        KvStoreField.COPIED_OUT,
+        1,
+    ),
     ("kv_store_copy_in_seconds", "Time that copies back took", KvStoreField.COPY_IN_NS, 1e-9),
 ]
 

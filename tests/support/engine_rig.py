@@ -13,9 +13,11 @@ from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
-from headrace.engine_proc.kv_cache.host_tier import HostTier
+from headrace.engine_proc.kv_cache.cache_table import CacheTable
+from headrace.engine_proc.kv_cache.host_tier import CachePools, HostTier
 from headrace.engine_proc.kv_cache.page_pool import PagePool
-from headrace.engine_proc.main import make_pool, make_scheduler
+from headrace.engine_proc.kv_cache.state_slots import StateSlots
+from headrace.engine_proc.main import make_pool, make_scheduler, make_slots
 from headrace.engine_proc.page_copies import PageCopies
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
@@ -30,7 +32,15 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.ipc.token_logprobs import ROW
-from headrace.ipc.worker_messages import Encode, Encoded, Step, StepFailed, StepResult, WorkerReady
+from headrace.ipc.worker_messages import (
+    CacheLayout,
+    Encode,
+    Encoded,
+    Step,
+    StepFailed,
+    StepResult,
+    WorkerReady,
+)
 
 WAIT_MS = 60_000
 TICK_S = 1e-6
@@ -187,8 +197,13 @@ class Rig:
             EncoderCache(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
         )
         self.host = PagePool(ready.num_host_pages, ready.page_tokens)
-        tier = HostTier(pool, self.host, ready.page_bytes) if ready.num_host_pages else None
-        self.scheduler = make_scheduler(pool, ready, self.config, self.images, tier=tier)
+        tier, slots = None, make_slots(ready, CacheTable(ready.num_states))
+        if ready.num_host_pages:
+            host = CachePools(self.host, StateSlots(ready.num_host_states))
+            sizes = ready.num_host_pages, ready.num_host_states
+            layout = CacheLayout(*sizes, [ready.page_bytes], [ready.state_bytes])
+            tier = HostTier(CachePools(pool, slots), host, layout)
+        self.scheduler = make_scheduler(pool, ready, self.config, self.images, slots, tier=tier)
         store_slot = self.board.slot("kv_store")
         self.eyes = Eyes()
         self.now = 0.0

@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import triton
 from gpu_models import GROUPS, MODELS, format_of
 from kernel_compiler import (
     CompiledLaunches,
+    Usage,
     Variant,
     compile_variant,
     has_rows_of_one_warp,
@@ -170,18 +172,23 @@ def variants(models: str, arch: int) -> list[Variant]:
     return [variant for variant in found if arch >= 89 or "*fp8e4nv" not in variant.name]
 
 
-def of_triton(architectures: list[int], models: str, pattern: str) -> Table:
-    """Return what Triton's kernels take, of which the pattern is a part of their names."""
-    table: Table = {}
-    for arch in architectures:
-        chosen = [variant for variant in variants(models, arch) if re.search(pattern, variant.name)]
-        for done, variant in enumerate(chosen):
-            print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
-            compiled = compile_variant(variant, arch)
-            if "attention_kernel" in variant.name and arch // 10 == TMA_CAPABILITY[0]:
-                check_attention(variant.name, compiled)
-            table.setdefault(variant.name, {})[str(arch)] = list(usage_of(compiled))
-    return table
+def without_old(table: Table, names: set[str], arch: int) -> Table:
+    """Return a table without an architecture's variants that nothing launches any more."""
+    kept = {
+        name: {key: usage for key, usage in row.items() if key != str(arch) or name in names}
+        for name, row in table.items()
+    }
+    return {name: row for name, row in kept.items() if row}
+
+
+def compile_all(chosen: list[Variant], arch: int) -> Iterator[tuple[str, Usage]]:
+    """Compile variants, and yield what each takes."""
+    for done, variant in enumerate(chosen):
+        print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
+        compiled = compile_variant(variant, arch)
+        if "attention_kernel" in variant.name and arch // 10 == TMA_CAPABILITY[0]:
+            check_attention(variant.name, compiled)
+        yield variant.name, usage_of(compiled)
 
 
 def check_attention(name: str, compiled: Any) -> None:
@@ -209,8 +216,15 @@ def written(tables: dict[str, Table]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+def write(path: Path, tables: dict[str, Table]) -> None:
+    """Write tables to a file, which is whole at any moment."""
+    new = path.with_suffix(".new")
+    new.write_text(written(tables))
+    new.replace(path)
+
+
 def main() -> None:
-    """Print the tables, or bring a file up to date."""
+    """Print the tables, or bring a file up to date row by row."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("architectures", help="as 80,90")
     options.add_argument("--models", default="", help="a pattern that their names begin with")
@@ -220,22 +234,32 @@ def main() -> None:
     options.add_argument(
         "--write", type=Path, help="a file of tables, those of other compilers stay"
     )
+    options.add_argument(
+        "--missing", action="store_true", help="compile no row of Triton that the file has"
+    )
     args = options.parse_args()
     numbers = [int(arch) for arch in args.architectures.split(",")]
-    tables = {f"Triton {triton.__version__}": of_triton(numbers, args.models, args.pattern)}
-    if not args.pattern:
+    tables: dict[str, Table] = {} if args.write is None else json.loads(args.write.read_text())
+    compiler = f"Triton {triton.__version__}"
+    table = tables.get(compiler, {})
+    for arch in numbers:
+        found = variants(args.models, arch)
+        if not args.models and not args.pattern:
+            table = without_old(table, {variant.name for variant in found}, arch)
+        tables[compiler] = table
+        chosen = [variant for variant in found if re.search(args.pattern, variant.name)]
+        if args.missing:
+            chosen = [variant for variant in chosen if str(arch) not in table.get(variant.name, {})]
+        for name, usage in compile_all(chosen, arch):
+            table.setdefault(name, {})[str(arch)] = list(usage)
+            if args.write is not None:
+                write(args.write, tables)
+    if not args.pattern and not args.missing:
         tables[f"NVRTC {compiler_version()}"] = of_nvrtc(numbers)
     if args.write is None:
         print(written(tables), end="")
-        return
-    stored = json.loads(args.write.read_text())
-    if args.models or args.pattern:  # the rest of a table stays
-        for compiler, rows in tables.items():
-            before = stored.get(compiler, {})
-            tables[compiler] = before | {
-                name: before.get(name, {}) | row for name, row in rows.items()
-            }
-    args.write.write_text(written(stored | tables))
+    else:
+        write(args.write, tables)
 
 
 if __name__ == "__main__":

@@ -216,6 +216,7 @@ class Rig:
     depth: int = 1  # steps that are open at once; with 2, one is sent while another is run
     slots: StateSlots | None = None  # of a model with states
     copied: Callable[[], set[int]] = set  # the pages in use for copies, which steps may wait for
+    copied_slots: Callable[[], list[int]] = list
 
     def __post_init__(self) -> None:
         self.worker = FakeWorker(self.pool)
@@ -235,9 +236,10 @@ class Rig:
         num_states: int = 0,
         speculation: "Callable[[PagePool], Speculation] | None" = None,
         num_stages: int = 1,
+        num_reserved: int = 0,
         **options: Any,
     ) -> "Rig":
-        slots = StateSlots(num_states)
+        slots = StateSlots(num_states, num_reserved=num_reserved)
         pool = PagePool(num_pages, page_tokens)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_stages=num_stages
@@ -360,6 +362,7 @@ class Rig:
             return
         sequences = [*self.scheduler.running, *self.scheduler.waiting]
         users = Counter(s.state for s in sequences if s.state != NO_STATE)
+        users.update(self.copied_slots())
         for step in self.scheduler._open:
             users.update(c.state_in for c in step.chunks if c.state_in != NO_STATE)
             users.update(step.states_given_up)

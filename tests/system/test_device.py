@@ -18,6 +18,21 @@ TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "128", "--kv-cache-memory-bytes", "4000000")
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "qwen3_next": {  # with experts
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+}
 HYBRID_PROMPTS = ["A prompt that is longer than one page of tokens", "Hello", "x"]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}),
@@ -111,16 +126,16 @@ def test_gpu_texts_equal_cpu_texts_however_steps_run(
     assert tops[0] == pytest.approx(tops[1], abs=1e-4)
 
 
-def test_texts_of_a_hybrid_are_those_of_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model_type", "tp"), [("lfm2", 1), ("qwen3_next", 2)])
+def test_texts_of_a_hybrid_are_those_of_the_cpu(model_type: str, tp: int, tmp_path: Path) -> None:
     """Steps go ahead of each other, prompts come in pieces and are known the second time."""
     if not family_table.WRITES:
         pytest.skip("`make families` serves it")
-    fields = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-    make_byte_folder(tmp_path, "lfm2", block_auto_adjust_ff_dim=False, **fields)
+    make_byte_folder(tmp_path, model_type, num_hidden_layers=2, **HYBRIDS[model_type])
     flags = (*EXACT, *SMALL, "--max-num-batched-tokens", "20", "--max-num-seqs", "3")
     env = {"TRITON_INTERPRET": "1"}
     servers = [
-        RunningServer(str(tmp_path), "--device", "cuda", *flags, env=env),
+        RunningServer(str(tmp_path), "--device", "cuda", "--tp", str(tp), *flags, env=env),
         RunningServer(str(tmp_path), "--device", "cpu", *flags),
     ]
     texts, num_ahead = [], []

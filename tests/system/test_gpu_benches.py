@@ -11,18 +11,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 500
-TINY = ("--device", "cpu", "--shape", "tiny", "--rounds", "1")
+TINY = ("--device", "cpu", "--rounds", "1")
+SHAPE = ("--shape", "tiny")
 RUNS = {
     "cuda_throughput": ("--requests", "6", "--longest", "200"),
     "cuda_trickle": ("--tokens", "65", "--at-once", "4"),
     "cuda_idle": ("--streams", "2", "--tokens", "200", "--seconds", "0.2", "--rounds", "2"),
     "cuda_prefill": ("--tokens", "8", "--shape", "micro"),
     "cuda_kernels": ("--most", "2", "--calls", "1", "--shape", "micro"),
+    "cuda_page_copies": (
+        *("--sequences", "2", "--context", "3", "--pages", "2", "--steps", "1", "--shape", "micro"),
+    ),
+    "cuda_mixers": ("--most", "2", "--calls", "1"),
     "cuda_decode": ("--sequences", "2", "--context", "3", "--steps", "1", "--shape", "micro"),
 }
 # One with a server, and one without; `make families` has them all.
 FEW = ("cuda_trickle", "cuda_decode")
-KERNELS = {"cuda_prefill", "cuda_decode", "cuda_kernels"}  # that run in this process
+# Those that run in this process.
+KERNELS = {"cuda_prefill", "cuda_decode", "cuda_kernels", "cuda_mixers", "cuda_page_copies"}
+WITHOUT_SHAPE = {"cuda_mixers"}
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +55,26 @@ def run(cache: Path, name: str, *args: str, **env: str) -> Any:
 @pytest.mark.parametrize("name", RUNS if "FAMILIES_TABLE" in os.environ else FEW)
 def test_a_benchmark_measures_a_tiny_model(name: str, cache: Path) -> None:
     env = {"TRITON_INTERPRET": "1"} if name in KERNELS else {}
-    told = run(cache, name, *TINY, *RUNS[name], **env)
+    shape = () if name in WITHOUT_SHAPE else SHAPE
+    told = run(cache, name, *TINY, *shape, *RUNS[name], **env)
     assert not told["not_measured"]
     assert told["quantities"]
     for quantity in told["quantities"]:
         assert min(quantity["medians"].values()) > 0
+
+
+def test_the_first_hour_runs_all_benchmarks_of_gpus() -> None:
+    command = ["bash", str(ROOT / "bench/first_gpu_hour.sh"), "--list"]
+    *parts, last = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    ).stdout.splitlines()
+    words = {word.removeprefix("--ignore=") for part in parts for word in part.split()}
+    paths = {word for word in words if word.startswith(("bench/", "tests/"))}
+    assert all((ROOT / path).exists() for path in paths)
+    benches = {str(path.relative_to(ROOT)) for path in ROOT.glob("bench/cuda_*.py")}
+    assert benches <= paths
+    limits = [int(part.split()[1]) for part in parts]
+    assert last == f"{sum(limits) // 60} minutes at most"
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")

@@ -1,8 +1,8 @@
-"""Copies pages between a GPU and its host tier, on a stream of its own beside the steps.
+"""Copies pages and states between a GPU and its host tier, on a stream of its own beside the steps.
 
 On the GPU a page lies in pieces: the keys and the values of each layer. On its way it is gathered
-in one place there, so that it crosses the bus in one copy. Few pages are launched at a time: a step
-waits for no more than their launches.
+in one place there, so that it crosses the bus in one copy. A state lies in one place here and
+there. Few records are launched at a time: a step waits for no more than their launches.
 """
 
 import ctypes
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.shm.cache_memory import CacheMemory
-from headrace.ipc.worker_messages import CopyPages, PagesCopied
+from headrace.engine_proc.shm.page_memory import whole
+from headrace.engine_proc.worker.execution.cache_split import CacheSplit
+from headrace.ipc.worker_messages import CopyPages, PagesCopied, RecordKind
 
-LAUNCHED_PAGES = 16
+LAUNCHED_RECORDS = 16
 
 
 class TimedEvent(Protocol):
@@ -57,16 +59,16 @@ class HostEvent:
 
 @dataclass(eq=False)
 class CopyUnderWay:
-    """A copy, and those of its pages that are not launched: of the GPU, and of the host."""
+    """A copy, and those of its records that are not launched: places on the GPU and the host."""
 
     to_host: bool
-    unlaunched: deque[tuple[int, int]]
+    unlaunched: deque[tuple[RecordKind, int, int]]
     began: TimedEvent
     ended: TimedEvent
 
     @property
     def is_done(self) -> bool:
-        """Whether all pages are there."""
+        """Whether all records are there."""
         return not self.unlaunched and self.ended.query()
 
 
@@ -75,38 +77,46 @@ class CudaPageCopier:
 
     Args:
         kv: the GPU's pages, [layers, 2, pages, page_tokens, kv_heads, head_dim].
+        states: its slots, [slots, numbers]; none of a model without states.
         memory: the host's, which the driver has pinned.
-        num_host_pages: that it has.
+        split: the pages and states that it has.
         make_event: of a GPU's stream, or of a CPU.
     """
 
     def __init__(
         self,
         kv: Tensor,
+        states: Tensor,
         memory: CacheMemory,
-        num_host_pages: int,
+        split: CacheSplit,
         make_event: Callable[[], TimedEvent] | None = None,
     ) -> None:
         self._kv = kv
+        self._states = states
         self._memory = memory
         self._gathered = torch.empty_like(kv[:, :, 0], memory_format=torch.contiguous_format)
-        num_bytes = num_host_pages * self._gathered.nbytes
-        block = memoryview((ctypes.c_uint8 * num_bytes).from_address(memory.address))
-        flat = torch.from_numpy(np.frombuffer(block, np.uint8)).view(kv.dtype)
-        self._host = flat.view(num_host_pages, *self._gathered.shape)
+        page = self._gathered
+        self._host_pages = records_at(memory.address, split.num_pages, page.dtype, page.shape)
+        behind = memory.address + whole(self._host_pages.nbytes)
+        shape = states.shape[1:]
+        self._host_states = records_at(behind, split.num_states, states.dtype, shape)
         self._stream = torch.cuda.Stream(kv.device) if kv.is_cuda else None
         self._make_event = make_event or (timed_event if kv.is_cuda else HostEvent)
         self._copies: deque[CopyUnderWay] = deque()
 
     def begin(self, copies: CopyPages) -> None:
         """See `PageCopier`."""
-        pages = np.frombuffer(copies.pages, np.int32).tolist()
-        host_pages = np.frombuffer(copies.host_pages, np.int32).tolist()
-        pairs = deque(zip(pages, host_pages, strict=True))
+        records: deque[tuple[RecordKind, int, int]] = deque()
+        for kind, *arrays in (
+            (RecordKind.PAGES, copies.pages, copies.host_pages),
+            (RecordKind.STATES, copies.slots, copies.host_slots),
+        ):
+            places, host_places = (np.frombuffer(one, np.int32).tolist() for one in arrays)
+            records += [(kind, *pair) for pair in zip(places, host_places, strict=True)]
         events = self._make_event(), self._make_event()
         with self._on_stream():
             events[0].record()
-        self._copies.append(CopyUnderWay(copies.to_host, pairs, *events))
+        self._copies.append(CopyUnderWay(copies.to_host, records, *events))
 
     def settle(self, send: Callable[[PagesCopied], None]) -> bool:
         """See `PageCopier`."""
@@ -119,8 +129,8 @@ class CudaPageCopier:
 
     @torch.inference_mode()
     def _launch(self) -> None:
-        """Launch some of the pages that have not been."""
-        room = LAUNCHED_PAGES
+        """Launch some of the records that have not been."""
+        room = LAUNCHED_RECORDS
         with self._on_stream():
             for copy in self._copies:
                 while copy.unlaunched and room:
@@ -129,8 +139,13 @@ class CudaPageCopier:
                     if not copy.unlaunched:
                         copy.ended.record()
 
-    def _copy(self, to_host: bool, page: int, host_page: int) -> None:
-        on_gpu, on_host = self._kv[:, :, page], self._host[host_page]
+    def _copy(self, to_host: bool, kind: RecordKind, place: int, host_place: int) -> None:
+        if kind is RecordKind.STATES:
+            ends = self._states[place], self._host_states[host_place]
+            source, target = ends if to_host else reversed(ends)
+            target.copy_(source, non_blocking=True)
+            return
+        on_gpu, on_host = self._kv[:, :, place], self._host_pages[host_place]
         if to_host:
             self._gathered.copy_(on_gpu)
             on_host.copy_(self._gathered, non_blocking=True)
@@ -140,6 +155,16 @@ class CudaPageCopier:
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def records_at(address: int, count: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """Return the records of a kind that lie at an address, as [count, *shape]."""
+    num_bytes = count * shape.numel() * dtype.itemsize
+    if not num_bytes:
+        return torch.empty(count, *shape, dtype=dtype)
+    block = memoryview((ctypes.c_uint8 * num_bytes).from_address(address))
+    flat = torch.from_numpy(np.frombuffer(block, np.uint8)).view(dtype)
+    return flat.view(count, *shape)
 
 
 def timed_event() -> TimedEvent:

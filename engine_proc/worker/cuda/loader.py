@@ -16,6 +16,7 @@ from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
+from headrace.engine_proc.shm.page_memory import whole
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_page_copier import CudaPageCopier
@@ -46,7 +47,7 @@ from headrace.engine_proc.worker.cuda.pinned_memory import pin
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_sizes import state_bytes
-from headrace.engine_proc.worker.execution.cache_split import CacheSplit, split_cache
+from headrace.engine_proc.worker.execution.cache_split import CacheSplit, split_alike, split_cache
 from headrace.engine_proc.worker.execution.cpu_sampler import Masks
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -65,7 +66,7 @@ from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 from headrace.engine_proc.worker.parallel.tensor_parallel_group import open_group
 from headrace.errors import ConfigError, ModelError
-from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, Step
+from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, SLOTS_PER_SEQUENCE, Step
 from headrace.storage.checksum import digest_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -158,36 +159,64 @@ def with_host_tier(
     fd: int,
     host: HostPeers | None,
 ) -> LoadedModel:
-    """Return a model whose pages are copied to memory of the host, and back.
+    """Return a model whose pages and states are copied to memory of the host, and back.
 
     Args:
         fd: of that memory, which outlives this process.
 
     Raises:
-        ConfigError: no page fits into it, or the driver does not pin it.
+        ConfigError: no page or state fits into it, no slot of the GPU is left to copies, or the
+            driver does not pin it.
     """
-    page_bytes = executor.page_bytes
-    all_bytes = sum([page_bytes] if host is None else host.gather_number(page_bytes))
-    num_pages = config.kv_store_bytes // all_bytes
-    if not num_pages:
-        raise ConfigError(
-            f"--kv-store-bytes {config.kv_store_bytes} has no room for a page of {all_bytes} "
-            "bytes; raise it"
-        )
+    own_bytes = executor.page_bytes, state_bytes(executor.spec)
+    split = host_split(config.kv_store_bytes, loaded, bytes_of_all(own_bytes, host))
     numerics = numerics_of(executor.device, config)
-    num_bytes = num_pages * page_bytes
-    fingerprint = cache_fingerprint(config, CacheSplit(num_pages, 0), numerics)
-    memory = CacheMemory(fd, num_bytes, fingerprint)
+    num_bytes = whole(split.num_pages * own_bytes[0]) + split.num_states * own_bytes[1]
+    memory = CacheMemory(fd, num_bytes, cache_fingerprint(config, split, numerics))
     if executor.device.type == "cuda":
         pin(memory.address, num_bytes, torch.cuda.cudart().cudaHostRegister)
     return replace(
         loaded,
         cache_id=memory.cache_id,
-        page_bytes=page_bytes,
-        num_host_pages=num_pages,
+        page_bytes=own_bytes[0],
+        state_bytes=own_bytes[1],
+        num_host_pages=split.num_pages,
+        num_host_states=split.num_states,
         numerics=numerics,
-        copier=CudaPageCopier(executor.kv, memory, num_pages),
+        copier=CudaPageCopier(executor.kv, executor.states, memory, split),
     )
+
+
+def bytes_of_all(own_bytes: tuple[int, int], host: HostPeers | None) -> tuple[int, int]:
+    """Return the bytes of a page and of a state of all workers together."""
+    page, state = (sum([own] if host is None else host.gather_number(own)) for own in own_bytes)
+    return page, state
+
+
+def host_split(num_bytes: int, loaded: LoadedModel, all_bytes: tuple[int, int]) -> CacheSplit:
+    """Return how many pages and states of a model a host tier of so many bytes has.
+
+    Args:
+        all_bytes: of a page and of a state, of all workers together.
+
+    Raises:
+        ConfigError: there is no room for one of them, or copies have no slot on the GPU.
+    """
+    has_states = loaded.num_states > 0
+    if has_states and loaded.num_states <= SLOTS_PER_SEQUENCE:
+        raise ConfigError(
+            f"--kv-store-bytes {num_bytes}: copies of states need a slot beside the "
+            f"{loaded.num_states} that a sequence has, and the GPU has no more; raise "
+            "--gpu-memory-utilization or --kv-cache-memory-bytes, or leave it out"
+        )
+    split = split_alike(CacheSplit(loaded.num_pages, loaded.num_states), *all_bytes, num_bytes)
+    if not split.num_pages or (has_states and not split.num_states):
+        beside = f" and a state of {all_bytes[1]}, in the proportion of the GPU's"
+        raise ConfigError(
+            f"--kv-store-bytes {num_bytes} has no room for a page of {all_bytes[0]} bytes"
+            f"{beside if has_states else ''}; raise it"
+        )
+    return split
 
 
 def numerics_of(device: torch.device, config: ExecutionConfig) -> str:
@@ -310,9 +339,7 @@ def fit_cache(
         free_before: of it, when nothing was loaded.
     """
     execution = config.execution
-    of_pages, of_states = [
-        sum([own] if host is None else host.gather_number(own)) for own in own_bytes
-    ]
+    of_pages, of_states = bytes_of_all(own_bytes, host)
     max_num_seqs = execution.max_num_seqs
     of_flag = partial(
         split_cache,

@@ -16,6 +16,12 @@ class CacheSplit(NamedTuple):
     num_states: int
 
 
+def split_alike(split: CacheSplit, page_bytes: int, state_bytes: int, num_bytes: int) -> CacheSplit:
+    """Return what fits into other memory, with pages and states in the proportion of a split."""
+    taken = split.num_pages * page_bytes + split.num_states * state_bytes
+    return CacheSplit(*(num_bytes * count // taken for count in split))
+
+
 def split_cache(
     cache_bytes: int,
     page_bytes: int,

@@ -38,7 +38,8 @@ class LoadedModel:
     page_bytes: int = 0
     state_bytes: int = 0
     eagle_bytes: int = 0
-    num_host_pages: int = 0  # as in `WorkerReady`, like the next
+    num_host_pages: int = 0  # as in `WorkerReady`, like the next two
+    num_host_states: int = 0
     numerics: str = ""
     copier: PageCopier | None = None  # with host pages
     adapters: AdapterLoader | None = None  # with `--enable-lora`

@@ -15,7 +15,7 @@ from kv_stores import answer_all, close_files
 from scheduler_rig import make_sequence
 
 from headrace.engine_proc.kv_cache.cache_table import CacheTable, table_bytes
-from headrace.engine_proc.kv_cache.host_tier import HostTier
+from headrace.engine_proc.kv_cache.host_tier import CachePools, HostTier
 from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
@@ -26,9 +26,10 @@ from headrace.storage.slot_file import SlotFileHeader
 from headrace.storage.store_directory import StoreDirectory
 from headrace.storage.store_tier import StoreTier, TierName
 
-NUM_PAGES, NUM_HOST_PAGES, NUM_RECORDS = 6, 8, 12
-LAYOUT = CacheLayout(NUM_HOST_PAGES, 0, [48, 80], [0, 0])  # of two GPUs
-RECORD_BYTES = LAYOUT.record_bytes(RecordKind.PAGES)
+KINDS = RecordKind.PAGES, RecordKind.STATES
+COUNTS, RECORDS = dict(zip(KINDS, (6, 4), strict=True)), dict(zip(KINDS, (12, 6), strict=True))
+HOST = dict(zip(KINDS, (8, 3), strict=True))
+LAYOUT = CacheLayout(*HOST.values(), [48, 80], [32, 16])  # of two GPUs
 DIGESTS = [bytes([i]) * 16 for i in range(1, 12)]
 FINGERPRINT = "f" * 32
 ALL = Drain(1, math.inf)
@@ -39,45 +40,53 @@ chains = st.integers(1, 4).flatmap(
 ranks = st.integers(0, 1)
 
 
-def content_of(digest: bytes) -> bytes:
+def content_of(kind: RecordKind, digest: bytes) -> bytes:
     """Return what GPUs compute for a digest."""
-    return (digest * RECORD_BYTES)[:RECORD_BYTES]
+    return (kind.encode() + digest * 8)[: LAYOUT.record_bytes(kind)]
 
 
 class Server:
     """GPUs, an engine's pools, and a store, of one server."""
 
     def __init__(self, root: Path) -> None:
-        self.gpus = GpuPages(NUM_PAGES, LAYOUT)
-        self.table_memory = mmap.mmap(-1, table_bytes(NUM_HOST_PAGES))
+        self.gpus = GpuPages(COUNTS, LAYOUT)
+        self.table_memory = {kind: mmap.mmap(-1, table_bytes(n)) for kind, n in HOST.items()}
         self.root = root
         self.start_engine()
         self.start_store()
 
-    def table(self) -> CacheTable:
-        """Return the host's table as a process that has just started sees it."""
-        return CacheTable(NUM_HOST_PAGES, memoryview(self.table_memory))
+    def tables(self) -> dict[RecordKind, CacheTable]:
+        """Return the host's tables as a process that has just started sees them."""
+        return {k: CacheTable(n, memoryview(self.table_memory[k])) for k, n in HOST.items()}
 
     def start_engine(self) -> None:
         """Start an engine, which finds the host's pages; its workers have empty GPUs."""
         self.waiting: list[Sequence] = []
-        table = self.table()
-        if table.cache_id != self.gpus.cache_id:
-            table.begin(self.gpus.cache_id)
-        self.pool = PagePool(NUM_PAGES, 1)
-        self.host = PagePool(NUM_HOST_PAGES, 1, table)
-        self.fetcher = PageFetcher(
-            self.pool, StateSlots(0), LAYOUT, lambda _: 1.0, lambda: 0.0, host=self.host
+        tables = self.tables()
+        for table in tables.values():
+            if table.cache_id != self.gpus.cache_id:
+                table.begin(self.gpus.cache_id)
+        self.pool = PagePool(COUNTS[RecordKind.PAGES], 1)
+        self.slots = StateSlots(COUNTS[RecordKind.STATES], num_reserved=2)
+        self.host = CachePools(
+            PagePool(HOST[RecordKind.PAGES], 1, tables[RecordKind.PAGES]),
+            StateSlots(HOST[RecordKind.STATES], tables[RecordKind.STATES]),
         )
-        self.tier = HostTier(self.pool, self.host, RECORD_BYTES, self.fetcher.enter)
+        device = CachePools(self.pool, self.slots)
+        self.fetcher = PageFetcher(*device, LAYOUT, lambda _: 1.0, lambda: 0.0, host=self.host)
+        self.tier = HostTier(device, self.host, LAYOUT, self.fetcher.enter)
 
     def start_store(self) -> None:
         """Start a store, which finds the file of the one before."""
         self.directory = StoreDirectory(self.root, FINGERPRINT)
-        header = SlotFileHeader(RecordKind.PAGES, FINGERPRINT, "model", RECORD_BYTES, NUM_RECORDS)
-        own = {RecordKind.PAGES.value: self.directory.own(header)}
+        own = {
+            kind.value: self.directory.own(
+                SlotFileHeader(kind, FINGERPRINT, "model", LAYOUT.record_bytes(kind), count)
+            )
+            for kind, count in RECORDS.items()
+        }
         tiers = [StoreTier(TierName.DISK, own, self.directory)]
-        self.store = KvStore(self.gpus.memory, {RecordKind.PAGES: self.table()}, tiers)
+        self.store = KvStore(self.gpus.memory, self.tables(), tiers)
 
     def close(self) -> None:
         """Close everything."""
@@ -92,16 +101,21 @@ class Server:
         return copies is not None
 
     def compute(self, digests: list[bytes]) -> None:
-        """Compute a prompt whose sequence ends then, if there is room."""
+        """Compute a prompt whose sequence ends then, and leaves a state, if there is room."""
         known = self.pool.match_prefix(digests)
         if not self.pool.can_allocate(len(digests) - len(known)):
             self.pool.free(known)
             return
         pages = known + self.pool.allocate(len(digests) - len(known))
         for page, digest in list(zip(pages, digests, strict=True))[len(known) :]:
-            self.gpus.compute(page, content_of(digest))
+            self.gpus.compute(RecordKind.PAGES, page, content_of(RecordKind.PAGES, digest))
             self.pool.cache(page, digest)
         self.pool.free(pages)
+        last, slot = digests[-1], self.slots.allocate()
+        self.gpus.compute(RecordKind.STATES, slot, content_of(RecordKind.STATES, last))
+        self.slots.cache(slot, last)
+        self.slots.on_kept(last)
+        self.slots.free(slot)
 
     def seek(self, digests: list[bytes]) -> None:
         """Have a sequence want pages of the tiers beneath, those of the store first."""
@@ -122,7 +136,9 @@ class Server:
             while self.gpus.take_answer():
                 self.tier.take(0.0)
         assert not any(sequence.is_blocked for sequence in self.waiting)
-        assert self.pool.num_free == NUM_PAGES and self.host.num_free == NUM_HOST_PAGES
+        pools = self.pool, self.slots, *self.host
+        counts = [*COUNTS.values(), *HOST.values()]
+        assert [pool.num_free for pool in pools] == counts
         self.waiting.clear()
 
     def lose_workers(self, keeps_host: bool) -> None:
@@ -131,19 +147,21 @@ class Server:
         self.tier.lose_workers()
         assert not any(sequence.is_blocked for sequence in self.waiting)
         self.pool.reset()
-        if self.host.cache_id != self.gpus.cache_id:
-            self.host.reset(self.gpus.cache_id)
+        self.slots.reset()
+        if self.host.pages.cache_id != self.gpus.cache_id:
+            self.tier.reset(self.gpus.cache_id)
 
     def check(self) -> None:
         """Check that all that can be found is right, by a process that starts now, too."""
-        for digest, page in self.pool._pages.items():
-            assert self.gpus.read(page) == content_of(digest)
-        table = self.table()
-        if table.cache_id == self.gpus.cache_id:
-            for entry in range(NUM_HOST_PAGES):
+        known = self.pool._pages, self.slots._checkpoints
+        for kind, places in zip(KINDS, known, strict=True):
+            for digest, place in places.items():
+                assert self.gpus.read(kind, place) == content_of(kind, digest)
+        for kind, table in self.tables().items():
+            for entry in range(HOST[kind] if table.cache_id == self.gpus.cache_id else 0):
                 found = table.look(entry)
                 if found.is_whole(entry):
-                    assert self.gpus.read_host(entry) == content_of(found.digest)
+                    assert self.gpus.read_host(kind, entry) == content_of(kind, found.digest)
 
 
 class Tiers(RuleBasedStateMachine):
@@ -214,14 +232,14 @@ class Tiers(RuleBasedStateMachine):
 TestTiers = Tiers.TestCase
 
 
-def test_pages_come_back_to_gpus_after_a_restart(tmp_path: Path) -> None:
+def test_pages_and_a_state_come_back_to_gpus_after_a_restart(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.compute(DIGESTS[:4])
     server.settle()
-    assert server.host.num_cached == 4
+    assert server.host.pages.num_cached == 4 and server.host.slots.num_cached == 1
     server.store.drain(ALL)
     other = Server(tmp_path)
     other.seek(DIGESTS[:4])
     other.settle()
-    assert other.pool.count_cached(DIGESTS[:4]) == 4
+    assert other.pool.count_cached(DIGESTS[:4]) == 4 and other.slots.has(DIGESTS[3])
     other.check()

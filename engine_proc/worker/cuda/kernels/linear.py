@@ -95,12 +95,11 @@ def linear(
     num_parts = cdiv(num_terms, num_part)
     tile = tile_of(num_rows, num_parts, x.dtype)
     num_tiles = cdiv(num_columns, tile.columns) * cdiv(num_rows, tile.rows)
-    num_sharing = num_parts if turns is not None and num_tiles < ENOUGH_PROGRAMS else 1
-    num_sums = num_parts * num_rows if num_sharing > 1 else 0
+    grid = grid_of(num_tiles, 1 if turns is None else num_parts)
     has_tma = tile.has_tma and can_use_tma(x, weight)
-    linear_kernel[(num_tiles, num_sharing)](
+    linear_kernel[grid](
         out,
-        out.new_empty(num_sums, num_columns, dtype=torch.float32),
+        room_for_sums(out, grid),
         out if turns is None else turns,
         descriptor(x, tile.rows) if has_tma else x,
         descriptor(weight, tile.columns) if has_tma else weight,
@@ -121,6 +120,18 @@ def linear(
         enable_fp_fusion=False,
     )
     return out
+
+
+def grid_of(num_tiles: int, num_parts: int) -> tuple[int, int]:
+    """Return the programs of a product. Those of few tiles share each, with a part for each."""
+    return num_tiles, num_parts if num_tiles < ENOUGH_PROGRAMS else 1
+
+
+def room_for_sums(out: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return where programs that share a tile of a product leave their sums."""
+    num_rows, num_columns = out.shape
+    num_parts = grid[1] if grid[1] > 1 else 0
+    return out.new_empty(num_parts * num_rows, num_columns, dtype=torch.float32)
 
 
 def can_use_tma(x: Tensor, weight: Tensor) -> bool:

@@ -28,7 +28,9 @@ from headrace.engine_proc.worker.cuda.kernels.linear import (
     add_parts,
     find_tile,
     finish,
+    grid_of,
     leave,
+    room_for_sums,
 )
 from headrace.engine_proc.worker.cuda.kernels.linear import part_terms as dense_part_terms
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot
@@ -131,13 +133,11 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, matrix: Fp8Matrix) -> Tens
     if num_rows == 0:
         return out
     num_part = part_terms(num_columns, num_terms)
-    num_parts = cdiv(num_terms, num_part)
     num_tiles = cdiv(num_columns, BLOCK) * cdiv(num_rows, BLOCK)
-    num_sharing = num_parts if num_tiles < ENOUGH_PROGRAMS else 1
-    num_sums = num_parts * num_rows if num_sharing > 1 else 0
-    fp8_kernel[(num_tiles, num_sharing)](
+    grid = grid_of(num_tiles, cdiv(num_terms, num_part))
+    fp8_kernel[grid](
         out,
-        out.new_empty(num_sums, num_columns, dtype=torch.float32),
+        room_for_sums(out, grid),
         matrix.turns,
         codes,
         scales,

@@ -23,9 +23,11 @@ from headrace.engine_proc.worker.cuda.kernels.linear import (
     add_parts,
     find_tile,
     finish,
+    grid_of,
     leave,
     linear,
     part_terms,
+    room_for_sums,
 )
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
@@ -90,13 +92,11 @@ class Int4Matrix:
         if num_rows == 0:
             return out
         num_part = part_terms(num_columns, num_terms)
-        num_parts = cdiv(num_terms, num_part)
         num_tiles = cdiv(num_columns, BLOCK) * cdiv(num_rows, BLOCK)
-        num_sharing = num_parts if num_tiles < ENOUGH_PROGRAMS else 1
-        num_sums = num_parts * num_rows if num_sharing > 1 else 0
-        int4_kernel[(num_tiles, num_sharing)](
+        grid = grid_of(num_tiles, cdiv(num_terms, num_part))
+        int4_kernel[grid](
             out,
-            out.new_empty(num_sums, num_columns, dtype=torch.float32),
+            room_for_sums(out, grid),
             self.turns,
             x,
             self.codes,

@@ -10,21 +10,23 @@ import torch
 from random_decoders import NUM_PAGES, SPEC, batch, random_weights
 
 from headrace.engine_proc.shm.cache_memory import CacheMemory
-from headrace.engine_proc.shm.page_memory import PageMemory
+from headrace.engine_proc.shm.page_memory import PageMemory, whole
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_page_copier import (
-    LAUNCHED_PAGES,
+    LAUNCHED_RECORDS,
     CudaPageCopier,
     HostEvent,
 )
 from headrace.engine_proc.worker.cuda.pinned_memory import PORTABLE, pin
+from headrace.engine_proc.worker.execution.cache_split import CacheSplit
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.specs.decoder_spec import LayerSpec
 from headrace.errors import ConfigError
 from headrace.ipc.worker_messages import CacheLayout, CopyPages, PagesCopied, RecordKind
 
 NUM_HOST_PAGES = 40
+NO_STATES = torch.empty(0, 0)
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "hidden_size": 32, "intermediate_size": 40}
 TINY = dataclasses.replace(SPEC, layers=(LayerSpec(), LayerSpec()), **SIZES)
 
@@ -38,8 +40,12 @@ def host_memory(num_bytes: int, device: torch.device) -> tuple[int, CacheMemory]
     return fd, memory
 
 
+def pair(places: list[int], host_places: list[int]) -> tuple[bytes, bytes]:
+    return array("i", places).tobytes(), array("i", host_places).tobytes()
+
+
 def copy(to_host: bool, pages: list[int], host_pages: list[int]) -> CopyPages:
-    return CopyPages(to_host, array("i", pages).tobytes(), array("i", host_pages).tobytes())
+    return CopyPages(to_host, *pair(pages, host_pages))
 
 
 def finish(copier: CudaPageCopier) -> list[PagesCopied]:
@@ -58,7 +64,7 @@ def test_a_page_is_a_record_of_the_store_and_comes_back(
     before = kv.view(torch.uint8).clone()
     page_bytes = kv.nbytes // 5
     fd, memory = host_memory(3 * page_bytes, device)
-    copier = CudaPageCopier(kv, memory, 3)
+    copier = CudaPageCopier(kv, NO_STATES, memory, CacheSplit(3, 0))
     copier.begin(copy(True, [4, 1], [0, 2]))
     assert len(finish(copier)) == 1
     records = PageMemory([fd], CacheLayout(3, 0, [page_bytes], [0]))
@@ -77,6 +83,26 @@ def test_a_page_is_a_record_of_the_store_and_comes_back(
     os.close(fd)
 
 
+def test_a_state_is_a_record_of_the_store_and_comes_back(device: torch.device) -> None:
+    states = torch.arange(4 * 7, dtype=torch.float32, device=device).view(4, 7)
+    before = states.clone()
+    kv = torch.zeros(1, 2, 2, 1, 1, 1, device=device)
+    fd, memory = host_memory(whole(8) + 3 * 28, device)
+    copier = CudaPageCopier(kv, states, memory, CacheSplit(1, 3))
+    copier.begin(CopyPages(True, b"", b"", *pair([3, 0], [1, 2])))
+    assert len(finish(copier)) == 1
+    records = PageMemory([fd], CacheLayout(1, 3, [8], [28]))
+    into = memoryview(bytearray(28))
+    assert records.read(RecordKind.STATES, 1, into)
+    assert bytes(into) == before[3].cpu().numpy().tobytes()
+    states.fill_(float("nan"))
+    records.write(RecordKind.STATES, 0, into)
+    copier.begin(CopyPages(False, *pair([1], [0]), *pair([2, 1], [0, 2])))
+    assert len(finish(copier)) == 1
+    assert torch.equal(states[1:3], before[[0, 3]]) and states[[0, 3]].isnan().all()
+    os.close(fd)
+
+
 class LateEvent(HostEvent):
     """An event of a device that is never done before it is told to be."""
 
@@ -87,18 +113,21 @@ class LateEvent(HostEvent):
 
 
 def test_copies_are_launched_a_few_at_a_time_in_order() -> None:
-    kv = torch.arange(2 * LAUNCHED_PAGES).float().view(1, 1, -1, 1, 1, 1).expand(1, 2, -1, 1, 1, 1)
-    fd, memory = host_memory(8 * 2 * LAUNCHED_PAGES, torch.device("cpu"))
-    copier = CudaPageCopier(kv.contiguous(), memory, 2 * LAUNCHED_PAGES, LateEvent)
-    places = list(range(LAUNCHED_PAGES + 1))
+    kv = (
+        torch.arange(2 * LAUNCHED_RECORDS).float().view(1, 1, -1, 1, 1, 1).expand(1, 2, -1, 1, 1, 1)
+    )
+    fd, memory = host_memory(8 * 2 * LAUNCHED_RECORDS, torch.device("cpu"))
+    split = CacheSplit(2 * LAUNCHED_RECORDS, 0)
+    copier = CudaPageCopier(kv.contiguous(), NO_STATES, memory, split, LateEvent)
+    places = list(range(LAUNCHED_RECORDS + 1))
     copier.begin(copy(True, places, places))
-    copier.begin(copy(True, [LAUNCHED_PAGES + 1], [LAUNCHED_PAGES + 1]))
-    on_host = np.memmap(f"/proc/self/fd/{fd}", np.float32, "r", shape=(2 * LAUNCHED_PAGES, 2))
+    copier.begin(copy(True, [LAUNCHED_RECORDS + 1], [LAUNCHED_RECORDS + 1]))
+    on_host = np.memmap(f"/proc/self/fd/{fd}", np.float32, "r", shape=(2 * LAUNCHED_RECORDS, 2))
     answers: list[PagesCopied] = []
     assert copier.settle(answers.append)
-    assert on_host[:, 0].tolist() == [*range(LAUNCHED_PAGES), *[0] * LAUNCHED_PAGES]
+    assert on_host[:, 0].tolist() == [*range(LAUNCHED_RECORDS), *[0] * LAUNCHED_RECORDS]
     assert copier.settle(answers.append) and not answers
-    assert on_host[LAUNCHED_PAGES : LAUNCHED_PAGES + 2, 1].tolist() == [16, 17]
+    assert on_host[LAUNCHED_RECORDS : LAUNCHED_RECORDS + 2, 1].tolist() == [16, 17]
     LateEvent.is_done = True
     assert not copier.settle(answers.append)
     assert len(answers) == 2 and all(answer.seconds >= 0 for answer in answers)
@@ -123,7 +152,7 @@ def test_a_step_on_copied_pages_has_the_bits_of_one_without(device: torch.device
     for executor in (ours, plain):
         executor.forward(prompt)
     fd, memory = host_memory(NUM_HOST_PAGES * ours.page_bytes, device)
-    copier = CudaPageCopier(ours.kv, memory, NUM_HOST_PAGES)
+    copier = CudaPageCopier(ours.kv, ours.states, memory, CacheSplit(NUM_HOST_PAGES, 0))
     full = prompt.page_table[0, :2].tolist()
     copier.begin(copy(True, full, [7, 3]))
     finish(copier)

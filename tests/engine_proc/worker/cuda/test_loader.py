@@ -128,8 +128,35 @@ def test_a_hybrid_has_slots_for_states_beside_pages(device: torch.device) -> Non
     assert loaded.num_states == 3 * 2 > (1 << 16) // STATE_SHARE // state_bytes
     left = (1 << 16) - loaded.num_states * state_bytes
     assert loaded.num_pages == left // page_bytes
-    with pytest.raises(ConfigError, match="--kv-store-bytes 1048576 keeps pages of GPUs"):
-        load(config_of(made.folder, kv_store_bytes=1 << 20), ignore)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_host_tier_of_a_hybrid_has_states_beside_pages() -> None:
+    made = decoder_case("lfm2")
+    sizes = {"kv_cache_memory_bytes": 1 << 16, "vocab_size": 96, "kv_store_bytes": 1 << 18}
+    fd = os.memfd_create("host pages")
+    loaded = load(replace(config_of(made.folder, **sizes), cache_fd=fd), ignore)
+    assert loaded.state_bytes == 4 * made.ours.spec.state_numbers
+    taken = loaded.num_pages * loaded.page_bytes + loaded.num_states * loaded.state_bytes
+    assert loaded.num_host_pages == loaded.num_pages * (1 << 18) // taken
+    assert loaded.num_host_states == loaded.num_states * (1 << 18) // taken
+    os.close(fd)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    ("kv_store_bytes", "num_states", "text"),
+    [
+        (1 << 12, 9, "has no room for a page of .* bytes and a state of"),
+        (1 << 20, 2, "copies of states need a slot beside the 2 that a sequence has"),
+    ],
+)
+def test_a_host_tier_without_room_for_states_is_one_clear_line(
+    kv_store_bytes: int, num_states: int, text: str
+) -> None:
+    loaded: Any = SimpleNamespace(num_pages=10, num_states=num_states)
+    with pytest.raises(ConfigError, match=f"--kv-store-bytes {kv_store_bytes}.*{text}"):
+        cuda_loader.host_split(kv_store_bytes, loaded, (1 << 12, 1 << 12))
 
 
 class Card:
