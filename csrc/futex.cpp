@@ -3,8 +3,9 @@
 //   A waiter may first look for a while: a futex round trip costs tens of microseconds on a virtual
 //   machine. It yields between looks, so that with too few cores the other side gets to run.
 
+#include "futex.h"
+
 #include <atomic>
-#include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <ctime>
@@ -29,12 +30,25 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between proces
 
 } // namespace
 
+namespace headrace {
+
+void sleep_while(const void *word, uint32_t seen, int64_t timeout_us) {
+    const timespec timeout = {timeout_us / 1000000, timeout_us % 1000000 * 1000};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, timeout_us < 0 ? nullptr : &timeout, nullptr, 0);
+}
+
+void wake_all(const void *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+} // namespace headrace
+
 extern "C" {
 
 // Store `value` and wake all threads that wait for it. They see all writes made before.
 void headrace_publish(void *address, uint32_t value) {
     word_at(address)->store(value, std::memory_order_seq_cst);
-    syscall(SYS_futex, address, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    headrace::wake_all(address);
 }
 
 uint32_t headrace_load(void *address) {
@@ -47,9 +61,8 @@ uint32_t headrace_wait(void *address, uint32_t seen, int64_t look_us, int64_t ti
     const int64_t end = now_us() + look_us;
     while (headrace_load(address) == seen && now_us() < end)
         sched_yield();
-    timespec timeout = {timeout_us / 1000000, timeout_us % 1000000 * 1000};
     if (headrace_load(address) == seen)
-        syscall(SYS_futex, address, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+        headrace::sleep_while(address, seen, timeout_us);
     return headrace_load(address);
 }
 }

@@ -1,17 +1,17 @@
 #include "collectives/shm_group.h"
 
+#include "futex.h"
+
 #include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <new>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace headrace {
@@ -33,15 +33,6 @@ int64_t now_ns() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * int64_t(1'000'000'000) + now.tv_nsec;
-}
-
-void wait_while(std::atomic<uint32_t> &word, uint32_t value) {
-    const timespec timeout = {0, check_ns};
-    syscall(SYS_futex, &word, FUTEX_WAIT, value, &timeout, nullptr, 0);
-}
-
-void wake_all(std::atomic<uint32_t> &word) {
-    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 size_t segment_bytes(int num_ranks, size_t half_bytes) {
@@ -257,7 +248,7 @@ void ShmGroup::abort(Verdict verdict) {
     uint32_t none = 0;
     header().verdict.compare_exchange_strong(none, packed(verdict), std::memory_order_acq_rel);
     for (int rank = 0; rank < num_ranks_; ++rank) {
-        wake_all(line(rank).round); // a rank about to sleep misses this, for `check_ns`
+        wake_all(&line(rank).round); // a rank about to sleep misses this, for `check_ns`
     }
 }
 
@@ -309,7 +300,7 @@ void ShmGroup::publish(uint64_t meta) {
     own.meta[round_ % 2] = meta;
     own.round.store(round_, std::memory_order_seq_cst);
     if (own.sleepers.load(std::memory_order_seq_cst) != 0) {
-        wake_all(own.round);
+        wake_all(&own.round);
     }
 }
 
@@ -352,7 +343,7 @@ void ShmGroup::sleep_on(Line &line) {
     line.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = line.round.load(std::memory_order_seq_cst);
     if (!reached(seen, round_)) {
-        wait_while(line.round, seen);
+        sleep_while(&line.round, seen, check_ns / 1000);
     }
     line.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }

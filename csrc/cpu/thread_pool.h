@@ -1,18 +1,17 @@
 // Threads that run one step after another, each step a sequence of short parallel phases.
 //
-// Inside a step a phase lasts 20 to 500 us, so waiting threads spin, then yield; between steps
-// workers sleep. Tasks are claimed one by one, and finished tasks are counted, not arrived threads.
-// A worker that the system has descheduled holds up nothing but the task it is in. Every other
-// thread claims from the last task on. Where tasks are rows in their order, most rows meet in each
-// phase the core that has them in its cache.
+// Inside a step a phase lasts 20 to 500 us, so waiting threads spin, then yield. A thread that
+// waits longer sleeps: on shared cores another one needs the time. Between steps workers sleep.
+// Tasks are claimed one by one, and finished tasks are counted, not arrived threads. A worker that
+// the system has descheduled holds up nothing but the task it is in. Every other thread claims from
+// the last task on. Where tasks are rows in their order, most rows meet in each phase the core that
+// has them in its cache.
 #pragma once
 #include "cpu/step_clock.h"
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -66,8 +65,20 @@ private:
     void begin_step();
     void end_step();
     void publish(int num_tasks, Invoke invoke, const void *body);
+    void open_phase(int num_tasks);
+    void await_tasks(int num_tasks);
     bool claim_and_run(int thread); // false: nothing was left to claim
     void work(int thread);
+
+    // Threads that sleep until a word changes. Where there are none, `wake` is no system call.
+    class Sleepers {
+    public:
+        void sleep(const void *word, uint32_t seen); // returns at times before the word changes
+        void wake(const void *word);                 // which has changed, in sequential consistency
+
+    private:
+        std::atomic<int> num_{0};
+    };
 
     // What is left to claim of which phase. A claim is one compare-and-swap of all three, so a late
     // worker cannot take a task of a phase it did not read.
@@ -84,15 +95,19 @@ private:
         Ticket without_last() const { return {bits - 1}; }
     };
 
+    // Workers sleep on the phase, the upper half of the ticket.
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+    const void *phase_word() const { return reinterpret_cast<const uint32_t *>(&ticket_) + 1; }
+
     alignas(64) std::atomic<uint64_t> ticket_{0};
-    alignas(64) std::atomic<int> num_finished_{0};
+    alignas(64) std::atomic<uint32_t> num_finished_{0};
+    Sleepers caller_; // until tasks are finished
     alignas(64) std::atomic<Invoke> invoke_{nullptr};
     std::atomic<const void *> body_{nullptr};
+    Sleepers idle_; // workers, until the next phase
 
     std::atomic<bool> in_step_{false};
-    bool stopping_ = false; // guarded by mutex_
-    std::mutex mutex_;
-    std::condition_variable wake_;
+    std::atomic<bool> stopping_{false};
     std::vector<std::thread> workers_;
 };
 

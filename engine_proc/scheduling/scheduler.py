@@ -253,7 +253,10 @@ class Scheduler:
         return first.num_pending if first is not None and first.num_pending <= room else 0
 
     def _schedule_suspect(self, budget: int) -> list[Chunk]:
-        """Return the chunk of the first suspect that waits for no image; others give it pages."""
+        """Return the chunk of the first suspect that waits for no image; others give it pages.
+
+        No copies have pages meanwhile: the engine begins none.
+        """
         for suspect in self._suspects:
             if suspect in self.running:
                 self.running.remove(suspect)
@@ -266,8 +269,6 @@ class Scheduler:
                 continue
             insort(self.running, suspect, key=self.waiting.importance)
             while not self._can_hold(suspect, count):
-                if len(self.running) == 1:  # copies have the pages
-                    raise MustWait
                 self._preempt(next(s for s in reversed(self.running) if s is not suspect))
             self._pages.allocate(suspect, count)
             return [Chunk.of(suspect, suspect.num_computed, count)]

@@ -12,6 +12,7 @@ from servers import RunningServer
 from stream_reader import difference, read_all
 
 ASKED: dict[str, Any] = {"num_requests": 7, "max_tokens": 16}  # one of each kind of sampling
+NUM_FEW = 4  # of these requests
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 
 
@@ -51,3 +52,15 @@ def test_answers_go_on_when_a_stage_is_killed(
     assert len(killer.killed) == 1
     pipeline.settle()
     pipeline.await_free("kv_pages")
+
+
+def test_stages_of_two_workers_one_step_at_a_time_change_no_text(undisturbed: list[Any]) -> None:
+    running = RunningServer(
+        *("--pp", "2", "--tp", "2", "--no-async-scheduling", *EXACT, "--max-num-seqs", "8")
+    )
+    few = ASKED | {"num_requests": NUM_FEW}
+    assert not difference(asyncio.run(read_all(running.url, **few)), undisturbed[:NUM_FEW])
+    assert len([title for title in running.ring if title.startswith("headrace: worker")]) == 4
+    assert running.metric("engine_steps_total") > 0
+    assert running.metric("engine_steps_ahead_total") == 0
+    assert running.stop() == 0

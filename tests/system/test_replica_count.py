@@ -4,7 +4,8 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ class Fleet(RunningServer):
                 *(read(client, path, body | fields, lambda: None) for path, body in MIXED)
             )
 
+    @contextmanager
+    def leaving(self) -> Iterator[Future[Answers]]:
+        """Have the second replica leave with open requests, which stand still within this."""
+        self.want(2)
+        wait_until(lambda: self.has(2), "there are two")
+        worker = self.engines["headrace: worker 1"]
+        worker.suspend()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(asyncio.run, self.read())
+            try:
+                wait_until(lambda: self.num_sequences(1) > 0, "the second one has requests")
+                self.want(1)
+                wait_until(lambda: self.num_leaving == 1, "it leaves")
+                yield reading
+            finally:
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
+
     def serve_until(self, count: int, expected: Answers) -> None:
         """Send requests without a pause until there are so many replicas."""
         is_there = False
@@ -114,19 +133,18 @@ def test_replicas_come_and_go_under_load(fleet: Fleet, expected: Answers) -> Non
     assert "engine 2" not in health.text
 
 
+def test_a_leaving_replica_answers_what_it_has(fleet: Fleet, expected: Answers) -> None:
+    with fleet.leaving() as reading:
+        assert asyncio.run(fleet.read()) == expected, "the other one has what comes now"
+        assert fleet.num_leaving == 1 and not reading.done()
+    assert reading.result() == expected
+    wait_until(lambda: fleet.has(1), "one is left")
+
+
 def test_streams_go_on_where_a_leaving_replica_dies(fleet: Fleet, expected: Answers) -> None:
-    fleet.want(2)
-    wait_until(lambda: fleet.has(2), "there are two")
-    fleet.engines["headrace: worker 1"].suspend()
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(asyncio.run, fleet.read())
-        try:
-            wait_until(lambda: fleet.num_sequences(1) > 0, "the second one has requests")
-            fleet.want(1)
-            wait_until(lambda: fleet.num_leaving == 1, "it leaves")
-        finally:
-            fleet.engines["headrace: engine 1"].kill()
-        assert reading.result() == expected
+    with fleet.leaving() as reading:
+        fleet.engines["headrace: engine 1"].kill()
+    assert reading.result() == expected
     wait_until(lambda: fleet.has(1), "one is left")
 
 

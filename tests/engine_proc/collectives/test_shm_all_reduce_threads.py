@@ -10,7 +10,11 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 COLLECTIVES = ROOT / "csrc" / "collectives"
 PROTOCOL = COLLECTIVES / "shm_group.cpp"
-OTHERS = (COLLECTIVES / "shm_all_reduce.cpp", COLLECTIVES / "rank_sums.cpp")
+OTHERS = (
+    COLLECTIVES / "shm_all_reduce.cpp",
+    COLLECTIVES / "rank_sums.cpp",
+    COLLECTIVES.parent / "futex.cpp",
+)
 DRIVER = Path(__file__).with_name("shm_all_reduce_threads.cpp")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread")
 DEADLINE_S = 600.0
