@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +52,40 @@ def test_answers_go_on_when_a_stage_is_killed(
     assert len(killer.killed) == 1
     pipeline.settle()
     pipeline.await_free("kv_pages")
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[RunningServer]:
+    """Two stages, of which the last is placed, as on another machine."""
+    running = RunningServer(
+        *("--pp", "2", "--distributed-executor-backend", "ray", *EXACT, "--max-num-seqs", "8"),
+        *("--admin-api-key", "operator"),
+        env={"PYTHONPATH": str(Path(__file__).parent.parent / "support/ray_double")},
+    )
+    yield running
+    assert running.stop() == 0
+    assert "stage 1 on 127.0.0.1 exited with 1; starting another" in running.log
+
+
+def test_answers_are_those_without_stages_on_other_machines(
+    apart: RunningServer, undisturbed: list[Any]
+) -> None:
+    assert not difference(asyncio.run(read_all(apart.url, **ASKED)), undisturbed)
+    assert apart.metric("engine_steps_ahead_total") > apart.metric("engine_steps_total") / 2
+
+
+def test_answers_go_on_when_the_machine_of_a_stage_dies(
+    apart: RunningServer, undisturbed: list[Any]
+) -> None:
+    node = apart.processes["headrace: stage"]
+    num_left = [30]
+
+    def kill() -> None:
+        num_left[0] -= 1
+        if not num_left[0]:
+            node.kill()
+
+    assert not difference(asyncio.run(read_all(apart.url, kill, **ASKED)), undisturbed)
+    assert not node.is_running()
+    apart.settle()
+    apart.await_free("kv_pages")
