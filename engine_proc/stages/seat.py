@@ -47,6 +47,7 @@ from headrace.runtime.process import Context
 
 WAIT_MS = 50
 MAX_MESSAGES = 64  # of one side, before the other gets its turn
+SILENCE_S = 5.0  # a grant waits for hidden states that go before it
 SECOND_NS = 10**9
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class StageSeat:
         self._next_place = PlacedAddress(remote.run_dir, f"stage {config.stage + 1}")
         self._where: str | None = None
         self._link: CurveLink | None = None
-        self._grants = Grants(time.monotonic())
+        self._grants = Grants(time.monotonic(), SILENCE_S)
         self._open: deque[int] = deque()  # logit rows of the steps without a result
         self._num_masks: deque[int] = deque()  # of the steps whose masks are not written yet
         self._serves = False
@@ -152,7 +153,7 @@ class StageSeat:
         if self._serves:
             raise StageLost(f"the stage at {self._where} cannot be heard")
         self._tell(f"waiting for stage {self._config.stage}{self._at}")
-        self._grants = Grants(now)
+        self._grants = Grants(now, SILENCE_S)
 
     @property
     def _at(self) -> str:

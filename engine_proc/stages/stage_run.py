@@ -34,7 +34,7 @@ from headrace.ipc.sockets import Frame
 from headrace.ipc.worker_messages import FromWorker, ToWorker, WorkerReady
 from headrace.runtime.process import Context
 
-LAPSE_S = 5.0  # without a grant: the server, or the way to it, is lost
+LAPSE_S = 10.0  # without a grant: the server, or the way to it, is lost
 
 
 class RunEnded(Exception):

@@ -20,7 +20,7 @@ ZAP = "inproc://zeromq.zap.01"  # where libzmq asks which peers may come: RFC 27
 ZAP_VERSION = b"1.0"
 HANDSHAKE_MS = 5000  # a connection that is not through by then is closed
 HEARTBEAT_MS = 500  # libzmq asks the other end, whose libzmq answers
-SILENCE_MS = 2500  # after which a connection is lost
+SILENCE_MS = 5000  # after which a connection is lost
 HIGH_WATER = 256  # messages to a peer
 EVENT = struct.Struct("=HI")  # of a socket: what, and a value
 PROBE_S = 0.1  # for an answer whether anything listens
