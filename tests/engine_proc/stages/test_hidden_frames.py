@@ -1,12 +1,12 @@
 """Hidden states pass between machines whole and in order, or not at all."""
 
-import os
 import threading
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
+from hidden_ends import both_ends
 from servers import wait_until
 
 from headrace.engine_proc.remote.message_checks import WrongMessage
@@ -19,22 +19,14 @@ from headrace.ipc.remote_messages import HiddenFrame
 from headrace.ipc.sockets import Frame, wait_for_any
 from support.ports import reserved_port
 
-NUM_FRAMES, MAX_ROWS, ROW_SIZE = 4, 50, 1000
+SIZES = NUM_FRAMES, MAX_ROWS, ROW_SIZE = 4, 50, 1000
 RUN = 7
 DEADLINE_S = 60.0
 
 
-def both_ends() -> tuple[HiddenLink, HiddenLink]:
-    """Return the writer's end of a link and the reader's."""
-    fd = HiddenLink.create()
-    writer, reader = (HiddenLink(fd, NUM_FRAMES, MAX_ROWS, ROW_SIZE) for _ in range(2))
-    os.close(fd)
-    return writer, reader
-
-
 def sink_and_reader() -> tuple[FrameSink, HiddenLink]:
     """Return what takes frames of another machine, and the worker's end behind it."""
-    writer, reader = both_ends()
+    writer, reader = both_ends(*SIZES)
     return FrameSink(writer, MAX_ROWS, ROW_SIZE), reader
 
 
@@ -44,7 +36,7 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
     with reserved_port() as port:
         listener = CurveListener(f"tcp://127.0.0.1:{port}", key)
     link = CurveLink(listener.where, key, keeps_alive=True)
-    writer, source_end = both_ends()
+    writer, source_end = both_ends(*SIZES)
     sink, reader = sink_and_reader()
     pump = Pump(FrameSource(source_end, RUN).take)
     rng = np.random.default_rng(0)
@@ -91,7 +83,7 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
 
 
 def test_a_frame_of_a_failed_step_has_no_rows() -> None:
-    writer, source_end = both_ends()
+    writer, source_end = both_ends(*SIZES)
     sink, reader = sink_and_reader()
     source = FrameSource(source_end, RUN)
     assert source.take(0) is None
