@@ -88,6 +88,18 @@ def test_streams_go_on_when_a_process_of_a_stage_dies(
     assert not process.is_running()
 
 
+@pytest.mark.parametrize(
+    "victim", ["worker 0", "worker 1", "engine", "placement"], ids=lambda victim: f"server-{victim}"
+)
+def test_streams_go_on_when_a_process_of_the_server_dies(
+    server: RunningServer, expected: list[str], victim: str
+) -> None:
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    process = server.processes[f"headrace: {victim}"]
+    check_texts(server, expected, process.kill)
+    assert not process.is_running()
+
+
 def test_streams_go_on_when_the_node_of_a_stage_comes_back(
     server: RunningServer, cluster: RayCluster, expected: list[str]
 ) -> None:
