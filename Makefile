@@ -42,8 +42,8 @@ bench: .venv/dev
 # processes end at random, with one model and with two, deaths while models load and leave, 50 kills
 # of servers with a KV store, four of one with a host tier, all ways to draft with one worker and with
 # two, 200 adapters used at random, then what is left behind after 100,000 streams cut short. Replicas
-# that Ray places take a minute of CPU time: Ray's own processes take most of it. They need root, and
-# `pip install ray`.
+# and stages that Ray places take minutes of CPU time: Ray's own processes take most of it. They need
+# root, and `pip install ray`.
 CHAOS_S ?= 1800
 soak: .venv/dev
 	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/collectives/test_shm_all_reduce.py -k random
@@ -53,7 +53,7 @@ soak: .venv/dev
 	TEST_S=0 MODEL_LOADS=1 $(BIN)/pytest tests/system/test_kv_store.py -k sleeps
 	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest tests/system/test_remote_engines.py
 	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest -s tests/system/test_remote_machines.py
-	TEST_S=0 RAY_NODES=1 $(BIN)/pytest -s tests/system/test_ray_replicas.py
+	TEST_S=0 RAY_NODES=1 $(BIN)/pytest -s tests/system/test_ray_replicas.py tests/system/test_ray_stages.py
 	TEST_S=0 STORE_KILLS=50 $(BIN)/pytest tests/system/test_kv_store.py -k random
 	TEST_S=0 HOST_TIER_TP=2 HOST_TIER_KILLS="worker 1,engine,kv_store 0,worker 0" \
 		$(BIN)/pytest tests/system/test_host_tier.py

@@ -12,7 +12,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace.ipc import fetcher_messages, messages, remote_messages, worker_messages
+from headrace.ipc import (
+    fetcher_messages,
+    messages,
+    remote_messages,
+    worker_messages,
+)
 
 MODULES = (messages, worker_messages, fetcher_messages, remote_messages)
 HEAD = """\
@@ -40,6 +45,8 @@ RECEIVERS = {
     "FromFetcher": "From the fetcher to a tokenizer",
     "ToGateway": "To a gateway",
     "FromGateway": "From a gateway to the seat of its engine",
+    "ToStage": "To a stage on another machine",
+    "FromStage": "From such a stage to the seat of its worker",
 }
 SENDER = re.compile(r"[:.]\s+(?:the )?(KV store|[a-z]+(?: \d| worker| or [a-z]+)?) -> ")
 FRAME = re.compile(r"Frame: (.*?)\.(?:\s|$)", re.DOTALL)

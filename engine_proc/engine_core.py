@@ -362,12 +362,12 @@ class EngineCore:
         is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
         if is_for_memory and (num_tokens := self._scheduler.tokens_in_step):
             self._step_limit.failed(num_tokens)
-        deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_chaos))
+        deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_from_outside))
         self._sent.clear()
         self._set_step_deadline()
         if deadly is not None:
             self._fail(deadly, "workers have died twice while they were at it alone")
-        is_explained = is_for_memory or death.is_chaos or deadly is not None
+        is_explained = is_for_memory or death.is_from_outside or deadly is not None
         workers.replace(death, ids, is_explained)
         self._can_step, self._has_new_workers = False, True
         if self._adapters is not None:

@@ -172,7 +172,7 @@ def serve(
 
 def pages_to_give_back(config: EngineConfig, workers: WorkerGroup) -> tuple[int, ...]:
     """Return the descriptors of pages that the system takes back while workers live: of CPUs."""
-    is_shared = workers.cache_id and not workers.numerics
+    is_shared = workers.cache_id and not (workers.numerics or config.remote_stages)
     return config.cache_fds[1:] if is_shared else ()
 
 

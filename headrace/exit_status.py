@@ -14,6 +14,7 @@ class ExitStatus(enum.IntEnum):
     HOPELESS = 4  # a process of the ring did not start, or died repeatedly
     SHORT_OF = 5  # the system lacks a resource that the start needs
     PEER_LOST = 6  # a worker: another with which it runs the model has ended
+    NODE_LOST = 7  # a worker: the machine that has it is out of reach
 
 
 # Causes of the server's end, logged in one line. After a final one no process is replaced.

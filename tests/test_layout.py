@@ -41,6 +41,7 @@ SHARED = {"system", "model", "board", "ipc", "config", "runtime", "response_bodi
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "engine_proc.placement": {"supervision"},
+    "engine_proc.stages": {"supervision"},
     "tokenizer_proc": {"metrics"},
     "tokenizer_proc.scripts": {"testing"},  # the vocabulary of scripts
     "detokenizer_proc": {"metrics"},
@@ -82,6 +83,7 @@ WITHIN = {
         "remote": "request_io",
         "gateway": "request_io",
         "placement": "",
+        "stages": "child_processes remote shm",
         "vision": "shm worker worker.checkpoints worker.cuda worker.execution worker.models "
         "worker.models.specs",
         "worker": "collectives shm worker.adapters worker.checkpoints worker.cuda "

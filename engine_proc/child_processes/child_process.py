@@ -36,6 +36,9 @@ class WorkerDied(HeadraceError):
 
     Args:
         rank: the index of its seat, among those of all models.
+
+    Attributes:
+        is_from_outside: no sequence is the reason.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class WorkerDied(HeadraceError):
     ) -> None:
         super().__init__(message)
         self.rank = rank
-        self.is_chaos = is_chaos
+        self.is_from_outside = is_chaos or code == ExitStatus.NODE_LOST
         self.has_reason = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
         # Pages are given up, too, where they have taken the memory that a worker needs.

@@ -180,7 +180,9 @@ class StoreClient:
             child.check()
         except WorkerDied as death:
             child.make_crash_report(self._crash_reports, death, [])
-            if death.is_chaos or (self._is_ready and self._clock() - self._ready_at > STABLE_S):
+            if death.is_from_outside or (
+                self._is_ready and self._clock() - self._ready_at > STABLE_S
+            ):
                 self._restarts.worked()
             self.stop()
             if death.has_reason:

@@ -7,6 +7,7 @@ A worker's only state of a sequence is its keys and values. They outlive it in s
 import logging
 import math
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ from headrace.supervision.restart_backoff import RestartBackoff
 HANG_S = 30.0  # for a step on GPUs, at least: kernels that a step is the first to use are compiled
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
+RUN_BITS = 63
 MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
 
 Worker = ChildProcess[ToWorker, FromWorker]
@@ -88,8 +90,9 @@ def start_worker(
     tower_bytes: int,
     num_pages: int,
     num_states: int,
+    run: int = 0,
 ) -> Worker:
-    """Start one of the workers."""
+    """Start one of the workers, or the process in its seat where another machine has it."""
     steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config.execution))
     results: StepChannel[FromWorker] = StepChannel.create(
         FromWorker, result_bytes(config.execution)
@@ -113,6 +116,8 @@ def start_worker(
         num_pages=num_pages,
         num_states=num_states,
         num_drafts=0 if config.execution.speculative == "off" else USUAL_LENGTH,
+        remote=config.remote_stages if place.stage else None,
+        run=run,
     )
     shared = (masks.fd, control_fd, cache_fd, embedding_fd)
     fds = place.fds + tuple(fd for fd in shared if fd is not None)
@@ -160,7 +165,7 @@ class WorkerGroup:
     def _start(self) -> None:
         num_ranks = self._config.execution.tp
         places = make_places(self._config.execution.pp, num_ranks)
-        control_fd = None
+        run, control_fd = secrets.randbits(RUN_BITS), None
         if num_ranks > 1:
             self._page = ControlPage.create()
             control_fd = self._page.fd
@@ -175,6 +180,7 @@ class WorkerGroup:
                 self._tower_bytes,
                 0 if self._layout is None else self._layout.num_pages,
                 0 if self._layout is None else self._layout.num_states,
+                run,
             )
             for place in places
         ]

@@ -38,6 +38,7 @@ from headrace.ipc.remote_messages import (
     SessionState,
     SessionStatus,
     ToGateway,
+    differences,
 )
 from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
 from headrace.runtime.process import Context
@@ -292,15 +293,6 @@ class Gateway:
             pages = self._encoder.encode(CachedPages(session.id, places))
             if not self._listener.send(session.peer, [pages, words]):
                 self._pages.begin()  # lost: all come again
-
-
-def differences(theirs: dict[str, str], own: dict[str, str]) -> str:
-    """Return in what two machines differ that are to have replicas; "" is nothing."""
-    return "; ".join(
-        f"{name}: {theirs.get(name, 'none')} at the server, {own.get(name, 'none')} here"
-        for name in {**theirs, **own}
-        if theirs.get(name) != own.get(name)
-    )
 
 
 def shifted(times: Times, clock_ahead: int) -> Times:

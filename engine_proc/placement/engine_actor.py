@@ -1,4 +1,4 @@
-"""A process of Ray's on a node, whose child is a server without HTTP: one engine.
+"""A process of Ray's on a node. Its child is a server without HTTP, or a stage of a pipeline.
 
 It starts the child and watches it. The child ends with it, however it ends.
 """
@@ -21,13 +21,15 @@ from headrace.ipc.schema_fingerprint import code_version
 REMEDY = "a node needs the model's files at the server's path, and what its flags ask for"
 ERROR = "launch_server: error: "
 UNDER = ("-m", "headrace.engine_proc.placement.with_parent")
+SERVER = "headrace.launch_server"
+STAGE = "headrace.engine_proc.stages"
 SET_BY_RAY = "OMP_NUM_THREADS"  # by the CPUs that it gives; workers know their share themselves
 JOIN_S = 5.0
 LOOK_S = 0.05
 
 
 class NodeError(HeadraceError):
-    """An engine cannot run on this node."""
+    """An engine or a stage cannot run on this node."""
 
 
 class EngineActor:
@@ -36,6 +38,12 @@ class EngineActor:
     def __init__(self) -> None:
         self._holder = socket.socket()
         self._last_line = ""
+
+    def command(self, where: str, key_file: str, flags: dict[str, Any]) -> tuple[str, ...]:
+        """Return the module that is the child, and its arguments."""
+        config_file = memory_file("headrace-flags", msgspec.json.encode(flags))
+        listen = ("--engine-listen", where, "--engine-key-file", key_file)
+        return (SERVER, *listen, "--config", config_file)
 
     def start(self, version: str, flags: dict[str, Any], key: bytes) -> str:
         """Start the child; return where it listens, once it does.
@@ -54,12 +62,10 @@ class EngineActor:
                 "server's version there"
             )
         key_file = memory_file("headrace-key", key)
-        config_file = memory_file("headrace-flags", msgspec.json.encode(flags))
         self._holder.close()
         self._holder, where = reserve(node_address())
-        listen = ("--engine-listen", where, "--engine-key-file", key_file)
         self._child = subprocess.Popen(
-            [sys.executable, *UNDER, str(os.getpid()), *listen, "--config", config_file],
+            [sys.executable, *UNDER, str(os.getpid()), *self.command(where, key_file, flags)],
             env={name: value for name, value in os.environ.items() if name != SET_BY_RAY},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -98,6 +104,14 @@ class EngineActor:
         for line in self._child.stderr:
             self._last_line = line.strip()
             sys.stderr.write(line)
+
+
+class StageActor(EngineActor):
+    """One stage of a pipeline on a node."""
+
+    def command(self, where: str, key_file: str, flags: dict[str, Any]) -> tuple[str, ...]:
+        """Return the module that is the child, and its arguments."""
+        return (STAGE, where, key_file, str(flags["log_level"]))
 
 
 def node_address() -> str:

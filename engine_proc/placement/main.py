@@ -1,5 +1,5 @@
-"""Placement process: has Ray start engines on other nodes, and others where they have ended.
-In: nothing.  Out: the address of each engine, a file (headrace.runtime.engine_address.py)."""
+"""Placement process: has Ray start engines or stages on nodes, and others where they have ended.
+In: nothing.  Out: the address of each of them, a file (headrace.runtime.placed_address.py)."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from headrace.board.replacements import is_ready
 from headrace.config.process_configs import PlacementConfig
 from headrace.engine_proc.placement.placed_engine import PlacedEngine
 from headrace.ipc.curve_key import read_key
-from headrace.runtime.engine_address import EngineAddress
+from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 
 LOOK_S = 0.5
@@ -20,7 +20,7 @@ OF_RAY = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # attempts to reach a cluster, 40 s
 
 
 def main(config: PlacementConfig, context: Context) -> NoReturn:
-    """Place engines until SIGTERM. They end with this process."""
+    """Place engines, or stages, until SIGTERM. They end with this process."""
     with contextlib.redirect_stdout(None):  # where Ray prints what nodes tell
         place(config, context)
 
@@ -33,7 +33,7 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
         os.environ.setdefault(name, value)
     from headrace.engine_proc.placement.ray_cluster import RayCluster  # after the first beat
 
-    addresses = {engine: EngineAddress(config.run_dir, engine) for engine in config.engines}
+    addresses = {name: PlacedAddress(config.run_dir, name) for name in config.seats}
     for address in addresses.values():
         address.write(None)  # engines of a predecessor have ended with it
     cluster = RayCluster(config, read_key(config.key_file))
@@ -41,12 +41,12 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
         context.ready()
         engines = [
             PlacedEngine(
-                engine,
+                name,
                 cluster,
                 address.write,
-                partial(is_ready, context.board.slot("engine", engine)),
+                partial(is_ready, context.board.slot(*config.seats[name])),
             )
-            for engine, address in addresses.items()
+            for name, address in addresses.items()
         ]
         while True:
             heartbeat.begin()

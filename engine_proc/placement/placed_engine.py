@@ -1,4 +1,4 @@
-"""An engine on some node of a cluster. Pure: the cluster and the time are passed in."""
+"""An engine or a stage on some node of a cluster. Pure: cluster and time are passed in."""
 
 import logging
 from collections.abc import Callable
@@ -38,21 +38,24 @@ Outcome = EngineStarted | EngineEnded | NodeUnreachable
 
 
 class Cluster(Protocol):
-    """Nodes that have room for engines. Of each engine one question is open at most."""
+    """Nodes that have room for engines, or for stages, which are placed in the same way.
 
-    def start(self, engine: int) -> None:
+    Of each of them, by its name, one question is open at most.
+    """
+
+    def start(self, name: str) -> None:
         """Start an engine, as soon as there is room for it."""
 
-    def watch(self, engine: int) -> None:
+    def watch(self, name: str) -> None:
         """Ask for the end of an engine that has started."""
 
-    def poll(self, engine: int) -> Outcome | None:
+    def poll(self, name: str) -> Outcome | None:
         """Return the answer to the last question; None is not yet."""
 
-    def end(self, engine: int) -> None:
+    def end(self, name: str) -> None:
         """End what has started of an engine."""
 
-    def shortage(self, engine: int) -> str:
+    def shortage(self, name: str) -> str:
         """Return what an engine lacks that has no room; "" where it has, and starts."""
 
 
@@ -60,18 +63,19 @@ class PlacedEngine:
     """One engine: it starts, is watched, and another one starts after it.
 
     Args:
+        name: of its seat, such as "engine 1".
         publish: is told its address, or None.
         serves: whether the server has it ready.
     """
 
     def __init__(
         self,
-        index: int,
+        name: str,
         cluster: Cluster,
         publish: Callable[[str | None], None],
         serves: Callable[[], bool],
     ) -> None:
-        self._index = index
+        self._name = name
         self._cluster = cluster
         self._publish = publish
         self._serves = serves
@@ -97,7 +101,7 @@ class PlacedEngine:
         if self._where is not None and self._serves():
             self._backoff.worked()
             self._told = ""
-        outcome = self._cluster.poll(self._index)
+        outcome = self._cluster.poll(self._name)
         match outcome:
             case None:
                 if self._where is None and now >= self._look_at:
@@ -124,13 +128,13 @@ class PlacedEngine:
             self._look_at = now + ROOM_S
             self._listens_by = None
             self._lacks = False
-            self._cluster.start(self._index)
+            self._cluster.start(self._name)
         else:
-            self._cluster.watch(self._index)
+            self._cluster.watch(self._name)
 
     def _check_start(self, now: float) -> None:
         """Tell once why a start takes long; give it up where a node has had it for too long."""
-        lack = self._cluster.shortage(self._index)
+        lack = self._cluster.shortage(self._name)
         if lack:
             self._listens_by = None
             if not self._lacks:
@@ -138,7 +142,7 @@ class PlacedEngine:
             self._lacks = True
         elif self._listens_by is None:
             self._listens_by = now + LISTEN_S
-            log.info("engine %d has a node, and does not listen there yet", self._index)
+            log.info("%s has a node, and does not listen there yet", self._name)
         elif now >= self._listens_by:
             self._fail(f"has a node, and does not listen there after {LISTEN_S:g} s", now)
 
@@ -147,11 +151,11 @@ class PlacedEngine:
         self._tell(f"{why}; starting another")
         self._publish(None)
         self._where = None
-        self._cluster.end(self._index)
+        self._cluster.end(self._name)
         self._ask_at = now + self._backoff.patient_delay_s()
 
     def _tell(self, what: str) -> None:
         """Log what is wrong, once."""
         if what and what != self._told:
-            log.warning("engine %d %s", self._index, what)
+            log.warning("%s %s", self._name, what)
             self._told = what

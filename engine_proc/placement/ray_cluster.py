@@ -1,4 +1,4 @@
-"""A Ray cluster: for each engine a bundle of resources on some node, and an actor in it.
+"""A Ray cluster: for each engine or stage a bundle of resources on some node, an actor in it.
 
 The bundles and actors belong to this process: Ray ends them with it.
 """
@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.process_configs import PlacementConfig
-from headrace.engine_proc.placement.engine_actor import EngineActor
+from headrace.engine_proc.placement.engine_actor import EngineActor, StageActor, node_address
 from headrace.engine_proc.placement.placed_engine import (
     EngineEnded,
     EngineStarted,
@@ -27,6 +27,8 @@ from headrace.ipc.curve_key import CurveKey
 from headrace.ipc.schema_fingerprint import code_version
 
 FLAG = "--data-parallel-backend ray"
+STAGES_FLAG = "--distributed-executor-backend ray"
+HERE = 0.001  # of the resource that is a node's address: all of it is 1
 Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
@@ -39,96 +41,115 @@ class RayCluster:
         Raises:
             ConfigError: there is none, or one of another version.
         """
+        flag = STAGES_FLAG if config.are_stages else FLAG
         check_reachable(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address="auto", log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
             raise ConfigError(
-                f"{FLAG} finds no cluster; run `ray start --head` on one machine and `ray start "
+                f"{flag} finds no cluster; run `ray start --head` on one machine and `ray start "
                 f"--address=HEAD:6379` on the others and here, or set RAY_ADDRESS: {plain(error)}"
             ) from None
         except (RuntimeError, ValueError, RayError) as error:
-            raise ConfigError(f"{FLAG} cannot join the cluster: {plain(error)}") from None
-        self._resources = {"CPU": config.num_cpus, "GPU": config.num_gpus}
+            raise ConfigError(f"{flag} cannot join the cluster: {plain(error)}") from None
+        needed = {"CPU": config.num_cpus, "GPU": config.num_gpus}
+        self._resources = {name: count for name, count in needed.items() if count}
         self._flags = config.flags
+        self._actor_class: Any = StageActor if config.are_stages else EngineActor
+        self._bundles = {name: i for i, name in enumerate(config.seats, 1)}  # of stages
+        self._are_stages = config.are_stages
         self._key = key
-        self._groups: dict[int, PlacementGroup] = {}
-        self._actors: dict[int, Any] = {}
-        self._starts: dict[int, Answer] = {}  # by engine: calls that have not been answered
-        self._watches: dict[int, Answer] = {}
+        self._groups: dict[str, PlacementGroup] = {}
+        self._actors: dict[str, Any] = {}
+        self._starts: dict[str, Answer] = {}  # by name: calls that have not been answered
+        self._watches: dict[str, Answer] = {}
 
-    def start(self, engine: int) -> None:
+    def start(self, name: str) -> None:
         """Start an engine, as soon as a node has room for it."""
-        group = self._groups.get(engine)
-        if group is None:
-            bundle = {name: count for name, count in self._resources.items() if count}
-            group = self._groups[engine] = placement_group([bundle], strategy="STRICT_PACK")
-        actor_class = ray.remote(EngineActor).options(
+        group, bundle = self._place_of(name)
+        actor_class = ray.remote(self._actor_class).options(
             num_cpus=self._resources["CPU"],
-            num_gpus=self._resources["GPU"],
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            num_gpus=self._resources.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
         )
-        actor = self._actors[engine] = actor_class.remote()
-        self._starts[engine] = actor.start.remote(code_version(), self._flags, self._key.secret)
+        actor = self._actors[name] = actor_class.remote()
+        self._starts[name] = actor.start.remote(code_version(), self._flags, self._key.secret)
 
-    def watch(self, engine: int) -> None:
+    def _place_of(self, name: str) -> tuple[PlacementGroup, int]:
+        """Return the placement group of an engine or a stage, and its bundle there.
+
+        An engine has a group of its own. All stages have one, each on a node of its own. Its first
+        bundle is of this node, which has the first stage.
+        """
+        if not self._are_stages:
+            if name not in self._groups:
+                self._groups[name] = placement_group([self._resources], strategy="STRICT_PACK")
+            return self._groups[name], 0
+        if not self._groups:
+            bundles = [{f"node:{node_address()}": HERE}, *[self._resources] * len(self._bundles)]
+            group = placement_group(bundles, strategy="STRICT_SPREAD")
+            self._groups = dict.fromkeys(self._bundles, group)
+        return self._groups[name], self._bundles[name]
+
+    def watch(self, name: str) -> None:
         """Ask for the end of an engine that has started."""
-        self._watches[engine] = self._actors[engine].wait.remote()
+        self._watches[name] = self._actors[name].wait.remote()
 
-    def poll(self, engine: int) -> Outcome | None:
+    def poll(self, name: str) -> Outcome | None:
         """Return the answer to the last question; None is not yet."""
-        calls = self._starts if engine in self._starts else self._watches
-        if not ray.wait([calls[engine]], timeout=0)[0]:
+        calls = self._starts if name in self._starts else self._watches
+        if not ray.wait([calls[name]], timeout=0)[0]:
             return None
         try:
-            answer = ray.get(calls.pop(engine))
+            answer = ray.get(calls.pop(name))
         except RayTaskError as error:
             return EngineEnded(plain(error.cause))
         except ActorUnavailableError:
             return NodeUnreachable()
         except RayError as error:
-            return EngineEnded(why_lost(str(error), self._node_of(engine)))
+            return EngineEnded(why_lost(str(error), self._node_of(name)))
         return EngineStarted(answer) if calls is self._starts else EngineEnded(answer)
 
-    def end(self, engine: int) -> None:
+    def end(self, name: str) -> None:
         """End the actor of an engine, and with it what it has started."""
         with suppress(RayActorError):
-            ray.kill(self._actors.pop(engine))
+            ray.kill(self._actors.pop(name))
 
-    def _node_of(self, engine: int) -> str:
+    def _node_of(self, name: str) -> str:
         """Return the address of the node that has the bundle of an engine, or had it last."""
         with suppress(RayError, LookupError):  # the cluster may be in trouble just now
-            bundles = placement_group_table(self._groups[engine])["bundles_to_node_id"]
+            group, bundle = self._place_of(name)
+            nodes = placement_group_table(group)["bundles_to_node_id"]
             for node in ray.nodes():
-                if node["NodeID"] == bundles[0]:
+                if node["NodeID"] == nodes[bundle]:
                     return str(node["NodeManagerAddress"])
         return "its node"
 
-    def shortage(self, engine: int) -> str:
+    def shortage(self, name: str) -> str:
         """Return what an engine lacks that has no room; "" where it has, and starts.
 
         It is "", too, where the cluster cannot tell.
         """
         try:
-            return self._shortage(engine)
+            return self._shortage(name)
         except (RayError, LookupError):
             return ""
 
-    def _shortage(self, engine: int) -> str:
-        if placement_group_table(self._groups[engine])["state"] == "CREATED":
+    def _shortage(self, name: str) -> str:
+        if placement_group_table(self._groups[name])["state"] == "CREATED":
             return ""
-        needed = {name: count for name, count in self._resources.items() if count}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         free = ray.available_resources()
         have = "; ".join(
-            f"{name}s: {', '.join(f'{node.get(name, 0):g}' for node in nodes)}, of which "
-            f"{free.get(name, 0):g} are free"
-            for name in needed
+            f"{kind}s: {', '.join(f'{node.get(kind, 0):g}' for node in nodes)}, of which "
+            f"{free.get(kind, 0):g} are free"
+            for kind in self._resources
         )
-        takes = " and ".join(f"{count} {name}s" for name, count in needed.items())
+        takes = " and ".join(f"{count} {kind}s" for kind, count in self._resources.items())
+        where = "a node of its own, not the server's" if self._are_stages else "one node"
+        lower = "--pp" if self._are_stages else "--data-parallel-size"
         return (
-            f"waits for {takes} of one node, and the nodes have {have}; add a node, or lower "
-            "--data-parallel-size"
+            f"waits for {takes} of {where}, and the nodes have {have}; add a node, or lower {lower}"
         )
 
     def wait(self, seconds: float) -> None:

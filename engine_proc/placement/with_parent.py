@@ -1,4 +1,4 @@
-"""`with_parent PID flags`: `launch_server`, which ends when its parent PID does.
+"""`with_parent PID MODULE args`: `python -m MODULE`, which ends when its parent PID does.
 
 The kernel sends the signal, when the thread that has started this process ends.
 """
@@ -9,19 +9,17 @@ import sys
 
 from headrace.runtime.process import die_with_parent
 
-SERVER = ("-m", "headrace.launch_server")
 
-
-def main(parent: int, *flags: str) -> None:
-    """Become the server, at the priority of any other where this user may: Ray's is low."""
+def main(parent: int, *command: str) -> None:
+    """Become the module, at the priority of any other where this user may: Ray's is low."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     except PermissionError:
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
-        text = f"the engine runs at niceness {niceness}; RAY_worker_niceness=0 ray start has 0"
+        text = f"{command[0]} runs at niceness {niceness}; RAY_worker_niceness=0 ray start has 0"
         print(text, file=sys.stderr)
     die_with_parent(parent, signal.SIGTERM)
-    os.execv(sys.executable, (sys.executable, *SERVER, *flags))  # which keeps that signal
+    os.execv(sys.executable, (sys.executable, "-m", *command))  # which keeps that signal
 
 
 if __name__ == "__main__":

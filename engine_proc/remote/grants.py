@@ -10,7 +10,7 @@ from collections import deque
 from headrace.ipc.remote_messages import LEASE_S
 
 GRANT_S = 0.2  # between grants
-SILENCE_S = 1.0  # since the last grant with an answer: it gets no more
+SILENCE_S = 1.0  # of an engine
 ENDING_S = 0.4  # for its last step, after a grant has run out
 NUM_SAMPLES = 50  # of clocks: those of ten seconds
 
@@ -18,11 +18,15 @@ NUM_SAMPLES = 50  # of clocks: those of ten seconds
 class Grants:
     """The grants of a session. Times are of one clock, in seconds.
 
+    Args:
+        silence_s: since the last grant with an answer, after which there are no more.
+
     Attributes:
         is_lost: there are no more.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._granted_at = now - GRANT_S
         self._answered_at = now
         self.is_lost = False
@@ -41,7 +45,7 @@ class Grants:
 
     def judge(self, now: float) -> None:
         """Stop granting after a silence. To be called when nothing waits to be read."""
-        self.is_lost = self.is_lost or now > self._answered_at + SILENCE_S
+        self.is_lost = self.is_lost or now > self._answered_at + self._silence_s
 
     def lose(self) -> None:
         """Stop granting, since the connection has ended."""

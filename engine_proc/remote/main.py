@@ -39,7 +39,7 @@ from headrace.ipc.remote_messages import (
     SessionStatus,
 )
 from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
-from headrace.runtime.engine_address import EngineAddress
+from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 from headrace.system.cpu_scheduling import take_turns
 
@@ -66,7 +66,7 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     backlog = engine_backlog(context.board, context.index)
     taken = TakenTokens(context.slot, backlog, time.monotonic())
     held = HeldRequests()
-    placed_at = EngineAddress(config.run_dir, context.index)
+    placed_at = PlacedAddress(config.run_dir, f"engine {context.index}")
     seat: RemoteSeat | None = None
     while seat is None or not seat.serves:
         context.slot.beat()

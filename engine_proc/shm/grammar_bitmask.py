@@ -21,6 +21,7 @@ class GrammarBitmask:
 
     def __init__(self, fd: int, vocab_size: int) -> None:
         self.fd = fd
+        self.vocab_size = vocab_size
         self.num_words = -(-vocab_size // WORD_BITS)  # of each mask, u32
         self.mask_bytes = WORD_BYTES * self.num_words
         self.buffer = mmap.mmap(fd, 0)

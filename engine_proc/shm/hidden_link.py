@@ -67,19 +67,21 @@ class HiddenLink:
     def room(self, num_rows: int) -> Rows:
         """Return the rows of the next frame, to be filled before it is sent."""
         assert num_rows <= self._max_rows, f"{num_rows} rows, where frames have {self._max_rows}"
-        self._check_room()
+        assert self.has_room, "the next stage is too far behind"
         return self._rows(self._written, num_rows)
 
     def send(self, num_rows: int = FAILED) -> None:
         """Send the next frame with so many rows, or that its step has failed."""
-        self._check_room()
+        assert self.has_room, "the next stage is too far behind"
         NUM_ROWS.pack_into(self._map, self._start_of(self._written), num_rows)
         self._written = (self._written + 1) % self._wrap
         self._core.headrace_publish(self._written_at, ctypes.c_uint32(self._written))
 
-    def _check_room(self) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether the next frame has room."""
         unread = self._written - self._load(self._read_at)
-        assert unread % self._wrap < self._num_frames, "the next stage is too far behind"
+        return unread % self._wrap < self._num_frames
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether a frame is there, after `timeout_s` or a signal at most."""

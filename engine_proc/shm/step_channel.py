@@ -61,7 +61,10 @@ class StepChannel(Generic[M]):
 
     def send(self, message: Message) -> None:
         """Write a message. The ring never fills: at most 8 steps are unanswered at a time."""
-        data = self._encoder.encode(message)
+        self.send_encoded(self._encoder.encode(message))
+
+    def send_encoded(self, data: bytes | memoryview) -> None:
+        """Write a message that is encoded."""
         start = self._start_of(self._written)
         if len(data) + LENGTH_BYTES > self._slot_bytes:
             room = self._slot_bytes - LENGTH_BYTES
@@ -78,6 +81,11 @@ class StepChannel(Generic[M]):
         Args:
             look_us: how long to look before sleeping; None is the channel's own.
         """
+        data = self.receive_encoded(timeout_s, look_us)
+        return None if data is None else self._decoder.decode(data)
+
+    def receive_encoded(self, timeout_s: float, look_us: int | None = None) -> bytes | None:
+        """Return the next message as it was sent; otherwise as `receive`."""
         if self._load(self._written_at) == self._read:
             written = self._core.headrace_wait(
                 self._written_at,
@@ -92,7 +100,7 @@ class StepChannel(Generic[M]):
         data = self._map[start + LENGTH_BYTES : start + LENGTH_BYTES + length]
         self._read = (self._read + 1) % (1 << 32)
         self._core.headrace_publish(self._read_at, ctypes.c_uint32(self._read))
-        return self._decoder.decode(data)
+        return data
 
     def _load(self, address: ctypes.c_void_p) -> int:
         value: int = self._core.headrace_load(address)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,8 +162,7 @@ def in_core(
     config = worker.execution
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     free = free_memory(config)
-    check_kv_cache(config.cpu_kv_bytes, free)
-    check_weights(config, models_of(model, config.pp), weight_dtype, free)
+    check_memory(worker, model, weight_dtype, free)
     draft = open_draft(config, model, weight_dtype, free)
     decoders = [HeldDecoder(model, weight_dtype)]
     if draft is not None:
@@ -192,7 +192,7 @@ def in_core(
     memory = None
     if worker.cache_fd is not None:
         memory = CacheMemory(worker.cache_fd, sum(sizes), cache_fingerprint(config, split))
-    num_threads = threads_of_rank(config.num_workers)
+    num_threads = threads_of_rank(config.num_local_workers)
     executors = [
         CpuExecutor(
             decoder.model.spec,
@@ -228,8 +228,26 @@ def in_core(
         eagle_bytes=bytes_of_pages[1] if is_eagle else 0,
         adapters=adapters,
         links=links,
+        hidden_size=0 if links is None else model.spec.hidden_size,
         rest=partial(rest_all, executors),
     )
+
+
+def check_memory(worker: WorkerConfig, model: DecoderModel, dtype: WeightDtype, free: int) -> None:
+    """Check that this machine has memory for a model and its KV cache, or for its stage of them.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    config, parts = worker.execution, models_of(model, worker.execution.pp)
+    if config.has_remote_stages:
+        parts = [parts[worker.stage]]
+        kv_bytes = config.kv_cache_memory_bytes
+        if kv_bytes is not None:
+            kv_bytes = kv_bytes * len(parts[0].spec.layers) // len(model.spec.layers)
+        config = replace(config, kv_cache_memory_bytes=kv_bytes)
+    check_kv_cache(config.cpu_kv_bytes, free)
+    check_weights(config, parts, dtype, free)
 
 
 def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:
@@ -257,7 +275,7 @@ def core_runner(
         if not stage.is_last:
             return StageRunner(executor, links)
         own = LastStage(executor, links)
-    num_threads = threads_of_rank(config.num_workers)
+    num_threads = threads_of_rank(config.num_local_workers)
     size = model.spec.vocab_size
     return decoder_runner(own, model.pooling, model.dense, size, num_threads, embeds, drafter)
 

@@ -2,6 +2,7 @@
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
 import os
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,7 @@ from headrace.ipc.worker_messages import FromWorker, Rest, Resume, Step, ToWorke
 from headrace.runtime.process import Context
 from headrace.system.malloc import give_back
 
+REMOTE = "headrace.engine_proc.stages.seat:main"  # by name: a worker here loads nothing of it
 IDLE_S = 0.5
 # While a GPU computes, the worker looks for the next step and sleeps, for as long as these in turn.
 # Between them it asks whether the GPU is done.
@@ -36,11 +38,13 @@ LOOK_US = 200  # for the next step: an engine that has work sends it within that
 
 
 def main(config: WorkerConfig, context: Context) -> None:
-    """Load the model, then execute steps until SIGTERM.
+    """Load the model, then execute steps until SIGTERM. Or do so by another machine's worker.
 
     Raises:
         CollectiveFailed: another worker is lost.
     """
+    if config.remote is not None:
+        pkgutil.resolve_name(REMOTE)(config, context)
     with ending_waits(config.control_fd):
         work(config, context)
 
@@ -103,6 +107,7 @@ def work(config: WorkerConfig, context: Context) -> None:
             loaded.num_host_states,
             loaded.numerics,
             loaded.eagle_bytes,
+            loaded.hidden_size,
         )
     )
     while True:

@@ -253,6 +253,13 @@ class GatewayField(BoardField):
     OUTPUTS = COUNTER  # and steps from it
 
 
+class StageField(BoardField):
+    """Fields of the process that has a stage's worker for another machine."""
+
+    SENT_ON = COUNTER  # messages to the worker,
+    FRAMES = COUNTER  # and hidden states for it
+
+
 class PlacementField(BoardField):
     """Fields of the placement process."""
 
@@ -287,6 +294,7 @@ FIELDS: dict[str, type[BoardField]] = {
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
     "gateway": GatewayField,
+    "stage": StageField,
     "placement": PlacementField,
     "telemetry": TelemetryField,
 }

@@ -230,7 +230,8 @@ def stages_of(config: ServerConfig, card: ModelCard) -> str:
     found: list[range] = pkgutil.resolve_name(FORESEE_STAGES)(ExecutionConfig.of(config, card))
     layers = ", ".join(f"{own.start} to {own.stop - 1}" for own in found)
     workers = f", each with {config.tp} workers" if config.tp > 1 else ""
-    return f"{len(found)} of layers {layers}{workers}"
+    nodes = ", each on a machine of its own" if config.has_remote_stages else ""
+    return f"{len(found)} of layers {layers}{workers}{nodes}"
 
 
 def elsewhere(config: ServerConfig) -> str:

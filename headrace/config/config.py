@@ -87,6 +87,11 @@ class ServerConfig:
     pp: int = flag(
         1, "pipeline parallel size: stages that divide the layers, each with --tp workers; on CPUs"
     )
+    distributed_executor_backend: str = flag(
+        "mp",
+        "ray: stages of --pp on nodes of a Ray cluster",
+        BACKENDS,
+    )
     data_parallel_size: int = flag(
         1,
         "replicas of the model: each an engine with --tp workers and a share of the cores; auto is "
@@ -357,6 +362,11 @@ class ServerConfig:
         return len(self.remote_engines) + self.num_placed_engines
 
     @property
+    def has_remote_stages(self) -> bool:
+        """Whether each stage has a machine of its own."""
+        return self.distributed_executor_backend == "ray"
+
+    @property
     def num_workers(self) -> int:
         """The workers of an engine."""
         return self.tp * self.pp
@@ -377,6 +387,30 @@ class ServerConfig:
         refused = [flag for flag, is_given in lacks.items() if is_given]
         if self.pp > 1 and refused:
             raise ConfigError(f"--pp {self.pp} does not go with {refused[0]}; leave out one")
+        if self.has_remote_stages:
+            self._check_remote_stages()
+
+    def _check_remote_stages(self) -> None:
+        if self.pp == 1:
+            raise ConfigError(
+                "--distributed-executor-backend ray places the stages of a pipeline; give --pp 2 "
+                "or more, or leave it out"
+            )
+        lacks = {
+            "--tp": self.tp > 1,
+            "--data-parallel-size": self.data_parallel_size != 1,
+            "--data-parallel-backend ray": self.data_parallel_backend == "ray",
+            "--remote-engines": bool(self.remote_engines),
+            "--engine-listen": self.engine_listen is not None,
+            "--kv-store": self.kv_store is not None,
+            "--kv-store-bytes": self.kv_store_bytes > 0,
+            "--engine mock": self.engine == "mock",
+        }
+        refused = [flag for flag, is_given in lacks.items() if is_given]
+        if refused:
+            raise ConfigError(
+                f"--distributed-executor-backend ray does not go with {refused[0]}; leave out one"
+            )
 
     def _check_placement(self) -> None:
         local = self.data_parallel_size_local

@@ -219,6 +219,12 @@ ROWS = [
         Same("pp"),
     ),
     Row(
+        "stages by Ray",
+        ("--distributed-executor-backend",),
+        (),
+        Same("distributed_executor_backend", spelled({"uni": "mp"})),
+    ),
+    Row(
         "data parallel",
         ("--data-parallel-size", "-dp"),
         ("--dp-size", "--data-parallel-size", "--dp"),

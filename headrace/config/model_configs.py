@@ -96,8 +96,9 @@ def check_several(values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{flag_name(name)} goes with one model; run a server for each, or leave it out"
             )
-    if values.get("data_parallel_backend", "mp") != "mp":
-        raise ConfigError("--data-parallel-backend ray goes with one model; run a server for each")
+    for name in ("data_parallel_backend", "distributed_executor_backend"):
+        if values.get(name, "mp") != "mp":
+            raise ConfigError(f"{flag_name(name)} ray goes with one model; run a server for each")
     for name in OF_ONE_MODEL:
         if values.get(name) is not None:
             raise ConfigError(

@@ -196,6 +196,7 @@ class ExecutionConfig:
     max_cpu_loras: int | None
     max_lora_rank: int
     lora_dtype: str
+    distributed_executor_backend: str
     speculative: str
     kv_store: str | None
     kv_store_bytes: int
@@ -233,9 +234,29 @@ class ExecutionConfig:
         return self.tp * self.pp
 
     @property
+    def has_remote_stages(self) -> bool:
+        """Whether each stage has a machine of its own."""
+        return self.distributed_executor_backend == "ray"
+
+    @property
+    def num_local_workers(self) -> int:
+        """The workers that share a machine."""
+        return self.tp if self.has_remote_stages else self.num_workers
+
+    @property
     def max_loaded_loras(self) -> int:
         """Adapters that workers hold at most."""
         return self.max_cpu_loras or self.max_loras
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteStages:
+    """The stages after the first, each on another machine, where its `PlacedAddress` says."""
+
+    run_dir: str
+    key_file: str
+    watchdog_timeout: int  # seconds
+    terms: dict[str, str]  # what all machines have to have alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +279,8 @@ class WorkerConfig:
     num_pages: int = 0  # as many as the workers before had, since the engine has; 0 is what fits
     num_states: int = 0  # likewise
     num_drafts: int = 0  # after each sequence's token, as a rule
+    remote: RemoteStages | None = None  # of a stage on another machine; None computes here
+    run: int = 0  # of all workers that have started together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,21 +332,30 @@ class KvStoreConfig:
 class RemoteEngine:
     """An engine on another machine."""
 
-    address: str | None  # tcp://HOST:PORT; None is where `EngineAddress` says
+    address: str | None  # tcp://HOST:PORT; None is where its `PlacedAddress` says
     key_file: str
     terms: dict[str, str]  # what both machines have to have alike
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementConfig:
-    """For the process that has engines placed on other machines."""
+    """For the process that has engines placed on other machines, or stages of the server's own."""
 
     run_dir: str
     key_file: str
-    engines: tuple[int, ...]  # by their seats
+    seats: dict[str, tuple[str, int]]  # by the names of what is placed, such as "stage 1"
     num_cpus: int  # that each takes, like the next
     num_gpus: int
-    flags: dict[str, Any]  # of the server on its machine
+    flags: dict[str, Any]  # of the server on an engine's machine; those that a stage heeds
+    are_stages: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """For the process that has a stage's worker for a server on another machine."""
+
+    listen: str  # tcp://HOST:PORT
+    key_file: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,6 +402,7 @@ class EngineConfig:
     kv_events: KvEventsConfig | None = None  # None publishes none
     mistral_tokenizer: str | None = None  # as in `ModelCard`
     remote: RemoteEngine | None = None  # None computes here
+    remote_stages: RemoteStages | None = None  # None has all stages here
 
     @property
     def num_micro_batches(self) -> int:

@@ -19,6 +19,8 @@ from headrace.ipc.sockets import POLLIN, Frame, receive_whole, send_whole
 ZAP = "inproc://zeromq.zap.01"  # where libzmq asks which peers may come: RFC 27 of ZeroMQ
 ZAP_VERSION = b"1.0"
 HANDSHAKE_MS = 5000  # a connection that is not through by then is closed
+HEARTBEAT_MS = 500  # libzmq asks the other end, whose libzmq answers
+SILENCE_MS = 5000  # after which a connection is lost
 HIGH_WATER = 256  # messages to a peer
 EVENT = struct.Struct("=HI")  # of a socket: what, and a value
 PROBE_S = 0.1  # for an answer whether anything listens
@@ -83,7 +85,7 @@ class CurveListener:
             self._socket.bind(where)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"--engine-listen {where} cannot be bound: {error}") from None
+            raise ConfigError(f"{where} cannot be bound, to listen there: {error}") from None
         self.where = str(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     @property
@@ -131,10 +133,17 @@ class CurveListener:
 
 
 class CurveLink:
-    """The connecting end. It connects again and again, where there is no connection."""
+    """The connecting end. It connects again and again, where there is no connection.
 
-    def __init__(self, where: str, key: CurveKey) -> None:
+    Args:
+        keeps_alive: a connection through which nothing comes is lost, though nothing closes it.
+    """
+
+    def __init__(self, where: str, key: CurveKey, keeps_alive: bool = False) -> None:
         self._socket = curve_socket(zmq.DEALER, key, where)
+        if keeps_alive:
+            self._socket.heartbeat_ivl = HEARTBEAT_MS
+            self._socket.heartbeat_timeout = SILENCE_MS
         self._socket.curve_serverkey = key.public
         self._socket.immediate = True  # nothing waits for a connection that there is not
         self._events = self._socket.get_monitor_socket(

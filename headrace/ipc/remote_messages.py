@@ -1,7 +1,9 @@
-"""Messages between the seat of a remote engine and the gateway of that engine's machine.
+"""Messages between machines: to and from engines, and to and from stages of pipelines.
 
-The process in the seat grants the engine some time, again and again; the gateway answers. Other
-messages to the engine follow as they are, and its outputs follow an `Outputs`.
+The process in the seat grants a remote engine, or a stage's worker, some time, again and again. The
+gateway, or the stage, answers. Other messages to an engine follow as they are, and its outputs
+follow an `Outputs`. What an engine and a stage's worker have for each other goes as they encode it.
+Hidden states go from one stage's machine to the next.
 """
 
 import enum
@@ -67,5 +69,62 @@ class CachedPages(Message, tag="pages", frozen=True):
     places: bytes  # u32
 
 
+class StageGrant(Message, tag="stage_grant", frozen=True):
+    """The stage may go on for a while: seat -> stage. The first begins a run."""
+
+    run: int  # of all workers of an engine that have started together; at random
+    sent_at: int  # CLOCK_MONOTONIC, ns
+    stage: int
+    following: str | None  # where the next stage is; None while that is not known, or in the last
+    execution: bytes  # an `ExecutionConfig`, as msgpack
+    watchdog_timeout: int  # seconds
+    terms: dict[str, str]  # what both machines have to have alike
+
+
+class StageStatus(Message, tag="stage_status", frozen=True):
+    """The answer to a grant, or the end of a run: stage -> seat."""
+
+    run: int
+    granted_at: int  # `sent_at` of the last grant
+    progress: int = 0  # of the worker's start, as on the board
+    why: str = ""  # there is no worker, or none any more
+    has_ended: bool = False  # the run; another grant begins it anew
+    exit_status: int | None = None  # of the worker, where it has ended; less than 0 is by a signal
+
+
+class WorkerInput(Message, tag="worker_input", frozen=True):
+    """For the worker: seat -> stage. Frame: a `ToWorker`; behind a `Masks`, the masks."""
+
+    run: int
+
+
+class WorkerOutput(Message, tag="worker_output", frozen=True):
+    """Of the worker: stage -> seat. Frame: a `FromWorker`."""
+
+    run: int
+
+
+class HiddenFrame(Message, tag="hidden", frozen=True):
+    """Hidden states of a step: seat or stage -> stage. Frame: the rows, f32.
+
+    One whose step has failed has no rows, and no frame.
+    """
+
+    run: int
+    number: int  # of the frame in its run, from 0
+    num_rows: int
+
+
 ToGateway = Grant | GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedTokens
 FromGateway = SessionStatus | Outputs | CachedPages
+ToStage = StageGrant | WorkerInput | HiddenFrame
+FromStage = StageStatus | WorkerOutput
+
+
+def differences(theirs: dict[str, str], own: dict[str, str]) -> str:
+    """Return in what a machine differs from the server's; "" is nothing."""
+    return "; ".join(
+        f"{name}: {theirs.get(name, 'none')} at the server, {own.get(name, 'none')} here"
+        for name in {**theirs, **own}
+        if theirs.get(name) != own.get(name)
+    )

@@ -22,7 +22,7 @@ from headrace.ipc.messages import (
     ToFrontend,
     ToTokenizer,
 )
-from headrace.ipc.remote_messages import FromGateway, ToGateway
+from headrace.ipc.remote_messages import FromGateway, FromStage, ToGateway, ToStage
 from headrace.ipc.token_logprobs import PAIR, ROW
 from headrace.ipc.worker_messages import SAMPLING_ROW, FromVision, FromWorker, ToVision, ToWorker
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
@@ -49,6 +49,8 @@ def fingerprint() -> str:
         FromVision,
         ToGateway,
         FromGateway,
+        ToStage,
+        FromStage,
     ):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")

@@ -232,8 +232,8 @@ def send_whole(socket: "zmq.Socket[bytes]", frames: list[Frame]) -> None:
         zmq.ZMQError: the link takes none of them now.
     """
     for frame in frames[:-1]:
-        SEND(socket, frame, NOBLOCK | SNDMORE, True)
-    SEND(socket, frames[-1], NOBLOCK, True)
+        SEND(socket, frame, NOBLOCK | SNDMORE, is_to_copy(frame))
+    SEND(socket, frames[-1], NOBLOCK, is_to_copy(frames[-1]))
 
 
 def deliver(patience_ms: int) -> None:

@@ -15,6 +15,7 @@ from headrace.config.process_configs import (
     GatewayConfig,
     KvStoreConfig,
     PlacementConfig,
+    StageConfig,
     TelemetryConfig,
     TokenizerConfig,
     VisionConfig,
@@ -63,6 +64,10 @@ ROLES = {
     # The rest of the ring, to an engine that serves another machine.
     "gateway": Role(
         "headrace.engine_proc.gateway.main:main", GatewayConfig, numbered=False, is_urgent=True
+    ),
+    # The seat of a worker, to a machine that has that worker.
+    "stage": Role(
+        "headrace.engine_proc.stages.node:main", StageConfig, numbered=False, is_urgent=True
     ),
     # It leaves the cluster, which ends what it has placed.
     "placement": Role(

@@ -24,6 +24,7 @@ from headrace.config.process_configs import (
     ModelCard,
     PlacementConfig,
     RemoteEngine,
+    RemoteStages,
     TelemetryConfig,
     TokenizerConfig,
 )
@@ -34,6 +35,7 @@ from headrace.supervision.engine_groups import EngineGroup, expects_gpus, reserv
 from headrace.supervision.engine_seats import EngineSeats
 
 PLACED_KEY = "engine-key"  # in the run directory
+OF_STAGES = ("version", "digest of weights")  # the terms of a stage; it gets its flags
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
@@ -194,6 +196,7 @@ class ChildConfigs:
             store_tiers=self.files.store_tiers[index] if self.files.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),
             remote=self._remote_engine(index),
+            remote_stages=self._remote_stages,
             **self._arena_fields,
         )
 
@@ -213,21 +216,46 @@ class ChildConfigs:
         )
 
     @property
+    def _remote_stages(self) -> RemoteStages | None:
+        """What an engine knows of stages on other machines, if it has some."""
+        c = self.config
+        if not c.has_remote_stages:
+            return None
+        make_key(self._placed_key_file)
+        return RemoteStages(
+            run_dir=self.run_dir,
+            key_file=self._placed_key_file,
+            watchdog_timeout=c.watchdog_timeout,
+            terms={name: self._terms[name] for name in OF_STAGES},
+        )
+
+    @property
     def _remote_seats(self) -> list[int]:
         """The seats of engines on other machines. Those that are placed come last."""
         return [s.seat.index for s in self.board.of("engine") if self.board.is_remote(s)]
 
     @property
     def _placed_key_file(self) -> str:
-        """The key of links to engines that are placed."""
+        """The key of links to engines and stages that are placed."""
         return os.path.join(self.run_dir, PLACED_KEY)
 
     def _placement_config(self) -> PlacementConfig:
         make_key(self._placed_key_file)
+        if self.config.has_remote_stages:
+            return PlacementConfig(
+                run_dir=self.run_dir,
+                key_file=self._placed_key_file,
+                seats={f"stage {i}": ("worker", i) for i in range(1, self.config.pp)},
+                num_cpus=2,  # its worker, and what is between that and the links
+                num_gpus=0,
+                flags={"log_level": self.config.log_level},
+                are_stages=True,
+            )
+        engines = self._remote_seats[len(self.config.remote_engines) :]
         return PlacementConfig(
             run_dir=self.run_dir,
             key_file=self._placed_key_file,
-            engines=tuple(self._remote_seats[len(self.config.remote_engines) :]),
+            seats={f"engine {index}": ("engine", index) for index in engines},
             num_cpus=self.config.num_workers + 1,
             num_gpus=self.config.tp if expects_gpus(self.config) else 0,
             flags=node_flags(self.config, expects_gpus(self.config)),

@@ -128,9 +128,10 @@ def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
 
     Args:
         may_grow: more than it begins with. On GPUs it has no more: all engines use the first GPUs.
+            Nor has one whose stages are on several machines.
     """
     sizes = [config.num_own_engines for config in configs]
-    growing = [not expects_gpus(config) for config in configs]
+    growing = [not (expects_gpus(config) or config.has_remote_stages) for config in configs]
     if not may_grow or not any(growing) or parse_kv_events(configs[0].kv_events_config) is not None:
         return sizes
     num_remote = sum(config.num_remote_engines for config in configs)
@@ -198,6 +199,8 @@ def check_groups(groups: Sequence[EngineGroup]) -> None:
         size = config.num_own_engines
         if config.num_placed_engines:
             require("ray", "--data-parallel-backend ray")
+        if config.has_remote_stages:
+            require("ray", "--distributed-executor-backend ray")
         if card.takes_images and (config.num_remote_engines or config.engine_listen is not None):
             raise ConfigError(
                 f"{card.path} takes images, which do not go to other machines; give --max-images 0"

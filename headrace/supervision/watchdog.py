@@ -19,7 +19,7 @@ STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (
 # may take that.
 CEILINGS_S = {
     **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher", "telemetry", "gateway"), 60.0),
-    "placement": 60.0,
+    **dict.fromkeys(("placement", "stage"), 60.0),
     **dict.fromkeys(("tokenizer", "worker", "vision", "kv_store"), MAX_WORK_S),
 }
 IDLE_SHARE = 0.1  # of a core: a process that uses less waits for work
@@ -37,6 +37,7 @@ MEMORY_SHARES = {
     "telemetry": 0.25,
     "gateway": 0.25,
     "placement": 0.25,
+    "stage": 0.25,
 }
 
 

@@ -88,9 +88,14 @@ class RayCluster:
         self._node.kill()
 
     @property
+    def node_processes(self) -> list[psutil.Process]:
+        """All processes of the node."""
+        return self._node.processes
+
+    @property
     def processes(self) -> list[psutil.Process]:
         """All processes of both nodes."""
-        return [*self._head.processes, *self._node.processes]
+        return [*self._head.processes, *self.node_processes]
 
     @property
     def engine_processes(self) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from network_namespace import NetworkNamespace, NoNamespace
+from ray_nodes import RayCluster
 from reference import Expected, generate_expected
 from servers import HELD, RunningServer
 
@@ -33,5 +34,13 @@ def namespace() -> Iterator[NetworkNamespace]:
         made = NetworkNamespace()
     except NoNamespace as error:
         pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(namespace: NetworkNamespace) -> Iterator[RayCluster]:
+    """A Ray cluster whose node is on that machine."""
+    made = RayCluster(namespace.home, namespace.there, namespace.under)
     yield made
     made.close()

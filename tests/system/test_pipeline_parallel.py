@@ -1,8 +1,12 @@
-"""Stages of a pipeline: the texts of one worker, also when a stage dies or lacks memory."""
+"""Stages of a pipeline: the texts of one worker, also when a stage dies or lacks memory.
+
+Where Ray places stages, a double of it stands for a cluster.
+"""
 
 import asyncio
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +68,34 @@ def test_stages_of_two_workers_one_step_at_a_time_change_no_text(undisturbed: li
     assert running.metric("engine_steps_total") > 0
     assert running.metric("engine_steps_ahead_total") == 0
     assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[RunningServer]:
+    """Two stages, of which the last is placed, as on another machine."""
+    running = RunningServer(
+        *("--pp", "2", "--distributed-executor-backend", "ray", *EXACT, "--max-num-seqs", "8"),
+        *("--admin-api-key", "operator"),
+        env={"PYTHONPATH": str(Path(__file__).parent.parent / "support/ray_double")},
+    )
+    yield running
+    assert running.stop() == 0
+    assert "stage 1 on 127.0.0.1 exited with 1; starting another" in running.log
+
+
+def test_answers_are_the_same_when_the_machine_of_a_stage_dies(
+    apart: RunningServer, undisturbed: list[Any]
+) -> None:
+    node = apart.processes["headrace: stage"]
+    num_left = [30]
+
+    def kill() -> None:
+        num_left[0] -= 1
+        if not num_left[0]:
+            node.kill()
+
+    assert not difference(asyncio.run(read_all(apart.url, kill, **ASKED)), undisturbed)
+    assert not node.is_running()
+    assert apart.metric("engine_steps_ahead_total") > apart.metric("engine_steps_total") / 2
+    apart.settle()
+    apart.await_free("kv_pages")

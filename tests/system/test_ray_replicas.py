@@ -69,13 +69,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(namespace: NetworkNamespace) -> Iterator[RayCluster]:
-    made = RayCluster(namespace.home, namespace.there, namespace.under)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def expected(model: Path) -> list[str]:
     """The texts of a server that is not disturbed."""
     alone = RunningServer(str(model), *FLAGS)

@@ -43,7 +43,8 @@ class LoadedModel:
     numerics: str = ""
     copier: PageCopier | None = None  # with host pages
     adapters: AdapterLoader | None = None  # with `--enable-lora`
-    links: StageLinks | None = None  # to other stages of a pipeline
+    links: StageLinks | None = None  # to other stages of a pipeline,
+    hidden_size: int = 0  # and the numbers of a token that go there
     rest: Callable[[], None] = lambda: None  # gives back what steps take beside weights and pages
     can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 

@@ -41,7 +41,7 @@ def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_cha
     child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL") as death:
         child.check()
-    assert death.value.is_chaos == is_chaos
+    assert death.value.is_from_outside == is_chaos
 
 
 def test_a_process_that_a_driver_keeps_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:

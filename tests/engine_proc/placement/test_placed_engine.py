@@ -17,7 +17,7 @@ from headrace.engine_proc.placement.placed_engine import (
 )
 from headrace.supervision.restart_backoff import DELAYS_S, PATIENT_S
 
-INDEX = 3
+NAME = "engine 3"
 WHERE = "tcp://node:1"
 
 
@@ -29,26 +29,26 @@ class FakeCluster:
         self.answer: Outcome | None = None
         self.lack = ""
 
-    def start(self, engine: int) -> None:
-        self._note("start", engine)
+    def start(self, name: str) -> None:
+        self._note("start", name)
 
-    def watch(self, engine: int) -> None:
-        self._note("watch", engine)
+    def watch(self, name: str) -> None:
+        self._note("watch", name)
 
-    def end(self, engine: int) -> None:
-        self._note("end", engine)
+    def end(self, name: str) -> None:
+        self._note("end", name)
 
-    def poll(self, engine: int) -> Outcome | None:
-        assert engine == INDEX
+    def poll(self, name: str) -> Outcome | None:
+        assert name == NAME
         answer, self.answer = self.answer, None
         return answer
 
-    def shortage(self, engine: int) -> str:
-        assert engine == INDEX
+    def shortage(self, name: str) -> str:
+        assert name == NAME
         return self.lack
 
-    def _note(self, what: str, engine: int) -> None:
-        assert engine == INDEX
+    def _note(self, what: str, name: str) -> None:
+        assert name == NAME
         self.asked.append(what)
 
 
@@ -59,7 +59,7 @@ class Bench:
         self.cluster = FakeCluster()
         self.published: list[str | None] = []
         self.serves = False
-        self.engine = PlacedEngine(INDEX, self.cluster, self.published.append, lambda: self.serves)
+        self.engine = PlacedEngine(NAME, self.cluster, self.published.append, lambda: self.serves)
         self.now = 0.0
         self.engine.look(self.now)
 
@@ -150,7 +150,7 @@ def test_each_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
             bench.answer(EngineEnded("no such model"))
             bench.wait(PATIENT_S)
         assert [record.message for record in caplog.records] == [
-            f"engine {INDEX} no such model; starting another"
+            f"{NAME} no such model; starting another"
         ]
 
 
@@ -165,7 +165,7 @@ def test_a_lack_of_room_is_logged_after_a_while(caplog: pytest.LogCaptureFixture
         bench.wait(LACK_S)
         bench.cluster.lack = "waits for 2 CPUs, of which others are free"
         bench.wait(LACK_S)
-        assert [record.message for record in caplog.records] == [f"engine {INDEX} waits for 2 CPUs"]
+        assert [record.message for record in caplog.records] == [f"{NAME} waits for 2 CPUs"]
 
 
 def test_a_start_that_does_not_end_is_given_up(caplog: pytest.LogCaptureFixture) -> None:

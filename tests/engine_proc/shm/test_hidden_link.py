@@ -1,29 +1,20 @@
 """Frames of hidden states pass from a stage to the next, in order and as they are."""
 
 import ctypes
-import os
 import threading
 
 import numpy as np
 import pytest
+from hidden_ends import both_ends
 
-from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.stage_links import StageLinks
 
-NUM_FRAMES, MAX_ROWS, ROW_SIZE = 3, 5, 7
+SIZES = NUM_FRAMES, MAX_ROWS, ROW_SIZE = 3, 5, 7
 DEADLINE_S = 60.0
 
 
-def both_ends() -> tuple[HiddenLink, HiddenLink]:
-    """Return the writer's end and the reader's."""
-    fd = HiddenLink.create()
-    writer, reader = (HiddenLink(fd, NUM_FRAMES, MAX_ROWS, ROW_SIZE) for _ in range(2))
-    os.close(fd)
-    return writer, reader
-
-
 def test_frames_come_in_order_and_unchanged() -> None:
-    writer, reader = both_ends()
+    writer, reader = both_ends(*SIZES)
     rng = np.random.default_rng(0)
     sent = [rng.standard_normal((1 + i % MAX_ROWS, ROW_SIZE), np.float32) for i in range(20)]
     for first in range(0, len(sent), 2):
@@ -39,14 +30,14 @@ def test_frames_come_in_order_and_unchanged() -> None:
 
 
 def test_a_frame_may_say_that_its_step_has_failed() -> None:
-    writer, reader = both_ends()
+    writer, reader = both_ends(*SIZES)
     writer.send()
     assert reader.wait(0)
     assert reader.rows() is None
 
 
 def test_no_frame_is_written_over_one_that_is_not_read() -> None:
-    writer, _ = both_ends()
+    writer, _ = both_ends(*SIZES)
     for _ in range(NUM_FRAMES):
         writer.send()
     with pytest.raises(AssertionError, match="too far behind"):
@@ -56,13 +47,13 @@ def test_no_frame_is_written_over_one_that_is_not_read() -> None:
 
 
 def test_frames_have_no_more_rows_than_they_have_room_for() -> None:
-    writer, _ = both_ends()
+    writer, _ = both_ends(*SIZES)
     with pytest.raises(AssertionError, match="6 rows, where frames have 5"):
         writer.room(MAX_ROWS + 1)
 
 
 def test_frames_pass_between_threads_while_counters_wrap() -> None:
-    writer, reader = both_ends()
+    writer, reader = both_ends(*SIZES)
     for end in (writer, reader):
         end._written = end._read = end._wrap - 50
     writer._core.headrace_publish(writer._read_at, ctypes.c_uint32(writer._read))
@@ -88,8 +79,8 @@ def test_frames_pass_between_threads_while_counters_wrap() -> None:
 
 
 def test_a_stage_passes_on_that_a_step_has_failed() -> None:
-    writer, before = both_ends()
-    after, reader = both_ends()
+    writer, before = both_ends(*SIZES)
+    after, reader = both_ends(*SIZES)
     links = StageLinks(before, after)
     writer.send()
     writer.room(1)[:] = 3

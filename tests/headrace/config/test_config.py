@@ -139,6 +139,27 @@ def test_replicas_that_cannot_be_placed_are_refused(flags: dict[str, Any], expec
         ServerConfig(**flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, "give --pp 2 or more"),
+        ({"pp": 2, "tp": 2}, "does not go with --tp"),
+        ({"pp": 2, "data_parallel_size": 2}, "does not go with --data-parallel-size"),
+        ({"pp": 2, "data_parallel_backend": "ray"}, "does not go with --data-parallel-backend ray"),
+        ({"pp": 2, "kv_store": "folder"}, "does not go with --kv-store;"),
+        ({"pp": 2, "kv_store_bytes": 1}, "does not go with --kv-store-bytes"),
+        ({"pp": 2, "engine": "mock"}, "does not go with --engine mock"),
+        (
+            {"pp": 2, "engine_listen": "tcp://a:1", "engine_key_file": "key"},
+            "does not go with --engine-listen",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_placed_are_refused(flags: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ServerConfig(distributed_executor_backend="ray", **flags)
+
+
 def test_as_many_replicas_as_numa_nodes_are_not_for_ray() -> None:
     flags = {"data_parallel_size": "auto", "data_parallel_backend": "ray"}
     with pytest.raises(ConfigError, match=r"--data-parallel-size auto .* give their number"):

@@ -61,7 +61,8 @@ def test_placed_engines_come_last_and_share_a_key_of_the_server(
     )
     configs = configs_of(config, str(tmp_path))
     placement = configs.of(Seat("placement", 0))
-    assert (placement.engines, placement.num_cpus, placement.num_gpus) == ((2, 3), 3, 0)
+    seats = {"engine 2": ("engine", 2), "engine 3": ("engine", 3)}
+    assert (placement.seats, placement.num_cpus, placement.num_gpus) == (seats, 3, 0)
     found = [configs._remote_engine(index) for index in range(4)]
     assert [each and (each.address, each.key_file) for each in found] == [
         None,
@@ -71,3 +72,19 @@ def test_placed_engines_come_last_and_share_a_key_of_the_server(
     key = read_key(placement.key_file)
     configs.of(Seat("placement", 0))
     assert read_key(placement.key_file) == key, "its successor has the same key"
+
+
+def test_stages_of_other_machines_have_the_seats_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_groups, "sampled_digest", lambda _path: "digest")
+    config = ServerConfig(pp=3, distributed_executor_backend="ray")
+    configs = configs_of(config, str(tmp_path))
+    placement = configs.of(Seat("placement", 0))
+    seats = {"stage 1": ("worker", 1), "stage 2": ("worker", 2)}
+    assert (placement.seats, placement.num_cpus, placement.are_stages) == (seats, 2, True)
+    stages = configs._remote_stages
+    assert stages is not None
+    assert (stages.run_dir, stages.key_file) == (str(tmp_path), placement.key_file)
+    assert stages.terms["digest of weights"] == "digest"
+    assert read_key(stages.key_file)

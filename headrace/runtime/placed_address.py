@@ -1,6 +1,6 @@
-"""Where an engine is that the placement process has placed: a file in the run directory.
+"""Where an engine or a stage is that the placement process has placed: a file in the run directory.
 
-The placement process writes it, the process in the engine's seat reads it.
+The placement process writes it, the processes in the seats of engines and workers read it.
 """
 
 import os
@@ -8,14 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class EngineAddress:
-    """The address of one engine, tcp://HOST:PORT."""
+class PlacedAddress:
+    """The address of one of them, tcp://HOST:PORT.
 
-    def __init__(self, run_dir: str, engine: int) -> None:
-        self._path = Path(run_dir, f"engine-{engine}.address")
+    Args:
+        name: such as "engine 1".
+    """
+
+    def __init__(self, run_dir: str, name: str) -> None:
+        self._path = Path(run_dir, f"{name.replace(' ', '-')}.address")
 
     def read(self) -> str | None:
-        """Return it; None while the engine is nowhere."""
+        """Return it; None while it is nowhere."""
         try:
             return self._path.read_text()
         except FileNotFoundError:

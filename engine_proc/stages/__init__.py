@@ -1,0 +1,1 @@
+"""Pipeline stages on other machines: the seat of a stage's worker, and the process that has it."""

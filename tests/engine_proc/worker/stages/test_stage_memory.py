@@ -1,0 +1,33 @@
+"""What a stage takes of the memory of a machine of its own."""
+
+import dataclasses
+
+import pytest
+from engine_configs import execution_config
+from random_decoders import SPEC, random_weights
+
+from headrace.config.process_configs import WorkerConfig
+from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
+from headrace.engine_proc.worker.execution.memory_check import core_bytes, step_bytes
+from headrace.engine_proc.worker.loader import check_memory
+from headrace.engine_proc.worker.models.model import DecoderModel
+from headrace.errors import ConfigError
+
+
+def test_a_machine_has_memory_for_its_stage_alone() -> None:
+    """A model that is larger than the machine is refused where all stages are there."""
+    spec = dataclasses.replace(SPEC, layers=SPEC.layers * 8)
+    model = DecoderModel(spec, random_weights(spec), ())
+    kv_bytes = 1 << 20
+    config = execution_config(pp=2, kv_cache_memory_bytes=kv_bytes)
+    taken = core_bytes(spec, model.weights, WeightDtype.PACKED, True)
+    free = step_bytes(spec, config.max_num_batched_tokens) + 3 * (taken + kv_bytes) // 4
+    for stage in range(2):
+        worker = WorkerConfig(execution=config, step_fd=-1, result_fd=-1, mask_fd=-1, stage=stage)
+        with pytest.raises(ConfigError, match="its weights take"):
+            check_memory(worker, model, WeightDtype.PACKED, free)
+        apart = dataclasses.replace(config, distributed_executor_backend="ray")
+        own = dataclasses.replace(worker, execution=apart)
+        check_memory(own, model, WeightDtype.PACKED, free)
+        with pytest.raises(ConfigError, match="its weights take"):
+            check_memory(own, model, WeightDtype.PACKED, free // 3)

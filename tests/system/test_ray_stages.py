@@ -1,0 +1,159 @@
+"""Stages that Ray places: nodes, links and processes die under many streams."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from many_streams import NUM_STREAMS, Listener, read_all
+from network_namespace import NetworkNamespace
+from ray_nodes import NUM_CPUS, RayCluster
+from servers import RunningServer, wait_until
+from tiny_models import make_byte_folder
+
+from headrace.extras import missing
+
+pytestmark = [
+    pytest.mark.skipif("RAY_NODES" not in os.environ, reason="long: `make soak`"),
+    pytest.mark.skipif(bool(missing("ray")), reason=missing("ray") or "ray is installed"),
+]
+FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
+STAGES = ("--pp", "2", "--distributed-executor-backend", "ray")
+CUT_S = 15.0
+RATE = "4mbit"  # of a link that is too narrow for bursts
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ray") / "model"
+    make_byte_folder(made, num_hidden_layers=2)
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[str]:
+    """The texts of a server without stages."""
+    alone = RunningServer(str(model), *FLAGS)
+    texts = read_all(alone.url, Listener())
+    assert alone.stop() == 0
+    return texts
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, cluster: RayCluster) -> Iterator[RunningServer]:
+    """A server whose second stage is on the node."""
+    running = RunningServer(str(model), *FLAGS, *STAGES, env=cluster.env)
+    yield running
+    assert running.stop() == 0
+
+    def is_nothing_left() -> bool:
+        num_free, states = cluster.left
+        return num_free == 2 * NUM_CPUS and set(states) <= {"REMOVED"}
+
+    wait_until(is_nothing_left, "nothing is left in the cluster")
+
+
+def status(server: RunningServer) -> int:
+    """Return the status of the server's health."""
+    return httpx.get(f"{server.url}/health").status_code
+
+
+def check_texts(server: RunningServer, expected: list[str], action: Callable[[], None]) -> None:
+    """Read all streams, which are as expected, and have something happen meanwhile."""
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    listener = Listener(action)
+    assert read_all(server.url, listener) == expected
+    print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
+
+
+def test_stages_on_two_nodes_change_no_text(
+    server: RunningServer, cluster: RayCluster, expected: list[str]
+) -> None:
+    titles = [one.cmdline()[0] for one in cluster.node_processes]
+    assert {"headrace: stage", "headrace: worker 1"} <= set(titles)
+    check_texts(server, expected, lambda: None)
+
+
+@pytest.mark.parametrize("victim", ["headrace: worker 1", "headrace: stage", "ray::StageActor"])
+def test_streams_go_on_when_a_process_of_a_stage_dies(
+    server: RunningServer, cluster: RayCluster, expected: list[str], victim: str
+) -> None:
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    (process,) = (one for one in cluster.processes if one.cmdline()[0].startswith(victim))
+    check_texts(server, expected, process.kill)
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize(
+    "victim", ["worker 0", "worker 1", "engine", "placement"], ids=lambda victim: f"server-{victim}"
+)
+def test_streams_go_on_when_a_process_of_the_server_dies(
+    server: RunningServer, expected: list[str], victim: str
+) -> None:
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    process = server.processes[f"headrace: {victim}"]
+    check_texts(server, expected, process.kill)
+    assert not process.is_running()
+
+
+def test_streams_go_on_when_the_node_of_a_stage_comes_back(
+    server: RunningServer, cluster: RayCluster, expected: list[str]
+) -> None:
+    def replace() -> None:
+        cluster.kill_node()
+        startings.append(pool.submit(cluster.start_node))
+
+    startings: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        check_texts(server, expected, replace)
+        startings[0].result()
+
+
+def test_streams_go_on_when_the_link_to_a_stage_is_cut(
+    server: RunningServer, namespace: NetworkNamespace, expected: list[str]
+) -> None:
+    def cut() -> None:
+        namespace.cut()
+        healings.append(pool.submit(heal, time.monotonic() + CUT_S))
+
+    def heal(after: float) -> None:
+        try:
+            wait_until(
+                lambda: status(server) == 503 and time.monotonic() >= after, "the stage is missed"
+            )
+        finally:
+            namespace.heal()
+
+    healings: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        check_texts(server, expected, cut)
+        healings[0].result()
+
+
+def test_a_narrow_link_to_a_stage_changes_no_text(
+    server: RunningServer, namespace: NetworkNamespace, expected: list[str]
+) -> None:
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    namespace.narrow(RATE)
+    try:
+        check_texts(server, expected, lambda: None)
+    finally:
+        namespace.widen()
+
+
+class WaitingServer(RunningServer):
+    """A server that has no node for one of its stages."""
+
+    ready = re.compile(r"(waits for 2 CPUs of a node of its own, .*lower --pp)")
+
+
+def test_stages_that_have_no_node_are_told_of(model: Path, cluster: RayCluster) -> None:
+    flags = ("--pp", "3", "--distributed-executor-backend", "ray")
+    more_layers = model.with_name("larger")
+    make_byte_folder(more_layers, num_hidden_layers=3)
+    server = WaitingServer(str(more_layers), *FLAGS, *flags, env=cluster.env)
+    assert server.stop() == 0
