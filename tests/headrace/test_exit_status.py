@@ -19,6 +19,7 @@ def test_numbers_stay_what_they_are() -> None:
         "HOPELESS": 4,
         "SHORT_OF": 5,
         "PEER_LOST": 6,
+        "NODE_LOST": 7,
     }
 
 
