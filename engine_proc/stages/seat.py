@@ -2,8 +2,10 @@
 In: ToWorker (engine_proc), hidden states, FromStage.  Out: FromWorker, ToStage."""
 
 import logging
+import os
 import time
 from collections import deque
+from dataclasses import replace
 from typing import NoReturn, assert_never
 
 import msgspec
@@ -99,7 +101,8 @@ class StageSeat:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
         self._outputs: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-        self._execution = self._encoder.encode(config.execution)
+        model_path = os.path.abspath(config.execution.model_path)  # the stage runs elsewhere
+        self._execution = self._encoder.encode(replace(config.execution, model_path=model_path))
 
     def work(self) -> None:
         """Pass on all that has come; wait where there is nothing.

@@ -42,7 +42,7 @@ from headrace.runtime.process import Context
 from support.ports import reserved_port
 
 RUN = 5
-EXECUTION = execution_config(pp=3, vocab_size=64)
+EXECUTION = dataclasses.replace(execution_config(pp=3, vocab_size=64), model_path="model")
 READY = WorkerReady(1, 16, hidden_size=4)
 STEP = Step(
     token_ids=b"",
@@ -144,7 +144,8 @@ def test_a_grant_has_all_that_a_stage_needs(site: Site) -> None:
     grant = site.grant
     assert grant is not None
     assert (grant.run, grant.stage, grant.following) == (RUN, 2, None)
-    assert msgspec.msgpack.decode(grant.execution, type=type(EXECUTION)) == EXECUTION
+    execution = msgspec.msgpack.decode(grant.execution, type=type(EXECUTION))
+    assert execution == dataclasses.replace(EXECUTION, model_path=str(Path.cwd() / "model"))
     site.send(StageStatus(RUN, grant.sent_at, progress=300))
     site.work_until(lambda: site.slot[CommonField.PROGRESS] == 300)
 
