@@ -207,7 +207,7 @@ class WorkerGroup:
             except WorkerDied as death:
                 if death.has_reason:
                     raise
-                self.replace(death, [])
+                self.replace(death, [], death.is_from_outside)
                 time.sleep(max(0.0, self._start_at - self._clock()))
                 self._start()
             else:

@@ -217,6 +217,26 @@ def test_worker_killed_while_idle_is_always_replaced(
         die(computes=True)
 
 
+def test_stages_lost_while_others_load_never_end_the_server(
+    monkeypatch: pytest.MonkeyPatch, board: Board
+) -> None:
+    lost = WorkerDied("worker 1 exited with 7", code=ExitStatus.NODE_LOST)
+    readies: list[WorkerReady | WorkerDied] = [*[lost] * 6, WorkerReady(1, 16)]
+
+    class Loading(Dying):
+        def receive(self, timeout_s: float) -> WorkerReady:
+            ready = readies.pop(0) if len(readies) > 1 else readies[0]
+            if isinstance(ready, WorkerDied):
+                raise ready
+            return ready
+
+    monkeypatch.setattr(module, "start_worker", lambda *_: Loading())
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    clock = itertools.count(step=10)
+    workers = WorkerGroup(CONFIG, context, clock=lambda: next(clock))
+    assert workers.wait_ready() == WorkerReady(1, 16)
+
+
 def test_the_crash_report_is_of_the_worker_in_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is the second one: its workers have the seats behind those of the first."""
     board = Board.create([Seat("engine", 0), *(Seat("worker", index) for index in range(5))])
