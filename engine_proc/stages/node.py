@@ -113,7 +113,7 @@ class StageNode:
             self._run = StageRun(grant, self._send_on, self._context, self._cache_fd, self._key)
             log.info("a server has a worker of stage %d here", grant.stage)
         self._run.renew(grant, time.monotonic())
-        self._send(StageStatus(grant.run, grant.sent_at, self._run.progress))
+        self._send(StageStatus(grant.run, grant.sent_at, self._run.progress, self._run.why))
 
     def _end(self, why: str, exit_status: int | None = None) -> None:
         """End the run, and tell its seat."""
