@@ -101,10 +101,16 @@ class StageNode:
             self._run.take_frame(message, frames[1:])
 
     def _renew(self, peer: bytes, grant: StageGrant) -> None:
-        """Take a grant; begin a run where it is of another one."""
+        """Take a grant; begin a run where it is of another one, or of another connection.
+
+        What has gone through the connection before may be lost.
+        """
+        if self._run is not None and (peer, grant.run) != (self._peer, self._run.id):
+            assert self._grant is not None
+            if grant.sent_at < self._grant.sent_at:  # of a seat that has ended, on the same machine
+                return
+            self._end("its seat has connected anew, or another seat has come")
         self._peer, self._grant = peer, grant
-        if self._run is not None and self._run.id != grant.run:
-            self._close()
         if self._run is None:
             if why := self._terms.differences(grant):
                 self._tell(why)

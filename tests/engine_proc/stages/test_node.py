@@ -107,7 +107,7 @@ class Site:
         connection: Connection,
         run: int = RUN,
         sent_at: int = 1,
-        stage: int = 1,
+        stage: int = 2,
         following: str | None = None,
     ) -> None:
         """Send a grant."""
@@ -150,12 +150,37 @@ def test_a_stage_that_cannot_reach_the_next_one_says_so(site: Site) -> None:
     seat = site.connect()
     with reserved_port() as port:
         following = f"tcp://127.0.0.1:{port}"
-        assert site.grant_taken(seat, following=following).why == ""
+        assert site.grant_taken(seat, stage=1, following=following).why == ""
         site.worker.results.send(READY)
         run = site.node._run
         assert run is not None
         site.work_until(lambda: run._ready is not None)
-        status = site.grant_taken(seat, following=following)
+        status = site.grant_taken(seat, stage=1, following=following)
     assert status.why == f"its worker is ready and has no link to {following} yet"
     assert not status.has_ended
     assert not seat.outputs
+
+
+def test_a_seat_that_connects_anew_gets_a_new_run(site: Site) -> None:
+    """What the worker said before may be lost with the connection."""
+    before, after = site.connect(), site.connect()
+    site.grant_taken(before, sent_at=1)
+    first = site.worker
+    first.results.send(READY)
+    site.work_until(lambda: bool(before.outputs))
+    site.grant_taken(after, sent_at=2)
+    assert site.worker is not first
+    site.work_until(lambda: before.statuses[-1].has_ended)
+    site.worker.results.send(READY)
+    site.work_until(lambda: bool(after.outputs))
+
+
+def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
+    seat = site.connect()
+    site.grant_taken(seat, run=RUN, sent_at=1)
+    site.grant_taken(seat, run=RUN + 1, sent_at=3)
+    worker = site.worker
+    site.grant(seat, run=RUN, sent_at=2)
+    site.grant(seat, run=RUN + 1, sent_at=4)
+    site.work_until(lambda: seat.statuses[-1].granted_at == 4)
+    assert site.worker is worker

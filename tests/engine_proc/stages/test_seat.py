@@ -42,7 +42,7 @@ from headrace.runtime.process import Context
 from support.ports import reserved_port
 
 RUN = 5
-EXECUTION = dataclasses.replace(execution_config(pp=3, vocab_size=64), model_path="model")
+EXECUTION = execution_config("model", pp=3, vocab_size=64)
 READY = WorkerReady(1, 16, hidden_size=4)
 STEP = Step(
     token_ids=b"",
