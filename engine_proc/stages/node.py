@@ -14,6 +14,7 @@ from headrace.config.process_configs import ExecutionConfig, StageConfig
 from headrace.config.weight_files import sampled_digest
 from headrace.engine_proc.remote.message_checks import WrongMessage
 from headrace.engine_proc.stages.stage_run import RunEnded, StageRun
+from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveListener
 from headrace.ipc.remote_messages import (
@@ -84,7 +85,7 @@ class StageNode:
             self._end(str(end), end.exit_status)
         except (msgspec.MsgspecError, WrongMessage) as error:
             self._tell(f"a peer sends what is wrong: {error}")
-            self._end(f"the stage was sent what is wrong: {error}")
+            self._end(f"the stage was sent what is wrong: {error}", ExitStatus.FAILED)
 
     def _take(self, peer: bytes, frames: list[Frame]) -> None:
         """Handle a message. All but grants are of the run, or of one that has ended."""

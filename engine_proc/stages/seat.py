@@ -56,15 +56,15 @@ log = logging.getLogger(__name__)
 
 
 class StageLost(HeadraceError):
-    """The machine of the stage is out of reach, or has ended the run."""
+    """The machine of the stage is out of reach, or has ended the run since another was."""
 
     exit_status = ExitStatus.NODE_LOST
 
 
-class StageWorkerDied(HeadraceError):
-    """The worker there has ended."""
+class StageFailed(HeadraceError):
+    """The worker there has ended, or messages are wrong: that may happen again."""
 
-    def __init__(self, why: str, exit_status: int) -> None:
+    def __init__(self, why: str, exit_status: int = ExitStatus.FAILED) -> None:
         super().__init__(why)
         self.exit_status = ExitStatus(exit_status)
 
@@ -109,7 +109,7 @@ class StageSeat:
 
         Raises:
             StageLost: the stage is out of reach.
-            StageWorkerDied: its worker has ended.
+            StageFailed: its worker has ended, or sends what is wrong.
         """
         self._slot.beat()
         polled = self._inputs.polled
@@ -133,7 +133,7 @@ class StageSeat:
             try:
                 self._take(self._decoder.decode(frames[0]), frames[1:])
             except (msgspec.MsgspecError, WrongMessage) as error:
-                raise StageLost(
+                raise StageFailed(
                     f"the stage at {self._where} sends what is wrong: {error}"
                 ) from None
         if link.lost_connections():
@@ -203,7 +203,7 @@ class StageSeat:
 
         Raises:
             StageLost: it has ended, after it has served.
-            StageWorkerDied: its worker has ended.
+            StageFailed: its worker has ended, or it was sent what is wrong.
         """
         now = time.monotonic_ns()
         check(0 <= status.granted_at <= now, f"it answers a grant of {status.granted_at} at {now}")
@@ -212,7 +212,7 @@ class StageSeat:
         if status.exit_status is not None:
             known = status.exit_status in list(ExitStatus)
             code = status.exit_status if known else ExitStatus.FAILED
-            raise StageWorkerDied(f"{status.why}{self._at}", code)
+            raise StageFailed(f"{status.why}{self._at}", code)
         if status.has_ended and self._serves:
             raise StageLost(f"the stage{self._at} has ended its run: {status.why}")
         if status.why:
