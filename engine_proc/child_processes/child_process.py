@@ -38,6 +38,7 @@ class WorkerDied(HeadraceError):
         rank: the index of its seat, among those of all models.
 
     Attributes:
+        has_lost_node: it is in the seat of another machine's, which is out of reach.
         is_from_outside: no sequence is the reason.
     """
 
@@ -46,7 +47,8 @@ class WorkerDied(HeadraceError):
     ) -> None:
         super().__init__(message)
         self.rank = rank
-        self.is_from_outside = is_chaos or code == ExitStatus.NODE_LOST
+        self.has_lost_node = code == ExitStatus.NODE_LOST
+        self.is_from_outside = is_chaos or self.has_lost_node
         self.has_reason = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
         # Pages are given up, too, where they have taken the memory that a worker needs.

@@ -148,6 +148,7 @@ class WorkerGroup:
         self._context = context
         self._clock = clock
         self._restarts = RestartBackoff()
+        self._reconnects = RestartBackoff()  # after machines of stages were out of reach
         self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
         self._num_computing = 0  # steps
@@ -207,7 +208,7 @@ class WorkerGroup:
             except WorkerDied as death:
                 if death.has_reason:
                     raise
-                self.replace(death, [])
+                self.replace(death, [], death.is_from_outside)
                 time.sleep(max(0.0, self._start_at - self._clock()))
                 self._start()
             else:
@@ -290,6 +291,7 @@ class WorkerGroup:
         self._num_computing -= 1
         if isinstance(result, StepResult):
             self._restarts.worked()
+            self._reconnects.worked()
         assert isinstance(result, StepResult | StepFailed)
         return result
 
@@ -395,7 +397,10 @@ class WorkerGroup:
         if is_explained or was_idle:
             self._restarts.worked()
         self._num_computing = 0
-        delay_s = self._restarts.delay_s()
+        if death.has_lost_node:
+            delay_s: float | None = self._reconnects.patient_delay_s()
+        else:
+            delay_s = self._restarts.delay_s()
         if delay_s is None:
             self._crash_reports.close()
             raise death

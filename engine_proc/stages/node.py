@@ -14,6 +14,7 @@ from headrace.config.process_configs import ExecutionConfig, StageConfig
 from headrace.config.weight_files import sampled_digest
 from headrace.engine_proc.remote.message_checks import WrongMessage
 from headrace.engine_proc.stages.stage_run import RunEnded, StageRun
+from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveListener
 from headrace.ipc.remote_messages import (
@@ -84,7 +85,7 @@ class StageNode:
             self._end(str(end), end.exit_status)
         except (msgspec.MsgspecError, WrongMessage) as error:
             self._tell(f"a peer sends what is wrong: {error}")
-            self._end(f"the stage was sent what is wrong: {error}")
+            self._end(f"the stage was sent what is wrong: {error}", ExitStatus.FAILED)
 
     def _take(self, peer: bytes, frames: list[Frame]) -> None:
         """Handle a message. All but grants are of the run, or of one that has ended."""
@@ -101,10 +102,16 @@ class StageNode:
             self._run.take_frame(message, frames[1:])
 
     def _renew(self, peer: bytes, grant: StageGrant) -> None:
-        """Take a grant; begin a run where it is of another one."""
+        """Take a grant; begin a run where it is of another one, or of another connection.
+
+        What has gone through the connection before may be lost.
+        """
+        if self._run is not None and (peer, grant.run) != (self._peer, self._run.id):
+            assert self._grant is not None
+            if grant.sent_at < self._grant.sent_at:  # of a seat that has ended, on the same machine
+                return
+            self._end("its seat has connected anew, or another seat has come")
         self._peer, self._grant = peer, grant
-        if self._run is not None and self._run.id != grant.run:
-            self._close()
         if self._run is None:
             if why := self._terms.differences(grant):
                 self._tell(why)
@@ -113,7 +120,7 @@ class StageNode:
             self._run = StageRun(grant, self._send_on, self._context, self._cache_fd, self._key)
             log.info("a server has a worker of stage %d here", grant.stage)
         self._run.renew(grant, time.monotonic())
-        self._send(StageStatus(grant.run, grant.sent_at, self._run.progress))
+        self._send(StageStatus(grant.run, grant.sent_at, self._run.progress, self._run.why))
 
     def _end(self, why: str, exit_status: int | None = None) -> None:
         """End the run, and tell its seat."""

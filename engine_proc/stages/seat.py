@@ -2,8 +2,10 @@
 In: ToWorker (engine_proc), hidden states, FromStage.  Out: FromWorker, ToStage."""
 
 import logging
+import os
 import time
 from collections import deque
+from dataclasses import replace
 from typing import NoReturn, assert_never
 
 import msgspec
@@ -54,15 +56,15 @@ log = logging.getLogger(__name__)
 
 
 class StageLost(HeadraceError):
-    """The machine of the stage is out of reach, or has ended the run."""
+    """The machine of the stage is out of reach, or has ended the run since another was."""
 
     exit_status = ExitStatus.NODE_LOST
 
 
-class StageWorkerDied(HeadraceError):
-    """The worker there has ended."""
+class StageFailed(HeadraceError):
+    """The worker there has ended, or messages are wrong: that may happen again."""
 
-    def __init__(self, why: str, exit_status: int) -> None:
+    def __init__(self, why: str, exit_status: int = ExitStatus.FAILED) -> None:
         super().__init__(why)
         self.exit_status = ExitStatus(exit_status)
 
@@ -99,14 +101,15 @@ class StageSeat:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
         self._outputs: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-        self._execution = self._encoder.encode(config.execution)
+        model_path = os.path.abspath(config.execution.model_path)  # the stage runs elsewhere
+        self._execution = self._encoder.encode(replace(config.execution, model_path=model_path))
 
     def work(self) -> None:
         """Pass on all that has come; wait where there is nothing.
 
         Raises:
             StageLost: the stage is out of reach.
-            StageWorkerDied: its worker has ended.
+            StageFailed: its worker has ended, or sends what is wrong.
         """
         self._slot.beat()
         polled = self._inputs.polled
@@ -130,7 +133,7 @@ class StageSeat:
             try:
                 self._take(self._decoder.decode(frames[0]), frames[1:])
             except (msgspec.MsgspecError, WrongMessage) as error:
-                raise StageLost(
+                raise StageFailed(
                     f"the stage at {self._where} sends what is wrong: {error}"
                 ) from None
         if link.lost_connections():
@@ -200,7 +203,7 @@ class StageSeat:
 
         Raises:
             StageLost: it has ended, after it has served.
-            StageWorkerDied: its worker has ended.
+            StageFailed: its worker has ended, or it was sent what is wrong.
         """
         now = time.monotonic_ns()
         check(0 <= status.granted_at <= now, f"it answers a grant of {status.granted_at} at {now}")
@@ -209,7 +212,7 @@ class StageSeat:
         if status.exit_status is not None:
             known = status.exit_status in list(ExitStatus)
             code = status.exit_status if known else ExitStatus.FAILED
-            raise StageWorkerDied(f"{status.why}{self._at}", code)
+            raise StageFailed(f"{status.why}{self._at}", code)
         if status.has_ended and self._serves:
             raise StageLost(f"the stage{self._at} has ended its run: {status.why}")
         if status.why:

@@ -121,6 +121,14 @@ class StageRun:
         """How far the start of the worker is, as on the board."""
         return self._slot[CommonField.PROGRESS]
 
+    @property
+    def why(self) -> str:
+        """Why the stage does not serve, though its worker is ready; "" is nothing."""
+        if self._ready is None:
+            return ""
+        following = self._where_following or "the next stage"
+        return f"its worker is ready and has no link to {following} yet"
+
     def renew(self, grant: StageGrant, now: float) -> None:
         """Take a grant, and with it where the next stage is.
 

@@ -87,9 +87,9 @@ class StageStatus(Message, tag="stage_status", frozen=True):
     run: int
     granted_at: int  # `sent_at` of the last grant
     progress: int = 0  # of the worker's start, as on the board
-    why: str = ""  # there is no worker, or none any more
+    why: str = ""  # the stage does not serve, or does no more
     has_ended: bool = False  # the run; another grant begins it anew
-    exit_status: int | None = None  # of the worker, where it has ended; less than 0 is by a signal
+    exit_status: int | None = None  # of a worker that has ended or was sent what is wrong
 
 
 class WorkerInput(Message, tag="worker_input", frozen=True):

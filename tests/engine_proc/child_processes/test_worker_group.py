@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ from headrace.ipc.worker_messages import (
     WorkerReady,
 )
 from headrace.runtime.process import Context
-from headrace.supervision.restart_backoff import RestartBackoff
+from headrace.supervision.restart_backoff import DELAYS_S, PATIENT_S, RestartBackoff
 from headrace.supervision.watchdog import HangWatchdog
 
 CONFIG = engine_config(
@@ -215,6 +216,28 @@ def test_worker_killed_while_idle_is_always_replaced(
         die(computes=True)
     with pytest.raises(WorkerDied):
         die(computes=True)
+
+
+def test_stages_lost_while_others_load_never_end_the_server(
+    monkeypatch: pytest.MonkeyPatch, board: Board
+) -> None:
+    lost = WorkerDied("worker 1 exited with 7", code=ExitStatus.NODE_LOST)
+    readies: list[WorkerReady | WorkerDied] = [*[lost] * 6, WorkerReady(1, 16)]
+
+    class Loading(Dying):
+        def receive(self, timeout_s: float) -> WorkerReady:
+            ready = readies.pop(0) if len(readies) > 1 else readies[0]
+            if isinstance(ready, WorkerDied):
+                raise ready
+            return ready
+
+    monkeypatch.setattr(module, "start_worker", lambda *_: Loading())
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    delays: list[float] = []
+    monkeypatch.setattr(time, "sleep", delays.append)
+    workers = WorkerGroup(CONFIG, context, clock=lambda: 0.0)
+    assert workers.wait_ready() == WorkerReady(1, 16)
+    assert delays == [*DELAYS_S, PATIENT_S, PATIENT_S, PATIENT_S]
 
 
 def test_the_crash_report_is_of_the_worker_in_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:

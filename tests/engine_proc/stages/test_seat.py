@@ -20,7 +20,7 @@ from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.stages import seat as module
 from headrace.engine_proc.stages.node import OwnTerms
-from headrace.engine_proc.stages.seat import StageLost, StageSeat, StageWorkerDied
+from headrace.engine_proc.stages.seat import StageFailed, StageLost, StageSeat
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveListener
@@ -42,7 +42,7 @@ from headrace.runtime.process import Context
 from support.ports import reserved_port
 
 RUN = 5
-EXECUTION = execution_config(pp=3, vocab_size=64)
+EXECUTION = execution_config("model", pp=3, vocab_size=64)
 READY = WorkerReady(1, 16, hidden_size=4)
 STEP = Step(
     token_ids=b"",
@@ -144,7 +144,8 @@ def test_a_grant_has_all_that_a_stage_needs(site: Site) -> None:
     grant = site.grant
     assert grant is not None
     assert (grant.run, grant.stage, grant.following) == (RUN, 2, None)
-    assert msgspec.msgpack.decode(grant.execution, type=type(EXECUTION)) == EXECUTION
+    execution = msgspec.msgpack.decode(grant.execution, type=type(EXECUTION))
+    assert execution == dataclasses.replace(EXECUTION, model_path=str(Path.cwd() / "model"))
     site.send(StageStatus(RUN, grant.sent_at, progress=300))
     site.work_until(lambda: site.slot[CommonField.PROGRESS] == 300)
 
@@ -188,8 +189,9 @@ def test_what_a_stage_cannot_send_ends_its_run(
         site.steps.send(STEP)
         site.work_until(lambda: bool(site.inputs))
     site.output(output)
-    with pytest.raises(StageLost, match=f"sends what is wrong: .*{why}"):
+    with pytest.raises(StageFailed, match=f"sends what is wrong: .*{why}") as failure:
         site.work_until(lambda: False)
+    assert failure.value.exit_status is ExitStatus.FAILED, "it counts in a row"
     assert site.results.receive(0) is None
 
 
@@ -205,7 +207,7 @@ def test_outputs_of_another_run_are_not_heard(site: Site) -> None:
 def test_a_seat_ends_as_the_worker_there(site: Site, status: int) -> None:
     site.work_until(lambda: site.grant is not None)
     site.send(StageStatus(RUN, 0, why="worker 2 could not start", exit_status=status))
-    with pytest.raises(StageWorkerDied, match="could not start at tcp://") as death:
+    with pytest.raises(StageFailed, match="could not start at tcp://") as death:
         site.work_until(lambda: False)
     assert death.value.exit_status == (ExitStatus.FAILED if status == 99 else status)
 

@@ -1,0 +1,186 @@
+"""The process of a stage: what it makes of seats that are late, wrong or have connected anew."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from engine_configs import execution_config
+from stage_nodes import new_key, remote_stages
+
+from headrace.board.board import Board, Seat
+from headrace.config.config import MAX_PP
+from headrace.config.process_configs import StageConfig
+from headrace.engine_proc.stages import stage_run
+from headrace.engine_proc.stages.node import StageNode
+from headrace.ipc.curve_key import read_key
+from headrace.ipc.curve_links import CurveLink
+from headrace.ipc.messages import Message
+from headrace.ipc.remote_messages import FromStage, StageGrant, StageStatus, WorkerOutput
+from headrace.ipc.worker_messages import WorkerReady
+from headrace.runtime.process import Context
+from support.ports import reserved_port
+
+RUN = 5
+READY = WorkerReady(1, 16, hidden_size=4)
+DEADLINE_S = 60.0
+encode = msgspec.msgpack.encode
+
+
+class IdleWorker:
+    """In place of a worker's process. The test answers for it."""
+
+    def __init__(
+        self, _context: object, _slot: object, _config: object, channels: Any, *_: object
+    ) -> None:
+        self.steps, self.results = channels
+        for channel in channels:
+            os.close(channel.fd)
+
+    def check(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Connection:
+    """A seat's connection to a stage."""
+
+    def __init__(self, where: str, key_file: Path) -> None:
+        self.link = CurveLink(where, read_key(str(key_file)))
+        self.statuses: list[StageStatus] = []
+        self.outputs: list[bytes] = []
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromStage)
+
+    def work(self) -> None:
+        """Take what has come."""
+        self.link.lost_connections()
+        while (frames := self.link.receive()) is not None:
+            message = self._decoder.decode(frames[0])
+            if isinstance(message, WorkerOutput):
+                self.outputs.append(bytes(frames[1]))
+            else:
+                self.statuses.append(message)
+
+    def send(self, message: Message, *frames: bytes) -> None:
+        """Send the stage a message."""
+        assert self.link.send([encode(message), *frames])
+
+
+class Site:
+    """A stage process, its worker, and the test in place of seats."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key_file = new_key(folder / "key")
+        self.model = folder / "model"
+        self.model.mkdir()
+        self.terms = remote_stages(folder, self.key_file, str(self.model)).terms
+        seats = [Seat("stage", 0), *(Seat("worker", stage) for stage in range(MAX_PP))]
+        board = Board.create(seats)
+        context = Context(seats[0], board, board.slot("stage"), "error", os.getpid())
+        with reserved_port() as port:
+            listen = f"tcp://127.0.0.1:{port}"
+            config = StageConfig(listen=listen, key_file=str(self.key_file))
+            self.node = StageNode(config, context)
+        self.connections: list[Connection] = []
+
+    def connect(self) -> Connection:
+        """Return a new connection to the stage."""
+        made = Connection(self.node.where, self.key_file)
+        self.connections.append(made)
+        self.work_until(lambda: made.link.is_connected)
+        return made
+
+    def work_until(self, predicate: Callable[[], bool]) -> None:
+        """Have all do what they can until something is so."""
+        until = time.monotonic() + DEADLINE_S
+        while not predicate():
+            assert time.monotonic() < until
+            self.node.work()
+            for connection in self.connections:
+                connection.work()
+
+    def grant(
+        self,
+        connection: Connection,
+        run: int = RUN,
+        sent_at: int = 1,
+        stage: int = 2,
+        following: str | None = None,
+    ) -> None:
+        """Send a grant."""
+        execution = execution_config(self.model, pp=3, vocab_size=64)
+        grant = StageGrant(run, sent_at, stage, following, encode(execution), 8, self.terms)
+        connection.send(grant)
+
+    def grant_taken(self, connection: Connection, **fields: Any) -> StageStatus:
+        """Send a grant and return the answer."""
+        num_before = len(connection.statuses)
+        self.grant(connection, **fields)
+        self.work_until(lambda: len(connection.statuses) > num_before)
+        return connection.statuses[-1]
+
+    @property
+    def worker(self) -> IdleWorker:
+        """The worker of the run."""
+        assert self.node._run is not None
+        worker: Any = self.node._run._worker
+        assert isinstance(worker, IdleWorker)
+        return worker
+
+    def close(self) -> None:
+        """End threads and sockets."""
+        for connection in self.connections:
+            connection.link.close()
+        self.node._close()
+        self.node._listener.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(stage_run, "ChildProcess", IdleWorker)
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_stage_that_cannot_reach_the_next_one_says_so(site: Site) -> None:
+    seat = site.connect()
+    with reserved_port() as port:
+        following = f"tcp://127.0.0.1:{port}"
+        assert site.grant_taken(seat, stage=1, following=following).why == ""
+        site.worker.results.send(READY)
+        run = site.node._run
+        assert run is not None
+        site.work_until(lambda: run._ready is not None)
+        status = site.grant_taken(seat, stage=1, following=following)
+    assert status.why == f"its worker is ready and has no link to {following} yet"
+    assert not status.has_ended
+    assert not seat.outputs
+
+
+def test_a_seat_that_connects_anew_gets_a_new_run(site: Site) -> None:
+    """What the worker said before may be lost with the connection."""
+    before, after = site.connect(), site.connect()
+    site.grant_taken(before, sent_at=1)
+    first = site.worker
+    first.results.send(READY)
+    site.work_until(lambda: bool(before.outputs))
+    site.grant_taken(after, sent_at=2)
+    assert site.worker is not first
+    site.work_until(lambda: before.statuses[-1].has_ended)
+    site.worker.results.send(READY)
+    site.work_until(lambda: bool(after.outputs))
+
+
+def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
+    seat = site.connect()
+    site.grant_taken(seat, run=RUN, sent_at=1)
+    site.grant_taken(seat, run=RUN + 1, sent_at=3)
+    worker = site.worker
+    site.grant(seat, run=RUN, sent_at=2)
+    site.grant(seat, run=RUN + 1, sent_at=4)
+    site.work_until(lambda: seat.statuses[-1].granted_at == 4)
+    assert site.worker is worker
