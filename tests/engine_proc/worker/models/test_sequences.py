@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from decoder_cases import DecoderCase, decoder_case, part_of_prompt
 from gemma_models import GEMMAS
-from generation import NUM_TOKENS, PROMPTS, Generation, HalfRightProposer
+from generation import NUM_PAGES, NUM_TOKENS, PROMPTS, Generation, HalfRightProposer
 from hybrid_models import HYBRIDS
 from latent_models import LATENT
 
@@ -204,10 +204,10 @@ def test_drafts_of_sequences_skip_no_checkpoint(make: Make, expected: Answers) -
 
 
 def test_sequences_answer_the_same_with_ngrams(make: Make, expected: Answers) -> None:
-    """What a text repeats is drafted."""
+    """What a text repeats is drafted, where no preempted sequence waits for the rows."""
     prompts = [
         [*prompt, *answer, *prompt] for prompt, answer in zip(PROMPTS, expected, strict=True)
     ]
-    drafting = Generation(make, speculation=Speculation())
+    drafting = Generation(make, num_pages=2 * NUM_PAGES, speculation=Speculation())
     assert drafting.answers(prompts) == Generation(make).answers(prompts)
     assert drafting.scheduler.counts.drafts > 0
