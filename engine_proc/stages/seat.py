@@ -14,7 +14,7 @@ import numpy as np
 from headrace.board.fields import CommonField, WorkerField
 from headrace.config.process_configs import RemoteStages, WorkerConfig
 from headrace.engine_proc.remote.grants import Grants
-from headrace.engine_proc.remote.message_checks import WrongMessage, check
+from headrace.engine_proc.remote.message_checks import MAX_WORD, WrongMessage, check
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -207,6 +207,7 @@ class StageSeat:
         """
         now = time.monotonic_ns()
         check(0 <= status.granted_at <= now, f"it answers a grant of {status.granted_at} at {now}")
+        check(0 <= status.progress < MAX_WORD, f"its worker's progress is {status.progress}")
         self._grants.answered(status.granted_at / SECOND_NS)
         self._slot[CommonField.PROGRESS] = status.progress
         if status.exit_status is not None:

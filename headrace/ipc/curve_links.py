@@ -140,6 +140,11 @@ class CurveLink:
     """
 
     def __init__(self, where: str, key: CurveKey, keeps_alive: bool = False) -> None:
+        """Begin to connect.
+
+        Raises:
+            ValueError: it is no address.
+        """
         self._socket = curve_socket(zmq.DEALER, key, where)
         if keeps_alive:
             self._socket.heartbeat_ivl = HEARTBEAT_MS
@@ -149,7 +154,11 @@ class CurveLink:
         self._events = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSALS
         )
-        self._socket.connect(where)
+        try:
+            self._socket.connect(where)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"{where} is no address to connect to: {error}") from None
         self._where = where
         self._peer: tuple[str, int] | None = None  # where it was last connected to
         self._messages = [(self._socket, POLLIN)]

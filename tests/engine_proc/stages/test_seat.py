@@ -195,6 +195,14 @@ def test_what_a_stage_cannot_send_ends_its_run(
     assert site.results.receive(0) is None
 
 
+@pytest.mark.parametrize("progress", [-1, 1 << 63])
+def test_a_progress_that_no_worker_has_is_wrong(site: Site, progress: int) -> None:
+    site.work_until(lambda: site.grant is not None)
+    site.send(StageStatus(RUN, 0, progress))
+    with pytest.raises(StageFailed, match=f"progress is {progress}"):
+        site.work_until(lambda: False)
+
+
 def test_outputs_of_another_run_are_not_heard(site: Site) -> None:
     site.serve()
     site.send(WorkerOutput(RUN + 1), encode(TOKEN))
