@@ -28,9 +28,9 @@ from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.stages.hidden_frames import FrameSink, FrameSource
 from headrace.engine_proc.stages.pump import Pump
+from headrace.engine_proc.stages.stage_link import StageLink
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import CurveKey
-from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.remote_messages import HiddenFrame, StageGrant, WorkerOutput
 from headrace.ipc.sockets import Frame
 from headrace.ipc.worker_messages import FromWorker, ToWorker, WorkerReady
@@ -91,7 +91,7 @@ class StageRun:
         self._outputs = Pump(results.receive_encoded)
         self._sink: FrameSink | None = None  # to the worker,
         self._frames: Pump[tuple[HiddenFrame, list[Frame]]] | None = None  # and of it
-        self._following: CurveLink | None = None
+        self._following: StageLink | None = None
         self._where_following: str | None = None
         self._ready: bytes | None = None  # of the worker, until the next stage is there, too
         self._serves = False
@@ -161,7 +161,7 @@ class StageRun:
             self._following = None
         self._where_following = grant.following
         if grant.following is not None:
-            self._following = CurveLink(grant.following, self._key, keeps_alive=True)
+            self._following = StageLink(grant.following, self._key, keeps_alive=True)
 
     def take_input(self, frames: list[Frame]) -> None:
         """Hand the worker what its seat has sent.

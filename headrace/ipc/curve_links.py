@@ -149,6 +149,7 @@ class CurveLink:
         if keeps_alive:
             self._socket.heartbeat_ivl = HEARTBEAT_MS
             self._socket.heartbeat_timeout = SILENCE_MS
+        self._socket.set(zmq.TCP_MAXRT, SILENCE_MS)  # lost, too, where what is sent does not arrive
         self._socket.curve_serverkey = key.public
         self._socket.immediate = True  # nothing waits for a connection that there is not
         self._events = self._socket.get_monitor_socket(
