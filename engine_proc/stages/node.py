@@ -51,7 +51,7 @@ class StageNode:
         self._context = context
         self._slot = context.slot
         self._key = read_key(config.key_file)
-        self._listener = CurveListener(config.listen, self._key)
+        self._listener = CurveListener(config.listen, self._key, "the stage's address")
         self.where = self._listener.where
         self._cache_fd = os.memfd_create("headrace-pages", os.MFD_CLOEXEC)
         self._run: StageRun | None = None

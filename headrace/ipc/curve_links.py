@@ -60,9 +60,13 @@ def resolved(where: str) -> tuple[str, int] | None:
 
 
 class CurveListener:
-    """The listening end. Several peers may connect; each message comes with its peer's name."""
+    """The listening end. Several peers may connect; each message comes with its peer's name.
 
-    def __init__(self, where: str, key: CurveKey) -> None:
+    Args:
+        label: what gives the address, for errors, such as a flag.
+    """
+
+    def __init__(self, where: str, key: CurveKey, label: str) -> None:
         """Listen.
 
         Raises:
@@ -85,7 +89,7 @@ class CurveListener:
             self._socket.bind(where)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"{where} cannot be bound, to listen there: {error}") from None
+            raise ConfigError(f"{label} {where} cannot be bound: {error}") from None
         self.where = str(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     @property

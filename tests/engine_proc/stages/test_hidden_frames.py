@@ -35,7 +35,7 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
     public, secret = zmq.curve_keypair()
     key = CurveKey(secret, public)
     with reserved_port() as port:
-        listener = CurveListener(f"tcp://127.0.0.1:{port}", key)
+        listener = CurveListener(f"tcp://127.0.0.1:{port}", key, "")
     link = CurveLink(listener.where, key, keeps_alive=True)
     writer, source_end = both_ends(*SIZES)
     sink, reader = sink_and_reader()

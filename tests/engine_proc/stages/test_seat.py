@@ -64,7 +64,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         key = new_key(folder / "key")
         with reserved_port() as port:
-            self.listener = CurveListener(f"tcp://127.0.0.1:{port}", read_key(str(key)))
+            self.listener = CurveListener(f"tcp://127.0.0.1:{port}", read_key(str(key)), "")
         board = Board.create([Seat("worker", 2)])
         self.slot = board.slot("worker", 2)
         self.masks = GrammarBitmask.create(2, EXECUTION.vocab_size)
