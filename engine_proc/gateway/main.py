@@ -74,7 +74,7 @@ class Gateway:
         self._detokenizers = list(context.board.of("detokenizer"))
         self._engine = context.board.slot("engine")
         self._backlog = engine_backlog(context.board, 0)
-        self._listener = CurveListener(config.listen, read_key(config.key_file))
+        self._listener = CurveListener(config.listen, read_key(config.key_file), "--engine-listen")
         self.where = self._listener.where
         self._inboxes: list[Inbox[ToDetokenizer]] = [
             Inbox(address(config.run_dir, "detokenizer", i), ToDetokenizer, STEP_HIGH_WATER)

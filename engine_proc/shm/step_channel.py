@@ -59,6 +59,16 @@ class StepChannel(Generic[M]):
         os.ftruncate(fd, HEADER_BYTES + NUM_SLOTS * (slot_bytes + LENGTH_BYTES))
         return cls(fd, kind, look_us)
 
+    @property
+    def max_bytes(self) -> int:
+        """The size of a message, encoded, at most."""
+        return self._slot_bytes - LENGTH_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the ring has a slot for the next message."""
+        return self._written - self._load(self._read_at) < NUM_SLOTS
+
     def send(self, message: Message) -> None:
         """Write a message. The ring never fills: at most 8 steps are unanswered at a time."""
         self.send_encoded(self._encoder.encode(message))
@@ -66,10 +76,9 @@ class StepChannel(Generic[M]):
     def send_encoded(self, data: bytes | memoryview) -> None:
         """Write a message that is encoded."""
         start = self._start_of(self._written)
-        if len(data) + LENGTH_BYTES > self._slot_bytes:
-            room = self._slot_bytes - LENGTH_BYTES
-            raise ValueError(f"a message of {len(data)} bytes; slots have {room}")
-        assert self._written - self._load(self._read_at) < NUM_SLOTS, "the reader is too far behind"
+        if len(data) > self.max_bytes:
+            raise ValueError(f"a message of {len(data)} bytes; slots have {self.max_bytes}")
+        assert self.has_room, "the reader is too far behind"
         self._map[start : start + LENGTH_BYTES] = len(data).to_bytes(LENGTH_BYTES, "little")
         self._map[start + LENGTH_BYTES : start + LENGTH_BYTES + len(data)] = data
         self._written = (self._written + 1) % (1 << 32)

@@ -12,7 +12,6 @@ import msgspec
 from headrace.board.fields import StageField
 from headrace.config.process_configs import ExecutionConfig, StageConfig
 from headrace.config.weight_files import sampled_digest
-from headrace.engine_proc.remote.message_checks import WrongMessage
 from headrace.engine_proc.stages.stage_run import RunEnded, StageRun
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
@@ -52,7 +51,7 @@ class StageNode:
         self._context = context
         self._slot = context.slot
         self._key = read_key(config.key_file)
-        self._listener = CurveListener(config.listen, self._key)
+        self._listener = CurveListener(config.listen, self._key, "the stage's address")
         self.where = self._listener.where
         self._cache_fd = os.memfd_create("headrace-pages", os.MFD_CLOEXEC)
         self._run: StageRun | None = None
@@ -83,9 +82,12 @@ class StageNode:
             work(*args)
         except RunEnded as end:
             self._end(str(end), end.exit_status)
-        except (msgspec.MsgspecError, WrongMessage) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             self._tell(f"a peer sends what is wrong: {error}")
             self._end(f"the stage was sent what is wrong: {error}", ExitStatus.FAILED)
+        except OSError as error:
+            self._tell(f"a stage cannot be here: {error}")
+            self._end(f"the system refuses what the stage needs: {error}")
 
     def _take(self, peer: bytes, frames: list[Frame]) -> None:
         """Handle a message. All but grants are of the run, or of one that has ended."""
@@ -123,14 +125,15 @@ class StageNode:
         self._send(StageStatus(grant.run, grant.sent_at, self._run.progress, self._run.why))
 
     def _end(self, why: str, exit_status: int | None = None) -> None:
-        """End the run, and tell its seat."""
-        if self._run is None or self._grant is None:
+        """End the run, or what was to be one, and tell its seat."""
+        grant = self._grant
+        if grant is None:
             return
-        log.warning("the run ends: %s", why)
-        status = StageStatus(
-            self._run.id, self._grant.sent_at, why=why, exit_status=exit_status, has_ended=True
+        if self._run is not None:
+            log.warning("the run ends: %s", why)
+        self._send(
+            StageStatus(grant.run, grant.sent_at, why=why, exit_status=exit_status, has_ended=True)
         )
-        self._send(status)
         self._close()
 
     def _close(self) -> None:

@@ -14,16 +14,16 @@ import numpy as np
 from headrace.board.fields import CommonField, WorkerField
 from headrace.config.process_configs import RemoteStages, WorkerConfig
 from headrace.engine_proc.remote.grants import Grants
-from headrace.engine_proc.remote.message_checks import WrongMessage, check
+from headrace.engine_proc.remote.message_checks import MAX_WORD, WrongMessage, check
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.stages.hidden_frames import FrameSource
 from headrace.engine_proc.stages.pump import Pump
+from headrace.engine_proc.stages.stage_link import StageLink
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
-from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.remote_messages import (
     FromStage,
     HiddenFrame,
@@ -49,7 +49,7 @@ from headrace.runtime.process import Context
 
 WAIT_MS = 50
 MAX_MESSAGES = 64  # of one side, before the other gets its turn
-SILENCE_S = 5.0  # a grant waits for hidden states that go before it
+SILENCE_S = 5.0  # of a stage; its link may be full of hidden states
 SECOND_NS = 10**9
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class StageSeat:
         self._place = PlacedAddress(remote.run_dir, f"stage {config.stage}")
         self._next_place = PlacedAddress(remote.run_dir, f"stage {config.stage + 1}")
         self._where: str | None = None
-        self._link: CurveLink | None = None
+        self._link: StageLink | None = None
         self._grants = Grants(time.monotonic(), SILENCE_S)
         self._open: deque[int] = deque()  # logit rows of the steps without a result
         self._num_masks: deque[int] = deque()  # of the steps whose masks are not written yet
@@ -124,7 +124,7 @@ class StageSeat:
             self._send([self._encoder.encode(frame), *rows])
         self._keep_alive()
 
-    def _receive(self, link: CurveLink) -> None:
+    def _receive(self, link: StageLink) -> None:
         for _ in range(MAX_MESSAGES):
             frames = link.receive()
             if frames is None:
@@ -149,7 +149,7 @@ class StageSeat:
             self._grants.granted(now)
             if not self._serves:
                 self._follow()
-            if self._link is not None:
+            if self._link is not None and self._link.is_connected:
                 self._grant(self._link, sent_at)
         if not self._grants.have_run_out(now):
             return
@@ -170,9 +170,9 @@ class StageSeat:
         if self._link is not None:
             self._link.close()
         self._where = where
-        self._link = None if where is None else CurveLink(where, self._key)
+        self._link = None if where is None else StageLink(where, self._key)
 
-    def _grant(self, link: CurveLink, sent_at: int) -> None:
+    def _grant(self, link: StageLink, sent_at: int) -> None:
         config = self._config
         is_last = config.stage == config.execution.pp - 1
         grant = StageGrant(
@@ -184,7 +184,7 @@ class StageSeat:
             watchdog_timeout=self._remote.watchdog_timeout,
             terms=self._remote.terms,
         )
-        link.send([self._encoder.encode(grant)])
+        link.grant([self._encoder.encode(grant)])
 
     def _take(self, message: FromStage, frames: list[Frame]) -> None:
         if message.run != self._config.run:
@@ -207,6 +207,7 @@ class StageSeat:
         """
         now = time.monotonic_ns()
         check(0 <= status.granted_at <= now, f"it answers a grant of {status.granted_at} at {now}")
+        check(0 <= status.progress < MAX_WORD, f"its worker's progress is {status.progress}")
         self._grants.answered(status.granted_at / SECOND_NS)
         self._slot[CommonField.PROGRESS] = status.progress
         if status.exit_status is not None:

@@ -5,12 +5,14 @@ Pages outlive a run: the memory belongs to the process of the stage.
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from headrace.board.fields import CommonField
+from headrace.config.config import MAX_PP
 from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.child_processes.worker_group import (
@@ -26,9 +28,9 @@ from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.stages.hidden_frames import FrameSink, FrameSource
 from headrace.engine_proc.stages.pump import Pump
+from headrace.engine_proc.stages.stage_link import StageLink
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import CurveKey
-from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.remote_messages import HiddenFrame, StageGrant, WorkerOutput
 from headrace.ipc.sockets import Frame
 from headrace.ipc.worker_messages import FromWorker, ToWorker, WorkerReady
@@ -62,7 +64,14 @@ class StageRun:
         cache_fd: int,
         key: CurveKey,
     ) -> None:
+        """Start the worker.
+
+        Raises:
+            WrongMessage: the grant is of no stage after the first.
+            OSError: the system is short of processes, files or memory.
+        """
         execution = msgspec.msgpack.decode(grant.execution, type=ExecutionConfig)
+        check(0 < grant.stage < execution.pp <= MAX_PP, f"stage {grant.stage} of {execution.pp}")
         self.id = grant.run
         self.granted_at = 0.0
         self._send = send
@@ -74,11 +83,15 @@ class StageRun:
         results: StepChannel[FromWorker] = StepChannel.create(FromWorker, result_bytes(execution))
         self._before_fd = HiddenLink.create()
         self._after_fd = HiddenLink.create() if grant.stage < execution.pp - 1 else None
-        self._worker = self._start(grant, context, results)
+        with ExitStack() as undo:
+            for fd in (self._steps.fd, results.fd, *self._fds):
+                undo.callback(os.close, fd)
+            self._worker = self._start(grant, context, results)
+            undo.pop_all()
         self._outputs = Pump(results.receive_encoded)
         self._sink: FrameSink | None = None  # to the worker,
         self._frames: Pump[tuple[HiddenFrame, list[Frame]]] | None = None  # and of it
-        self._following: CurveLink | None = None
+        self._following: StageLink | None = None
         self._where_following: str | None = None
         self._ready: bytes | None = None  # of the worker, until the next stage is there, too
         self._serves = False
@@ -97,17 +110,20 @@ class StageRun:
             after_fd=self._after_fd,
             cache_fd=self._cache_fd,
         )
-        fds = [self._masks.fd, self._before_fd, self._cache_fd]
-        if self._after_fd is not None:
-            fds.append(self._after_fd)
         return ChildProcess(
             context,
             self._slot,
             config,
             (self._steps, results),
-            tuple(fds),
+            (*self._fds, self._cache_fd),
             grant.watchdog_timeout,
         )
+
+    @property
+    def _fds(self) -> tuple[int, ...]:
+        """The descriptors of the run, besides those of its channels."""
+        found = (self._masks.fd, self._before_fd, self._after_fd)
+        return tuple(fd for fd in found if fd is not None)
 
     @property
     def polled(self) -> list[tuple[object, int]]:
@@ -145,7 +161,7 @@ class StageRun:
             self._following = None
         self._where_following = grant.following
         if grant.following is not None:
-            self._following = CurveLink(grant.following, self._key, keeps_alive=True)
+            self._following = StageLink(grant.following, self._key, keeps_alive=True)
 
     def take_input(self, frames: list[Frame]) -> None:
         """Hand the worker what its seat has sent.
@@ -154,12 +170,15 @@ class StageRun:
             WrongMessage: there is too much or too little.
         """
         check(len(frames) in (1, 2), f"{len(frames)} frames for a worker")
+        message, most = memoryview(frames[0]), self._steps.max_bytes
+        check(message.nbytes <= most, f"{message.nbytes} bytes for a worker, at most {most} fit")
+        check(self._steps.has_room, "it has sent more than its worker takes")
         if len(frames) == 2:
             masks = memoryview(frames[1])
             room = len(self._masks.buffer)
             check(masks.nbytes <= room, f"{masks.nbytes} bytes of masks, at most {room} fit")
             self._masks.buffer[: masks.nbytes] = masks
-        self._steps.send_encoded(memoryview(frames[0]))
+        self._steps.send_encoded(message)
 
     def take_frame(self, frame: HiddenFrame, data: list[Frame]) -> None:
         """Hand the worker the hidden states of a step.
@@ -233,6 +252,5 @@ class StageRun:
         if self._following is not None:
             self._following.close()
         self._worker.stop()
-        for fd in (self._masks.fd, self._before_fd, self._after_fd):
-            if fd is not None:
-                os.close(fd)
+        for fd in self._fds:
+            os.close(fd)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -240,14 +239,12 @@ def check_memory(worker: WorkerConfig, model: DecoderModel, dtype: WeightDtype, 
         ConfigError: it has not.
     """
     config, parts = worker.execution, models_of(model, worker.execution.pp)
+    kv_bytes = config.cpu_kv_bytes
     if config.has_remote_stages:
         parts = [parts[worker.stage]]
-        kv_bytes = config.kv_cache_memory_bytes
-        if kv_bytes is not None:
-            kv_bytes = kv_bytes * len(parts[0].spec.layers) // len(model.spec.layers)
-        config = replace(config, kv_cache_memory_bytes=kv_bytes)
-    check_kv_cache(config.cpu_kv_bytes, free)
-    check_weights(config, parts, dtype, free)
+        kv_bytes = kv_bytes * len(parts[0].spec.layers) // len(model.spec.layers)
+    check_kv_cache(kv_bytes, free)
+    check_weights(config, parts, dtype, free, kv_bytes)
 
 
 def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:

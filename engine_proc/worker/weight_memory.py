@@ -55,6 +55,8 @@ class HeldWeights(NamedTuple):
 def foresee_memory(config: ExecutionConfig) -> list[HeldWeights]:
     """Return the weights of a GGUF file by type, the largest ones first; none of other models.
 
+    Where each stage has a machine of its own, they are those of the first one.
+
     Raises:
         ModelError: the file cannot be run.
         ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
@@ -63,6 +65,8 @@ def foresee_memory(config: ExecutionConfig) -> list[HeldWeights]:
     if not path.is_file():
         return []
     model = open_model(path, config.load_format)
+    if config.has_remote_stages:
+        model = models_of(model, config.pp)[0]
     on_gpus = place(config, model).name == "cuda"
     held: dict[tuple[str, str], HeldWeights] = {}
     for one in on_gpu(config, model) if on_gpus else in_core(config, model):
@@ -113,12 +117,12 @@ def foresee_adapters(config: ExecutionConfig) -> int:
 
 
 def foresee_second_embedding(config: ExecutionConfig) -> int:
-    """Return the bytes of a tied embedding that the last stage has beside the first; or 0.
+    """Return the bytes of a tied embedding that the last stage has on this machine, too; or 0.
 
     Raises:
         ModelError: the model cannot be run, or has no stages.
     """
-    if config.pp == 1:
+    if config.pp == 1 or config.has_remote_stages:
         return 0
     model = open_model(Path(config.model_path), config.load_format)
     dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]

@@ -328,8 +328,14 @@ def weight_memory(config: ServerConfig, card: ModelCard) -> int:
         stored, images = tower_bytes(config, card)
     with suppress(HeadraceError):
         beside = sum(beside_bytes(config, card))
-    own = sum(one.held_bytes for one in held) or weight_bytes(Path(card.path)) - stored
+    stored_here = (weight_bytes(Path(card.path)) - stored) // num_machines(config)
+    own = sum(one.held_bytes for one in held) or stored_here
     return own + images + beside
+
+
+def num_machines(config: ServerConfig) -> int:
+    """Return how many machines share a model; each has about the same part."""
+    return config.pp if config.has_remote_stages else 1
 
 
 def beside_bytes(config: ServerConfig, card: ModelCard) -> tuple[int, int, int]:
@@ -380,7 +386,8 @@ def cpu_bytes(config: ServerConfig, card: ModelCard, machine: Machine) -> int:
     """Return what the engines of a model take of the CPU's memory."""
     if config.engine == "mock" or is_for_gpus(config, card, machine):
         return 0
-    needed = weight_memory(config, card) + (0 if card.embeds else kv_bytes(config))
+    needed = weight_memory(config, card)
+    needed += 0 if card.embeds else kv_bytes(config) // num_machines(config)
     return config.num_own_engines * needed
 
 

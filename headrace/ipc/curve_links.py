@@ -60,9 +60,13 @@ def resolved(where: str) -> tuple[str, int] | None:
 
 
 class CurveListener:
-    """The listening end. Several peers may connect; each message comes with its peer's name."""
+    """The listening end. Several peers may connect; each message comes with its peer's name.
 
-    def __init__(self, where: str, key: CurveKey) -> None:
+    Args:
+        label: what gives the address, for errors, such as a flag.
+    """
+
+    def __init__(self, where: str, key: CurveKey, label: str) -> None:
         """Listen.
 
         Raises:
@@ -85,7 +89,7 @@ class CurveListener:
             self._socket.bind(where)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"{where} cannot be bound, to listen there: {error}") from None
+            raise ConfigError(f"{label} {where} cannot be bound: {error}") from None
         self.where = str(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     @property
@@ -140,16 +144,26 @@ class CurveLink:
     """
 
     def __init__(self, where: str, key: CurveKey, keeps_alive: bool = False) -> None:
+        """Begin to connect.
+
+        Raises:
+            ValueError: it is no address.
+        """
         self._socket = curve_socket(zmq.DEALER, key, where)
         if keeps_alive:
             self._socket.heartbeat_ivl = HEARTBEAT_MS
             self._socket.heartbeat_timeout = SILENCE_MS
+        self._socket.set(zmq.TCP_MAXRT, SILENCE_MS)  # lost, too, where what is sent does not arrive
         self._socket.curve_serverkey = key.public
         self._socket.immediate = True  # nothing waits for a connection that there is not
         self._events = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSALS
         )
-        self._socket.connect(where)
+        try:
+            self._socket.connect(where)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"{where} is no address to connect to: {error}") from None
         self._where = where
         self._peer: tuple[str, int] | None = None  # where it was last connected to
         self._messages = [(self._socket, POLLIN)]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import zmq
 from opened import OPENED
-from readable import readable
-from servers import PATIENCE_S, kill_tree
+from servers import kill_tree, wait_until
 
 from headrace.config.process_configs import RemoteStages
 from headrace.config.weight_files import sampled_digest
@@ -17,7 +16,8 @@ from headrace.ipc.schema_fingerprint import code_version
 from headrace.runtime.placed_address import PlacedAddress
 from support.ports import reserved_port
 
-LISTENS = re.compile(r"a stage may come to (\S+)")
+LISTENS = re.compile(r"a stage may come to (\S+)\n")
+MAX_LOG_BYTES = 1 << 20
 
 
 class RunningStage:
@@ -29,6 +29,7 @@ class RunningStage:
 
     def __init__(self, key_file: Path) -> None:
         self._key_file = key_file
+        self._log: int | None = None  # a descriptor
         OPENED.close_with_owner(self.close)
         self.start()
 
@@ -37,27 +38,30 @@ class RunningStage:
         with reserved_port() as port:
             where = f"tcp://127.0.0.1:{port}"
             command = (sys.executable, "-m", "headrace.engine_proc.stages")
+            self._log = os.memfd_create("log")  # a pipe would have to be read
             self.process = subprocess.Popen(
-                [*command, where, str(self._key_file), "info"], stderr=subprocess.PIPE
+                [*command, where, str(self._key_file), "info"], stderr=self._log
             )
-        self.log = ""
-        while (match := LISTENS.search(self.log)) is None:
-            self.read_log()
+            wait_until(self._listens_or_has_ended, "the stage listens")
+        match = LISTENS.search(self.log)
+        assert match is not None, self.log
         self.where = match[1]
 
-    def read_log(self) -> None:
-        """Wait for more of its log."""
-        assert self.process.stderr is not None
-        assert readable([self.process.stderr], PATIENCE_S), self.log
-        data = os.read(self.process.stderr.fileno(), 65536)
-        assert data, self.log
-        self.log += data.decode()
+    @property
+    def log(self) -> str:
+        """All that it has logged."""
+        assert self._log is not None
+        return os.pread(self._log, MAX_LOG_BYTES, 0).decode()
+
+    def _listens_or_has_ended(self) -> bool:
+        return LISTENS.search(self.log) is not None or self.process.poll() is not None
 
     def close(self) -> None:
         """End it and all that it has started, by SIGKILL."""
-        assert self.process.stderr is not None
-        if not self.process.stderr.closed:
+        if self._log is not None:
             kill_tree(self.process)
+            os.close(self._log)
+            self._log = None
 
 
 def new_key(path: Path) -> Path:

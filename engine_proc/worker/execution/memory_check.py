@@ -66,6 +66,7 @@ def check_weights(
     stages: Sequence[DecoderModel],
     dtype: WeightDtype,
     memory_bytes: int,
+    kv_bytes: int | None = None,
 ) -> None:
     """Raise `ConfigError` if weights do not fit beside a step, adapters and the KV cache of a flag.
 
@@ -73,15 +74,17 @@ def check_weights(
 
     Args:
         stages: of the model; one is the model itself, the only one that takes adapters.
+        kv_bytes: of a full KV cache on this machine; None is that of all workers.
     """
+    kv_bytes = config.cpu_kv_bytes if kv_bytes is None else kv_bytes
     taken = weights_of_all(config, stages, dtype)
     num_tokens = config.max_num_batched_tokens
     step = steps_of_all(config, stages, num_tokens)
-    cache = config.kv_cache_memory_bytes or 0
+    cache = 0 if config.kv_cache_memory_bytes is None else kv_bytes
     adapters = adapter_bytes(config, stages[0].spec, stages[0].weights)
     asked = cache + step + adapters
     if taken + asked <= memory_bytes:
-        if taken + step + adapters + config.cpu_kv_bytes > memory_bytes:
+        if taken + step + adapters + kv_bytes > memory_bytes:
             log.warning(
                 "weights of %.1f GiB, a step of %d tokens (%.1f GiB)%s and a full KV cache of "
                 "%.1f GiB are more than the %.1f GiB of memory; lower --kv-cache-memory-bytes",
@@ -89,7 +92,7 @@ def check_weights(
                 num_tokens,
                 step / GIB,
                 f", {described(config, adapters)}" if adapters else "",
-                config.cpu_kv_bytes / GIB,
+                kv_bytes / GIB,
                 memory_bytes / GIB,
             )
         return

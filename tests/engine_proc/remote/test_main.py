@@ -69,7 +69,7 @@ class Rig:
     @staticmethod
     def make_gateway(folder: Path) -> CurveListener:
         """Return the listening end, at a port of its own."""
-        return CurveListener("tcp://127.0.0.1:*", read_key(str(folder / "key")))
+        return CurveListener("tcp://127.0.0.1:*", read_key(str(folder / "key")), "")
 
     def work(self) -> None:
         """Answer grants, and let the seat take the answers."""

@@ -1,6 +1,7 @@
 """Hidden states pass between machines whole and in order, or not at all."""
 
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -34,7 +35,7 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
     public, secret = zmq.curve_keypair()
     key = CurveKey(secret, public)
     with reserved_port() as port:
-        listener = CurveListener(f"tcp://127.0.0.1:{port}", key)
+        listener = CurveListener(f"tcp://127.0.0.1:{port}", key, "")
     link = CurveLink(listener.where, key, keeps_alive=True)
     writer, source_end = both_ends(*SIZES)
     sink, reader = sink_and_reader()
@@ -47,8 +48,8 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
 
     def relay() -> None:
         """Pass frames on until the last has come."""
-        num_left = len(sent)
-        while num_left:
+        num_left, until = len(sent), time.monotonic() + DEADLINE_S
+        while num_left and time.monotonic() < until:
             wait_for_any([*pump.polled, *listener.polled, *link.polled], 50)
             listener.admit()
             link.lost_connections()
@@ -59,10 +60,13 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
                 sink.write(decode(head), data)
                 num_left -= 1
 
-    while not link.is_connected:
+    def is_connected() -> bool:
         wait_for_any([*listener.polled, *link.polled], 50)
         listener.admit()
         assert not link.lost_connections()
+        return link.is_connected
+
+    wait_until(is_connected, "a connection")
     thread = threading.Thread(target=relay, daemon=True)
     thread.start()
     for first in range(0, len(sent), 2):
@@ -77,6 +81,7 @@ def test_bits_of_frames_cross_an_encrypted_link_in_order() -> None:
             assert read.tobytes() == rows.tobytes()
             reader.release()
     thread.join(DEADLINE_S)
+    assert not thread.is_alive()
     pump.close()
     link.close()
     listener.close()

@@ -1,5 +1,6 @@
 """The process of a stage: what it makes of seats that are late, wrong or have connected anew."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,21 @@ from stage_nodes import new_key, remote_stages
 from headrace.board.board import Board, Seat
 from headrace.config.config import MAX_PP
 from headrace.config.process_configs import StageConfig
+from headrace.engine_proc.shm.step_channel import NUM_SLOTS
 from headrace.engine_proc.stages import stage_run
 from headrace.engine_proc.stages.node import StageNode
+from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.messages import Message
-from headrace.ipc.remote_messages import FromStage, StageGrant, StageStatus, WorkerOutput
+from headrace.ipc.remote_messages import (
+    FromStage,
+    HiddenFrame,
+    StageGrant,
+    StageStatus,
+    WorkerInput,
+    WorkerOutput,
+)
 from headrace.ipc.worker_messages import WorkerReady
 from headrace.runtime.process import Context
 from support.ports import reserved_port
@@ -184,3 +194,67 @@ def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
     site.grant(seat, run=RUN + 1, sent_at=4)
     site.work_until(lambda: seat.statuses[-1].granted_at == 4)
     assert site.worker is worker
+
+
+@pytest.mark.parametrize(
+    ("message", "frames", "why"),
+    [
+        (WorkerInput(RUN), [], "0 frames for a worker"),
+        (WorkerInput(RUN), [b""] * 3, "3 frames for a worker"),
+        (WorkerInput(RUN), [bytes(1 << 24)], "16777216 bytes for a worker, at most"),
+        (WorkerInput(RUN), [b"", bytes(1 << 20)], "1048576 bytes of masks, at most"),
+        (HiddenFrame(RUN, 0, 1), [b""], "hidden states before the worker is ready"),
+        (WorkerOutput(RUN), [], "Invalid value 'worker_output'"),
+    ],
+)
+def test_what_is_wrong_ends_a_run_as_a_fault(
+    site: Site, message: Message, frames: list[bytes], why: str
+) -> None:
+    seat, other = site.connect(), site.connect()
+    site.grant_taken(seat)
+    other.send(message, *frames)
+    site.work_until(lambda: seat.statuses[-1].has_ended)
+    assert f"was sent what is wrong: {why}" in seat.statuses[-1].why
+    assert seat.statuses[-1].exit_status == ExitStatus.FAILED
+    assert not site.grant_taken(seat).why, "another run begins"
+
+
+def test_more_messages_than_a_worker_takes_end_a_run(site: Site) -> None:
+    seat = site.connect()
+    site.grant_taken(seat)
+    for _ in range(NUM_SLOTS + 1):
+        seat.send(WorkerInput(RUN), b"")
+    site.work_until(lambda: seat.statuses[-1].has_ended)
+    assert "more than its worker takes" in seat.statuses[-1].why
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"stage": 0}, "stage 0 of 3"),
+        ({"stage": 3}, "stage 3 of 3"),
+        ({"stage": 1, "following": "elsewhere"}, "elsewhere is no address"),
+    ],
+)
+def test_a_grant_that_is_wrong_is_answered(site: Site, fields: dict[str, Any], why: str) -> None:
+    status = site.grant_taken(site.connect(), **fields)
+    assert why in status.why
+    assert status.exit_status == ExitStatus.FAILED
+
+
+def test_a_system_that_refuses_a_worker_is_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> IdleWorker:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    seat = site.connect()
+    num_open = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_run, "ChildProcess", refuse)
+        for _ in range(3):
+            status = site.grant_taken(seat)
+    assert "no more processes" in status.why
+    assert status.exit_status is None, "its worker has not ended: the seat waits"
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert not site.grant_taken(seat).why

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -23,12 +22,9 @@ from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.step.sampling_metadata import pack
-from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.messages import Sampling
-from headrace.ipc.remote_messages import HiddenFrame, WorkerInput
-from headrace.ipc.sockets import wait_for_any
 from headrace.ipc.worker_messages import Step, StepFailed, StepResult
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
@@ -214,8 +210,7 @@ def test_peers_without_the_key_and_garbage_end_nothing(
         with socket.create_connection((where.hostname, where.port or 0)) as peer:
             peer.sendall(data)
     stranger = CurveLink(nodes[0].where, read_key(str(new_key(tmp_path / "key"))))
-    while not stranger.lost_connections():
-        wait_for_any(stranger.polled, 50)
+    wait_until(lambda: bool(stranger.lost_connections()), "it is refused")
     stranger.close()
     assert rig.run(*STEPS) == expected
 
@@ -224,13 +219,15 @@ def test_what_is_wrong_from_a_peer_with_the_key_ends_a_run(
     rig: Rig, nodes: list[RunningStage], run_dir: Path, expected: list[Result]
 ) -> None:
     link = CurveLink(nodes[1].where, read_key(str(run_dir / "key")))
-    while not link.is_connected:
-        wait_for_any(link.polled, 50)
+
+    def is_sent() -> bool:
         link.lost_connections()
-    encode = msgspec.msgpack.encode
-    for frames in ([b""], [encode(HiddenFrame(1, 0, 1)), b"x"], [encode(WorkerInput(1))]):
-        assert link.send(list(frames))
-    assert rig.await_death().exit_status is ExitStatus.HOPELESS
+        return link.send([b""])
+
+    wait_until(is_sent, "a message without a byte is sent")
+    death = rig.await_death()
+    assert "the stage was sent what is wrong: Input data was truncated" in str(death)
+    assert not death.is_from_outside, "it counts in a row"
     rig.restart()
     assert rig.run(*STEPS) == expected
     link.close()

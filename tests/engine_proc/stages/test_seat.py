@@ -64,7 +64,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         key = new_key(folder / "key")
         with reserved_port() as port:
-            self.listener = CurveListener(f"tcp://127.0.0.1:{port}", read_key(str(key)))
+            self.listener = CurveListener(f"tcp://127.0.0.1:{port}", read_key(str(key)), "")
         board = Board.create([Seat("worker", 2)])
         self.slot = board.slot("worker", 2)
         self.masks = GrammarBitmask.create(2, EXECUTION.vocab_size)
@@ -85,7 +85,7 @@ class Site:
         self.place = PlacedAddress(str(folder), "stage 2")
         self.place.write(self.listener.where)
         self.seat = StageSeat(config, remote, context)
-        self.peer = b""
+        self.peer = self.input_peer = b""
         self.grant: StageGrant | None = None
         self.inputs: list[list[bytes]] = []
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToStage)
@@ -94,11 +94,12 @@ class Site:
         """Have the seat and the listener do what they can."""
         self.listener.admit()
         while (received := self.listener.receive()) is not None:
-            self.peer, frames = received
+            peer, frames = received
             message = self._decoder.decode(frames[0])
             if isinstance(message, StageGrant):
-                self.grant = message
+                self.peer, self.grant = peer, message
             elif isinstance(message, WorkerInput):
+                self.input_peer = peer
                 self.inputs.append([bytes(frame) for frame in frames[1:]])
         self.seat.work()
 
@@ -158,6 +159,7 @@ def test_steps_and_masks_go_there_and_results_come_back(site: Site) -> None:
     site.work_until(lambda: len(site.inputs) == 2)
     mask = b"\xff" * site.masks.mask_bytes
     assert site.inputs == [[encode(STEP)], [encode(Masks()), mask]]
+    assert site.input_peer != site.peer, "no grant waits behind them"
     site.output(TOKEN)
     results: list[FromWorker | None] = []
 
@@ -193,6 +195,14 @@ def test_what_a_stage_cannot_send_ends_its_run(
         site.work_until(lambda: False)
     assert failure.value.exit_status is ExitStatus.FAILED, "it counts in a row"
     assert site.results.receive(0) is None
+
+
+@pytest.mark.parametrize("progress", [-1, 1 << 63])
+def test_a_progress_that_no_worker_has_is_wrong(site: Site, progress: int) -> None:
+    site.work_until(lambda: site.grant is not None)
+    site.send(StageStatus(RUN, 0, progress))
+    with pytest.raises(StageFailed, match=f"progress is {progress}"):
+        site.work_until(lambda: False)
 
 
 def test_outputs_of_another_run_are_not_heard(site: Site) -> None:

@@ -141,3 +141,15 @@ def test_the_last_stage_has_a_tied_embedding_once_more() -> None:
     assert foresee_second_embedding(execution_config(demo)) == 0
     (table,) = (one for one in foresee_memory(execution_config(demo)) if one.stored == "Q8_0")
     assert foresee_second_embedding(execution_config(demo, pp=2)) == table.held_bytes
+
+
+def test_of_stages_elsewhere_the_first_one_counts() -> None:
+    demo = find_demo_model()
+    assert demo is not None
+    apart = execution_config(demo, pp=2, distributed_executor_backend="ray")
+    assert foresee_second_embedding(apart) == 0
+    own, whole = (
+        sum(one.held_bytes for one in foresee_memory(config))
+        for config in (apart, execution_config(demo))
+    )
+    assert 0.4 * whole < own < 0.8 * whole

@@ -28,7 +28,7 @@ def key(tmp_path: Path) -> CurveKey:
 @pytest.fixture
 def listener(key: CurveKey) -> Iterator[CurveListener]:
     """A listening end."""
-    opened = CurveListener(ANY_PORT, key)
+    opened = CurveListener(ANY_PORT, key, "--engine-listen")
     yield opened
     opened.close()
 
@@ -165,5 +165,5 @@ def test_files_without_a_key_are_refused(
 def test_an_address_in_use_is_refused(key: CurveKey) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="cannot be bound"):
-            CurveListener(where, key)
+        with pytest.raises(ConfigError, match=f"^--engine-listen {where} cannot be bound"):
+            CurveListener(where, key, "--engine-listen")

@@ -6,6 +6,7 @@ import pytest
 from engine_configs import execution_config
 from random_decoders import SPEC, random_weights
 
+from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import WorkerConfig
 from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, step_bytes
@@ -31,3 +32,14 @@ def test_a_machine_has_memory_for_its_stage_alone() -> None:
         check_memory(own, model, WeightDtype.PACKED, free)
         with pytest.raises(ConfigError, match="its weights take"):
             check_memory(own, model, WeightDtype.PACKED, free // 3)
+
+
+def test_a_machine_warns_of_its_part_of_a_full_cache(caplog: pytest.LogCaptureFixture) -> None:
+    spec = dataclasses.replace(SPEC, layers=SPEC.layers * 8)
+    model = DecoderModel(spec, random_weights(spec), ())
+    config = execution_config(pp=2, kv_cache_memory_bytes=None, distributed_executor_backend="ray")
+    worker = WorkerConfig(execution=config, step_fd=-1, result_fd=-1, mask_fd=-1)
+    check_memory(worker, model, WeightDtype.PACKED, 3 * CPU_KV_BYTES // 4)
+    assert not caplog.records
+    check_memory(worker, model, WeightDtype.PACKED, CPU_KV_BYTES // 4)
+    assert "full KV cache of 1.0 GiB" in caplog.text
