@@ -296,7 +296,7 @@ def hung_group(said: list[str], *, looks_ahead: bool) -> WorkerGroup:
     workers: Any = [HungWorker(name, said) for name in ("a", "b")]
     group._all, group._num_computing, group._page, group._groups = workers, 1, None, []
     group._config = CONFIG
-    group._restarts = RestartBackoff()
+    group._restarts = group._reconnects = RestartBackoff()
     return group
 
 
