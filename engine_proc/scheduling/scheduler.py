@@ -185,8 +185,7 @@ class Scheduler:
             return []
         self._spare = limit - budget
         speculation = None if self._open or self._suspects else self._speculation
-        room = budget - self.waiting.num_admissible(self._num_places)
-        if speculation and (drafting := speculation.next_chunks(self.running, room)):
+        if speculation and (drafting := speculation.next_chunks(self.running, self._room(budget))):
             self._open.append(InflightStep(drafting))
             return drafting
         try:
@@ -213,17 +212,17 @@ class Scheduler:
         """Whether a step can be chosen while another is being computed."""
         if not self._relays:
             return len(self._open) < self._limits.num_stages and not self._suspects
-        num_new = self.waiting.num_admissible(self._num_places)
+        admits = len(self.running) < self._limits.max_num_seqs and self.waiting.has_ready
         is_known = self._open[-1].is_foreseeable and not self._suspects
-        if not (is_known and self._have_slots(num_new > 0, num_new > 0)):
+        if not (is_known and self._have_slots(admits, admits)):
             return False
-        speculation, room = self._speculation, budget - num_new
-        return speculation is None or speculation.needs_no_answer(self.running, room)
+        own = self._speculation
+        return own is None or own.needs_no_answer(self.running, self._room(budget))
 
-    @property
-    def _num_places(self) -> int:
-        """How many more sequences may run."""
-        return self._limits.max_num_seqs - len(self.running)
+    def _room(self, budget: int) -> int:
+        """Return what prompts that may begin with a step leave of its budget."""
+        admits = len(self.running) < self._limits.max_num_seqs
+        return budget - (self.waiting.num_admissible if admits else 0)
 
     def _have_slots(self, num_new: int, num_adopting: int) -> bool:
         """Whether a step may admit so many sequences, or have so many adopt checkpoints."""
@@ -244,7 +243,8 @@ class Scheduler:
 
         Without the reserve, it would start only after the running prompts are computed.
         """
-        if not self.waiting or self._num_places <= 0 or self._limits.whole_prompts:
+        waits = self.waiting and len(self.running) < self._limits.max_num_seqs
+        if not waits or self._limits.whole_prompts:
             return 0
         room = (budget - len(self.running)) // SHORT_SHARE
         if room <= 0 or not any(sequence.is_prefilling for sequence in self.running):
@@ -253,9 +253,9 @@ class Scheduler:
         return first.num_pending if first is not None and first.num_pending <= room else 0
 
     def _schedule_suspect(self, budget: int) -> list[Chunk]:
-        """Return the chunk of the first suspect that waits for no image; others give it pages.
+        """Return the chunk of the first suspect that waits for no image.
 
-        No copies have pages meanwhile: the engine begins none.
+        Others give it pages; no copies have some, since the engine begins none meanwhile.
         """
         for suspect in self._suspects:
             if suspect in self.running:
@@ -327,7 +327,7 @@ class Scheduler:
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per sequence that begins to run."""
-        while self.waiting and budget > 0 and self._num_places > 0:
+        while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None or not self._have_slots(1, 1):
                 return
@@ -565,8 +565,7 @@ class Scheduler:
 
     def abort(self, request: int) -> list[Sequence]:
         """End all sequences of a request; return those there were."""
-        ids = list(self._by_request.get(request, ()))
-        return [sequence for id in ids if (sequence := self.end(id)) is not None]
+        return [s for id in [*self._by_request.get(request, ())] if (s := self.end(id)) is not None]
 
     def find(self, id: int) -> Sequence | None:
         """Return a sequence, if it is still here."""
@@ -586,9 +585,11 @@ class Scheduler:
         self._suspects.forget(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
-        if sequence.images and self._images is not None:
+        if sequence.images:
+            assert self._images is not None
             self._images.leave(sequence)
-        if sequence.adapter is not None and self._adapters is not None:
+        if sequence.adapter is not None:
+            assert self._adapters is not None
             self._adapters.leave(sequence.adapter)
         self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]

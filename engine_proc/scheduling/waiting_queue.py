@@ -76,13 +76,10 @@ class WaitingQueue:
         """Whether any sequence can be admitted: it waits for no image and no adapter."""
         return any(True for _ in ready(self))
 
-    def num_admissible(self, num_places: int) -> int:
-        """Return how many tokens of prompts may join a step, no more than free pages hold.
-
-        Args:
-            num_places: for further sequences.
-        """
-        if num_places <= 0 or not self.has_ready:
+    @property
+    def num_admissible(self) -> int:
+        """The tokens of prompts that may join a step: no more than free pages hold."""
+        if not self.has_ready:
             return 0
         return min(self.num_tokens, self._pool.num_free * self._pool.page_tokens)
 

@@ -48,6 +48,8 @@ def test_prompts_leave_drafts_what_they_do_not_need() -> None:
     sequence = decoding([*SOURCE, 20, 21, 22, 23])
     speculation.observe([Chunk(sequence, 0, 1, NO_TOKENS, is_last=True)], 0.1)
     prompt = make_sequence([40] * 100, 5)
+    assert speculation.needs_no_answer([sequence, prompt], 64), "the step behind has no drafts"
+    assert not speculation.needs_no_answer([sequence, prompt], 103)
     for budget, num_drafts in ((64, 0), (101, 0), (103, 2)):
         assert speculation.next_chunks([sequence, prompt], budget) == []
         assert len(speculation.propose(sequence, 15)) == num_drafts
