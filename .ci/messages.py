@@ -12,12 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace.ipc import (
-    fetcher_messages,
-    messages,
-    remote_messages,
-    worker_messages,
-)
+from headrace.ipc import fetcher_messages, messages, remote_messages, worker_messages
 
 MODULES = (messages, worker_messages, fetcher_messages, remote_messages)
 HEAD = """\

@@ -41,9 +41,7 @@ class HiddenLink:
 
     def __init__(self, fd: int, num_frames: int, max_rows: int, row_size: int) -> None:
         self._num_frames, self._max_rows = num_frames, max_rows
-        self._wrap = (
-            (1 << 32) // num_frames * num_frames
-        )  # of counters, so that frames stay in turn
+        self._wrap = (1 << 32) // num_frames * num_frames  # of counters: frames stay in turn
         self._row_size = row_size
         row_bytes = max_rows * row_size * NUMBER_BYTES
         self._frame_bytes = HEAD_BYTES + -(-row_bytes // HEAD_BYTES) * HEAD_BYTES

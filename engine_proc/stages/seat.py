@@ -85,7 +85,7 @@ class StageSeat:
         self._slot = context.slot
         self._key = read_key(remote.key_file)
         steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker)
-        self._inputs: Pump[ToWorker] = Pump(steps.receive)
+        self._inputs: Pump[bytes] = Pump(steps.receive_encoded)
         self._results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
         self._masks = GrammarBitmask(config.mask_fd, config.execution.vocab_size)
         self._frames: Pump[tuple[HiddenFrame, list[Frame]]] | None = None
@@ -100,6 +100,7 @@ class StageSeat:
         self._told = ""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
+        self._messages: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._outputs: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         model_path = os.path.abspath(config.execution.model_path)  # the stage runs elsewhere
         self._execution = self._encoder.encode(replace(config.execution, model_path=model_path))
@@ -118,8 +119,8 @@ class StageSeat:
         wait_for_any(polled, WAIT_MS)
         if self._link is not None:
             self._receive(self._link)
-        for message in self._inputs.take():
-            self._send_input(message)
+        for encoded in self._inputs.take():
+            self._send_input(encoded)
         for frame, rows in () if self._frames is None else self._frames.take():
             self._send([self._encoder.encode(frame), *rows])
         self._keep_alive()
@@ -259,10 +260,10 @@ class StageSeat:
         self._context.ready()
         log.info("stage %d serves%s", config.stage, self._at)
 
-    def _send_input(self, message: ToWorker) -> None:
+    def _send_input(self, encoded: bytes) -> None:
         """Send on a message of the engine, and with `Masks` the masks that are there now."""
-        frames: list[Frame] = [self._encoder.encode(message)]
-        match message:
+        frames: list[Frame] = [encoded]
+        match message := self._messages.decode(encoded):
             case Step():
                 self._open.append(len(message.logit_rows) // ITEM_BYTES)
                 if message.masked_rows:
