@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from servers import RunningServer
 
 NUM_STREAMS, NUM_TOKENS = 64, 300
 NUM_PIECES = 1000  # of all streams, before something happens
@@ -62,3 +63,11 @@ def read_all(url: str, listener: Listener) -> list[str]:
             )
 
     return asyncio.run(read_together())
+
+
+def texts_alone(*flags: str) -> list[str]:
+    """Return the texts of a server with these flags, which nothing disturbs."""
+    alone = RunningServer(*flags)
+    texts = read_all(alone.url, Listener())
+    assert alone.stop() == 0
+    return texts

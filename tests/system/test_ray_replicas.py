@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from many_streams import NUM_STREAMS, Listener, read_all
+from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
 from ray_nodes import NUM_CPUS, RayCluster
 from servers import RunningServer, survivors, wait_until
@@ -71,10 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[str]:
     """The texts of a server that is not disturbed."""
-    alone = RunningServer(str(model), *FLAGS)
-    texts = read_all(alone.url, Listener())
-    assert alone.stop() == 0
-    return texts
+    return texts_alone(str(model), *FLAGS)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from many_streams import NUM_STREAMS, Listener, read_all
+from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
 from remote_nodes import RunningNode
 from servers import RunningServer, wait_until
@@ -62,10 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
     """The texts of a server that is not disturbed."""
-    alone = RunningServer(str(folder / "model"), *FLAGS)
-    texts = read_all(alone.url, Listener())
-    assert alone.stop() == 0
-    return texts
+    return texts_alone(str(folder / "model"), *FLAGS)
 
 
 @pytest.fixture(scope="module")
