@@ -270,7 +270,7 @@ def test_what_takes_too_long_or_too_much_is_refused(
 ) -> None:
     processor, data = processors("smolvlm"), source(encoded(picture(1)))
     with monkeypatch.context() as patch:
-        patch.setattr(processor, "_cpu", CpuLimit(0.05))
+        patch.setattr(processor, "_cpu", CpuLimit(0.05, deadly_s=CPU_S))
         patch.setattr(processor, "_process", forever)
         with pytest.raises(InvalidValue, match=r"takes more than 0\.05 s of CPU time to prepare"):
             processor.prepare(data)
