@@ -39,8 +39,8 @@ from support.streams import Stream, complete
 
 REPLICAS = (1, 2, 4)
 STREAMS = 64  # of each replica
-NUM_CONVERSATIONS = 16
-NUM_TURNS = 6
+NUM_CONVERSATIONS = 32
+NUM_TURNS = 8
 TURN_TOKENS = 120
 FIRST_ID = 1000  # conversations begin with an id of their own, from here on
 NUM_WAVES = 4  # of prompts that share a beginning

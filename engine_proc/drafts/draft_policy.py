@@ -83,6 +83,8 @@ class ChanceTable:
 class StepPlan:
     """A step of the model that is being put together. A step without drafts costs 1.
 
+    Prompts beside are left out: their time has to be spent in any case, and makes no draft cheaper.
+
     Attributes:
         num_rows: with its drafts.
         num_sequences: that get tokens.
@@ -109,12 +111,12 @@ class DraftPolicy:
     def __init__(self) -> None:
         self.costs = StepCosts()
 
-    def plan(self, num_rows: int, num_sequences: int) -> StepPlan:
+    def plan(self, num_sequences: int) -> StepPlan:
         """Begin a step. Until a draft model was measured it is taken to be as slow as the model."""
-        own = drafts = self.costs.table(num_rows, is_draft=False)
+        own = drafts = self.costs.table(num_sequences, is_draft=False)
         if self.costs.has_drafted:
-            drafts = self.costs.table(num_rows, is_draft=True)
-        return StepPlan(num_rows, num_sequences, own, drafts)
+            drafts = self.costs.table(num_sequences, is_draft=True)
+        return StepPlan(num_sequences, num_sequences, own, drafts)
 
     def could_pay(self, plan: StepPlan) -> bool:
         """Whether drafts would pay that are certain to be right, and cost nothing to make."""

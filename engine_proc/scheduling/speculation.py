@@ -89,7 +89,7 @@ class Speculation:
         is_close = model is not None and not model.has_pages
         self._chances = ChanceTable(CLOSE_RATE) if is_close else ChanceTable()
         self._answers = RecentAnswers()
-        self._plan = self.policy.plan(1, 1)
+        self._plan = self.policy.plan(1)
         self._num_free = 0  # drafts that the plan has room for
         self._drafting: list[Sequence] | None = None  # None: there is no plan
         self._trials = Trials()
@@ -122,7 +122,7 @@ class Speculation:
         """
         if room_beside(running, budget) <= 0:
             return True
-        plan = self._bare_plan(running, budget)
+        plan = self._bare_plan(running)
         if self._trials.has_drafts or self._is_trial(plan):
             return False
         if not self.policy.could_pay(plan):
@@ -132,7 +132,7 @@ class Speculation:
 
     def _begin(self, running: list[Sequence], budget: int) -> None:
         """Begin a plan with what the texts suggest."""
-        self._plan = self._bare_plan(running, budget)
+        self._plan = self._bare_plan(running)
         self._num_free = min(DRAFTS_PER_STEP, room_beside(running, budget))
         self._drafting, self._num_ahead = [], 0
         if self._num_free <= 0:
@@ -159,10 +159,9 @@ class Speculation:
             suggestions += [(growth, sequence) for growth in growths]
         self._choose(suggestions)
 
-    def _bare_plan(self, running: list[Sequence], budget: int) -> StepPlan:
+    def _bare_plan(self, running: list[Sequence]) -> StepPlan:
         """Return a step of the model without drafts."""
-        num_rows = sum(sequence.num_pending for sequence in running)
-        return self.policy.plan(max(1, min(budget, num_rows)), max(1, len(running)))
+        return self.policy.plan(max(1, len(running)))
 
     def _is_trial(self, plan: StepPlan) -> bool:
         return self._trials.is_due(self.policy.costs.num_steps(plan.num_rows))

@@ -42,6 +42,7 @@ def compute_bound(num_rows: int) -> float:
     return 0.2 + 0.1 * num_rows
 
 
+ROUNDS = 4
 COSTS = (memory_bound, in_tiles, compute_bound)
 
 
@@ -79,27 +80,57 @@ class Machine:
         return 0.03 * cost * noise * (5 if self._dice.random() < 0.03 else 1)
 
 
+def scheduler_of(speculation: Speculation, pool: PagePool, num_sequences: int) -> Scheduler:
+    limits = SchedulerLimits(max_num_seqs=num_sequences, max_num_batched_tokens=512)
+    return Scheduler(pool, limits, speculation=speculation)
+
+
+def add(scheduler: Scheduler, first_tokens: list[list[int]], num_tokens: int) -> None:
+    """Add sequences of some prompts, of which each is to get `num_tokens`."""
+    for number, prompt in enumerate(first_tokens):
+        id = request_id(0, prompt[0] * 64 + number)
+        scheduler.add(make_sequence(prompt, num_tokens, id, stop_token_ids=[]))
+
+
+def run_step(scheduler: Scheduler, machine: Machine) -> int:
+    """Run the next step; return the tokens that it has told."""
+    chunks = scheduler.schedule()
+    step = build_draft_step(chunks) if chunks[0].is_draft else build_step(chunks)
+    outcome = ResultReader(machine.run(step), 0)
+    scheduler.observe(chunks, machine.seconds(step))
+    if step.is_draft:
+        scheduler.take_drafts(chunks, outcome)
+        return 0
+    return sum(len(news.tokens) for news in scheduler.update(chunks, outcome))
+
+
 def rate(machine: Machine, num_sequences: int, speculation: Speculation, pool: PagePool) -> float:
     """Return the tokens per cost of sequences that all begin at once, from the warm-up on."""
-    limits = SchedulerLimits(max_num_seqs=num_sequences, max_num_batched_tokens=4096)
-    scheduler = Scheduler(pool, limits, speculation=speculation)
-    for number in range(num_sequences):
-        prompt = [1000 * (number + 1)]
-        sequence = make_sequence(prompt, NUM_TOKENS, request_id(0, number), stop_token_ids=[])
-        scheduler.add(sequence)
+    scheduler = scheduler_of(speculation, pool, num_sequences)
+    add(scheduler, [[1000 * (number + 1)] for number in range(num_sequences)], NUM_TOKENS)
     num_told, num_before, work_before = 0, 0, 0.0
     while len(scheduler.running) == num_sequences or not num_told:
-        chunks = scheduler.schedule()
-        step = build_draft_step(chunks) if chunks[0].is_draft else build_step(chunks)
-        outcome = ResultReader(machine.run(step), 0)
-        scheduler.observe(chunks, machine.seconds(step))
-        if step.is_draft:
-            scheduler.take_drafts(chunks, outcome)
-        else:
-            num_told += sum(len(news.tokens) for news in scheduler.update(chunks, outcome))
+        num_told += run_step(scheduler, machine)
         if num_told < num_sequences * WARM_UP:
             num_before, work_before = num_told, machine.work
     return (num_told - num_before) / (machine.work - work_before)
+
+
+def work_of_rounds(speculation: Speculation, num_sequences: int, pool: PagePool) -> float:
+    """Return what rounds of sequences cost whose prompts come at once, but for the first round."""
+    machine, before = Machine(compute_bound, 0.9), 0.0
+    scheduler = scheduler_of(speculation, pool, num_sequences)
+    for number in range(ROUNDS):
+        prompts = [
+            list(range(start, start + 60 + 10 * place))
+            for place in range(num_sequences)
+            for start in [1000 * (number * num_sequences + place + 1)]
+        ]
+        add(scheduler, prompts, 64)
+        while scheduler.running or scheduler.waiting:
+            run_step(scheduler, machine)
+        before = before or machine.work
+    return machine.work - before
 
 
 def best_rate(costs: Costs, acceptance: float, num_sequences: int) -> float:
@@ -130,3 +161,9 @@ def test_drafts_slow_nothing_where_times_of_steps_vary_much() -> None:
         machine = Machine(compute_bound, 0.6, noise=0.2)
         reached = rate(machine, num_sequences, Speculation(DraftModel(pool, VOCAB_SIZE)), pool)
         assert reached >= 0.97 * num_sequences / compute_bound(num_sequences)
+
+
+def test_prompts_beside_make_drafts_no_cheaper() -> None:
+    pool = PagePool(4096, 16)
+    drafted = work_of_rounds(Speculation(DraftModel(pool, VOCAB_SIZE)), 8, pool)
+    assert drafted <= 1.03 * work_of_rounds(Speculation(max_length=0), 8, PagePool(4096, 16))
