@@ -78,17 +78,27 @@ class StageRun:
         self._cache_fd, self._key = cache_fd, key
         self._execution = replace(execution, profile_dir=None)
         self._slot = context.board.slot("worker", grant.stage)
-        self._masks = GrammarBitmask.create(max_draws(execution), execution.vocab_size)
-        self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(execution))
-        results: StepChannel[FromWorker] = StepChannel.create(FromWorker, result_bytes(execution))
-        self._before_fd = HiddenLink.create()
-        self._after_fd = HiddenLink.create() if grant.stage < execution.pp - 1 else None
         with ExitStack() as undo:
-            for fd in (self._steps.fd, results.fd, *self._fds):
+
+            def closing(fd: int) -> int:
                 undo.callback(os.close, fd)
+                return fd
+
+            self._masks = GrammarBitmask.create(max_draws(execution), execution.vocab_size)
+            closing(self._masks.fd)
+            self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(execution))
+            closing(self._steps.fd)
+            results: StepChannel[FromWorker] = StepChannel.create(
+                FromWorker, result_bytes(execution)
+            )
+            closing(results.fd)
+            self._before_fd = closing(HiddenLink.create())
+            is_last = grant.stage == execution.pp - 1
+            self._after_fd = None if is_last else closing(HiddenLink.create())
+            self._outputs = Pump(results.receive_encoded)
+            undo.callback(self._outputs.close)
             self._worker = self._start(grant, context, results)
             undo.pop_all()
-        self._outputs = Pump(results.receive_encoded)
         self._sink: FrameSink | None = None  # to the worker,
         self._frames: Pump[tuple[HiddenFrame, list[Frame]]] | None = None  # and of it
         self._following: StageLink | None = None

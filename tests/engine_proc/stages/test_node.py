@@ -1,7 +1,9 @@
 """The process of a stage: what it makes of seats that are late, wrong or have connected anew."""
 
 import errno
+import itertools
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +39,7 @@ from support.ports import reserved_port
 RUN = 5
 READY = WorkerReady(1, 16, hidden_size=4)
 DEADLINE_S = 60.0
+NUM_OF_RUN = 7  # descriptors of a run and its worker, at least
 encode = msgspec.msgpack.encode
 
 
@@ -148,6 +151,18 @@ class Site:
         self.node._listener.close()
 
 
+def descriptors() -> set[int]:
+    """Return the open descriptors of this process, and one that has been closed since."""
+    return set(map(int, os.listdir("/proc/self/fd")))
+
+
+def limit_for(num_more: int) -> int:
+    """Return the limit of descriptors with which so many more may be opened."""
+    taken = descriptors()
+    free = (fd for fd in itertools.count() if fd not in taken)
+    return next(itertools.islice(free, num_more, None))
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(stage_run, "ChildProcess", IdleWorker)
@@ -249,12 +264,31 @@ def test_a_system_that_refuses_a_worker_is_asked_again(
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
     seat = site.connect()
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = len(descriptors())
     with monkeypatch.context() as patch:
         patch.setattr(stage_run, "ChildProcess", refuse)
         for _ in range(3):
             status = site.grant_taken(seat)
     assert "no more processes" in status.why
     assert status.exit_status is None, "its worker has not ended: the seat waits"
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(descriptors()) == num_open
     assert not site.grant_taken(seat).why
+
+
+def test_a_run_that_cannot_begin_leaves_no_descriptor_open(site: Site) -> None:
+    """Whichever descriptor is the one too many."""
+    seat = site.connect()
+    assert not site.grant_taken(seat, stage=1).why
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    whys: list[str] = []
+    while not whys or whys[-1]:
+        site.node._close()
+        num_open = len(descriptors())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(len(whys)), hard))
+        try:
+            whys.append(site.grant_taken(seat, stage=1).why)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not whys[-1] or len(descriptors()) == num_open, f"{len(whys)} more were allowed"
+    assert len(whys) > NUM_OF_RUN
+    assert all("Too many open files" in why for why in whys[:-1])
