@@ -240,11 +240,14 @@ def check_memory(worker: WorkerConfig, model: DecoderModel, dtype: WeightDtype, 
     """
     config, parts = worker.execution, models_of(model, worker.execution.pp)
     kv_bytes = config.cpu_kv_bytes
+    num_frames: int | None = None
     if config.has_remote_stages:
+        num_links = (worker.stage > 0) + (worker.stage < config.pp - 1)
+        num_frames = num_links * config.pp * 2  # each in a link, and once more on its way
         parts = [parts[worker.stage]]
         kv_bytes = kv_bytes * len(parts[0].spec.layers) // len(model.spec.layers)
     check_kv_cache(kv_bytes, free)
-    check_weights(config, parts, dtype, free, kv_bytes)
+    check_weights(config, parts, dtype, free, kv_bytes, num_frames)
 
 
 def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:
