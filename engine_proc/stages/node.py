@@ -26,6 +26,7 @@ from headrace.ipc.remote_messages import (
 )
 from headrace.ipc.schema_fingerprint import code_version
 from headrace.ipc.sockets import Frame, wait_for_any
+from headrace.native_core import best_kernels
 from headrace.runtime.process import Context
 
 WAIT_MS = 50
@@ -58,6 +59,7 @@ class StageNode:
         self._peer = b""  # the seat of the run's worker
         self._grant: StageGrant | None = None  # the last one
         self._terms = OwnTerms()
+        self._kernels = best_kernels()
         self._told = ""
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToStage)
         self._encoder = msgspec.msgpack.Encoder()
@@ -122,7 +124,15 @@ class StageNode:
             self._run = StageRun(grant, self._send_on, self._context, self._cache_fd, self._key)
             log.info("a server has a worker of stage %d here", grant.stage)
         self._run.renew(grant, time.monotonic())
-        self._send(StageStatus(grant.run, grant.sent_at, self._run.progress, self._run.why))
+        self._send(
+            StageStatus(
+                grant.run,
+                grant.sent_at,
+                self._run.progress,
+                self._run.why,
+                kernels=self._kernels,
+            )
+        )
 
     def _end(self, why: str, exit_status: int | None = None) -> None:
         """End the run, or what was to be one, and tell its seat."""

@@ -44,6 +44,7 @@ from headrace.ipc.worker_messages import (
     ToWorker,
     WorkerReady,
 )
+from headrace.native_core import best_kernels
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 
@@ -97,6 +98,7 @@ class StageSeat:
         self._open: deque[int] = deque()  # logit rows of the steps without a result
         self._num_masks: deque[int] = deque()  # of the steps whose masks are not written yet
         self._serves = False
+        self._kernels = ""  # there; as `best_kernels` has them
         self._told = ""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
@@ -211,6 +213,7 @@ class StageSeat:
         check(0 <= status.progress < MAX_WORD, f"its worker's progress is {status.progress}")
         self._grants.answered(status.granted_at / SECOND_NS)
         self._slot[CommonField.PROGRESS] = status.progress
+        self._kernels = status.kernels or self._kernels
         if status.exit_status is not None:
             known = status.exit_status in list(ExitStatus)
             code = status.exit_status if known else ExitStatus.FAILED
@@ -259,6 +262,16 @@ class StageSeat:
         self._serves = True
         self._context.ready()
         log.info("stage %d serves%s", config.stage, self._at)
+        own = best_kernels()
+        if self._kernels not in ("", own):
+            log.warning(
+                "stage %d%s has other kernels (%s) than stage 0 (%s): texts may differ from those "
+                "of one machine; take processors of the same kind",
+                config.stage,
+                self._at,
+                self._kernels,
+                own,
+            )
 
     def _send_input(self, encoded: bytes) -> None:
         """Send on a message of the engine, and with `Masks` the masks that are there now."""

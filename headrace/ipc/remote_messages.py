@@ -90,6 +90,7 @@ class StageStatus(Message, tag="stage_status", frozen=True):
     why: str = ""  # the stage does not serve, or does no more
     has_ended: bool = False  # the run; another grant begins it anew
     exit_status: int | None = None  # of a worker that has ended or was sent what is wrong
+    kernels: str = ""  # of `best_kernels` there; they decide about bits
 
 
 class WorkerInput(Message, tag="worker_input", frozen=True):

@@ -33,6 +33,7 @@ from headrace.ipc.remote_messages import (
     WorkerOutput,
 )
 from headrace.ipc.worker_messages import WorkerReady
+from headrace.native_core import best_kernels
 from headrace.runtime.process import Context
 from support.ports import reserved_port
 
@@ -202,7 +203,7 @@ def test_a_seat_that_connects_anew_gets_a_new_run(site: Site) -> None:
 
 def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
     seat = site.connect()
-    site.grant_taken(seat, run=RUN, sent_at=1)
+    assert site.grant_taken(seat, run=RUN, sent_at=1).kernels == best_kernels()
     site.grant_taken(seat, run=RUN + 1, sent_at=3)
     worker = site.worker
     site.grant(seat, run=RUN, sent_at=2)

@@ -37,6 +37,7 @@ from headrace.ipc.worker_messages import (
     ToWorker,
     WorkerReady,
 )
+from headrace.native_core import best_kernels
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 from support.ports import reserved_port
@@ -241,6 +242,17 @@ def test_a_seat_follows_its_stage_until_that_serves(site: Site) -> None:
     site.send(StageStatus(RUN, 0, why="no grant has come", has_ended=True))
     with pytest.raises(StageLost, match="has ended its run: no grant has come"):
         site.work_until(lambda: False)
+
+
+@pytest.mark.parametrize("kernels", ["", best_kernels(), "abacus"])
+def test_a_stage_with_other_kernels_is_told_of(
+    site: Site, caplog: pytest.LogCaptureFixture, kernels: str
+) -> None:
+    site.work_until(lambda: site.grant is not None)
+    site.send(StageStatus(RUN, 0, kernels=kernels))
+    site.serve()
+    told = f"has other kernels (abacus) than stage 0 ({best_kernels()}): texts may differ"
+    assert (told in caplog.text) == (kernels == "abacus")
 
 
 def test_a_machine_without_the_files_has_no_stage(tmp_path: Path) -> None:
