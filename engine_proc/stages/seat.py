@@ -24,6 +24,7 @@ from headrace.engine_proc.stages.stage_link import StageLink
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
+from headrace.ipc.curve_links import MAX_FRAME_BYTES
 from headrace.ipc.remote_messages import (
     FromStage,
     HiddenFrame,
@@ -274,7 +275,16 @@ class StageSeat:
             )
 
     def _send_input(self, encoded: bytes) -> None:
-        """Send on a message of the engine, and with `Masks` the masks that are there now."""
+        """Send on a message of the engine, and with `Masks` the masks that are there now.
+
+        Raises:
+            StageFailed: no link takes it.
+        """
+        if len(encoded) > MAX_FRAME_BYTES:
+            raise StageFailed(
+                f"a step takes {len(encoded)} bytes, and links at most {MAX_FRAME_BYTES}; lower "
+                "--max-num-seqs"
+            )
         frames: list[Frame] = [encoded]
         match message := self._messages.decode(encoded):
             case Step():

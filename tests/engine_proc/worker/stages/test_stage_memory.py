@@ -10,7 +10,7 @@ from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import WorkerConfig
 from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, step_bytes
-from headrace.engine_proc.worker.loader import check_memory
+from headrace.engine_proc.worker.loader import check_frames, check_memory
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.stages.stage import models_of
 from headrace.errors import ConfigError
@@ -44,6 +44,12 @@ def test_a_machine_warns_of_its_part_of_a_full_cache(caplog: pytest.LogCaptureFi
     assert not caplog.records
     check_memory(worker, model, WeightDtype.PACKED, CPU_KV_BYTES // 4)
     assert "full KV cache of 1.0 GiB" in caplog.text
+
+
+def test_steps_whose_hidden_states_no_link_takes_are_refused() -> None:
+    check_frames(8192, 16384)
+    with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 8193: .* lower it to 8192"):
+        check_frames(8193, 16384)
 
 
 @pytest.mark.parametrize(("stage", "num_links"), [(0, 1), (1, 2), (2, 1)])
