@@ -12,8 +12,9 @@ import httpx
 import pytest
 from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
-from ray_nodes import NUM_CPUS, RayCluster
+from ray_nodes import NUM_CPUS, RayCluster, titled
 from servers import RunningServer, survivors, wait_until
+from slow_link import SlowLink
 from tiny_models import make_byte_folder
 
 from headrace.extras import missing
@@ -155,6 +156,14 @@ def test_a_narrow_link_that_drops_packets_changes_no_text(
         namespace.widen()
 
 
+def test_a_link_that_delays_and_drops_packets_changes_no_text(
+    fleet: Fleet, slow_link: SlowLink, expected: list[str]
+) -> None:
+    check_both_serve(fleet, expected)
+    assert slow_link.num_dropped > 0
+    print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")
+
+
 def await_replacement(fleet: Fleet, count: int) -> None:
     """Wait until so many processes in the seats of engines have been replaced."""
     wait_until(
@@ -167,7 +176,7 @@ def await_replacement(fleet: Fleet, count: int) -> None:
 def test_an_engine_is_placed_again_when_its_process_dies(
     fleet: Fleet, expected: list[str], cluster: RayCluster, victim: str
 ) -> None:
-    victims = [one for one in cluster.processes if one.cmdline()[0].startswith(victim)]
+    victims = titled(cluster.processes, victim)
     assert len(victims) == 2
     check_texts(fleet, expected, Listener(victims[0].kill))
     await_replacement(fleet, 1)

@@ -11,10 +11,12 @@ import httpx
 import pytest
 from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
-from ray_nodes import NUM_CPUS, RayCluster
+from ray_nodes import NUM_CPUS, RayCluster, RayNode, titled
 from servers import RunningServer, wait_until
+from slow_link import SlowLink
 from tiny_models import make_byte_folder
 
+from headrace.exit_status import ExitStatus
 from headrace.extras import missing
 
 pytestmark = [
@@ -40,18 +42,69 @@ def expected(model: Path) -> list[str]:
     return texts_alone(str(model), *FLAGS)
 
 
-@pytest.fixture(scope="module")
-def server(model: Path, cluster: RayCluster) -> Iterator[RunningServer]:
-    """A server whose second stage is on the node."""
-    running = RunningServer(str(model), *FLAGS, *STAGES, env=cluster.env)
-    yield running
-    assert running.stop() == 0
+def await_nothing_left(cluster: RayCluster) -> None:
+    """Wait until all CPUs of the cluster are free, and all placement groups removed."""
 
     def is_nothing_left() -> bool:
         num_free, states = cluster.left
         return num_free == 2 * NUM_CPUS and set(states) <= {"REMOVED"}
 
     wait_until(is_nothing_left, "nothing is left in the cluster")
+
+
+def test_three_stages_on_three_nodes_change_no_text(
+    model: Path, cluster: RayCluster, namespace: NetworkNamespace
+) -> None:
+    """Also where the worker of the last stage dies, and then its node."""
+    larger = model.with_name("of three layers")
+    make_byte_folder(larger, num_hidden_layers=3)
+    expected = texts_alone(str(larger), *FLAGS)
+    node = cluster.new_node(namespace.there_too)
+    server = RunningServer(str(larger), *FLAGS, "--pp", "3", *STAGES[2:], env=cluster.env)
+    check_texts(server, expected, lambda: None)
+    found = [*node.processes, *cluster.node_processes]
+    (_,), (last,) = (titled(found, f"headrace: worker {stage}") for stage in (1, 2))
+    check_texts(server, expected, last.kill)
+
+    def replace() -> None:
+        node.kill()
+        startings.append(pool.submit(cluster.new_node, namespace.there_too))
+
+    startings: list[Future[RayNode]] = []
+    with ThreadPoolExecutor(1) as pool:
+        check_texts(server, expected, replace)
+    assert server.stop() == 0
+    startings[0].result().kill()
+    await_nothing_left(cluster)
+
+
+class RefusedServer(RunningServer):
+    """A server one of whose stages cannot start on its node."""
+
+    ready = re.compile(r"(worker 1 could not start at tcp://.*GiB of memory.*)")
+
+
+def test_a_node_without_memory_for_its_stage_ends_the_server(
+    model: Path, cluster: RayCluster
+) -> None:
+    cluster.kill_node()
+    cluster.start_node(memory_bytes=1 << 30)
+    flags = ("--kv-cache-memory-bytes", str(4 << 30))
+    server = RefusedServer(str(model), *FLAGS, *STAGES, *flags, env=cluster.env)
+    assert "a KV cache of 2.0 GiB" in server.url
+    assert server.wait() == ExitStatus.BAD_FLAGS
+    cluster.kill_node()
+    cluster.start_node()
+    await_nothing_left(cluster)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, cluster: RayCluster) -> Iterator[RunningServer]:
+    """A server whose second stage is on the node."""
+    running = RunningServer(str(model), *FLAGS, *STAGES, env=cluster.env)
+    yield running
+    assert running.stop() == 0
+    await_nothing_left(cluster)
 
 
 def status(server: RunningServer) -> int:
@@ -70,8 +123,8 @@ def check_texts(server: RunningServer, expected: list[str], action: Callable[[],
 def test_stages_on_two_nodes_change_no_text(
     server: RunningServer, cluster: RayCluster, expected: list[str]
 ) -> None:
-    titles = [one.cmdline()[0] for one in cluster.node_processes]
-    assert {"headrace: stage", "headrace: worker 1"} <= set(titles)
+    for title in ("headrace: stage", "headrace: worker 1"):
+        assert titled(cluster.node_processes, title)
     check_texts(server, expected, lambda: None)
 
 
@@ -80,8 +133,19 @@ def test_streams_go_on_when_a_process_of_a_stage_dies(
     server: RunningServer, cluster: RayCluster, expected: list[str], victim: str
 ) -> None:
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
-    (process,) = (one for one in cluster.processes if one.cmdline()[0].startswith(victim))
+    (process,) = titled(cluster.processes, victim)
     check_texts(server, expected, process.kill)
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("victim", ["headrace: worker 1", "headrace: stage"])
+def test_streams_go_on_when_a_process_of_a_stage_is_stopped(
+    server: RunningServer, cluster: RayCluster, expected: list[str], victim: str
+) -> None:
+    """A watchdog ends it on its machine: a worker after 8 s, the process between after 60 s."""
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    (process,) = titled(cluster.processes, victim)
+    check_texts(server, expected, process.suspend)
     assert not process.is_running()
 
 
@@ -140,6 +204,14 @@ def test_a_narrow_link_to_a_stage_changes_no_text(
         check_texts(server, expected, lambda: None)
     finally:
         namespace.widen()
+
+
+def test_a_link_to_a_stage_that_delays_and_drops_packets_changes_no_text(
+    server: RunningServer, slow_link: SlowLink, expected: list[str]
+) -> None:
+    check_texts(server, expected, lambda: None)
+    assert slow_link.num_dropped > 0
+    print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")
 
 
 class WaitingServer(RunningServer):
