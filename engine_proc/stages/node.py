@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from headrace.board.admin_requests import PROFILE, note_counts
 from headrace.board.fields import StageField
 from headrace.config.process_configs import ExecutionConfig, StageConfig
 from headrace.config.weight_files import sampled_digest
+from headrace.engine_proc.remote.message_checks import MAX_WORD, check
 from headrace.engine_proc.stages.stage_run import RunEnded, StageRun
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
@@ -51,6 +53,7 @@ class StageNode:
     def __init__(self, config: StageConfig, context: Context) -> None:
         self._context = context
         self._slot = context.slot
+        self._frontend = context.board.slot("frontend")
         self._key = read_key(config.key_file)
         self._listener = CurveListener(config.listen, self._key, "the stage's address")
         self.where = self._listener.where
@@ -116,6 +119,9 @@ class StageNode:
                 return
             self._end("its seat has connected anew, or another seat has come")
         self._peer, self._grant = peer, grant
+        for count in grant.wishes:
+            check(0 <= count < MAX_WORD, f"operators have asked {count} times")
+        note_counts(self._frontend, PROFILE, grant.wishes)
         if self._run is None:
             if why := self._terms.differences(grant):
                 self._tell(why)

@@ -11,8 +11,9 @@ from typing import NoReturn, assert_never
 import msgspec
 import numpy as np
 
+from headrace.board.admin_requests import PROFILE, AdminRequests
 from headrace.board.fields import CommonField, WorkerField
-from headrace.config.process_configs import RemoteStages, WorkerConfig
+from headrace.config.process_configs import ExecutionConfig, RemoteStages, WorkerConfig
 from headrace.engine_proc.remote.grants import Grants
 from headrace.engine_proc.remote.message_checks import MAX_WORD, WrongMessage, check
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
@@ -105,8 +106,8 @@ class StageSeat:
         self._decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
         self._messages: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._outputs: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-        model_path = os.path.abspath(config.execution.model_path)  # the stage runs elsewhere
-        self._execution = self._encoder.encode(replace(config.execution, model_path=model_path))
+        self._wishes = AdminRequests(context.board, PROFILE)
+        self._execution = self._encoder.encode(with_absolute_paths(config.execution))
 
     def work(self) -> None:
         """Pass on all that has come; wait where there is nothing.
@@ -187,6 +188,7 @@ class StageSeat:
             execution=self._execution,
             watchdog_timeout=self._remote.watchdog_timeout,
             terms=self._remote.terms,
+            wishes=self._wishes.read(),
         )
         link.grant([self._encoder.encode(grant)])
 
@@ -310,3 +312,13 @@ class StageSeat:
         if what != self._told:
             self._told = what
             log.warning("%s", what)
+
+
+def with_absolute_paths(execution: ExecutionConfig) -> ExecutionConfig:
+    """Return a configuration for a worker that runs elsewhere."""
+    profiles = execution.profile_dir
+    return replace(
+        execution,
+        model_path=os.path.abspath(execution.model_path),
+        profile_dir=None if profiles is None else os.path.abspath(profiles),
+    )

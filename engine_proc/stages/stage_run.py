@@ -6,7 +6,6 @@ Pages outlive a run: the memory belongs to the process of the stage.
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -76,7 +75,7 @@ class StageRun:
         self.granted_at = 0.0
         self._send = send
         self._cache_fd, self._key = cache_fd, key
-        self._execution = replace(execution, profile_dir=None)
+        self._execution = execution
         self._slot = context.board.slot("worker", grant.stage)
         with ExitStack() as undo:
 

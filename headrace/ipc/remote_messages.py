@@ -79,6 +79,7 @@ class StageGrant(Message, tag="stage_grant", frozen=True):
     execution: bytes  # an `ExecutionConfig`, as msgpack
     watchdog_timeout: int  # seconds
     terms: dict[str, str]  # what both machines have to have alike
+    wishes: list[int]  # how often operators have asked for each one of `PROFILE`
 
 
 class StageStatus(Message, tag="stage_status", frozen=True):

@@ -5,7 +5,7 @@ import itertools
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from engine_configs import execution_config
 from stage_nodes import new_key, remote_stages
 
+from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, AdminRequests
 from headrace.board.board import Board, Seat
 from headrace.config.config import MAX_PP
 from headrace.config.process_configs import StageConfig
@@ -92,7 +93,9 @@ class Site:
         self.model.mkdir()
         self.terms = remote_stages(folder, self.key_file, str(self.model)).terms
         seats = [Seat("stage", 0), *(Seat("worker", stage) for stage in range(MAX_PP))]
+        seats.append(Seat("frontend", 0))
         board = Board.create(seats)
+        self.board = board
         context = Context(seats[0], board, board.slot("stage"), "error", os.getpid())
         with reserved_port() as port:
             listen = f"tcp://127.0.0.1:{port}"
@@ -123,10 +126,13 @@ class Site:
         sent_at: int = 1,
         stage: int = 2,
         following: str | None = None,
+        wishes: Sequence[int] = (0, 0),
     ) -> None:
         """Send a grant."""
         execution = execution_config(self.model, pp=3, vocab_size=64)
-        grant = StageGrant(run, sent_at, stage, following, encode(execution), 8, self.terms)
+        grant = StageGrant(
+            run, sent_at, stage, following, encode(execution), 8, self.terms, list(wishes)
+        )
         connection.send(grant)
 
     def grant_taken(self, connection: Connection, **fields: Any) -> StageStatus:
@@ -212,6 +218,16 @@ def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
     assert site.worker is worker
 
 
+def test_a_worker_hears_when_operators_ask_for_profiles(site: Site) -> None:
+    seat = site.connect()
+    site.grant_taken(seat, wishes=(7, 3))
+    heard = AdminRequests(site.board, PROFILE)
+    site.grant_taken(seat, wishes=(8, 3))
+    assert heard.take() == [START_PROFILE]
+    site.grant_taken(seat, wishes=(8, 4))
+    assert heard.take() == [STOP_PROFILE]
+
+
 @pytest.mark.parametrize(
     ("message", "frames", "why"),
     [
@@ -249,6 +265,9 @@ def test_more_messages_than_a_worker_takes_end_a_run(site: Site) -> None:
     [
         ({"stage": 0}, "stage 0 of 3"),
         ({"stage": 3}, "stage 3 of 3"),
+        ({"wishes": (-1, 0)}, "operators have asked -1 times"),
+        ({"wishes": (1 << 63, 0)}, "operators have asked"),
+        ({"wishes": ()}, "zip()"),
         ({"stage": 1, "following": "elsewhere"}, "elsewhere is no address"),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_machine_without_the_files_has_no_stage(tmp_path: Path) -> None:
     def grant(path: Path, digest: str, version: str) -> StageGrant:
         execution = encode(dataclasses.replace(EXECUTION, model_path=str(path)))
         terms = {"version": version, "digest of weights": digest}
-        return StageGrant(RUN, 0, 1, None, execution, 8, terms)
+        return StageGrant(RUN, 0, 1, None, execution, 8, terms, [0, 0])
 
     own, version = OwnTerms(), code_version()
     lack = own.differences(grant(tmp_path / "none", "", version))
