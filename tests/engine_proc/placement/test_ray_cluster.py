@@ -1,32 +1,22 @@
 """What the placement process makes of a cluster that is in trouble, by a double of Ray."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
+from ray_modules import beside_double
 
 from headrace.config.process_configs import PlacementConfig
 from headrace.ipc.curve_key import CurveKey
 
-DOUBLE = Path(__file__).parents[2] / "support/ray_double"
-PLACEMENT = "headrace.engine_proc.placement"
 NAMES = ("stage 1", "stage 2")
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The cluster's module, which has the double, be Ray installed or not."""
-    with patch.dict(sys.modules):
-        for name in list(sys.modules):
-            if name.partition(".")[0] == "ray" or name.startswith(PLACEMENT):
-                del sys.modules[name]
-        monkeypatch.syspath_prepend(DOUBLE)
-        yield importlib.import_module(f"{PLACEMENT}.ray_cluster")
+def module() -> Iterator[ModuleType]:
+    with beside_double("ray_cluster") as found:
+        yield found
 
 
 @pytest.fixture
