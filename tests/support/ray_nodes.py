@@ -51,9 +51,14 @@ class RayNode:
         found = psutil.Process(self._process.pid).children(recursive=True)
         return [one for one in found if title_of(one)]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself, or was killed."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """End it and all that it has started, by SIGKILL."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             kill_tree(self._process)
 
 
@@ -100,6 +105,11 @@ class RayCluster:
         node = RayNode(*flags, under=under)
         self._nodes.append(node)
         return node
+
+    def revive_node(self) -> None:
+        """Start the node anew where Ray has given it up."""
+        if self._node.has_ended:
+            self.start_node()
 
     def kill_node(self) -> None:
         """End the node with all that it has started."""

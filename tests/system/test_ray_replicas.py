@@ -25,6 +25,8 @@ pytestmark = [
 ]
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
 CUT_S = 20.0
+MAX_SILENCE_S = 3.0  # of a stream, where another engine can go on
+PLACED_S = 30.0  # as long as all engines are missing
 RATE = "4mbit"  # of a link that is too narrow for bursts
 
 
@@ -78,6 +80,7 @@ def expected(model: Path) -> list[str]:
 @pytest.fixture
 def fleet(model: Path, cluster: RayCluster) -> Iterator[Fleet]:
     """A server. Nothing of it is left in the cluster when it has ended."""
+    cluster.revive_node()
     running = Fleet(model, cluster)
     yield running
     running.head.close()
@@ -94,10 +97,13 @@ def await_nothing_left(cluster: RayCluster) -> None:
     wait_until(is_nothing_left, "nothing is left in the cluster")
 
 
-def check_texts(fleet: Fleet, expected: list[str], listener: Listener) -> None:
-    """Read all streams, which are as expected."""
+def check_texts(
+    fleet: Fleet, expected: list[str], listener: Listener, max_silence_s: float = MAX_SILENCE_S
+) -> None:
+    """Read all streams, which are as expected, and none of which is silent for long."""
     assert read_all(fleet.head.url, listener) == expected
     print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
+    assert listener.silence_s <= max_silence_s
 
 
 def check_both_serve(fleet: Fleet, expected: list[str]) -> None:
@@ -187,7 +193,7 @@ def test_engines_are_placed_again_when_placement_dies(
     fleet: Fleet, expected: list[str], cluster: RayCluster
 ) -> None:
     placement = fleet.head.ring["headrace: placement"]
-    check_texts(fleet, expected, Listener(placement.kill))
+    check_texts(fleet, expected, Listener(placement.kill), PLACED_S)
     await_replacement(fleet, 2)
     check_both_serve(fleet, expected)
     assert fleet.placed == 2
