@@ -86,7 +86,7 @@ class StageNode:
         try:
             work(*args)
         except RunEnded as end:
-            self._end(str(end), end.exit_status)
+            self._end(str(end), end.exit_status, end.output)
         except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             self._tell(f"a peer sends what is wrong: {error}")
             self._end(f"the stage was sent what is wrong: {error}", ExitStatus.FAILED)
@@ -140,7 +140,7 @@ class StageNode:
             )
         )
 
-    def _end(self, why: str, exit_status: int | None = None) -> None:
+    def _end(self, why: str, exit_status: int | None = None, output: str = "") -> None:
         """End the run, or what was to be one, and tell its seat."""
         grant = self._grant
         if grant is None:
@@ -148,7 +148,14 @@ class StageNode:
         if self._run is not None:
             log.warning("the run ends: %s", why)
         self._send(
-            StageStatus(grant.run, grant.sent_at, why=why, exit_status=exit_status, has_ended=True)
+            StageStatus(
+                grant.run,
+                grant.sent_at,
+                why=why,
+                exit_status=exit_status,
+                has_ended=True,
+                output=output,
+            )
         )
         self._close()
 

@@ -220,6 +220,8 @@ class StageSeat:
         if status.exit_status is not None:
             known = status.exit_status in list(ExitStatus)
             code = status.exit_status if known else ExitStatus.FAILED
+            for line in status.output.splitlines():  # for a crash report
+                self._slot.keep_line(f"{line}\n".encode())
             raise StageFailed(f"{status.why}{self._at}", code)
         if status.has_ended and self._serves:
             raise StageLost(f"the stage{self._at} has ended its run: {status.why}")

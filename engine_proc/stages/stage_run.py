@@ -39,11 +39,12 @@ LAPSE_S = 10.0  # without a grant: the server, or the way to it, is lost
 
 
 class RunEnded(Exception):
-    """A run is over; `exit_status` is that of its worker, if that has ended."""
+    """A run is over; `exit_status` is that of its worker, if that has ended, with its output."""
 
-    def __init__(self, why: str, exit_status: int | None = None) -> None:
+    def __init__(self, why: str, exit_status: int | None = None, output: str = "") -> None:
         super().__init__(why)
         self.exit_status = exit_status
+        self.output = output
 
 
 class StageRun:
@@ -225,7 +226,7 @@ class StageRun:
             if not death.keeps_pages:
                 clear([self._cache_fd])
             status = death.exit_status if death.has_reason else ExitStatus.FAILED
-            raise RunEnded(str(death), status) from None
+            raise RunEnded(str(death), status, self._worker.last_output()) from None
         if now > self.granted_at + LAPSE_S:
             raise RunEnded(f"no grant has come for {LAPSE_S:g} s")
 

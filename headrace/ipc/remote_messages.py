@@ -91,6 +91,7 @@ class StageStatus(Message, tag="stage_status", frozen=True):
     why: str = ""  # the stage does not serve, or does no more
     has_ended: bool = False  # the run; another grant begins it anew
     exit_status: int | None = None  # of a worker that has ended or was sent what is wrong
+    output: str = ""  # of a worker that has ended: the end of its log, and its stacks
     kernels: str = ""  # of `best_kernels` there; they decide about bits
 
 

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, 
 from headrace.board.board import Board, Seat
 from headrace.config.config import MAX_PP
 from headrace.config.process_configs import StageConfig
+from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.shm.step_channel import NUM_SLOTS
 from headrace.engine_proc.stages import stage_run
 from headrace.engine_proc.stages.node import StageNode
@@ -48,6 +50,8 @@ encode = msgspec.msgpack.encode
 class IdleWorker:
     """In place of a worker's process. The test answers for it."""
 
+    OUTPUT = "a line\nand its stacks"
+
     def __init__(
         self, _context: object, _slot: object, _config: object, channels: Any, *_: object
     ) -> None:
@@ -56,6 +60,9 @@ class IdleWorker:
             os.close(channel.fd)
 
     def check(self) -> None: ...
+
+    def last_output(self) -> str:
+        return self.OUTPUT
 
     def stop(self) -> None: ...
 
@@ -216,6 +223,20 @@ def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
     site.grant(seat, run=RUN + 1, sent_at=4)
     site.work_until(lambda: seat.statuses[-1].granted_at == 4)
     assert site.worker is worker
+
+
+def test_a_worker_that_dies_leaves_its_output(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    seat = site.connect()
+    site.grant_taken(seat)
+
+    def check() -> None:
+        raise WorkerDied("worker 2 was killed by SIGSEGV", 2, -signal.SIGSEGV)
+
+    monkeypatch.setattr(site.worker, "check", check)
+    site.work_until(lambda: seat.statuses[-1].has_ended)
+    status = seat.statuses[-1]
+    assert (status.why, status.output) == ("worker 2 was killed by SIGSEGV", IdleWorker.OUTPUT)
+    assert status.exit_status == ExitStatus.FAILED
 
 
 def test_a_worker_hears_when_operators_ask_for_profiles(site: Site) -> None:

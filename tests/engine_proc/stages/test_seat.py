@@ -223,6 +223,15 @@ def test_a_seat_ends_as_the_worker_there(site: Site, status: int) -> None:
     assert death.value.exit_status == (ExitStatus.FAILED if status == 99 else status)
 
 
+def test_a_crash_report_has_the_output_of_the_worker_there(site: Site) -> None:
+    site.work_until(lambda: site.grant is not None)
+    output = "what it said\nFatal Python error"
+    site.send(StageStatus(RUN, 0, why="worker 2 was killed", exit_status=1, output=output))
+    with pytest.raises(StageFailed):
+        site.work_until(lambda: False)
+    assert site.slot.log_tail.endswith(f"{output}\n")
+
+
 def test_a_stage_that_is_silent_is_lost(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.1)
     site.seat._grants = module.Grants(time.monotonic(), 0.1)
