@@ -222,6 +222,9 @@ class StageSeat:
             code = status.exit_status if known else ExitStatus.FAILED
             for line in status.output.splitlines():  # for a crash report
                 self._slot.keep_line(f"{line}\n".encode())
+            refusal = f"{self._slot.seat} could not start: "  # which the engine says, too
+            if status.why.startswith(refusal):
+                raise StageFailed(f"at {self._where}: {status.why.removeprefix(refusal)}", code)
             raise StageFailed(f"{status.why}{self._at}", code)
         if status.has_ended and self._serves:
             raise StageLost(f"the stage{self._at} has ended its run: {status.why}")

@@ -162,7 +162,7 @@ def test_a_narrow_link_that_drops_packets_changes_no_text(
         namespace.widen()
 
 
-def test_a_link_that_delays_and_drops_packets_changes_no_text(
+def test_a_slow_link_changes_no_text(
     fleet: Fleet, slow_link: SlowLink, expected: list[str]
 ) -> None:
     check_both_serve(fleet, expected)

@@ -115,7 +115,7 @@ def test_a_link_that_drops_packets_changes_no_text(
     print(f"{namespace.num_dropped} packets dropped; longest silence {listener.silence_s:.2f} s")
 
 
-def test_a_link_that_delays_and_drops_packets_changes_no_text(
+def test_a_slow_link_changes_no_text(
     machines: Machines, slow_link: SlowLink, expected: list[str]
 ) -> None:
     before, listener = machines.num_steps, Listener()

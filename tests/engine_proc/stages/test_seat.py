@@ -223,6 +223,14 @@ def test_a_seat_ends_as_the_worker_there(site: Site, status: int) -> None:
     assert death.value.exit_status == (ExitStatus.FAILED if status == 99 else status)
 
 
+def test_why_a_worker_there_cannot_start_is_said_once(site: Site) -> None:
+    site.work_until(lambda: site.grant is not None)
+    why = "worker 2 could not start: there is no memory"
+    site.send(StageStatus(RUN, 0, why=why, exit_status=ExitStatus.BAD_FLAGS))
+    with pytest.raises(StageFailed, match=r"^at tcp://\S+: there is no memory$"):
+        site.work_until(lambda: False)
+
+
 def test_a_crash_report_has_the_output_of_the_worker_there(site: Site) -> None:
     site.work_until(lambda: site.grant is not None)
     output = "what it said\nFatal Python error"
