@@ -43,7 +43,7 @@ bench: .venv/dev
 # of servers with a KV store, four of one with a host tier, all ways to draft with one worker and with
 # two, 200 adapters used at random, then what is left behind after 100,000 streams cut short. Replicas
 # and stages that Ray places take minutes of CPU time: Ray's own processes take most of it. They need
-# root, and `pip install ray`.
+# root.
 CHAOS_S ?= 1800
 soak: .venv/dev
 	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/collectives/test_shm_all_reduce.py -k random

@@ -50,6 +50,7 @@ from headrace.ipc.sockets import Inbox, address, deliver
 from headrace.ipc.worker_messages import CacheLayout, OpenStore, WorkerReady
 from headrace.runtime.process import Context
 from headrace.system.cpu_share import take_share
+from headrace.system.machine import kernels_number
 
 if TYPE_CHECKING:
     from headrace.model.grammar_compiler import GrammarCompiler
@@ -85,6 +86,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     inbox: Inbox[ToEngine] = Inbox(
         address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
     )
+    context.slot[EngineField.KERNELS] = kernels_number(config.execution.device)
     grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
     arena, area, vision, workers, store = None, None, None, None, None
     publisher = KvEventPublisher()

@@ -37,7 +37,7 @@ def check_structs(core: ctypes.CDLL, name: str, structs: Iterable[type[ctypes.St
 def best_kernels() -> str:
     """Return which kernels run here, as "avx512 with amx", "avx2", "neon with i8mm and bf16".
 
-    "portable" is none of these.
+    "portable" is none of these. Where they have the same name, they compute the same bits.
 
     Raises:
         HeadraceError: none have been built.

@@ -108,7 +108,11 @@ const char *best_kernels() {
 #if defined(__x86_64__)
     const Kernels *best = find_kernels(Isa::best);
     if (best->isa == Isa::avx512) {
-        return best->gemm_bf16 == gemm_bf16_by_tiles ? "avx512 with amx" : "avx512";
+        if (best->gemm_bf16 == nullptr) {
+            const bool has_vnni = best->gemm_int16 == avx512_kernels.gemm_int16;
+            return has_vnni ? "avx512" : "avx512 without vnni";
+        }
+        return best->gemm_bf16 == gemm_bf16_by_tiles ? "avx512 with amx" : "avx512 with bf16";
     }
     if (best->isa == Isa::avx2) {
         return "avx2";

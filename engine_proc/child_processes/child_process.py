@@ -145,6 +145,10 @@ class ChildProcess(Generic[Ask, Answer]):
         self._slot.last_death.record(self._process.pid, how)
         crash_reports.make(self._slot, str(death), self._process.stacks.take(), requests)
 
+    def last_output(self) -> str:
+        """Return the end of its log, and of its stacks where they were written."""
+        return self._slot.log_tail + self._process.stacks.take()
+
     def stop(self) -> None:
         """End it at once: it holds nothing that is not rebuilt."""
         self.kill()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -29,6 +29,7 @@ from headrace.ipc.schema_fingerprint import code_version
 FLAG = "--data-parallel-backend ray"
 STAGES_FLAG = "--distributed-executor-backend ray"
 HERE = 0.001  # of the resource that is a node's address: all of it is 1
+FAILURES = (RayError, RuntimeError, ValueError)  # of Ray, where it or the cluster is in trouble
 Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
@@ -50,7 +51,7 @@ class RayCluster:
                 f"{flag} finds no cluster; run `ray start --head` on one machine and `ray start "
                 f"--address=HEAD:6379` on the others and here, or set RAY_ADDRESS: {plain(error)}"
             ) from None
-        except (RuntimeError, ValueError, RayError) as error:
+        except FAILURES as error:
             raise ConfigError(f"{flag} cannot join the cluster: {plain(error)}") from None
         needed = {"CPU": config.num_cpus, "GPU": config.num_gpus}
         self._resources = {name: count for name, count in needed.items() if count}
@@ -63,9 +64,19 @@ class RayCluster:
         self._actors: dict[str, Any] = {}
         self._starts: dict[str, Answer] = {}  # by name: calls that have not been answered
         self._watches: dict[str, Answer] = {}
+        self._failures: dict[str, str] = {}  # why calls could not be made
 
     def start(self, name: str) -> None:
-        """Start an engine, as soon as a node has room for it."""
+        """Start an engine, as soon as a node has room for it.
+
+        Where the cluster cannot be asked, `poll` tells that the engine has ended.
+        """
+        try:
+            self._start(name)
+        except FAILURES as error:
+            self._failures[name] = f"cannot be started: {plain(error)}"
+
+    def _start(self, name: str) -> None:
         group, bundle = self._place_of(name)
         actor_class = ray.remote(self._actor_class).options(
             num_cpus=self._resources["CPU"],
@@ -97,6 +108,8 @@ class RayCluster:
 
     def poll(self, name: str) -> Outcome | None:
         """Return the answer to the last question; None is not yet."""
+        if name in self._failures:
+            return EngineEnded(self._failures.pop(name))
         calls = self._starts if name in self._starts else self._watches
         if not ray.wait([calls[name]], timeout=0)[0]:
             return None
@@ -112,8 +125,10 @@ class RayCluster:
 
     def end(self, name: str) -> None:
         """End the actor of an engine, and with it what it has started."""
-        with suppress(RayActorError):
-            ray.kill(self._actors.pop(name))
+        actor = self._actors.pop(name, None)
+        if actor is not None:
+            with suppress(*FAILURES):  # it has ended, or does with its node or this process
+                ray.kill(actor)
 
     def _node_of(self, name: str) -> str:
         """Return the address of the node that has the bundle of an engine, or had it last."""

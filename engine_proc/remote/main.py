@@ -4,13 +4,14 @@ In: ToEngine (the ring), FromGateway (engine_proc).  Out: ToGateway, ToDetokeniz
 import logging
 import secrets
 import time
+from collections.abc import Iterable
 from typing import NoReturn, assert_never
 
 import msgspec
 
 from headrace.board.backlog import engine_backlog
-from headrace.board.board import MESSAGES_SENT
-from headrace.board.fields import CommonField
+from headrace.board.board import MESSAGES_SENT, Slot
+from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig, RemoteEngine
 from headrace.engine_proc.remote.grants import GRANT_S, ClockDifference, Grants
 from headrace.engine_proc.remote.held_requests import HeldRequests
@@ -81,6 +82,7 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
         wait_for_any(inbox.polled if seat is None else seat.polled, WAIT_MS)
     log.info("engine %d serves at %s", context.index, seat.where)
     context.ready()
+    seat.compare_kernels(context.board.of("engine"))
     seat.release(held)
     while True:
         context.slot.beat()
@@ -153,6 +155,21 @@ class RemoteSeat:
             if frames is None:
                 return
             self._send(frames)
+
+    def compare_kernels(self, engines: Iterable[Slot]) -> None:
+        """Log it where another engine of the model has other kernels."""
+        own, model = (self._slot[field] for field in (EngineField.KERNELS, EngineField.MODEL))
+        for slot in engines:
+            is_replica = slot[EngineField.MODEL] == model
+            if own and is_replica and slot[EngineField.KERNELS] not in (0, own):
+                log.warning(
+                    "%s at %s has other kernels than %s: texts that move between them may change; "
+                    "take processors of the same kind (`headrace doctor` names the kernels)",
+                    self._slot.seat,
+                    self.where,
+                    slot.seat,
+                )
+                return
 
     def settle_idle(self) -> None:
         """Correct the count of taken tokens when the engine has had nothing to do for a while."""

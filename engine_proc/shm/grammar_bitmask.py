@@ -32,7 +32,11 @@ class GrammarBitmask:
         """Make an area of `num_masks`. It takes only the memory that is written."""
         fd = os.memfd_create("headrace-masks", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_masks * WORD_BYTES * -(-vocab_size // WORD_BITS))
-        return cls(fd, vocab_size)
+        try:
+            return cls(fd, vocab_size)
+        except OSError:
+            os.close(fd)
+            raise
 
     def address(self, row: int) -> int:
         """Return where a mask begins in this process."""

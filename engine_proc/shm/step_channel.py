@@ -57,7 +57,11 @@ class StepChannel(Generic[M]):
         """Make a channel whose messages take at most `slot_bytes`, encoded."""
         fd = os.memfd_create("headrace-steps", os.MFD_CLOEXEC)
         os.ftruncate(fd, HEADER_BYTES + NUM_SLOTS * (slot_bytes + LENGTH_BYTES))
-        return cls(fd, kind, look_us)
+        try:
+            return cls(fd, kind, look_us)
+        except OSError:
+            os.close(fd)
+            raise
 
     @property
     def max_bytes(self) -> int:

@@ -21,7 +21,8 @@ STUCK_S = 60.0  # a worker's end may take some seconds, and so does a look at sl
 def main(listen: str, key_file: str, log_level: str) -> int:
     """Return the exit status of the process."""
     seat = Seat("stage", 0)
-    board = Board.create([seat, *(Seat("worker", stage) for stage in range(MAX_PP))])
+    workers = (Seat("worker", stage) for stage in range(MAX_PP))
+    board = Board.create([seat, *workers, Seat("frontend", 0)])  # that is the server's
     slot, watchdog = board.slot("stage"), HangWatchdog(STUCK_S)
     process = spawn(seat, StageConfig(listen=listen, key_file=key_file), board, log_level)
     while True:

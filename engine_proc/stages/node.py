@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from headrace.board.admin_requests import PROFILE, note_counts
 from headrace.board.fields import StageField
 from headrace.config.process_configs import ExecutionConfig, StageConfig
 from headrace.config.weight_files import sampled_digest
+from headrace.engine_proc.remote.message_checks import MAX_WORD, check
 from headrace.engine_proc.stages.stage_run import RunEnded, StageRun
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
@@ -26,6 +28,7 @@ from headrace.ipc.remote_messages import (
 )
 from headrace.ipc.schema_fingerprint import code_version
 from headrace.ipc.sockets import Frame, wait_for_any
+from headrace.native_core import best_kernels
 from headrace.runtime.process import Context
 
 WAIT_MS = 50
@@ -50,6 +53,7 @@ class StageNode:
     def __init__(self, config: StageConfig, context: Context) -> None:
         self._context = context
         self._slot = context.slot
+        self._frontend = context.board.slot("frontend")
         self._key = read_key(config.key_file)
         self._listener = CurveListener(config.listen, self._key, "the stage's address")
         self.where = self._listener.where
@@ -58,6 +62,7 @@ class StageNode:
         self._peer = b""  # the seat of the run's worker
         self._grant: StageGrant | None = None  # the last one
         self._terms = OwnTerms()
+        self._kernels = best_kernels()
         self._told = ""
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToStage)
         self._encoder = msgspec.msgpack.Encoder()
@@ -81,7 +86,7 @@ class StageNode:
         try:
             work(*args)
         except RunEnded as end:
-            self._end(str(end), end.exit_status)
+            self._end(str(end), end.exit_status, end.output)
         except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             self._tell(f"a peer sends what is wrong: {error}")
             self._end(f"the stage was sent what is wrong: {error}", ExitStatus.FAILED)
@@ -114,6 +119,9 @@ class StageNode:
                 return
             self._end("its seat has connected anew, or another seat has come")
         self._peer, self._grant = peer, grant
+        for count in grant.wishes:
+            check(0 <= count < MAX_WORD, f"operators have asked {count} times")
+        note_counts(self._frontend, PROFILE, grant.wishes)
         if self._run is None:
             if why := self._terms.differences(grant):
                 self._tell(why)
@@ -122,9 +130,17 @@ class StageNode:
             self._run = StageRun(grant, self._send_on, self._context, self._cache_fd, self._key)
             log.info("a server has a worker of stage %d here", grant.stage)
         self._run.renew(grant, time.monotonic())
-        self._send(StageStatus(grant.run, grant.sent_at, self._run.progress, self._run.why))
+        self._send(
+            StageStatus(
+                grant.run,
+                grant.sent_at,
+                self._run.progress,
+                self._run.why,
+                kernels=self._kernels,
+            )
+        )
 
-    def _end(self, why: str, exit_status: int | None = None) -> None:
+    def _end(self, why: str, exit_status: int | None = None, output: str = "") -> None:
         """End the run, or what was to be one, and tell its seat."""
         grant = self._grant
         if grant is None:
@@ -132,7 +148,14 @@ class StageNode:
         if self._run is not None:
             log.warning("the run ends: %s", why)
         self._send(
-            StageStatus(grant.run, grant.sent_at, why=why, exit_status=exit_status, has_ended=True)
+            StageStatus(
+                grant.run,
+                grant.sent_at,
+                why=why,
+                exit_status=exit_status,
+                has_ended=True,
+                output=output,
+            )
         )
         self._close()
 

@@ -11,8 +11,9 @@ from typing import NoReturn, assert_never
 import msgspec
 import numpy as np
 
+from headrace.board.admin_requests import PROFILE, AdminRequests
 from headrace.board.fields import CommonField, WorkerField
-from headrace.config.process_configs import RemoteStages, WorkerConfig
+from headrace.config.process_configs import ExecutionConfig, RemoteStages, WorkerConfig
 from headrace.engine_proc.remote.grants import Grants
 from headrace.engine_proc.remote.message_checks import MAX_WORD, WrongMessage, check
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
@@ -24,6 +25,7 @@ from headrace.engine_proc.stages.stage_link import StageLink
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
+from headrace.ipc.curve_links import MAX_FRAME_BYTES
 from headrace.ipc.remote_messages import (
     FromStage,
     HiddenFrame,
@@ -44,6 +46,7 @@ from headrace.ipc.worker_messages import (
     ToWorker,
     WorkerReady,
 )
+from headrace.native_core import best_kernels
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 
@@ -97,13 +100,14 @@ class StageSeat:
         self._open: deque[int] = deque()  # logit rows of the steps without a result
         self._num_masks: deque[int] = deque()  # of the steps whose masks are not written yet
         self._serves = False
+        self._kernels = ""  # there; as `best_kernels` has them
         self._told = ""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
         self._messages: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._outputs: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-        model_path = os.path.abspath(config.execution.model_path)  # the stage runs elsewhere
-        self._execution = self._encoder.encode(replace(config.execution, model_path=model_path))
+        self._wishes = AdminRequests(context.board, PROFILE)
+        self._execution = self._encoder.encode(with_absolute_paths(config.execution))
 
     def work(self) -> None:
         """Pass on all that has come; wait where there is nothing.
@@ -184,6 +188,7 @@ class StageSeat:
             execution=self._execution,
             watchdog_timeout=self._remote.watchdog_timeout,
             terms=self._remote.terms,
+            wishes=self._wishes.read(),
         )
         link.grant([self._encoder.encode(grant)])
 
@@ -211,9 +216,15 @@ class StageSeat:
         check(0 <= status.progress < MAX_WORD, f"its worker's progress is {status.progress}")
         self._grants.answered(status.granted_at / SECOND_NS)
         self._slot[CommonField.PROGRESS] = status.progress
+        self._kernels = status.kernels or self._kernels
         if status.exit_status is not None:
             known = status.exit_status in list(ExitStatus)
             code = status.exit_status if known else ExitStatus.FAILED
+            for line in status.output.splitlines():  # for a crash report
+                self._slot.keep_line(f"{line}\n".encode())
+            refusal = f"{self._slot.seat} could not start: "  # which the engine says, too
+            if status.why.startswith(refusal):
+                raise StageFailed(f"at {self._where}: {status.why.removeprefix(refusal)}", code)
             raise StageFailed(f"{status.why}{self._at}", code)
         if status.has_ended and self._serves:
             raise StageLost(f"the stage{self._at} has ended its run: {status.why}")
@@ -259,9 +270,28 @@ class StageSeat:
         self._serves = True
         self._context.ready()
         log.info("stage %d serves%s", config.stage, self._at)
+        own = best_kernels()
+        if self._kernels not in ("", own):
+            log.warning(
+                "stage %d%s has other kernels (%s) than stage 0 (%s): texts may differ from those "
+                "of one machine; take processors of the same kind",
+                config.stage,
+                self._at,
+                self._kernels,
+                own,
+            )
 
     def _send_input(self, encoded: bytes) -> None:
-        """Send on a message of the engine, and with `Masks` the masks that are there now."""
+        """Send on a message of the engine, and with `Masks` the masks that are there now.
+
+        Raises:
+            StageFailed: no link takes it.
+        """
+        if len(encoded) > MAX_FRAME_BYTES:
+            raise StageFailed(
+                f"a step takes {len(encoded)} bytes, and links at most {MAX_FRAME_BYTES}; lower "
+                "--max-num-seqs"
+            )
         frames: list[Frame] = [encoded]
         match message := self._messages.decode(encoded):
             case Step():
@@ -287,3 +317,13 @@ class StageSeat:
         if what != self._told:
             self._told = what
             log.warning("%s", what)
+
+
+def with_absolute_paths(execution: ExecutionConfig) -> ExecutionConfig:
+    """Return a configuration for a worker that runs elsewhere."""
+    profiles = execution.profile_dir
+    return replace(
+        execution,
+        model_path=os.path.abspath(execution.model_path),
+        profile_dir=None if profiles is None else os.path.abspath(profiles),
+    )

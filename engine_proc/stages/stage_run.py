@@ -6,7 +6,6 @@ Pages outlive a run: the memory belongs to the process of the stage.
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -40,11 +39,12 @@ LAPSE_S = 10.0  # without a grant: the server, or the way to it, is lost
 
 
 class RunEnded(Exception):
-    """A run is over; `exit_status` is that of its worker, if that has ended."""
+    """A run is over; `exit_status` is that of its worker, if that has ended, with its output."""
 
-    def __init__(self, why: str, exit_status: int | None = None) -> None:
+    def __init__(self, why: str, exit_status: int | None = None, output: str = "") -> None:
         super().__init__(why)
         self.exit_status = exit_status
+        self.output = output
 
 
 class StageRun:
@@ -76,19 +76,29 @@ class StageRun:
         self.granted_at = 0.0
         self._send = send
         self._cache_fd, self._key = cache_fd, key
-        self._execution = replace(execution, profile_dir=None)
+        self._execution = execution
         self._slot = context.board.slot("worker", grant.stage)
-        self._masks = GrammarBitmask.create(max_draws(execution), execution.vocab_size)
-        self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(execution))
-        results: StepChannel[FromWorker] = StepChannel.create(FromWorker, result_bytes(execution))
-        self._before_fd = HiddenLink.create()
-        self._after_fd = HiddenLink.create() if grant.stage < execution.pp - 1 else None
         with ExitStack() as undo:
-            for fd in (self._steps.fd, results.fd, *self._fds):
+
+            def closing(fd: int) -> int:
                 undo.callback(os.close, fd)
+                return fd
+
+            self._masks = GrammarBitmask.create(max_draws(execution), execution.vocab_size)
+            closing(self._masks.fd)
+            self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(execution))
+            closing(self._steps.fd)
+            results: StepChannel[FromWorker] = StepChannel.create(
+                FromWorker, result_bytes(execution)
+            )
+            closing(results.fd)
+            self._before_fd = closing(HiddenLink.create())
+            is_last = grant.stage == execution.pp - 1
+            self._after_fd = None if is_last else closing(HiddenLink.create())
+            self._outputs = Pump(results.receive_encoded)
+            undo.callback(self._outputs.close)
             self._worker = self._start(grant, context, results)
             undo.pop_all()
-        self._outputs = Pump(results.receive_encoded)
         self._sink: FrameSink | None = None  # to the worker,
         self._frames: Pump[tuple[HiddenFrame, list[Frame]]] | None = None  # and of it
         self._following: StageLink | None = None
@@ -216,7 +226,7 @@ class StageRun:
             if not death.keeps_pages:
                 clear([self._cache_fd])
             status = death.exit_status if death.has_reason else ExitStatus.FAILED
-            raise RunEnded(str(death), status) from None
+            raise RunEnded(str(death), status, self._worker.last_output()) from None
         if now > self.granted_at + LAPSE_S:
             raise RunEnded(f"no grant has come for {LAPSE_S:g} s")
 

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.config.process_configs import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.cache_memory import CacheMemory
-from headrace.engine_proc.shm.hidden_link import HiddenLink
+from headrace.engine_proc.shm.hidden_link import NUMBER_BYTES, HiddenLink
 from headrace.engine_proc.shm.stage_links import StageLinks
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.device_selection import (
@@ -58,6 +58,7 @@ from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.engine_proc.worker.stages.stage import PipelineStage, models_of, stages
 from headrace.engine_proc.worker.stages.stage_runner import LastStage, StageRunner
 from headrace.errors import ConfigError, ModelError
+from headrace.ipc.curve_links import MAX_FRAME_BYTES
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit
 
@@ -240,11 +241,29 @@ def check_memory(worker: WorkerConfig, model: DecoderModel, dtype: WeightDtype, 
     """
     config, parts = worker.execution, models_of(model, worker.execution.pp)
     kv_bytes = config.cpu_kv_bytes
+    num_frames: int | None = None
     if config.has_remote_stages:
+        check_frames(config.max_num_batched_tokens, model.spec.hidden_size)
+        num_links = (worker.stage > 0) + (worker.stage < config.pp - 1)
+        num_frames = num_links * config.pp * 2  # each in a link, and once more on its way
         parts = [parts[worker.stage]]
         kv_bytes = kv_bytes * len(parts[0].spec.layers) // len(model.spec.layers)
     check_kv_cache(kv_bytes, free)
-    check_weights(config, parts, dtype, free, kv_bytes)
+    check_weights(config, parts, dtype, free, kv_bytes, num_frames)
+
+
+def check_frames(num_tokens: int, hidden_size: int) -> None:
+    """Check that the hidden states of a step of so many tokens can go to another machine.
+
+    Raises:
+        ConfigError: they are too many.
+    """
+    most = MAX_FRAME_BYTES // (NUMBER_BYTES * hidden_size)
+    if num_tokens > most:
+        raise ConfigError(
+            f"--max-num-batched-tokens {num_tokens}: links between machines take the hidden states "
+            f"of {most} tokens at most, {hidden_size} numbers each; lower it to {most}"
+        )
 
 
 def open_links(worker: WorkerConfig, hidden_size: int) -> StageLinks:

@@ -22,6 +22,12 @@ def admin_request(slot: Slot, what: str) -> None:
     slot.add(FrontendField.WISHES + WISHES.index(what))
 
 
+def note_counts(slot: Slot, what: tuple[str, ...], counts: list[int]) -> None:
+    """Note how often each of some `WISHES` has been asked for; for the slot's owner."""
+    for one, count in zip(what, counts, strict=True):
+        slot[FrontendField.WISHES + WISHES.index(one)] = count
+
+
 class AdminRequests:
     """Admin requests since the last poll, of the kinds in `heeded`."""
 
@@ -29,14 +35,15 @@ class AdminRequests:
         self._heeded = heeded
         self._places = [FrontendField.WISHES + WISHES.index(what) for what in heeded]
         self._slots = list(board.of("frontend"))
-        self._counts = self._read()
+        self._counts = self.read()
 
-    def _read(self) -> list[int]:
+    def read(self) -> list[int]:
+        """Return how often each kind has been asked for."""
         return [sum([slot[place] for slot in self._slots]) for place in self._places]
 
     def take(self) -> list[str]:
         """Return the wishes that are new, each once."""
-        before, self._counts = self._counts, self._read()
+        before, self._counts = self._counts, self.read()
         if before == self._counts:
             return []
         return [w for w, a, b in zip(self._heeded, before, self._counts, strict=True) if a != b]

@@ -41,6 +41,7 @@ NOTHING = "nothing"  # runs a model
 NUM_BUSY = 5  # processes that work at once: one of each kind
 # Imported only when they are called, since they load the worker.
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
+SAME_KERNELS = "texts are equal where all machines have the same kernels"
 FORESEE_STAGES = "headrace.engine_proc.worker.backend_selection:foresee_stages"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
@@ -230,7 +231,7 @@ def stages_of(config: ServerConfig, card: ModelCard) -> str:
     found: list[range] = pkgutil.resolve_name(FORESEE_STAGES)(ExecutionConfig.of(config, card))
     layers = ", ".join(f"{own.start} to {own.stop - 1}" for own in found)
     workers = f", each with {config.tp} workers" if config.tp > 1 else ""
-    nodes = ", each on a machine of its own" if config.has_remote_stages else ""
+    nodes = f", each on a machine of its own; {SAME_KERNELS}" if config.has_remote_stages else ""
     return f"{len(found)} of layers {layers}{workers}{nodes}"
 
 
@@ -238,7 +239,7 @@ def elsewhere(config: ServerConfig) -> str:
     """Return which engines are on other machines."""
     by_ray = f"{config.num_placed_engines} engines by Ray" if config.num_placed_engines else ""
     found = ", ".join(filter(None, (*config.remote_engines, by_ray)))
-    return f"{found}; the server looks for them when it starts"
+    return f"{found}; the server looks for them when it starts; {SAME_KERNELS}"
 
 
 def projector(file: GgufFile) -> str:

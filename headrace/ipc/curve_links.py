@@ -22,6 +22,10 @@ HANDSHAKE_MS = 5000  # a connection that is not through by then is closed
 HEARTBEAT_MS = 500  # libzmq asks the other end, whose libzmq answers
 SILENCE_MS = 5000  # after which a connection is lost
 HIGH_WATER = 256  # messages to a peer
+# Of a peer that announces a larger frame the connection ends, and nothing is allocated for it. Most
+# are the hidden states of a step: 512 MiB are 8,192 tokens with 16,384 numbers each.
+MAX_FRAME_BYTES = 1 << 29
+SEALED_BYTES = 64  # that encryption adds to a frame, at most
 EVENT = struct.Struct("=HI")  # of a socket: what, and a value
 PROBE_S = 0.1  # for an answer whether anything listens
 BACKLOG = 64  # connections that the kernel holds
@@ -35,6 +39,7 @@ def curve_socket(kind: int, key: CurveKey, where: str) -> "zmq.Socket[bytes]":
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(HIGH_WATER)
     socket.linger = 0
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + SEALED_BYTES)
     socket.set(zmq.IPV6, "[" in where)
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.curve_secretkey = key.secret

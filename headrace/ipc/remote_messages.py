@@ -79,6 +79,7 @@ class StageGrant(Message, tag="stage_grant", frozen=True):
     execution: bytes  # an `ExecutionConfig`, as msgpack
     watchdog_timeout: int  # seconds
     terms: dict[str, str]  # what both machines have to have alike
+    wishes: list[int]  # how often operators have asked for each one of `PROFILE`
 
 
 class StageStatus(Message, tag="stage_status", frozen=True):
@@ -90,6 +91,8 @@ class StageStatus(Message, tag="stage_status", frozen=True):
     why: str = ""  # the stage does not serve, or does no more
     has_ended: bool = False  # the run; another grant begins it anew
     exit_status: int | None = None  # of a worker that has ended or was sent what is wrong
+    output: str = ""  # of a worker that has ended: the end of its log, and its stacks
+    kernels: str = ""  # of `best_kernels` there; they decide about bits
 
 
 class WorkerInput(Message, tag="worker_input", frozen=True):

@@ -221,7 +221,6 @@ class ChildConfigs:
         c = self.config
         if not c.has_remote_stages:
             return None
-        make_key(self._placed_key_file)
         return RemoteStages(
             run_dir=self.run_dir,
             key_file=self._placed_key_file,
@@ -234,13 +233,14 @@ class ChildConfigs:
         """The seats of engines on other machines. Those that are placed come last."""
         return [s.seat.index for s in self.board.of("engine") if self.board.is_remote(s)]
 
-    @property
+    @cached_property
     def _placed_key_file(self) -> str:
-        """The key of links to engines and stages that are placed."""
-        return os.path.join(self.run_dir, PLACED_KEY)
+        """The key of links to engines and stages that are placed; made at the first spawn."""
+        path = os.path.join(self.run_dir, PLACED_KEY)
+        make_key(path)
+        return path
 
     def _placement_config(self) -> PlacementConfig:
-        make_key(self._placed_key_file)
         if self.config.has_remote_stages:
             return PlacementConfig(
                 run_dir=self.run_dir,

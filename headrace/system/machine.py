@@ -6,6 +6,7 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from headrace.errors import HeadraceError
@@ -14,6 +15,7 @@ from headrace.system.cgroups import cpu_quota, memory_limits, read
 from headrace.system.processor_name import processor_name
 
 KB = 1 << 10
+NUMBER_BYTES = 7  # of a word of the board
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
 NAME = re.compile(r"[\w.-]+")
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # of CUDA: the GPUs that programs may see
@@ -121,6 +123,17 @@ def memory_limit(root: Path = Path("/")) -> int:
     """Return how many bytes of memory there are, in the container if that is less."""
     total = kilobytes(read(root / "proc/meminfo"), "MemTotal")
     return min([total, *(limit for limit, _ in memory_limits(root))])
+
+
+def kernels_number(device: str) -> int:
+    """Return a number of the kernels with which a CPU of this machine computes; 0 where GPUs may.
+
+    Args:
+        device: as the flag has it.
+    """
+    if device == "cuda" or (device == "auto" and has_gpus()):
+        return 0
+    return int.from_bytes(blake2b(best_kernels().encode(), digest_size=NUMBER_BYTES).digest())
 
 
 def free_space(folder: Path) -> int:

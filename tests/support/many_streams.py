@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,10 +16,15 @@ TIMEOUT_S = 600
 
 
 class Listener:
-    """Hears the pieces of all streams: acts at one of them, and notes the longest silence."""
+    """Hears the pieces of all streams: acts at one of them, and notes the longest silence.
+
+    It goes on hearing while it acts.
+    """
 
     def __init__(self, action: Callable[[], object] = lambda: None) -> None:
         self._action = action
+        self._actor = ThreadPoolExecutor(1)
+        self._acting: Future[object] | None = None
         self._num_left = NUM_PIECES
         self.silence_s = 0.0
 
@@ -27,7 +33,13 @@ class Listener:
         self.silence_s = max(self.silence_s, silence_s)
         self._num_left -= 1
         if not self._num_left:
-            self._action()
+            self._acting = self._actor.submit(self._action)
+
+    def close(self) -> None:
+        """Wait until it has acted; raise what the action has."""
+        assert self._acting is not None, "there were too few pieces"
+        self._acting.result()
+        self._actor.shutdown()
 
 
 async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
@@ -62,7 +74,9 @@ def read_all(url: str, listener: Listener) -> list[str]:
                 *(read(client, seed, listener) for seed in range(NUM_STREAMS))
             )
 
-    return asyncio.run(read_together())
+    texts = asyncio.run(read_together())
+    listener.close()
+    return texts
 
 
 def texts_alone(*flags: str) -> list[str]:

@@ -1,12 +1,13 @@
 """A Ray cluster of this machine, for tests: each node is a process and all that it starts."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,16 @@ class RayNode:
     def processes(self) -> list[psutil.Process]:
         """All that it has started and that has not ended."""
         found = psutil.Process(self._process.pid).children(recursive=True)
-        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE and one.cmdline()]
+        return [one for one in found if title_of(one)]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself, or was killed."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """End it and all that it has started, by SIGKILL."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             kill_tree(self._process)
 
 
@@ -72,16 +78,38 @@ class RayCluster:
             flags = ("--head", "--port", str(port), "--include-dashboard", "false")
             place = ("--node-ip-address", here, "--temp-dir", self._folder)
             self._head = RayNode(*flags, *place)
-        self._node_flags = ("--address", self.address, "--node-ip-address", there)
-        # A node has its own folder, as on another machine.
-        own = f'mount -t tmpfs none {self._folder} && exec "$@"'
-        self._under = (*under, "unshare", "-m", "sh", "-c", own, "sh") if under else ()
+        self._there, self._under = there, under
+        self._nodes: list[RayNode] = []
         self.env = {"RAY_ADDRESS": self.address}
         self.start_node()
 
-    def start_node(self) -> None:
-        """Start the node, for the first time or after its end."""
-        self._node = RayNode(*self._node_flags, under=self._under)
+    def start_node(self, memory_bytes: int | None = None) -> None:
+        """Start the node, for the first time or after its end; as `new_node`."""
+        self._node = self.new_node(self._there, memory_bytes)
+
+    def new_node(self, there: str, memory_bytes: int | None = None) -> RayNode:
+        """Start a node, which has its own folder, as on another machine.
+
+        Args:
+            there: its address.
+            memory_bytes: which its processes take to be all the memory of their machine.
+        """
+        own = [f"mount -t tmpfs none {self._folder}"]
+        if memory_bytes is not None:
+            info = Path(self._folder, "meminfo")
+            info.write_text(meminfo_of(memory_bytes))
+            own.insert(0, f"mount --bind {info} /proc/meminfo")
+        script = " && ".join([*own, 'exec "$@"'])
+        under = (*self._under, "unshare", "-m", "sh", "-c", script, "sh") if self._under else ()
+        flags = ("--address", self.address, "--node-ip-address", there)
+        node = RayNode(*flags, under=under)
+        self._nodes.append(node)
+        return node
+
+    def revive_node(self) -> None:
+        """Start the node anew where Ray has given it up."""
+        if self._node.has_ended:
+            self.start_node()
 
     def kill_node(self) -> None:
         """End the node with all that it has started."""
@@ -100,7 +128,7 @@ class RayCluster:
     @property
     def engine_processes(self) -> list[psutil.Process]:
         """Those of engines on both nodes."""
-        return [one for one in self.processes if one.cmdline()[0].startswith("headrace: ")]
+        return titled(self.processes, "headrace: ")
 
     @property
     def left(self) -> tuple[float, list[str]]:
@@ -117,9 +145,31 @@ class RayCluster:
 
     def close(self) -> None:
         """End it and leave nothing."""
-        self._node.kill()
+        for node in self._nodes:
+            node.kill()
         self._head.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def title_of(process: psutil.Process) -> str:
+    """Return the first word of a process's command; "" where it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return (process.cmdline() or [""])[0]
+    return ""
+
+
+def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
+    """Return the processes whose title begins so."""
+    return [one for one in processes if title_of(one).startswith(title)]
+
+
+def meminfo_of(num_bytes: int) -> str:
+    """Return /proc/meminfo as on a machine with so much memory, all of it free."""
+    kilobytes = num_bytes >> 10
+    names = ("MemTotal", "MemFree", "MemAvailable")
+    own = "".join(f"{name}: {kilobytes} kB\n" for name in names)
+    lines = Path("/proc/meminfo").read_text().splitlines(keepends=True)
+    return own + "".join(line for line in lines if not line.startswith(names))
 
 
 def environment() -> dict[str, str]:

@@ -1,12 +1,16 @@
 """The demo model served for all system tests, its weights in `transformers`, another machine."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from network_namespace import NetworkNamespace, NoNamespace
 from ray_nodes import RayCluster
 from reference import Expected, generate_expected
 from servers import HELD, RunningServer
+from slow_link import SlowLink
+
+DELAY_S, LOSS = 0.01, 0.01  # of packets in each direction
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +40,17 @@ def namespace() -> Iterator[NetworkNamespace]:
         pytest.skip(str(error))
     yield made
     made.close()
+
+
+@pytest.fixture
+def slow_link(namespace: NetworkNamespace) -> Iterator[SlowLink]:
+    """The way to that machine, delaying all packets and dropping some; or the test is skipped."""
+    with ExitStack() as stack:
+        try:
+            link = stack.enter_context(namespace.slow(DELAY_S, LOSS))
+        except NoNamespace as error:
+            pytest.skip(str(error))
+        yield link
 
 
 @pytest.fixture(scope="module")

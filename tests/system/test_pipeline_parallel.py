@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from killer import Killer
 from mutants.mutants import mutants
-from servers import RunningServer
+from servers import RunningServer, wait_until
 from stream_reader import difference, read_all
 
 ASKED: dict[str, Any] = {"num_requests": 7, "max_tokens": 16}  # one of each kind of sampling
@@ -71,16 +72,30 @@ def test_stages_of_two_workers_one_step_at_a_time_change_no_text(undisturbed: li
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[RunningServer]:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def apart(profiles: Path) -> Iterator[RunningServer]:
     """Two stages, of which the last is placed, as on another machine."""
     running = RunningServer(
         *("--pp", "2", "--distributed-executor-backend", "ray", *EXACT, "--max-num-seqs", "8"),
-        *("--admin-api-key", "operator"),
+        *("--admin-api-key", "operator", "--profile-dir", str(profiles)),
         env={"PYTHONPATH": str(Path(__file__).parent.parent / "support/ray_double")},
     )
     yield running
     assert running.stop() == 0
     assert "stage 1 on 127.0.0.1 exited with 1; starting another" in running.log
+
+
+def test_operators_get_profiles_of_stages_elsewhere(apart: RunningServer, profiles: Path) -> None:
+    operator = {"Authorization": "Bearer operator"}
+    for what in ("start_profile", "stop_profile"):
+        httpx.post(f"{apart.url}/{what}", headers=operator).raise_for_status()
+    for worker in range(2):
+        pattern = f"worker-{worker}-*.trace.json.gz"
+        wait_until(lambda pattern=pattern: any(profiles.glob(pattern)), pattern)  # type: ignore[misc]
 
 
 def test_answers_are_the_same_when_the_machine_of_a_stage_dies(

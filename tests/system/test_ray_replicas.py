@@ -12,8 +12,9 @@ import httpx
 import pytest
 from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
-from ray_nodes import NUM_CPUS, RayCluster
+from ray_nodes import NUM_CPUS, RayCluster, titled
 from servers import RunningServer, survivors, wait_until
+from slow_link import SlowLink
 from tiny_models import make_byte_folder
 
 from headrace.extras import missing
@@ -24,6 +25,8 @@ pytestmark = [
 ]
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
 CUT_S = 20.0
+MAX_SILENCE_S = 3.0  # of a stream, where another engine can go on
+PLACED_S = 30.0  # as long as all engines are missing
 RATE = "4mbit"  # of a link that is too narrow for bursts
 
 
@@ -77,6 +80,7 @@ def expected(model: Path) -> list[str]:
 @pytest.fixture
 def fleet(model: Path, cluster: RayCluster) -> Iterator[Fleet]:
     """A server. Nothing of it is left in the cluster when it has ended."""
+    cluster.revive_node()
     running = Fleet(model, cluster)
     yield running
     running.head.close()
@@ -93,10 +97,13 @@ def await_nothing_left(cluster: RayCluster) -> None:
     wait_until(is_nothing_left, "nothing is left in the cluster")
 
 
-def check_texts(fleet: Fleet, expected: list[str], listener: Listener) -> None:
-    """Read all streams, which are as expected."""
+def check_texts(
+    fleet: Fleet, expected: list[str], listener: Listener, max_silence_s: float = MAX_SILENCE_S
+) -> None:
+    """Read all streams, which are as expected, and none of which is silent for long."""
     assert read_all(fleet.head.url, listener) == expected
     print(f"longest silence of {NUM_STREAMS} streams: {listener.silence_s:.2f} s")
+    assert listener.silence_s <= max_silence_s
 
 
 def check_both_serve(fleet: Fleet, expected: list[str]) -> None:
@@ -155,6 +162,14 @@ def test_a_narrow_link_that_drops_packets_changes_no_text(
         namespace.widen()
 
 
+def test_a_slow_link_changes_no_text(
+    fleet: Fleet, slow_link: SlowLink, expected: list[str]
+) -> None:
+    check_both_serve(fleet, expected)
+    assert slow_link.num_dropped > 0
+    print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")
+
+
 def await_replacement(fleet: Fleet, count: int) -> None:
     """Wait until so many processes in the seats of engines have been replaced."""
     wait_until(
@@ -167,7 +182,7 @@ def await_replacement(fleet: Fleet, count: int) -> None:
 def test_an_engine_is_placed_again_when_its_process_dies(
     fleet: Fleet, expected: list[str], cluster: RayCluster, victim: str
 ) -> None:
-    victims = [one for one in cluster.processes if one.cmdline()[0].startswith(victim)]
+    victims = titled(cluster.processes, victim)
     assert len(victims) == 2
     check_texts(fleet, expected, Listener(victims[0].kill))
     await_replacement(fleet, 1)
@@ -178,7 +193,7 @@ def test_engines_are_placed_again_when_placement_dies(
     fleet: Fleet, expected: list[str], cluster: RayCluster
 ) -> None:
     placement = fleet.head.ring["headrace: placement"]
-    check_texts(fleet, expected, Listener(placement.kill))
+    check_texts(fleet, expected, Listener(placement.kill), PLACED_S)
     await_replacement(fleet, 2)
     check_both_serve(fleet, expected)
     assert fleet.placed == 2

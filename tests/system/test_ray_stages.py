@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +12,12 @@ import httpx
 import pytest
 from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
-from ray_nodes import NUM_CPUS, RayCluster
-from servers import RunningServer, wait_until
+from ray_nodes import NUM_CPUS, RayCluster, RayNode, titled
+from servers import RunningServer, StartFailed, wait_until
+from slow_link import SlowLink
 from tiny_models import make_byte_folder
 
+from headrace.exit_status import ExitStatus
 from headrace.extras import missing
 
 pytestmark = [
@@ -40,18 +43,64 @@ def expected(model: Path) -> list[str]:
     return texts_alone(str(model), *FLAGS)
 
 
-@pytest.fixture(scope="module")
-def server(model: Path, cluster: RayCluster) -> Iterator[RunningServer]:
-    """A server whose second stage is on the node."""
-    running = RunningServer(str(model), *FLAGS, *STAGES, env=cluster.env)
-    yield running
-    assert running.stop() == 0
+def await_nothing_left(cluster: RayCluster) -> None:
+    """Wait until all CPUs of the cluster are free, and all placement groups removed."""
 
     def is_nothing_left() -> bool:
         num_free, states = cluster.left
         return num_free == 2 * NUM_CPUS and set(states) <= {"REMOVED"}
 
     wait_until(is_nothing_left, "nothing is left in the cluster")
+
+
+def test_three_stages_on_three_nodes_change_no_text(
+    model: Path, cluster: RayCluster, namespace: NetworkNamespace
+) -> None:
+    """Also where the worker of the last stage dies, and then its node."""
+    larger = model.with_name("of three layers")
+    make_byte_folder(larger, num_hidden_layers=3)
+    expected = texts_alone(str(larger), *FLAGS)
+    node = cluster.new_node(namespace.there_too)
+    server = RunningServer(str(larger), *FLAGS, "--pp", "3", *STAGES[2:], env=cluster.env)
+    check_texts(server, expected, lambda: None)
+    found = [*node.processes, *cluster.node_processes]
+    (_,), (last,) = (titled(found, f"headrace: worker {stage}") for stage in (1, 2))
+    check_texts(server, expected, last.kill)
+
+    def replace() -> None:
+        node.kill()
+        startings.append(pool.submit(cluster.new_node, namespace.there_too))
+
+    startings: list[Future[RayNode]] = []
+    with ThreadPoolExecutor(1) as pool:
+        check_texts(server, expected, replace)
+    assert server.stop() == 0
+    startings[0].result().kill()
+    await_nothing_left(cluster)
+
+
+def test_a_node_without_memory_for_its_stage_ends_the_server(
+    model: Path, cluster: RayCluster
+) -> None:
+    cluster.kill_node()
+    cluster.start_node(memory_bytes=1 << 30)
+    flags = ("--kv-cache-memory-bytes", str(4 << 30))
+    told = r"worker 1 could not start: at tcp://\S+: .* has 1.0 GiB of memory"
+    with pytest.raises(StartFailed, match=told) as failure:
+        RunningServer(str(model), *FLAGS, *STAGES, *flags, env=cluster.env)
+    assert failure.value.exit_status == ExitStatus.BAD_FLAGS
+    cluster.kill_node()
+    cluster.start_node()
+    await_nothing_left(cluster)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, cluster: RayCluster) -> Iterator[RunningServer]:
+    """A server whose second stage is on the node."""
+    running = RunningServer(str(model), *FLAGS, *STAGES, env=cluster.env)
+    yield running
+    assert running.stop() == 0
+    await_nothing_left(cluster)
 
 
 def status(server: RunningServer) -> int:
@@ -70,18 +119,31 @@ def check_texts(server: RunningServer, expected: list[str], action: Callable[[],
 def test_stages_on_two_nodes_change_no_text(
     server: RunningServer, cluster: RayCluster, expected: list[str]
 ) -> None:
-    titles = [one.cmdline()[0] for one in cluster.node_processes]
-    assert {"headrace: stage", "headrace: worker 1"} <= set(titles)
+    for title in ("headrace: stage", "headrace: worker 1"):
+        assert titled(cluster.node_processes, title)
     check_texts(server, expected, lambda: None)
 
 
-@pytest.mark.parametrize("victim", ["headrace: worker 1", "headrace: stage", "ray::StageActor"])
-def test_streams_go_on_when_a_process_of_a_stage_dies(
-    server: RunningServer, cluster: RayCluster, expected: list[str], victim: str
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [
+        ("headrace: worker 1", signal.SIGKILL),
+        ("headrace: stage", signal.SIGKILL),
+        ("ray::StageActor", signal.SIGKILL),
+        ("headrace: worker 1", signal.SIGSTOP),  # a watchdog ends it after 8 s,
+        ("headrace: stage", signal.SIGSTOP),  # and that of its machine this one after 60 s
+    ],
+)
+def test_streams_go_on_when_a_process_of_a_stage_ends_or_stops(
+    server: RunningServer,
+    cluster: RayCluster,
+    expected: list[str],
+    victim: str,
+    how: signal.Signals,
 ) -> None:
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
-    (process,) = (one for one in cluster.processes if one.cmdline()[0].startswith(victim))
-    check_texts(server, expected, process.kill)
+    (process,) = titled(cluster.processes, victim)
+    check_texts(server, expected, lambda: process.send_signal(how))
     assert not process.is_running()
 
 
@@ -140,6 +202,14 @@ def test_a_narrow_link_to_a_stage_changes_no_text(
         check_texts(server, expected, lambda: None)
     finally:
         namespace.widen()
+
+
+def test_a_slow_link_to_a_stage_changes_no_text(
+    server: RunningServer, slow_link: SlowLink, expected: list[str]
+) -> None:
+    check_texts(server, expected, lambda: None)
+    assert slow_link.num_dropped > 0
+    print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")
 
 
 class WaitingServer(RunningServer):

@@ -12,6 +12,7 @@ from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
 from network_namespace import NetworkNamespace
 from remote_nodes import RunningNode
 from servers import RunningServer, wait_until
+from slow_link import SlowLink
 from tiny_models import make_byte_folder
 
 pytestmark = pytest.mark.skipif("REMOTE_MODEL" not in os.environ, reason="long: `make soak`")
@@ -112,3 +113,13 @@ def test_a_link_that_drops_packets_changes_no_text(
     assert machines.num_steps > before
     assert namespace.num_dropped > 0
     print(f"{namespace.num_dropped} packets dropped; longest silence {listener.silence_s:.2f} s")
+
+
+def test_a_slow_link_changes_no_text(
+    machines: Machines, slow_link: SlowLink, expected: list[str]
+) -> None:
+    before, listener = machines.num_steps, Listener()
+    assert read_all(machines.head.url, listener) == expected
+    assert machines.num_steps > before
+    assert slow_link.num_dropped > 0
+    print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")

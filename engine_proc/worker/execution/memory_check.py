@@ -67,6 +67,7 @@ def check_weights(
     dtype: WeightDtype,
     memory_bytes: int,
     kv_bytes: int | None = None,
+    num_frames: int | None = None,
 ) -> None:
     """Raise `ConfigError` if weights do not fit beside a step, adapters and the KV cache of a flag.
 
@@ -75,11 +76,14 @@ def check_weights(
     Args:
         stages: of the model; one is the model itself, the only one that takes adapters.
         kv_bytes: of a full KV cache on this machine; None is that of all workers.
+        num_frames: of hidden states, on this machine; None is those between all stages.
     """
+    if num_frames is None:
+        num_frames = config.tp * (config.pp - 1) * config.pp  # of links: each has one for each step
     kv_bytes = config.cpu_kv_bytes if kv_bytes is None else kv_bytes
     taken = weights_of_all(config, stages, dtype)
     num_tokens = config.max_num_batched_tokens
-    step = steps_of_all(config, stages, num_tokens)
+    step = steps_of_all(config, stages, num_tokens, num_frames)
     cache = 0 if config.kv_cache_memory_bytes is None else kv_bytes
     adapters = adapter_bytes(config, stages[0].spec, stages[0].weights)
     asked = cache + step + adapters
@@ -100,7 +104,7 @@ def check_weights(
     beside += f" and a KV cache of {cache / GIB:.1f} GiB" if cache else ""
     beside += f" and {described(config, adapters)}" if adapters else ""
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
-    least_step = steps_of_all(config, stages, config.max_num_seqs)
+    least_step = steps_of_all(config, stages, config.max_num_seqs, num_frames)
     if taken + cache + adapters + least_step <= memory_bytes:
         ways.append("with a lower --max-num-batched-tokens they fit, too")
     if adapters and taken + cache + step < memory_bytes:
@@ -165,12 +169,13 @@ def lora_format(config: ExecutionConfig) -> Format:
     return Format.F32 if dtype == "float32" else Format.BF16
 
 
-def steps_of_all(config: ExecutionConfig, stages: Sequence[DecoderModel], num_tokens: int) -> int:
+def steps_of_all(
+    config: ExecutionConfig, stages: Sequence[DecoderModel], num_tokens: int, num_frames: int
+) -> int:
     """Return what steps of so many tokens take at most: in each stage, and between two."""
     is_drafted = config.speculative == EAGLE3
     own = sum(step_bytes(stage.spec, num_tokens, is_drafted) for stage in stages)
-    frames = config.tp * (len(stages) - 1) * len(stages)  # of links: each has one for each stage
-    return own + frames * 4 * num_tokens * stages[0].spec.hidden_size
+    return own + num_frames * 4 * num_tokens * stages[0].spec.hidden_size
 
 
 def step_bytes(spec: DecoderSpec, num_tokens: int, is_drafted: bool = False) -> int:

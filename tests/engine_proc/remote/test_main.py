@@ -12,7 +12,7 @@ from servers import wait_until
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board, Seat
-from headrace.board.fields import TokenizerField
+from headrace.board.fields import EngineField, TokenizerField
 from headrace.config.process_configs import RemoteEngine
 from headrace.engine_proc.remote import taken_tokens
 from headrace.engine_proc.remote.grants import Grants
@@ -45,7 +45,8 @@ class Rig:
     def __init__(self, folder: Path, num_held: int = 0) -> None:
         make_key(str(folder / "key"))
         self.gateway = self.make_gateway(folder)
-        seats = [Seat("frontend", 0), Seat("tokenizer", 0), Seat("engine", 0)]
+        engines = [Seat("engine", 0), Seat("engine", 1)]
+        seats = [Seat("frontend", 0), Seat("tokenizer", 0), *engines]
         self.board = Board.create(seats)
         self.slot = self.board.slot("engine")
         config: Any = SimpleNamespace(
@@ -142,6 +143,21 @@ def test_a_gateway_that_has_ended_is_given_up_at_once(
 
     with pytest.raises(SessionEnded, match=r"nothing listens at tcp://127.0.0.1:\d+ any more"):
         wait_until(tend, "the session ends")
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "model", "is_told"),
+    [(1, 2, 0, True), (1, 1, 0, False), (0, 2, 0, False), (1, 0, 0, False), (1, 2, 1, False)],
+)
+def test_other_kernels_than_those_of_a_replica_are_told_of(
+    rig: Rig, caplog: pytest.LogCaptureFixture, own: int, other: int, model: int, is_told: bool
+) -> None:
+    replica = rig.board.slot("engine", 1)
+    rig.slot[EngineField.KERNELS] = own
+    replica[EngineField.KERNELS], replica[EngineField.MODEL] = other, model
+    rig.seat.compare_kernels(rig.board.of("engine"))
+    told = f"engine 0 at {rig.seat.where} has other kernels than engine 1: texts"
+    assert (told in caplog.text) == is_told
 
 
 def test_lost_prompts_count_as_taken_while_leases_are_renewed(

@@ -1,9 +1,12 @@
 """The process of a stage: what it makes of seats that are late, wrong or have connected anew."""
 
 import errno
+import itertools
 import os
+import resource
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ import pytest
 from engine_configs import execution_config
 from stage_nodes import new_key, remote_stages
 
+from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, AdminRequests
 from headrace.board.board import Board, Seat
 from headrace.config.config import MAX_PP
 from headrace.config.process_configs import StageConfig
+from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.shm.step_channel import NUM_SLOTS
 from headrace.engine_proc.stages import stage_run
 from headrace.engine_proc.stages.node import StageNode
@@ -31,17 +36,21 @@ from headrace.ipc.remote_messages import (
     WorkerOutput,
 )
 from headrace.ipc.worker_messages import WorkerReady
+from headrace.native_core import best_kernels
 from headrace.runtime.process import Context
 from support.ports import reserved_port
 
 RUN = 5
 READY = WorkerReady(1, 16, hidden_size=4)
 DEADLINE_S = 60.0
+NUM_OF_RUN = 7  # descriptors of a run and its worker, at least
 encode = msgspec.msgpack.encode
 
 
 class IdleWorker:
     """In place of a worker's process. The test answers for it."""
+
+    OUTPUT = "a line\nand its stacks"
 
     def __init__(
         self, _context: object, _slot: object, _config: object, channels: Any, *_: object
@@ -51,6 +60,9 @@ class IdleWorker:
             os.close(channel.fd)
 
     def check(self) -> None: ...
+
+    def last_output(self) -> str:
+        return self.OUTPUT
 
     def stop(self) -> None: ...
 
@@ -88,7 +100,9 @@ class Site:
         self.model.mkdir()
         self.terms = remote_stages(folder, self.key_file, str(self.model)).terms
         seats = [Seat("stage", 0), *(Seat("worker", stage) for stage in range(MAX_PP))]
+        seats.append(Seat("frontend", 0))
         board = Board.create(seats)
+        self.board = board
         context = Context(seats[0], board, board.slot("stage"), "error", os.getpid())
         with reserved_port() as port:
             listen = f"tcp://127.0.0.1:{port}"
@@ -119,10 +133,13 @@ class Site:
         sent_at: int = 1,
         stage: int = 2,
         following: str | None = None,
+        wishes: Sequence[int] = (0, 0),
     ) -> None:
         """Send a grant."""
         execution = execution_config(self.model, pp=3, vocab_size=64)
-        grant = StageGrant(run, sent_at, stage, following, encode(execution), 8, self.terms)
+        grant = StageGrant(
+            run, sent_at, stage, following, encode(execution), 8, self.terms, list(wishes)
+        )
         connection.send(grant)
 
     def grant_taken(self, connection: Connection, **fields: Any) -> StageStatus:
@@ -146,6 +163,18 @@ class Site:
             connection.link.close()
         self.node._close()
         self.node._listener.close()
+
+
+def descriptors() -> set[int]:
+    """Return the open descriptors of this process, and one that has been closed since."""
+    return set(map(int, os.listdir("/proc/self/fd")))
+
+
+def limit_for(num_more: int) -> int:
+    """Return the limit of descriptors with which so many more may be opened."""
+    taken = descriptors()
+    free = (fd for fd in itertools.count() if fd not in taken)
+    return next(itertools.islice(free, num_more, None))
 
 
 @pytest.fixture
@@ -187,13 +216,37 @@ def test_a_seat_that_connects_anew_gets_a_new_run(site: Site) -> None:
 
 def test_late_grants_of_a_dead_seat_end_no_run(site: Site) -> None:
     seat = site.connect()
-    site.grant_taken(seat, run=RUN, sent_at=1)
+    assert site.grant_taken(seat, run=RUN, sent_at=1).kernels == best_kernels()
     site.grant_taken(seat, run=RUN + 1, sent_at=3)
     worker = site.worker
     site.grant(seat, run=RUN, sent_at=2)
     site.grant(seat, run=RUN + 1, sent_at=4)
     site.work_until(lambda: seat.statuses[-1].granted_at == 4)
     assert site.worker is worker
+
+
+def test_a_worker_that_dies_leaves_its_output(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    seat = site.connect()
+    site.grant_taken(seat)
+
+    def check() -> None:
+        raise WorkerDied("worker 2 was killed by SIGSEGV", 2, -signal.SIGSEGV)
+
+    monkeypatch.setattr(site.worker, "check", check)
+    site.work_until(lambda: seat.statuses[-1].has_ended)
+    status = seat.statuses[-1]
+    assert (status.why, status.output) == ("worker 2 was killed by SIGSEGV", IdleWorker.OUTPUT)
+    assert status.exit_status == ExitStatus.FAILED
+
+
+def test_a_worker_hears_when_operators_ask_for_profiles(site: Site) -> None:
+    seat = site.connect()
+    site.grant_taken(seat, wishes=(7, 3))
+    heard = AdminRequests(site.board, PROFILE)
+    site.grant_taken(seat, wishes=(8, 3))
+    assert heard.take() == [START_PROFILE]
+    site.grant_taken(seat, wishes=(8, 4))
+    assert heard.take() == [STOP_PROFILE]
 
 
 @pytest.mark.parametrize(
@@ -233,6 +286,9 @@ def test_more_messages_than_a_worker_takes_end_a_run(site: Site) -> None:
     [
         ({"stage": 0}, "stage 0 of 3"),
         ({"stage": 3}, "stage 3 of 3"),
+        ({"wishes": (-1, 0)}, "operators have asked -1 times"),
+        ({"wishes": (1 << 63, 0)}, "operators have asked"),
+        ({"wishes": ()}, "zip()"),
         ({"stage": 1, "following": "elsewhere"}, "elsewhere is no address"),
     ],
 )
@@ -249,12 +305,31 @@ def test_a_system_that_refuses_a_worker_is_asked_again(
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
     seat = site.connect()
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = len(descriptors())
     with monkeypatch.context() as patch:
         patch.setattr(stage_run, "ChildProcess", refuse)
         for _ in range(3):
             status = site.grant_taken(seat)
     assert "no more processes" in status.why
     assert status.exit_status is None, "its worker has not ended: the seat waits"
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(descriptors()) == num_open
     assert not site.grant_taken(seat).why
+
+
+def test_a_run_that_cannot_begin_leaves_no_descriptor_open(site: Site) -> None:
+    """Whichever descriptor is the one too many."""
+    seat = site.connect()
+    assert not site.grant_taken(seat, stage=1).why
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    whys: list[str] = []
+    while not whys or whys[-1]:
+        site.node._close()
+        num_open = len(descriptors())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(len(whys)), hard))
+        try:
+            whys.append(site.grant_taken(seat, stage=1).why)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not whys[-1] or len(descriptors()) == num_open, f"{len(whys)} more were allowed"
+    assert len(whys) > NUM_OF_RUN
+    assert all("Too many open files" in why for why in whys[:-1])

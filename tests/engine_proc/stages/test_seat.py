@@ -37,6 +37,7 @@ from headrace.ipc.worker_messages import (
     ToWorker,
     WorkerReady,
 )
+from headrace.native_core import best_kernels
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 from support.ports import reserved_port
@@ -222,6 +223,23 @@ def test_a_seat_ends_as_the_worker_there(site: Site, status: int) -> None:
     assert death.value.exit_status == (ExitStatus.FAILED if status == 99 else status)
 
 
+def test_why_a_worker_there_cannot_start_is_said_once(site: Site) -> None:
+    site.work_until(lambda: site.grant is not None)
+    why = "worker 2 could not start: there is no memory"
+    site.send(StageStatus(RUN, 0, why=why, exit_status=ExitStatus.BAD_FLAGS))
+    with pytest.raises(StageFailed, match=r"^at tcp://\S+: there is no memory$"):
+        site.work_until(lambda: False)
+
+
+def test_a_crash_report_has_the_output_of_the_worker_there(site: Site) -> None:
+    site.work_until(lambda: site.grant is not None)
+    output = "what it said\nFatal Python error"
+    site.send(StageStatus(RUN, 0, why="worker 2 was killed", exit_status=1, output=output))
+    with pytest.raises(StageFailed):
+        site.work_until(lambda: False)
+    assert site.slot.log_tail.endswith(f"{output}\n")
+
+
 def test_a_stage_that_is_silent_is_lost(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.1)
     site.seat._grants = module.Grants(time.monotonic(), 0.1)
@@ -243,11 +261,22 @@ def test_a_seat_follows_its_stage_until_that_serves(site: Site) -> None:
         site.work_until(lambda: False)
 
 
+@pytest.mark.parametrize("kernels", ["", best_kernels(), "abacus"])
+def test_a_stage_with_other_kernels_is_told_of(
+    site: Site, caplog: pytest.LogCaptureFixture, kernels: str
+) -> None:
+    site.work_until(lambda: site.grant is not None)
+    site.send(StageStatus(RUN, 0, kernels=kernels))
+    site.serve()
+    told = f"has other kernels (abacus) than stage 0 ({best_kernels()}): texts may differ"
+    assert (told in caplog.text) == (kernels == "abacus")
+
+
 def test_a_machine_without_the_files_has_no_stage(tmp_path: Path) -> None:
     def grant(path: Path, digest: str, version: str) -> StageGrant:
         execution = encode(dataclasses.replace(EXECUTION, model_path=str(path)))
         terms = {"version": version, "digest of weights": digest}
-        return StageGrant(RUN, 0, 1, None, execution, 8, terms)
+        return StageGrant(RUN, 0, 1, None, execution, 8, terms, [0, 0])
 
     own, version = OwnTerms(), code_version()
     lack = own.differences(grant(tmp_path / "none", "", version))

@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import zmq
 from servers import wait_until
 
 from headrace.errors import ConfigError
+from headrace.ipc import curve_links
 from headrace.ipc.curve_key import CurveKey, make_key, read_key
 from headrace.ipc.curve_links import CurveLink, CurveListener
 from headrace.ipc.sockets import wait_for_any
@@ -106,6 +108,52 @@ def test_a_peer_with_a_valid_pair_of_its_own_is_refused(
         with pytest.raises(zmq.Again):
             stranger.send(b"question", zmq.NOBLOCK)
     assert listener.receive() is None
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, key: CurveKey) -> Iterator[CurveListener]:
+    """A listening end for small frames, that does not hurry handshakes."""
+    monkeypatch.setattr(curve_links, "MAX_FRAME_BYTES", 1 << 16)
+    monkeypatch.setattr(curve_links, "HANDSHAKE_MS", 600_000)
+    opened = CurveListener(ANY_PORT, key, "--engine-listen")
+    yield opened
+    opened.close()
+
+
+def test_a_frame_that_is_too_large_ends_its_connection_alone(
+    small: CurveListener, key: CurveKey
+) -> None:
+    links = [CurveLink(small.where, key) for _ in range(2)]
+    largest = bytes(curve_links.MAX_FRAME_BYTES)
+    exchange(small, lambda: links[0].send([b"", largest]))
+    got: list[int] = []
+
+    def has_come() -> bool:
+        received = small.receive()
+        got.extend([] if received is None else [len(received[1][1])])
+        return bool(got)
+
+    exchange(small, has_come)
+    links[0].lost_connections()
+    assert links[0].send([b"", largest + bytes(64)])
+    exchange(small, lambda: bool(links[0].lost_connections()))
+    exchange(small, lambda: links[1].send([b"", b"next"]))
+    exchange(small, lambda: has_come() and len(got) > 1)
+    assert got == [len(largest), len(b"next")]
+    for link in links:
+        link.close()
+
+
+def test_a_stranger_that_announces_a_large_frame_is_cut_off(small: CurveListener) -> None:
+    """Before it has shown a key."""
+    host, _, port = small.where.removeprefix("tcp://").rpartition(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    command = b"\x06" + (1 << 33).to_bytes(8)
+    with socket.create_connection((host, int(port)), timeout=60) as stranger:
+        stranger.sendall(greeting + command + bytes(64))
+        with suppress(ConnectionResetError):
+            while stranger.recv(1 << 16):
+                pass
 
 
 def test_a_message_to_a_peer_that_is_gone_is_refused(listener: CurveListener) -> None:

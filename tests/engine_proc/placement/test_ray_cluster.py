@@ -1,0 +1,67 @@
+"""What the placement process makes of a cluster that is in trouble, by a double of Ray."""
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ray_modules import beside_double
+
+from headrace.config.process_configs import PlacementConfig
+from headrace.ipc.curve_key import CurveKey
+
+NAMES = ("stage 1", "stage 2")
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    with beside_double("ray_cluster") as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(module: ModuleType) -> Any:
+    config = PlacementConfig(
+        run_dir="",
+        key_file="",
+        seats={name: ("worker", i) for i, name in enumerate(NAMES, 1)},
+        num_cpus=2,
+        num_gpus=0,
+        flags={"log_level": "error"},
+        are_stages=True,
+    )
+    return module.RayCluster(config, CurveKey(b"", b""))
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    """Return what raises an error."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("what", ["placement_group", "ray.remote"])
+def test_a_start_that_the_cluster_refuses_is_an_end(
+    module: ModuleType, cluster: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with monkeypatch.context() as trouble:
+        error = module.RayError("no answer\nwithin 60 s")
+        trouble.setattr(f"{module.__name__}.{what}", failing(error))
+        for name in NAMES:
+            cluster.start(name)
+            cluster.wait(0)
+            ended = cluster.poll(name)
+            assert ended == module.EngineEnded("cannot be started: no answer within 60 s")
+            cluster.end(name)
+    assert cluster.shortage(NAMES[0]) == ""
+
+
+def test_an_actor_that_cannot_be_ended_is_let_go(
+    module: ModuleType, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster._actors[NAMES[0]] = object()
+    monkeypatch.setattr(module.ray, "kill", failing(module.RayError("no answer")))
+    cluster.end(NAMES[0])
+    assert not cluster._actors
