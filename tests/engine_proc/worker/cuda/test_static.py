@@ -34,8 +34,8 @@ STACK_BYTES = {
     (PINNED, "80"): {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 560}
     | {"gated_linear_kernel": 136, "linear_kernel": 120, "expert_kernel": 144}
     | {"latent_attention_kernel": 48, "norm_kernel": 8},
-    (NEWER, "90"): {"NUM_COLUMNS=256": 2488, "NUM_COLUMNS=513": 1744, "NUM_COLUMNS=288": 144}
-    | {"HEAD_DIM=256": 496, "attention_kernel": 272, "latent_attention_kernel": 1200}
+    (NEWER, "90"): {"NUM_COLUMNS=256": 2488, "NUM_COLUMNS=288": 144, "HEAD_DIM=256": 496}
+    | {"attention_kernel": 272, "latent_attention_kernel": 1200}
     | {"linear_kernel": 40, "expert_kernel": 40},
 }
 NEWER_WHOLE = [arch for compiler, arch in STACK_BYTES if compiler == NEWER]
