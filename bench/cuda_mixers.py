@@ -18,9 +18,9 @@ from torch import Tensor
 
 from cuda_kernels import OURS, PAGE_TOKENS, measure
 from headrace.engine_proc.worker.cuda.attention.latent_attention import (
-    LATENT_TILING,
     attend_latents,
     latent_scheduler,
+    latent_tiling,
 )
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches
 from headrace.engine_proc.worker.cuda.mixers.causal_conv import causal_conv
@@ -163,7 +163,7 @@ def latents(
     starts = torch.arange(num_sequences + 1, **int32) * num_tokens
     stretches = Stretches(starts, torch.full((num_sequences,), num_keys, **int32), table)
     scheduler = latent_scheduler(
-        LATENT_TILING, LATENT_HEADS, spec.rank, num_rows, num_keys, q.device
+        latent_tiling(q.device), LATENT_HEADS, spec.rank, num_rows, num_keys, q.device
     )
     schedule = scheduler.schedule(stretches, num_rows)
     call = partial(attend_latents, q, turned, pages, stretches, scale=0.1, schedule=schedule)

@@ -30,7 +30,7 @@ from kernel_compiler import (
 from triton.runtime.jit import JITFunction
 
 from headrace.engine_proc.worker.cuda import cuda_executor
-from headrace.engine_proc.worker.cuda.attention import paged_attention
+from headrace.engine_proc.worker.cuda.attention import latent_attention, paged_attention
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.kernels import linear
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
@@ -52,6 +52,7 @@ from headrace.engine_proc.worker.cuda.matrices.matrices import (
     fused,
     laid_out,
 )
+from headrace.engine_proc.worker.cuda.mixtures import expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
@@ -159,7 +160,9 @@ def variants(models: str, arch: int) -> list[Variant]:
 
     Architectures before sm_89 have no e4m3: variants with it are left out.
     """
-    linear.has_tma = lambda device: arch >= 10 * TMA_CAPABILITY[0]
+    is_new = arch >= 10 * TMA_CAPABILITY[0]
+    for module in (linear, latent_attention, expert_linear):
+        vars(module)["has_tma"] = lambda device: is_new
     paged_attention.is_hopper = lambda device: arch // 10 == TMA_CAPABILITY[0]
     found: list[Variant] = []
     assert "run" in vars(JITFunction)  # what is replaced now

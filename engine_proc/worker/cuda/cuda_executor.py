@@ -15,9 +15,9 @@ from torch import Tensor
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.cuda.attention.latent_attention import (
-    LATENT_TILING,
     attend_latents,
     latent_scheduler,
+    latent_tiling,
 )
 from headrace.engine_proc.worker.cuda.attention.latent_store import latent_store
 from headrace.engine_proc.worker.cuda.attention.paged_attention import (
@@ -154,7 +154,7 @@ class CudaExecutor:
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
         self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * num_layers
         of_heads = tiling_of(spec.head_dim, dtype, self.device)
-        self.tiling = tiling or (of_heads if spec.latent is None else LATENT_TILING)
+        self.tiling = tiling or (of_heads if spec.latent is None else latent_tiling(self.device))
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
         self.loaded = load_weights(

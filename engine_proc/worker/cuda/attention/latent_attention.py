@@ -5,6 +5,8 @@ attend to is a sum of latents. A program takes a tile: some tokens of one sequen
 their heads. Splits of keys, and the sharing of tiles, are as in `paged_attention.py`.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -34,12 +36,14 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Tiling,
     splits_of,
 )
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, next_power_of_2, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.engine_proc.worker.reference.torch_attention import attend as attend_densely
 
 LATENT_TILING = Tiling(rows=64, keys=32, num_warps=8)  # not measured
+FEW_ROWS = 32
 
 
 def attend_latents(
@@ -50,7 +54,7 @@ def attend_latents(
     *,
     scale: float,
     kv_scale: float = 1.0,
-    tiling: Tiling = LATENT_TILING,
+    tiling: Tiling | None = None,
     schedule: Schedule | None = None,
 ) -> Tensor:
     """Attend with every token to its own sequence, itself included.
@@ -60,6 +64,7 @@ def attend_latents(
         turned: [tokens, heads, rope_dim], what meets the keys that heads share.
         latents: [pages, page_tokens, 1, rank + rope_dim], those of the batch included.
         kv_scale: what stored numbers are multiplied with.
+        tiling: default: that of the GPU. Other tilings give other bits.
         schedule: of `latent_scheduler`; default: one of its own.
     Returns:
         sums of latents, [tokens, heads, rank]
@@ -72,6 +77,7 @@ def attend_latents(
     out = torch.empty_like(q)
     if num_tokens == 0:
         return out
+    tiling = tiling or latent_tiling(q.device)
     if schedule is None:
         max_keys = stretches.page_table.shape[1] * latents.shape[1]
         scheduler = latent_scheduler(tiling, num_heads, rank, num_tokens, max_keys, q.device)
@@ -104,6 +110,15 @@ def attend_latents(
         enable_fp_fusion=False,
     )
     return out
+
+
+def latent_tiling(device: torch.device) -> Tiling:
+    """Return how attention over latents is tiled.
+
+    Tensor cores of a Hopper or a Blackwell take 64 rows of shared memory. Those of older GPUs take
+    registers, 16 rows at once: tiles of 32 fit into these, and into an Ada's shared memory.
+    """
+    return LATENT_TILING if has_tma(device) else replace(LATENT_TILING, rows=FEW_ROWS)
 
 
 def groups_of(num_heads: int, tiling: Tiling) -> tuple[int, int]:

@@ -46,6 +46,7 @@ MANY = Tile(128, 128, num_warps=8, has_tma=True)
 WIDE = Tile(128, 256, 8, 3, has_tma=True)  # too large where parts have sums of their own
 TILE_ROWS = (64, 256)  # the most that are few, and some
 FP32 = Tile(64, 64, num_stages=3)  # twice as large in memory, and not for tensor cores
+SUMS_TOGETHER = tl.constexpr(4)  # that a thread loads at once: rows of sums have whole ones
 
 
 def part_terms(num_columns: int, num_terms: int) -> int:
@@ -130,8 +131,9 @@ def grid_of(num_tiles: int, num_parts: int) -> tuple[int, int]:
 def room_for_sums(out: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return where programs that share a tile of a product leave their sums."""
     num_rows, num_columns = out.shape
-    num_parts = grid[1] if grid[1] > 1 else 0
-    return out.new_empty(num_parts * num_rows, num_columns, dtype=torch.float32)
+    num_parts, together = grid[1] if grid[1] > 1 else 0, SUMS_TOGETHER.value
+    width = cdiv(num_columns, together) * together
+    return out.new_empty(num_parts * num_rows, width, dtype=torch.float32)
 
 
 def can_use_tma(x: Tensor, weight: Tensor) -> bool:
@@ -303,8 +305,9 @@ def leave(
     NUM_COLUMNS: tl.constexpr,
 ) -> None:
     """Store a part's sums."""
-    at = (tl.program_id(1) * num_rows + rows)[:, None] * NUM_COLUMNS + columns[None, :]
-    is_number = (rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
+    WIDTH: tl.constexpr = (NUM_COLUMNS + SUMS_TOGETHER - 1) // SUMS_TOGETHER * SUMS_TOGETHER
+    at = (tl.program_id(1) * num_rows + rows)[:, None] * WIDTH + columns[None, :]
+    is_number = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
     tl.store(sums_of_parts + at, sums, mask=is_number)
 
 
@@ -318,11 +321,12 @@ def add_parts(
     NUM_PARTS: tl.constexpr,
 ) -> tl.tensor:
     """Add what programs have left, in order."""
-    is_number = (rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
-    at = rows[:, None] * NUM_COLUMNS + columns[None, :]
+    WIDTH: tl.constexpr = (NUM_COLUMNS + SUMS_TOGETHER - 1) // SUMS_TOGETHER * SUMS_TOGETHER
+    is_number = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
+    at = rows[:, None] * WIDTH + columns[None, :]
     sums = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
     for part in tl.static_range(NUM_PARTS):
-        place = sums_of_parts + at + part * num_rows.to(tl.int64) * NUM_COLUMNS
+        place = sums_of_parts + at + part * num_rows.to(tl.int64) * WIDTH
         sums += tl.load(place, mask=is_number, other=0.0, cache_modifier=".cg")
     return sums
 

@@ -16,12 +16,14 @@ from torch.nn import functional as F
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import rounded_rows
 from headrace.engine_proc.worker.cuda.kernels.four_bits import decode_int4, decode_mxfp4
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma
 from headrace.engine_proc.worker.cuda.kernels.linear import BLOCK, GROUP_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate, join
 from headrace.engine_proc.worker.cuda.mixtures.expert_gate import reference as gate_in_torch
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
 
+FEW_COLUMNS = 32
 FP8_BLOCK = 128  # terms that are multiplied at once in e4m3: all scales are of so many, or more
 
 
@@ -80,7 +82,10 @@ def gated_expert_linear(
     num = len(weights.numbers) // tiles.num_experts // 2
     new = x.new_zeros if weights.format == ExpertFormat.FP8 else x.new_empty
     out = new((len(tiles.pairs), num))
-    launch(out, x, weights, tiles, tiles.tile.columns // 2, gate)
+    num_columns = tiles.tile.columns // 2
+    if weights.format == ExpertFormat.MXFP4 and not has_tma(x.device):
+        num_columns = min(num_columns, FEW_COLUMNS)  # registers have no room for more before Hopper
+    launch(out, x, weights, tiles, num_columns, gate)
     return out
 
 
