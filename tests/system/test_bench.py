@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from servers import PATIENCE_S, RunningServer
 
+from headrace.cli import main
+
 HEADRACE = Path(sys.executable).parent / "headrace"
 
 
@@ -183,17 +185,34 @@ def test_throughput_has_the_figures_and_keys_of_vllm(tmp_path: Path) -> None:
         (["throughput", "--random-range-ratio", "1"], "must be from 0 to 1"),
         (["throughput", "--output-json", "/proc/none/x"], "/proc/none cannot be made"),
         (["throughput", "--nonsense"], "--nonsense is not known"),
-        (["throughput", "/no/such"], "/no/such: no such file or folder"),
     ],
 )
-def test_engine_benchmark_refuses_what_cannot_work(flags: list[str], why: str) -> None:
-    done = subprocess.run([str(HEADRACE), "bench", *flags], capture_output=True, text=True)
+def test_engine_benchmark_refuses_what_cannot_work(
+    flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why in refusal(capsys, *flags)
+
+
+def test_engine_benchmark_ends_where_there_is_no_model() -> None:
+    command = [str(HEADRACE), "bench", "throughput", "/no/such"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert why in line
+    assert "/no/such: no such file or folder" in line
 
 
-def test_what_cannot_work_is_one_line(mock: RunningServer) -> None:
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Return the one line with which a benchmark ends in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main.run("bench", *args)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_what_cannot_work_is_one_line(
+    mock: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     for args, why in (
         (("--goodput", "speed:3"), "the metric must be one of ttft, tpot, e2el"),
         (("--request-rate", "0"), "--request-rate 0.0 must be more than 0"),
@@ -206,8 +225,4 @@ def test_what_cannot_work_is_one_line(mock: RunningServer) -> None:
         (("--plot", "/proc/none/plot.png"), "--plot: /proc/none cannot be made"),
         (("--save-result", "--result-dir", "/proc/none"), "--result-dir: /proc/none cannot be"),
     ):
-        command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert why in line
+        assert why in refusal(capsys, "serve", "--base-url", mock.url, *args)

@@ -9,6 +9,7 @@ from typing import Any
 import family_table
 import httpx
 import pytest
+from mutants.mutants import interpreted
 from servers import RunningServer
 from tiny_models import make_byte_folder
 
@@ -71,8 +72,8 @@ def on_cpu(folder: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def on_kernels(folder: Path) -> Iterator[RunningServer]:
-    env = {"TRITON_INTERPRET": "1"}
-    running = RunningServer(str(folder), "--device", "cuda", "--tp", "2", *EXACT, *SMALL, env=env)
+    flags = ("--device", "cuda", "--tp", "2", *EXACT, *SMALL)
+    running = RunningServer(str(folder), *flags, env=interpreted())
     yield running
     assert running.stop() == 0
 
@@ -133,9 +134,9 @@ def test_texts_of_a_hybrid_are_those_of_the_cpu(model_type: str, tp: int, tmp_pa
         pytest.skip("`make families` serves it")
     make_byte_folder(tmp_path, model_type, num_hidden_layers=2, **HYBRIDS[model_type])
     flags = (*EXACT, *SMALL, "--max-num-batched-tokens", "20", "--max-num-seqs", "3")
-    env = {"TRITON_INTERPRET": "1"}
+    on_kernels = ("--device", "cuda", "--tp", str(tp))
     servers = [
-        RunningServer(str(tmp_path), "--device", "cuda", "--tp", str(tp), *flags, env=env),
+        RunningServer(str(tmp_path), *on_kernels, *flags, env=interpreted()),
         RunningServer(str(tmp_path), "--device", "cpu", *flags),
     ]
     texts, num_ahead = [], []

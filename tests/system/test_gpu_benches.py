@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+INTERPRETER = ROOT / "tests/support/mutants/quick_interpreter.py"
 DEADLINE_S = 500
 TINY = ("--device", "cpu", "--rounds", "1")
 SHAPE = ("--shape", "tiny")
 RUNS = {
     "cuda_throughput": ("--requests", "6", "--longest", "200"),
-    "cuda_trickle": ("--tokens", "65", "--at-once", "4"),
+    "cuda_trickle": ("--tokens", "17", "--at-once", "4"),
     "cuda_idle": ("--streams", "2", "--tokens", "200", "--seconds", "0.2", "--rounds", "2"),
     "cuda_prefill": ("--tokens", "8", "--shape", "micro"),
     "cuda_kernels": ("--most", "2", "--calls", "1", "--shape", "micro"),
@@ -41,8 +42,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(cache: Path, name: str, *args: str, **env: str) -> Any:
     """Run a benchmark; return the line of JSON that ends what it says."""
     paths = {"PYTHONPATH": str(ROOT / "bench"), "XDG_CACHE_HOME": str(cache)}
+    interpreter = [str(INTERPRETER)] if "TRITON_INTERPRET" in env else []
     done = subprocess.run(
-        [sys.executable, str(ROOT / f"bench/{name}.py"), *args],
+        [sys.executable, *interpreter, str(ROOT / f"bench/{name}.py"), *args],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

@@ -13,7 +13,7 @@ from typing import Any
 import family_table
 import httpx
 import pytest
-from mutants.mutants import mutants
+from mutants.mutants import interpreted, mutants
 from servers import RunningServer, wait_until
 from tiny_models import make_byte_folder
 
@@ -39,7 +39,7 @@ SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "40", "--enforce-eag
 TP = int(os.environ.get("HOST_TIER_TP", "1"))
 ON_KERNELS = ("--device", "cuda", "--tp", str(TP))
 KILLS = os.environ.get("HOST_TIER_KILLS", "worker 0").split(",")
-ENV = mutants("engine=steady") | ({} if has_gpus() else {"TRITON_INTERPRET": "1"})
+ENV = mutants("engine=steady") if has_gpus() else interpreted("engine=steady")
 TIMEOUT_S = 300
 
 

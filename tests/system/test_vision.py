@@ -14,6 +14,7 @@ import pytest
 from hostile_images import BAD, THIN
 from image_parts import data_url, encoded, image_part, message, video_part
 from image_reference import Reference
+from mutants.mutants import interpreted
 from PIL import Image
 from servers import RunningServer, wait_until
 from tiny_vision import FAMILIES, make_vision_folder, picture
@@ -242,7 +243,7 @@ def test_caches_of_images_are_reset_by_operators(served: Served) -> None:
 
 def test_answers_by_kernels_of_gpus_are_the_reference_s(tmp_path: Path) -> None:
     flags = ("--device", "cuda", "--tp", "2", "--enforce-eager")
-    served = Served.start(tmp_path, "qwen2_5_vl", *flags, env={"TRITON_INTERPRET": "1"})
+    served = Served.start(tmp_path, "qwen2_5_vl", *flags, env=interpreted())
     (answer,) = served.ask_all([LOOK])
     served.check(LOOK, answer)
     assert "runs on GPUs: --device says so" in served.server.log

@@ -42,6 +42,18 @@ def mutants(which: str) -> dict[str, str]:
     return {"MUTANTS": which, "PYTHONPATH": str(Path(__file__).parent)}
 
 
+def interpreted(which: str = "") -> dict[str, str]:
+    """Return the environment of a server that interprets kernels, and has some processes, too."""
+    return {"TRITON_INTERPRET": "1"} | mutants(f"worker=interpreter,{which}".rstrip(","))
+
+
+def interpreter(config: WorkerConfig, context: Context) -> None:
+    """Run a worker that interprets kernels quickly."""
+    quick_interpreter = pkgutil.resolve_name("quick_interpreter:quick_interpreter")
+    with quick_interpreter():
+        pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
+
+
 def impatient(config: EngineConfig, context: Context) -> None:
     """Run an engine that waits for the first process in a seat only until `SEEN` exists."""
     patience_s, seen = watchdog.patience_s, Path(os.environ["SEEN"])

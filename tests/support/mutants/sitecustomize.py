@@ -1,4 +1,4 @@
-"""On PYTHONPATH, this replaces processes of the ring by faulty ones: MUTANTS names them, by role.
+"""On PYTHONPATH, this replaces processes of the ring by others: MUTANTS names them, by role.
 
 Ceilings of detokenizers that are others are lower, so that tests can pass them. A supervisor that
 is `tireless` never gives up.

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
+
+from mutants.quick_interpreter import quick_interpreter
 
 
 @pytest.fixture
@@ -16,23 +18,7 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quick_interpreter() -> Iterator[None]:
-    """For each call of a function in a kernel, the interpreter prepares `triton.language` again.
-
-    Once for each module is enough, and takes a tenth of the time.
-    """
-    from triton.runtime import interpreter
-
-    function: Any = interpreter.InterpretedFunction
-    slow_call, prepared = function.__call__, set()
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        module = self.fn.__module__
-        if module not in prepared:
-            prepared.add(module)
-            interpreter._patch_lang(self.fn)
-        return self.rewrite()(*args, **kwargs)
-
-    function.__call__ = call
-    yield
-    function.__call__ = slow_call
+def quickly_interpreted() -> Iterator[None]:
+    """Where there is no GPU, kernels are interpreted quickly."""
+    with quick_interpreter() if os.environ.get("TRITON_INTERPRET") == "1" else nullcontext():
+        yield

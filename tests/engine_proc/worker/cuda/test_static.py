@@ -42,7 +42,8 @@ NEWER_WHOLE = [arch for compiler, arch in STACK_BYTES if compiler == NEWER]
 OF_EACH = ["inputs_kernel", "schedule_kernel", "norm_kernel", "linear_kernel", "draw_kernel"]
 OF_EACH += ["rope_store_kernel", "attention_kernel", "gated_linear_kernel", "report_kernel"]
 DEADLINE_S = 300
-SOME = "attention_kernel|schedule_kernel|rope_store|norm_kernel.*NUM=4096|inputs"
+SOME = "attention_kernel.*BLOCK_ROWS=128|schedule_kernel.*TILE_TOKENS=32|rope_store|inputs"
+SOME += "|norm_kernel.*NUM=4096.*RESIDUAL=True"
 
 
 def table() -> dict[str, Any]:
@@ -133,4 +134,4 @@ def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
     if compiler not in wanted:
         pytest.skip(f"the table has no {compiler}")
     assert found == {name: {"90": wanted[compiler][name]["90"]} for name in found}
-    assert len(found) == 8
+    assert len(found) == 5

@@ -36,7 +36,7 @@ DECODERS = {
     "biases": dataclasses.replace(
         SPECS["biases, odd sizes"], num_heads=2, num_kv_heads=1, layers=(LayerSpec(),)
     ),
-    "gemma": dataclasses.replace(SPECS["gemma"], **SIZES),
+    "gemma": dataclasses.replace(SPECS["gemma"], **SIZES, layers=SPECS["gemma"].layers[:2]),
 }
 STEPS = ([(0, 0, 9), (2, 0, 3), (1, 0, 4)], [(2, 3, 4), (0, 9, 14), (1, 4, 5)])
 
