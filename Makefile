@@ -81,7 +81,7 @@ fuzz: .venv/fuzz
 
 # Attacks for ADVERSARY_S seconds, other ones each time: raw HTTP, schemathesis, the largest requests,
 # replies that are not read, kills, stops, full disks. A failure names the seed that replays it:
-# `make adversary ADVERSARY_SEED=SEED/ROUND ARGS="-k NAME"`. `make test` does a quarter of a minute of it.
+# `make adversary ADVERSARY_SEED=SEED/ROUND ARGS="-k NAME"`. `make test` does some seconds of it.
 ADVERSARY_S ?= 600
 ADVERSARY_SEED ?= $(shell date +%s)
 adversary: .venv/dev

@@ -13,7 +13,7 @@ from servers import RunningServer
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 SHARE = 0.25  # of the budget
-FEW = ("--max-examples", "3")  # of each operation, where the budget is too small for more
+FEW = ("--max-examples", "1")  # of each operation, where the budget is too small for more
 MAX_TIME = ("--max-time", str(int(SHARE * BUDGET_S)))
 HERE = Path(__file__).parent
 FUZZ = (

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 
-DEFAULT_S = 15
+DEFAULT_S = 8
 BUDGET_S = float(os.environ.get("ADVERSARY_S", DEFAULT_S))
 SEED, _, ROUND = os.environ.get("ADVERSARY_SEED", "1").partition("/")
 
