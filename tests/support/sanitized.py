@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 DEADLINE_S = 1800
-ROUNDS = os.environ.get("FUZZ_ROUNDS", "1000")
+ROUNDS = os.environ.get("FUZZ_ROUNDS", "400")
 
 
 def fuzz(driver: Path, core: str, folder: Path) -> None:
