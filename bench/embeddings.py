@@ -6,7 +6,11 @@ Method: texts of mixed length, log-normal around 40 words and cut at 256 tokens,
         fp32, in batches of 32, on all granted cores. Sentence-transformers sorts texts by length,
         and fastembed gets them sorted. Its ONNX file is exported from the same weights. The systems
         take turns. Vectors are compared with those of sentence-transformers before.
-Run:    python bench/embeddings.py --fastembed /path/to/its/venv/bin/python --rounds 5
+        With --roof the C++ core alone takes turns with them, and a loop that multiplies and adds
+        in registers on all cores at once. Its rate is the most that fp32 allows. The arithmetic
+        is that of products with weights and of attention; the parts of the core's time are those
+        of the thread that calls it.
+Run:    python bench/embeddings.py --fastembed /path/to/its/venv/bin/python --rounds 5 --roof
 """
 
 import contextlib
@@ -24,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.system.machine import usable_cores
+from support.arithmetic import Arithmetic
+from support.encoder_core import EncoderCore
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
@@ -176,6 +182,38 @@ def onnx_folder(python: str, model: Path, folder: Path) -> Path:
     return folder
 
 
+class Roof:
+    """Measurements of the core alone, beside the most that fp32 allows."""
+
+    def __init__(self, folder: Path, texts: list[str]) -> None:
+        self._core = EncoderCore(folder, texts)
+        self._arithmetic = Arithmetic(usable_cores())
+        self.texts_per_s: dict[str, list[float]] = {"the core": [], "all arithmetic in fp32": []}
+        self._products: list[float] = []
+        self._parts: dict[str, list[float]] = {}
+
+    def measure(self) -> None:
+        """Measure one round."""
+        core, peak = self._core, self._arithmetic.flops_per_s()
+        rates = (core.num_texts / core.seconds(), core.num_texts * peak / core.flops)
+        for rate, samples in zip(rates, self.texts_per_s.values(), strict=True):
+            samples.append(rate)
+        parts = core.parts()
+        self._products.append(core.product_flops / parts["products"] / peak)
+        for part, seconds in parts.items():
+            self._parts.setdefault(part, []).append(seconds / sum(parts.values()))
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """All rows."""
+        name = "mixed texts, the core beside all arithmetic in fp32"
+        rows = [Quantity(name, "texts/s", self.texts_per_s, higher_is_better=True)]
+        products = {"the core": self._products}
+        rows.append(Quantity("products while they last", "of the peak", products, True))
+        shares = {part: samples for part, samples in self._parts.items() if any(samples)}
+        return rows + [Quantity(part, "of a step", {"the core": s}) for part, s in shares.items()]
+
+
 def least_cosine(ours: Vectors, theirs: Vectors) -> float:
     """Return the least cosine of vectors of length 1."""
     return float((ours * theirs).sum(axis=1).min())
@@ -186,6 +224,7 @@ def main() -> None:
     options = parser(__doc__, rounds=5)
     options.add_argument("--texts", type=int, default=512, help="in all")
     options.add_argument("--fastembed", help="the Python that has fastembed and onnx")
+    options.add_argument("--roof", action="store_true", help="see above")
     args = options.parse_args()
     report, model, texts = Report("embeddings", args), minilm(), mixed_texts(args.texts)
     with contextlib.ExitStack() as stack:
@@ -207,7 +246,10 @@ def main() -> None:
         print({name: round(cosine, 6) for name, cosine in cosines.items()})
         assert cosines["Headrace"] >= LEAST_COSINE
         rates: dict[str, list[float]] = {name: [] for name in systems}
+        roof = Roof(model, texts) if args.roof else None
         for _ in range(args.rounds):
+            if roof is not None:
+                roof.measure()
             for name, system in systems.items():
                 rates[name].append(len(texts) / system.seconds())
     for ours in ("Headrace", "Headrace in bf16"):
@@ -215,6 +257,15 @@ def main() -> None:
             pair = {name: rates[name] for name in (ours, theirs)}
             name = f"mixed texts, {ours} beside {theirs}"
             report.add(Quantity(name, "texts/s", pair, higher_is_better=True))
+    if roof is not None:
+        name = "mixed texts, all arithmetic in fp32 beside sentence-transformers"
+        pair = {
+            "all arithmetic in fp32": roof.texts_per_s["all arithmetic in fp32"],
+            "sentence-transformers": rates["sentence-transformers"],
+        }
+        report.add(Quantity(name, "texts/s", pair, higher_is_better=True))
+        for quantity in roof.quantities:
+            report.add(quantity)
     report.finish()
 
 
