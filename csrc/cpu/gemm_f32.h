@@ -1,7 +1,7 @@
 // Products of many rows with fp32 blocks, in tiles of eight rows and three blocks. They take fewer
 // loads and instructions for each product than those of gemm.h, in the same order. A guest's core
-// of a Xeon (AVX-512), whose loop in registers makes 175 GFLOP/s, mostly makes 129 here, where tiles
-// of twelve rows and two blocks make 112. At times both make 165.
+// of a Xeon (AVX-512) makes 175 GFLOP/s in a loop without loads. It mostly makes 129 here, where
+// tiles of twelve rows and two blocks make 112. At times both make 165.
 #pragma once
 #include "cpu/operands.h"
 

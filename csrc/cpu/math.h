@@ -49,7 +49,7 @@ template <class V> typename V::Floats gelu(typename V::Floats x) {
     p = V::fma(p, t, V::set(1.421413741f));
     p = V::fma(p, t, V::set(-0.284496736f));
     p = V::fma(p, t, V::set(0.254829592f));
-    // exp(-z * z) as a power of two, by its series. There is none that overflows, nor infinity.
+    // exp(-z * z) as a power of two, by its series. The exponent is never above 0.
     const auto y = V::max(V::mul(V::mul(z, z), V::set(-1.44269504f)), V::set(-126.0f));
     const auto n = V::round(y), r = V::sub(y, n);
     auto e = V::set(1.54035304e-4f);
