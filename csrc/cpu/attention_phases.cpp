@@ -75,8 +75,8 @@ void place_queries(const StepState &state, const Layer &layer, int token, const 
     }
 }
 
-// Whether the keys of two tokens are written together: in fp32 they lie side by side in each line
-// of a block, and lines of several heads take each other's place in the cache.
+// Whether the keys of two tokens are written together. In fp32 they lie side by side in each line
+// of a block. Written token by token, the heads' lines take each other's place in the cache.
 bool share_lines(const StepState &state, int token, int next) {
     const Step &step = state.step;
     return state.model.kv.format() == Format::f32 &&
