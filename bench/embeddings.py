@@ -1,12 +1,17 @@
 """Measure texts embedded per second, beside sentence-transformers and fastembed.
 
 Method: texts of mixed length, log-normal around 40 words and cut at 256 tokens, are embedded by
-        all-MiniLM-L6-v2. Headrace is a server that gets all of them in one request, in fp32 and
-        with `--dtype bfloat16`. The peers are processes of their own that call their library in
-        fp32, in batches of 32, on all granted cores. Sentence-transformers sorts texts by length,
-        and fastembed gets them sorted. Its ONNX file is exported from the same weights. The systems
-        take turns. Vectors are compared with those of sentence-transformers before.
-Run:    python bench/embeddings.py --fastembed /path/to/its/venv/bin/python --rounds 5
+        all-MiniLM-L6-v2. Headrace is a server that gets all of them in one request, in fp32, with
+        `--dtype bfloat16` and with `--quantization int8`. The peers are processes of their own that
+        call their library in fp32, in batches of 32, on all granted cores. Sentence-transformers
+        sorts texts by length, and fastembed gets them sorted. Its ONNX file is exported from the
+        same weights. The systems take turns. Vectors are compared with those of
+        sentence-transformers before.
+        With --roof the C++ core alone takes turns with them, and a loop that multiplies and adds
+        in registers on all cores at once. Its rate is the most that fp32 allows. The arithmetic
+        is that of products with weights and of attention; the parts of the core's time are those
+        of the thread that calls it.
+Run:    python bench/embeddings.py --fastembed /path/to/its/venv/bin/python --rounds 5 --roof
 """
 
 import contextlib
@@ -24,6 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.system.machine import usable_cores
+from support.arithmetic import Arithmetic
+from support.encoder_core import EncoderCore
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
@@ -35,7 +42,12 @@ WORDS = [
 ]
 MEDIAN_WORDS, SIGMA, MAX_WORDS = 40, 0.8, 240
 ANSWER_S = 300.0
-LEAST_COSINE = 0.9999  # of fp32; bf16 rounds
+LEAST_COSINE = 0.9999  # of fp32; the others round
+OURS = {
+    "Headrace": ("--dtype", "float32"),
+    "Headrace in bf16": ("--dtype", "bfloat16"),
+    "Headrace in int8": ("--quantization", "int8"),
+}
 TIMED = """
 import sys, time, json
 texts = json.loads(sys.stdin.readline())
@@ -125,8 +137,8 @@ class Peer:
 class Ring:
     """A server of ours, that gets all texts in one request."""
 
-    def __init__(self, folder: Path, dtype: str, texts: list[str]) -> None:
-        self._server: Server = headrace("--dtype", dtype, str(folder))
+    def __init__(self, folder: Path, flags: tuple[str, ...], texts: list[str]) -> None:
+        self._server: Server = headrace(*flags, str(folder))
         self._body = {"input": texts, "truncate_prompt_tokens": -1}
         data = self._embed().json()["data"]
         self.vectors: Vectors = np.array([one["embedding"] for one in data], np.float32)
@@ -176,6 +188,38 @@ def onnx_folder(python: str, model: Path, folder: Path) -> Path:
     return folder
 
 
+class Roof:
+    """Measurements of the core alone, beside the most that fp32 allows."""
+
+    def __init__(self, folder: Path, texts: list[str]) -> None:
+        self._core = EncoderCore(folder, texts)
+        self._arithmetic = Arithmetic(usable_cores())
+        self.texts_per_s: dict[str, list[float]] = {"the core": [], "all arithmetic in fp32": []}
+        self._products: list[float] = []
+        self._parts: dict[str, list[float]] = {}
+
+    def measure(self) -> None:
+        """Measure one round."""
+        core, peak = self._core, self._arithmetic.flops_per_s()
+        rates = (core.num_texts / core.seconds(), core.num_texts * peak / core.flops)
+        for rate, samples in zip(rates, self.texts_per_s.values(), strict=True):
+            samples.append(rate)
+        parts = core.parts()
+        self._products.append(core.product_flops / parts["products"] / peak)
+        for part, seconds in parts.items():
+            self._parts.setdefault(part, []).append(seconds / sum(parts.values()))
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """All rows."""
+        name = "mixed texts, the core beside all arithmetic in fp32"
+        rows = [Quantity(name, "texts/s", self.texts_per_s, higher_is_better=True)]
+        products = {"the core": self._products}
+        rows.append(Quantity("products while they last", "of the peak", products, True))
+        shares = {part: samples for part, samples in self._parts.items() if any(samples)}
+        return rows + [Quantity(part, "of a step", {"the core": s}) for part, s in shares.items()]
+
+
 def least_cosine(ours: Vectors, theirs: Vectors) -> float:
     """Return the least cosine of vectors of length 1."""
     return float((ours * theirs).sum(axis=1).min())
@@ -186,13 +230,13 @@ def main() -> None:
     options = parser(__doc__, rounds=5)
     options.add_argument("--texts", type=int, default=512, help="in all")
     options.add_argument("--fastembed", help="the Python that has fastembed and onnx")
+    options.add_argument("--roof", action="store_true", help="see above")
     args = options.parse_args()
     report, model, texts = Report("embeddings", args), minilm(), mixed_texts(args.texts)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         systems: dict[str, Ring | Peer] = {
-            "Headrace": Ring(model, "float32", texts),
-            "Headrace in bf16": Ring(model, "bfloat16", texts),
+            **{name: Ring(model, flags, texts) for name, flags in OURS.items()},
             "sentence-transformers": Peer(sys.executable, SENTENCE_TRANSFORMERS, model, texts),
         }
         if args.fastembed is None:
@@ -207,14 +251,26 @@ def main() -> None:
         print({name: round(cosine, 6) for name, cosine in cosines.items()})
         assert cosines["Headrace"] >= LEAST_COSINE
         rates: dict[str, list[float]] = {name: [] for name in systems}
+        roof = Roof(model, texts) if args.roof else None
         for _ in range(args.rounds):
+            if roof is not None:
+                roof.measure()
             for name, system in systems.items():
                 rates[name].append(len(texts) / system.seconds())
-    for ours in ("Headrace", "Headrace in bf16"):
-        for theirs in systems.keys() - {"Headrace", "Headrace in bf16"}:
+    for ours in OURS:
+        for theirs in systems.keys() - OURS.keys():
             pair = {name: rates[name] for name in (ours, theirs)}
             name = f"mixed texts, {ours} beside {theirs}"
             report.add(Quantity(name, "texts/s", pair, higher_is_better=True))
+    if roof is not None:
+        name = "mixed texts, all arithmetic in fp32 beside sentence-transformers"
+        pair = {
+            "all arithmetic in fp32": roof.texts_per_s["all arithmetic in fp32"],
+            "sentence-transformers": rates["sentence-transformers"],
+        }
+        report.add(Quantity(name, "texts/s", pair, higher_is_better=True))
+        for quantity in roof.quantities:
+            report.add(quantity)
     report.finish()
 
 

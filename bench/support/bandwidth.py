@@ -1,15 +1,13 @@
 """How fast memory can be read, and how much of it one token needs.
 
-A read is compiled where it runs, so that no instruction set is too new. It goes over more than a
-cache holds, in huge pages, in several patterns; which one is fastest depends on the machine.
+A read goes over more than a cache holds, in huge pages, in several patterns; which one is fastest
+depends on the machine.
 """
 
 import ctypes
 import mmap
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
@@ -17,32 +15,20 @@ from headrace.engine_proc.worker.execution.cpu_executor import KVDtype
 from headrace.engine_proc.worker.models.model import open_model
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.model.gguf import read_metadata
-from support.models import CACHE
+from support.compiled import compiled
 
-SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 BYTES = 1 << 30
 PATTERNS = ((1, 4096), (2, 1536), (6, 768), (6, 1536), (6, 3072), (12, 768))  # streams, bytes ahead
 TRIALS = 5  # of each pattern
 READS = 10  # for one figure
 
 
-@cache
-def reader() -> ctypes.CDLL:
-    """Return the compiled reader."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    library = CACHE / "bandwidth.so"
-    subprocess.run(["cc", *FLAGS, "-o", str(library), str(SOURCE)], check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.read_blocks.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_ssize_t)
-    return loaded
-
-
 class Bandwidth:
     """Memory that is read again and again."""
 
     def __init__(self, threads: int) -> None:
-        self._read = reader().read_blocks
+        self._read = compiled("bandwidth").read_blocks
+        self._read.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_ssize_t)
         self._memory = mmap.mmap(-1, BYTES)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         for page in range(0, BYTES, mmap.PAGESIZE):

@@ -75,17 +75,39 @@ void place_queries(const StepState &state, const Layer &layer, int token, const 
     }
 }
 
-void place_keys_and_values(const StepState &state, const Layer &layer, int token, const float *k,
-                           const float *v) {
+// Whether the keys of two tokens are written together. In fp32 they lie side by side in each line
+// of a block. Written token by token, the heads' lines take each other's place in the cache.
+bool share_lines(const StepState &state, int token, int next) {
+    const Step &step = state.step;
+    return state.model.kv.format() == Format::f32 &&
+           step.sequences[next] == step.sequences[token] &&
+           step.positions[next] == step.positions[token] + next - token &&
+           step.positions[next] / lanes == step.positions[token] / lanes;
+}
+
+// Of tokens that share lines, if there are several.
+void place_keys_and_values(const StepState &state, const Layer &layer, int first, int num_tokens) {
     const Config &config = state.config;
     const Step &step = state.step;
-    const int position = step.positions[token];
-    const int32_t *pages = step.page_table + size_t(step.sequences[token]) * step.max_pages;
+    const int position = step.positions[first];
+    const int32_t *pages = step.page_table + size_t(step.sequences[first]) * step.max_pages;
     const int page = pages[position / config.page_tokens], row = position % config.page_tokens;
-    const int dim = layer.config.head_dim;
-    for (int h = 0; h < layer.config.num_kv_heads; ++h) {
-        const HeadPlace place = state.model.kv.place(layer.kv_index, h, page, row);
-        state.model.kernels->store_head(place, k + h * dim, v + h * dim);
+    const int dim = layer.config.head_dim, stride = state.kv_stride;
+    const float *k = state.k + size_t(first) * stride, *v = state.v + size_t(first) * stride;
+    for (int h = 0; h < layer.config.num_kv_heads; ++h, k += dim, v += dim) {
+        HeadPlace place = state.model.kv.place(layer.kv_index, h, page, row);
+        if (num_tokens > 1) {
+            auto *line = reinterpret_cast<float *>(place.key);
+            for (int d = 0; d < dim; ++d, line += lanes) {
+                for (int i = 0; i < num_tokens; ++i) {
+                    line[i] = k[size_t(i) * stride + d];
+                }
+            }
+            place.key = nullptr;
+        }
+        for (int i = 0; i < num_tokens; ++i, place.value += lanes * sizeof(float)) {
+            state.model.kernels->store_head(place, k, v + size_t(i) * stride);
+        }
     }
 }
 
@@ -95,7 +117,8 @@ void clip(float limit, float *x, int n) {
     }
 }
 
-void store_token(const StepState &state, int index, int token) {
+// Of keys and values, all but to place them.
+void prepare_token(const StepState &state, int index, int token) {
     const Config &config = state.config;
     const Layer &layer = state.model.layers[index];
     const int dim = layer.config.head_dim;
@@ -132,9 +155,6 @@ void store_token(const StepState &state, int index, int token) {
         norm_token(state, layer, token, q, k);
     }
     place_queries(state, layer, token, q);
-    if (layer.has_pages()) {
-        place_keys_and_values(state, layer, token, k, v);
-    }
 }
 
 // Fold `next` into `into`, both over the same rows. Always called in segment order.
@@ -314,7 +334,17 @@ void store_keys_and_values(StepState &state, int layer) {
     if (sums_squares(state)) {
         sum_squares(state, state.model.layers[layer].config);
     }
-    state.each_row([&](int token) { store_token(state, layer, token); });
+    const Layer &own = state.model.layers[layer];
+    state.each_rows(state.num_tokens, [&](int begin, int end) {
+        for (int token = begin; token < end; ++token) {
+            prepare_token(state, layer, token);
+        }
+        for (int token = begin, next; own.has_pages() && token < end; token = next) {
+            for (next = token + 1; next < end && share_lines(state, token, next); ++next) {
+            }
+            place_keys_and_values(state, own, token, next - token);
+        }
+    });
 }
 
 void attend(StepState &state, int layer) {

@@ -37,6 +37,10 @@ struct Avx512 {
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
     static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+    // As fma, but onto the sum: GCC 12 else changes operands, and copies sums for it.
+    static void add_product(Floats x, Floats w, Floats &sum) {
+        asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    }
     static Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
     static Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
     static Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }

@@ -49,10 +49,19 @@ template <class V> typename V::Floats gelu(typename V::Floats x) {
     p = V::fma(p, t, V::set(1.421413741f));
     p = V::fma(p, t, V::set(-0.284496736f));
     p = V::fma(p, t, V::set(0.254829592f));
-    const auto tail = V::mul(V::mul(p, t), exp_of<V>(V::sub(zero, V::mul(z, z)))); // 1 - erf|z|
-    // x * (1 + erf z) / 2 is x - x * tail / 2 for positive x, else x * tail / 2.
-    const auto half = V::mul(V::mul(V::set(0.5f), x), tail);
-    return V::add(V::max(x, zero), V::sub(zero, V::max(half, V::sub(zero, half))));
+    // exp(-z * z) as a power of two, by its series. The exponent is never above 0.
+    const auto y = V::max(V::mul(V::mul(z, z), V::set(-1.44269504f)), V::set(-126.0f));
+    const auto n = V::round(y), r = V::sub(y, n);
+    auto e = V::set(1.54035304e-4f);
+    e = V::fma(e, r, V::set(1.33335581e-3f));
+    e = V::fma(e, r, V::set(9.61812911e-3f));
+    e = V::fma(e, r, V::set(5.55041087e-2f));
+    e = V::fma(e, r, V::set(0.240226507f));
+    e = V::fma(e, r, V::set(0.693147181f));
+    e = V::times_power_of_two(V::fma(e, r, one), n);
+    const auto tail = V::mul(V::mul(p, t), e); // 1 - erf|z|
+    // x * (1 + erf z) / 2 is x - |x| * tail / 2 for positive x, else -|x| * tail / 2.
+    return V::fma(V::mul(size, V::set(-0.7071067812f)), tail, V::max(x, zero));
 }
 
 template <class V> typename V::Floats relu2(typename V::Floats x) {

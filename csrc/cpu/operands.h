@@ -25,6 +25,7 @@ struct Operands {
     bool accumulate;                // start the sums from `out` rather than from zero
     ptrdiff_t ahead;                // prefetch this far from what is read
     const uint8_t *tiles = nullptr; // the same rows in bands; null: there are none
+    const float *bias = nullptr;    // of each lane of the blocks, for the finished sums; or null
 
     // Without tiles.
     Operands at_row(int row) const {
@@ -38,6 +39,7 @@ struct Operands {
         Operands moved = *this;
         moved.blocks += block * block_bytes;
         moved.out += block * lanes;
+        moved.bias = bias ? bias + block * lanes : nullptr;
         return moved;
     }
 };

@@ -109,8 +109,8 @@ bool rounds_to_bf16(const StepState &state, const Matrix &weight) {
 }
 
 bool rounds_to_integers(const StepState &state, const Matrix &weight) {
-    const bool has_codes = packing_of(weight.format).unit != 0;
-    return weight.format == Format::int8 || (has_codes && state.config.activation_bits != 0);
+    return weight.format == Format::int8 ||
+           (state.config.activation_bits != 0 && packing_of(weight.format).unit != 0);
 }
 
 int most_rows(const StepState &state, const Matrix &weight) {
@@ -300,6 +300,11 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     const uint8_t *first = weight.block(part.block);
     const size_t bytes = block_bytes(weight.format, weight.cols);
     float *scratch = state.model.workspace.scratch[part.thread].as<float>();
+    const int column = part.block * lanes;
+    const bool has_bias = p.bias && !p.bias->empty();
+    // Of whole blocks, tiles of fp32 add it. An adapter's gain is not of the bias.
+    const bool is_added = has_bias && weight.format == Format::f32 && !p.shrunk.rows &&
+                          int(p.bias->size()) >= column + part.blocks * lanes;
     if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int16Group *x = p.x.quantized + size_t(part.row) * num_groups;
@@ -316,14 +321,14 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
         const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(part.row) * p.x.stride;
         const uint8_t *tiles =
             p.tiles ? p.tiles + part.row / band_rows * band_bytes(weight.cols) : nullptr;
-        const Operands operands{first,      bytes, weight.cols,    x,    p.x.stride, out,
-                                out_stride, false, prefetch_bytes, tiles};
+        const float *bias = is_added ? p.bias->data() + column : nullptr;
+        const Operands operands{first,      bytes, weight.cols,    x,     p.x.stride, out,
+                                out_stride, false, prefetch_bytes, tiles, bias};
         multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, part.rows,
                         part.blocks, scratch);
     }
     expand(state, p, part, out, out_stride);
-    if (p.bias && !p.bias->empty()) {
-        const int column = part.block * lanes;
+    if (has_bias && !is_added) {
         const int width = std::min(part.blocks * lanes, weight.rows - column);
         for (int i = 0; i < part.rows; ++i, out += out_stride) {
             state.model.kernels->add(p.bias->data() + column, 1.0f, width, out);
@@ -386,27 +391,27 @@ void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductP
     const bool is_read_exact = !is_rounded || adapters_read_floats(state, next);
     const int width = part.blocks * lanes, stride = stride_of(width),
               first_column = part.block * lanes;
-    float *gates = state.model.workspace.gates[part.thread].as<float>();
-    float *ups = gates + part.rows * stride;
+    float *room = state.model.workspace.gates[part.thread].as<float>();
+    float *ups = room + part.rows * stride;
+    // What is read as it is, is computed where it is read.
+    float *gates = is_read_exact ? p.gated.row(p.first_row + part.row) + first_column : room;
+    const int gate_stride = is_read_exact ? p.gated.stride : stride;
     const ProductPart weights{p.first_x + part.row, part.rows,   p.first_block + part.block,
                               part.blocks,          part.thread, p.first_block + part.next_block};
     const Linear &first = p.has_gate ? p.gate : p.up;
     const uint8_t *next_first = next_weights(first.weight, weights);
     if (p.has_gate) {
-        multiply_part(state, p.gate, weights, p.up.weight.block(weights.block), gates, stride);
+        multiply_part(state, p.gate, weights, p.up.weight.block(weights.block), gates, gate_stride);
         multiply_part(state, p.up, weights, next_first, ups, stride);
     } else {
-        multiply_part(state, p.up, weights, next_first, gates, stride);
+        multiply_part(state, p.up, weights, next_first, gates, gate_stride);
     }
     const int n = std::min(width, next.cols - first_column);
-    for (int i = 0; i < part.rows; ++i, gates += stride, ups += stride) {
+    for (int i = 0; i < part.rows; ++i, gates += gate_stride, ups += stride) {
         const int row = p.first_row + part.row + i;
         apply_activation(state, p, row, gates, ups, width);
         if (is_read_rounded) {
             round_columns(state, gates, p.gated, {&next}, row, first_column, n);
-        }
-        if (is_read_exact) {
-            std::copy_n(gates, n, p.gated.row(row) + first_column);
         }
     }
 }

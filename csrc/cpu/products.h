@@ -81,8 +81,8 @@ size_t room_for_gates(int num_rows);
 // Floats that products of integers need, each thread of its own.
 size_t room_for_panels();
 
-// Each task applies the activation to what it has just computed. Unread values are not written,
-// and gates leave no core's cache.
+// Each task applies the activation to what it has just computed. Unread values are not written.
+// Gates that are read rounded alone leave no core's cache.
 void multiply_gated(StepState &state, const GatedProduct &product);
 
 // The step's logits, finished. Each task finds the largest of every 64 that it has just computed,

@@ -61,15 +61,20 @@ struct StepState {
     // Call body(row) for each token.
     template <class Body> void each_row(const Body &body) { each_row(num_tokens, body); }
     template <class Body> void each_row(int rows, const Body &body) {
+        each_rows(rows, [&](int begin, int end) {
+            for (int row = begin; row < end; ++row) {
+                body(row);
+            }
+        });
+    }
+    // Call body(begin, end) for rows that cover all.
+    template <class Body> void each_rows(int rows, const Body &body) {
         // Fewer than four are not worth a claim. Where there are many, tokens are one sequence's,
         // sixteen of which share the cache lines of a page.
         const int even = rows / (6 * model.pool.num_threads());
         const int rows_per_task = rows < 64 ? 4 : padded(std::max(1, even));
         model.pool.run((rows + rows_per_task - 1) / rows_per_task, [&](int task, int) {
-            const int end = std::min(rows, (task + 1) * rows_per_task);
-            for (int row = task * rows_per_task; row < end; ++row) {
-                body(row);
-            }
+            body(task * rows_per_task, std::min(rows, (task + 1) * rows_per_task));
         });
     }
 

@@ -6,14 +6,12 @@ A record has `RECORD_ROWS` rows of one image, of which the last record may have 
 import logging
 from collections.abc import Iterator
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace import __version__
 from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES
 from headrace.ipc.page_digests import DIGEST_BYTES
 from headrace.storage.slot_file import SlotFileHeader, slots_within
@@ -22,16 +20,9 @@ from headrace.storage.store_tier import StoreTier, TierName
 
 RECORD_ROWS = 64  # as many as SmolVLM has of a tile; other images leave a part of a record unused
 
-PREPARERS = ("numpy", "pillow", "transformers")  # of what images are, before a tower sees them
-
 Floats = npt.NDArray[np.float32]
 
 log = logging.getLogger(__name__)
-
-
-def libraries(*names: str) -> str:
-    """Return the versions of headrace and of libraries: others compute other rows."""
-    return " ".join([f"headrace {__version__}", *(f"{name} {version(name)}" for name in names)])
 
 
 class EmbeddingStore:
@@ -39,19 +30,21 @@ class EmbeddingStore:
 
     Args:
         row_size: numbers of a row.
-        maker: what makes rows of prepared images; another one makes other ones.
     """
 
-    def __init__(self, tier: StoreTier, row_size: int, maker: str) -> None:
+    def __init__(self, tier: StoreTier, row_size: int) -> None:
         self._tier = tier
-        self._maker = f"{libraries(*PREPARERS)} {maker}"
         self._record: Floats = np.zeros((RECORD_ROWS, row_size), np.float32)
 
     @classmethod
     def open(
-        cls, directory: str, num_bytes: int, fingerprint: str, model: str, row_size: int, maker: str
+        cls, directory: str, num_bytes: int, fingerprint: str, model: str, row_size: int
     ) -> Self | None:
-        """Open the files of a fingerprint; None where the disk has no room for them."""
+        """Open the files of a fingerprint; None where the disk has no room for them.
+
+        Args:
+            fingerprint: of the KV store, which names what makes rows, too.
+        """
         record_bytes = RECORD_ROWS * row_size * ROW_NUMBER_BYTES
         num_slots = slots_within(num_bytes, record_bytes)
         header = SlotFileHeader(EMBEDDINGS, fingerprint, model, record_bytes, num_slots)
@@ -61,7 +54,7 @@ class EmbeddingStore:
         except OSError as error:
             log.warning("--kv-store %s keeps no embeddings of images: %s", directory, error)
             return None
-        return cls(StoreTier(TierName.DISK, own, files), row_size, maker)
+        return cls(StoreTier(TierName.DISK, own, files), row_size)
 
     def refresh(self) -> None:
         """Look at what other servers have written."""
@@ -93,6 +86,6 @@ class EmbeddingStore:
     def _records(self, key: bytes, num_rows: int) -> Iterator[tuple[bytes, int]]:
         """Yield the digest and the number of rows of each record of an image."""
         for start in range(0, num_rows, RECORD_ROWS):
-            text = repr((self._maker, key, num_rows, start)).encode()
+            text = repr((key, num_rows, start)).encode()
             digest = blake2b(text, digest_size=DIGEST_BYTES).digest()
             yield digest, min(RECORD_ROWS, num_rows - start)

@@ -18,13 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageEncoder(Protocol):
-    """Encodes images to embeddings, [rows, row_size] of each.
-
-    Attributes:
-        maker: what makes rows; another one makes other bits.
-    """
-
-    maker: str
+    """Encodes images to embeddings, [rows, row_size] of each."""
 
     def encode(self, images: Sequence[Tensors]) -> list[Floats]: ...
 

@@ -47,7 +47,7 @@ def main(config: VisionConfig, context: Context) -> None:
             heartbeat.begin()
             if message.fingerprint != fingerprint:  # the KV store is ready
                 fingerprint = message.fingerprint
-                store = open_store(config, fingerprint, tower.maker)
+                store = open_store(config, fingerprint)
             answer = encode(message, tower, arena, area.rows, store)
             heartbeat.end()
             num_others = len(answer.gone) + len(answer.failed) + answer.num_stored
@@ -58,14 +58,14 @@ def main(config: VisionConfig, context: Context) -> None:
             answers.send(answer)
 
 
-def open_store(config: VisionConfig, fingerprint: str, maker: str) -> EmbeddingStore | None:
+def open_store(config: VisionConfig, fingerprint: str) -> EmbeddingStore | None:
     """Open the files of embeddings; None where there is no directory, or no room."""
     tiers = config.store_tiers
     if tiers is None or tiers.directory is None:
         return None
     model, row_size = Path(config.execution.model_path).name, config.execution.image_row_size
     num_bytes = tiers.disk_bytes_of_images
-    return EmbeddingStore.open(tiers.directory, num_bytes, fingerprint, model, row_size, maker)
+    return EmbeddingStore.open(tiers.directory, num_bytes, fingerprint, model, row_size)
 
 
 def open_tower(config: ExecutionConfig) -> tuple[ImageEncoder, TowerReady]:

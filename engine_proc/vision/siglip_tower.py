@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.config.process_configs import ExecutionConfig
-from headrace.engine_proc.vision.embedding_store import libraries
 from headrace.engine_proc.vision.encoder import Tensors
 from headrace.engine_proc.vision.mmproj_state import state_of
 from headrace.engine_proc.vision.siglip_connectors import Connector, perceptron, pool, shuffle
@@ -147,7 +146,6 @@ class SiglipTower:
             kv_dtype=KVDtype.FLOAT32 if is_exact else KVDtype.BFLOAT16,
             rounds_activations=not is_exact,
         )
-        self.maker = f"{libraries('numpy')} {self._executor.isa} {is_exact}"
 
     @classmethod
     def open(cls, config: ExecutionConfig) -> Self:

@@ -17,7 +17,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from headrace.engine_proc.vision.embedding_store import libraries
 from headrace.engine_proc.vision.mmproj_state import dtype_of, state_of
 from headrace.engine_proc.worker.cuda.device_memory import fitting
 from headrace.errors import ModelError
@@ -48,7 +47,6 @@ class Tower:
         self._device = torch.device(device)
         self._names = inspect.signature(module.get_image_features).parameters.keys()
         config = module.config.to_dict()
-        self.maker = libraries("torch", "transformers")
         self.row_size = module.config.get_text_config().hidden_size * (1 + num_deepstack(config))
 
     @torch.inference_mode()

@@ -111,8 +111,8 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     """
     if config.engine == "mock":
         return f"{NOTHING}: --engine mock runs no model"
-    executor, why, _ = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
-    return f"{executor}: {why}"
+    choice = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
+    return f"{choice.executor}: {choice.why}"
 
 
 def all_reduce(
@@ -383,9 +383,9 @@ def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def cpu_bytes(config: ServerConfig, card: ModelCard, machine: Machine) -> int:
+def cpu_bytes(config: ServerConfig, card: ModelCard, on_gpus: bool) -> int:
     """Return what the engines of a model take of the CPU's memory."""
-    if config.engine == "mock" or is_for_gpus(config, card, machine):
+    if config.engine == "mock" or on_gpus:
         return 0
     needed = weight_memory(config, card)
     needed += 0 if card.embeds else kv_bytes(config) // num_machines(config)
@@ -402,13 +402,19 @@ def loaded_together(sizes: Sequence[int], groups: Sequence[EngineGroup]) -> Sequ
     return sizes if most is None else sorted(sizes, reverse=True)[: max(most, 1)]
 
 
-def wrong_with_models(groups: Sequence[EngineGroup], machine: Machine) -> Iterator[Finding]:
-    """Yield problems of serving some models together on a machine."""
+def wrong_with_models(
+    groups: Sequence[EngineGroup], sizes: Sequence[int], machine: Machine
+) -> Iterator[Finding]:
+    """Yield problems of serving some models together on a machine.
+
+    Args:
+        sizes: what each takes, as `cpu_bytes` returns.
+    """
     try:
         check_groups(groups)
     except HeadraceError as error:
         yield Finding(str(error), fatal=True)
-    needed = sum(loaded_together([cpu_bytes(g.config, g.card, machine) for g in groups], groups))
+    needed = sum(loaded_together(sizes, groups))
     if needed > machine.free_bytes:
         has_adapters = any(group.config.enable_lora for group in groups)
         loras = " --max-cpu-loras, --max-loras," if has_adapters else ""
@@ -462,7 +468,7 @@ def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) 
 
 def examine_models(configs: Sequence[ServerConfig], machine: Machine) -> list[Finding]:
     """Print what will be used for each model, and return their problems."""
-    findings, groups = [], []
+    findings, groups, sizes = [], [], []
     for config in configs:
         try:
             card = read_card(config)
@@ -470,8 +476,10 @@ def examine_models(configs: Sequence[ServerConfig], machine: Machine) -> list[Fi
             findings.append(Finding(str(error), fatal=True))
         else:
             groups.append(EngineGroup(config, card))
-            findings += examine_model(config, card, is_for_gpus(config, card, machine))
-    return [*findings, *wrong_with_models(groups, machine)]
+            on_gpus = is_for_gpus(config, card, machine)
+            findings += examine_model(config, card, on_gpus)
+            sizes.append(cpu_bytes(config, card, on_gpus))
+    return [*findings, *wrong_with_models(groups, sizes, machine)]
 
 
 def examine(configs: Sequence[ServerConfig], machine: Machine) -> list[Finding]:

@@ -1,15 +1,20 @@
 """The fingerprint of all that the bits of KV pages and states depend on, beside the tokens."""
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from headrace import __version__
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES
 from headrace.engine_proc.worker.execution.cache_split import CacheSplit
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
+from headrace.extras import is_installed
 from headrace.model.gguf import split_paths
 from headrace.native_core import best_kernels
 from headrace.storage.checksum import digest_files
@@ -24,6 +29,7 @@ NUMERICS = (
     "max_model_len",
     "speculative",
 )
+OF_IMAGES = ("numpy", "transformers", "torch")  # beside Pillow: they prepare and encode images
 
 
 def cache_fingerprint(config: ExecutionConfig, split: CacheSplit, numerics: str = "") -> bytes:
@@ -57,8 +63,23 @@ def content_fingerprint(config: ExecutionConfig, content: bytes, numerics: str =
 def fingerprint(config: ExecutionConfig, numerics: str, *parts: object) -> bytes:
     """Return a hash of the parts, and of what else decides about bits."""
     names = [numerics or best_kernels(), *(getattr(config, name) for name in NUMERICS)]
-    text = repr([names, parts]).encode()
+    libraries = image_libraries() if config.image_row_size else []
+    text = repr([names, libraries, parts]).encode()
     return blake2b(text, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def image_libraries() -> list[str]:
+    """Return what makes rows of images, beside the tower's weights: others make other bits.
+
+    Pillow's version is that of its module, since its forks are other distributions.
+    """
+    found = [f"headrace {__version__}"]
+    if is_installed("PIL"):
+        found.append(f"PIL {importlib.import_module('PIL').__version__}")
+    for name in OF_IMAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
 
 
 def sources(config: ExecutionConfig) -> list[Path]:

@@ -1,31 +1,23 @@
 """Embeddings of images come back from disk as they were, or are not there."""
 
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.engine_proc.vision import embedding_store
-from headrace.engine_proc.vision.embedding_store import (
-    PREPARERS,
-    RECORD_ROWS,
-    EmbeddingStore,
-    Floats,
-)
+from headrace.engine_proc.vision.embedding_store import RECORD_ROWS, EmbeddingStore, Floats
 
 ROW_SIZE = 5
 KEY, OTHER_KEY = b"k" * 16, b"o" * 16
 ROWS = [1, RECORD_ROWS, RECORD_ROWS + 1, 3 * RECORD_ROWS]
 FINGERPRINT = "f" * 32
-MAKER = "torch 1"
 
 
 def open_store(
-    folder: Path, num_bytes: int = 1 << 20, fingerprint: str = FINGERPRINT, maker: str = MAKER
+    folder: Path, num_bytes: int = 1 << 20, fingerprint: str = FINGERPRINT
 ) -> EmbeddingStore:
     """Open a server's store."""
-    store = EmbeddingStore.open(str(folder), num_bytes, fingerprint, "model", ROW_SIZE, maker)
+    store = EmbeddingStore.open(str(folder), num_bytes, fingerprint, "model", ROW_SIZE)
     assert store is not None
     return store
 
@@ -54,18 +46,6 @@ def test_rows_of_another_server_are_read(tmp_path: Path) -> None:
     assert found is not None
     assert np.array_equal(found, rows_of(2))
     assert open_store(tmp_path, fingerprint="0" * 32).read(KEY, 2) is None, "of another model"
-    assert open_store(tmp_path, maker="torch 2").read(KEY, 2) is None, "of another library"
-
-
-@pytest.mark.parametrize("library", PREPARERS)
-def test_rows_of_other_libraries_are_not_there(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_store(tmp_path).write(KEY, rows_of(2))
-    assert open_store(tmp_path).read(KEY, 2) is not None
-    newer = {library: "99.0"}
-    monkeypatch.setattr(embedding_store, "version", lambda name: newer.get(name, version(name)))
-    assert open_store(tmp_path).read(KEY, 2) is None
 
 
 def test_damaged_rows_are_not_there(tmp_path: Path) -> None:
@@ -92,4 +72,4 @@ def test_image_that_lost_a_record_to_others_is_not_there(tmp_path: Path) -> None
 def test_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = str(tmp_path / "file")
-    assert EmbeddingStore.open(folder, 1 << 20, FINGERPRINT, "model", ROW_SIZE, MAKER) is None
+    assert EmbeddingStore.open(folder, 1 << 20, FINGERPRINT, "model", ROW_SIZE) is None

@@ -20,8 +20,6 @@ ROW_SIZE = 3
 class Repeats:
     """Makes rows of the pixels' sum; raises where a picture has a pixel that is negative."""
 
-    maker = "a sum"
-
     def __init__(self, num_rows: int = 2) -> None:
         self.num_rows = num_rows
         self.max_images = 10
@@ -86,7 +84,7 @@ def test_rows_lie_where_they_were_wanted(rig: Rig) -> None:
 
 
 def test_rows_of_a_store_need_no_encoder(rig: Rig, tmp_path: Path) -> None:
-    store = EmbeddingStore.open(str(tmp_path), 1 << 20, "f" * 32, "model", ROW_SIZE, "torch 1")
+    store = EmbeddingStore.open(str(tmp_path), 1 << 20, "f" * 32, "model", ROW_SIZE)
     assert rig.encode([rig.put(1, 2)], [[0, 1]], store) == Encoded()
     images = [rig.put(1, 2), rig.put(5)]
     assert rig.encode(images, [[6, 4], [2, 3]], store) == Encoded(num_stored=1)

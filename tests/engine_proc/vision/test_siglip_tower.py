@@ -41,7 +41,6 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-4)
         (alone,) = tower.encode([image])
         np.testing.assert_array_equal(alone, rows)  # batch mates change no bit
-    assert tower.maker != modules.maker
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "idefics3", "gemma3"])

@@ -236,9 +236,17 @@ def test_gpus_that_cannot_be_asked_end_nothing() -> None:
     assert not finding.fatal
 
 
+def wrong_with(groups: list[EngineGroup], machine: Machine) -> list[doctor.Finding]:
+    sizes = []
+    for config, card in ((group.config, group.card) for group in groups):
+        on_gpus = doctor.is_for_gpus(config, card, machine)
+        sizes.append(doctor.cpu_bytes(config, card, on_gpus))
+    return list(doctor.wrong_with_models(groups, sizes, machine))
+
+
 def test_a_machine_that_is_well_has_nothing_wrong() -> None:
     assert not list(doctor.wrong_with_machine(WELL))
-    assert not list(doctor.wrong_with_models([EngineGroup(ServerConfig(), CARD)], WELL))
+    assert not wrong_with([EngineGroup(ServerConfig(), CARD)], WELL)
 
 
 @pytest.mark.parametrize(
@@ -263,16 +271,16 @@ def test_a_model_that_does_not_fit_cannot_be_served(tmp_path: Path) -> None:
         file.truncate(31 * GB)  # of nothing
     card = replace(CARD, path=str(tmp_path), chat_template=None)
     group = EngineGroup(ServerConfig(), card)
-    too_large, no_template = doctor.wrong_with_models([group], WELL)
+    too_large, no_template = wrong_with([group], WELL)
     assert too_large.fatal
     assert "weights and KV cache take 33.0 GiB, and 32.0 GiB are free" in too_large.text
     assert "/v1/chat/completions will refuse" in no_template.text
     with_gpu = replace(WELL, gpus=["NVIDIA H200"])  # which says itself what it has room for
-    assert not [f for f in doctor.wrong_with_models([group], with_gpu) if f.fatal]
+    assert not [f for f in wrong_with([group], with_gpu) if f.fatal]
     smaller = EngineGroup(ServerConfig(kv_cache_memory_bytes=GB), card)
-    assert not [f for f in doctor.wrong_with_models([smaller], WELL) if f.fatal]
+    assert not [f for f in wrong_with([smaller], WELL) if f.fatal]
     mock = EngineGroup(ServerConfig(engine="mock"), card)
-    assert not list(doctor.wrong_with_models([mock], WELL))
+    assert not wrong_with([mock], WELL)
 
 
 def test_models_that_fit_alone_may_not_fit_together(tmp_path: Path) -> None:
@@ -280,15 +288,15 @@ def test_models_that_fit_alone_may_not_fit_together(tmp_path: Path) -> None:
         file.truncate(15 * GB)  # of nothing
     first = EngineGroup(ServerConfig(), replace(CARD, path=str(tmp_path), name="a"))
     second = EngineGroup(ServerConfig(), replace(first.card, name="b", chat_template=None))
-    (no_template,) = doctor.wrong_with_models([second], WELL)
+    (no_template,) = wrong_with([second], WELL)
     assert no_template.text.startswith("the model has no chat template")
-    too_large, no_template = doctor.wrong_with_models([first, second], WELL)
+    too_large, no_template = wrong_with([first, second], WELL)
     assert "weights and KV cache take 34.0 GiB" in too_large.text
     assert no_template.text.startswith("b has no chat template")
     twice = EngineGroup(ServerConfig(data_parallel_size=2), first.card)
-    (too_large,) = doctor.wrong_with_models([twice], WELL)
+    (too_large,) = wrong_with([twice], WELL)
     assert "weights and KV cache take 34.0 GiB" in too_large.text
-    same, _ = doctor.wrong_with_models([first, first], WELL)
+    same, _ = wrong_with([first, first], WELL)
     assert (same.fatal, "two models are called a" in same.text) == (True, True)
 
 
@@ -301,8 +309,8 @@ def test_adapters_count_in_the_memory_that_a_model_takes() -> None:
     assert row[0] == "adapters" and row[1].startswith("at most 1000, of rank 64: ")
     machine = replace(WELL, free_bytes=8 * GB)
     without, loaded = EngineGroup(plain, demo), EngineGroup(adapted, demo)
-    assert not [f for f in doctor.wrong_with_models([without], machine) if f.fatal]
-    (finding,) = [f for f in doctor.wrong_with_models([loaded], machine) if f.fatal]
+    assert not [f for f in wrong_with([without], machine) if f.fatal]
+    (finding,) = [f for f in wrong_with([loaded], machine) if f.fatal]
     assert "lower --max-cpu-loras" in finding.text
 
 
