@@ -1,7 +1,7 @@
 """Triton's interpreter, with the same results in less time.
 
-Most of its time is no arithmetic: for each operation it describes types anew, and for each launch
-and each call of a function it prepares `triton.language` again.
+Most of its time is no arithmetic. For each operation it describes types anew. For each launch and
+each call of a function it prepares `triton.language` again.
 
 As a program it runs another one, whose path and arguments it takes.
 """
