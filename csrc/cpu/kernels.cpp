@@ -118,9 +118,13 @@ const char *best_kernels() {
         return "avx2";
     }
 #elif defined(__aarch64__)
-    return has_i8mm()   ? (has_bf16() ? "neon with i8mm and bf16" : "neon with i8mm")
-           : has_dots() ? "neon with dot products"
-                        : "neon";
+    if (has_i8mm() && has_dots()) {
+        return has_bf16() ? "neon with i8mm and bf16" : "neon with i8mm";
+    }
+    if (has_dots()) {
+        return has_bf16() ? "neon with dot products and bf16" : "neon with dot products";
+    }
+    return has_bf16() ? "neon with bf16" : "neon";
 #endif
     return "portable";
 }

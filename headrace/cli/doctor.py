@@ -41,7 +41,7 @@ NOTHING = "nothing"  # runs a model
 NUM_BUSY = 5  # processes that work at once: one of each kind
 # Imported only when they are called, since they load the worker.
 FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
-SAME_KERNELS = "texts are equal where all machines have the same kernels"
+SAME_KERNELS = "on CPUs, texts are equal where all machines have the same kernels"
 FORESEE_STAGES = "headrace.engine_proc.worker.backend_selection:foresee_stages"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"

@@ -390,8 +390,8 @@ def test_the_doctor_tells_of_engines_on_other_machines() -> None:
     )
     rows = dict(doctor.plan(config, read_card(ServerConfig()), "core", "nothing", on_gpus=False))
     assert rows["elsewhere"] == (
-        "tcp://a:1, 3 engines by Ray; the server looks for them when it starts; texts are equal "
-        "where all machines have the same kernels"
+        "tcp://a:1, 3 engines by Ray; the server looks for them when it starts; on CPUs, "
+        "texts are equal where all machines have the same kernels"
     )
     assert "elsewhere" not in dict(
         doctor.plan(ServerConfig(), read_card(ServerConfig()), "core", "nothing", on_gpus=False)
