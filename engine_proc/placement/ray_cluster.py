@@ -29,7 +29,12 @@ from headrace.ipc.schema_fingerprint import code_version
 FLAG = "--data-parallel-backend ray"
 STAGES_FLAG = "--distributed-executor-backend ray"
 HERE = 0.001  # of the resource that is a node's address: all of it is 1
-FAILURES = (RayError, RuntimeError, ValueError)  # of Ray, where it or the cluster is in trouble
+FAILURES = (
+    RayError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+)  # of Ray, where it or the cluster is in trouble
 Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
@@ -104,7 +109,10 @@ class RayCluster:
 
     def watch(self, name: str) -> None:
         """Ask for the end of an engine that has started."""
-        self._watches[name] = self._actors[name].wait.remote()
+        try:
+            self._watches[name] = self._actors[name].wait.remote()
+        except FAILURES as error:
+            self._failures[name] = f"cannot be watched: {plain(error)}"
 
     def poll(self, name: str) -> Outcome | None:
         """Return the answer to the last question; None is not yet."""
@@ -125,6 +133,8 @@ class RayCluster:
 
     def end(self, name: str) -> None:
         """End the actor of an engine, and with it what it has started."""
+        for calls in (self._starts, self._watches):
+            calls.pop(name, None)
         actor = self._actors.pop(name, None)
         if actor is not None:
             with suppress(*FAILURES):  # it has ended, or does with its node or this process
@@ -132,7 +142,7 @@ class RayCluster:
 
     def _node_of(self, name: str) -> str:
         """Return the address of the node that has the bundle of an engine, or had it last."""
-        with suppress(RayError, LookupError):  # the cluster may be in trouble just now
+        with suppress(*FAILURES):  # the cluster may be in trouble just now
             group, bundle = self._place_of(name)
             nodes = placement_group_table(group)["bundles_to_node_id"]
             for node in ray.nodes():
@@ -147,7 +157,7 @@ class RayCluster:
         """
         try:
             return self._shortage(name)
-        except (RayError, LookupError):
+        except FAILURES:
             return ""
 
     def _shortage(self, name: str) -> str:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -60,22 +61,26 @@ def test_three_stages_on_three_nodes_change_no_text(
     larger = model.with_name("of three layers")
     make_byte_folder(larger, num_hidden_layers=3)
     expected = texts_alone(str(larger), *FLAGS)
-    node = cluster.new_node(namespace.there_too)
-    server = RunningServer(str(larger), *FLAGS, "--pp", "3", *STAGES[2:], env=cluster.env)
-    check_texts(server, expected, lambda: None)
-    found = [*node.processes, *cluster.node_processes]
-    (_,), (last,) = (titled(found, f"headrace: worker {stage}") for stage in (1, 2))
-    check_texts(server, expected, last.kill)
-
-    def replace() -> None:
-        node.kill()
-        startings.append(pool.submit(cluster.new_node, namespace.there_too))
-
     startings: list[Future[RayNode]] = []
-    with ThreadPoolExecutor(1) as pool:
-        check_texts(server, expected, replace)
-    assert server.stop() == 0
-    startings[0].result().kill()
+    with ExitStack() as stack:
+        node = cluster.new_node(namespace.there_too)
+        stack.callback(node.kill)
+        flags = (*FLAGS, "--pp", "3", *STAGES[2:])
+        server = RunningServer(str(larger), *flags, env=cluster.env)
+        stack.callback(server.close)
+        check_texts(server, expected, lambda: None)
+        found = [*node.processes, *cluster.node_processes]
+        (_,), (last,) = (titled(found, f"headrace: worker {stage}") for stage in (1, 2))
+        check_texts(server, expected, last.kill)
+
+        def replace() -> None:
+            node.kill()
+            startings.append(pool.submit(cluster.new_node, namespace.there_too))
+            stack.callback(lambda: startings[0].result().kill())
+
+        with ThreadPoolExecutor(1) as pool:
+            check_texts(server, expected, replace)
+        assert server.stop() == 0
     await_nothing_left(cluster)
 
 
@@ -86,11 +91,13 @@ def test_a_node_without_memory_for_its_stage_ends_the_server(
     cluster.start_node(memory_bytes=1 << 30)
     flags = ("--kv-cache-memory-bytes", str(4 << 30))
     told = r"worker 1 could not start: at tcp://\S+: .* has 1.0 GiB of memory"
-    with pytest.raises(StartFailed, match=told) as failure:
-        RunningServer(str(model), *FLAGS, *STAGES, *flags, env=cluster.env)
+    try:
+        with pytest.raises(StartFailed, match=told) as failure:
+            RunningServer(str(model), *FLAGS, *STAGES, *flags, env=cluster.env).close()
+    finally:
+        cluster.kill_node()
+        cluster.start_node()
     assert failure.value.exit_status == ExitStatus.BAD_FLAGS
-    cluster.kill_node()
-    cluster.start_node()
     await_nothing_left(cluster)
 
 
