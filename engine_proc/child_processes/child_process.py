@@ -24,6 +24,8 @@ Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
 
 
+# Of a process that died, that another one's log keeps: its slot has room for 8 KiB.
+LOG_CHARS, STACK_CHARS = 3000, 5000
 END_S = 10.0  # for processes that were killed; those that a driver holds take longer, or for ever
 # Of these a process dies by its own fault: it may have written where it should not.
 FAULTS = frozenset(
@@ -146,8 +148,8 @@ class ChildProcess(Generic[Ask, Answer]):
         crash_reports.make(self._slot, str(death), self._process.stacks.take(), requests)
 
     def last_output(self) -> str:
-        """Return the end of its log, and of its stacks where they were written."""
-        return self._slot.log_tail + self._process.stacks.take()
+        """Return the end of its log, and the beginning of its stacks where they were written."""
+        return self._slot.log_tail[-LOG_CHARS:] + self._process.stacks.take()[:STACK_CHARS]
 
     def stop(self) -> None:
         """End it at once: it holds nothing that is not rebuilt."""

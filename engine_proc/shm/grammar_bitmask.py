@@ -31,10 +31,10 @@ class GrammarBitmask:
     def create(cls, num_masks: int, vocab_size: int) -> "GrammarBitmask":
         """Make an area of `num_masks`. It takes only the memory that is written."""
         fd = os.memfd_create("headrace-masks", os.MFD_CLOEXEC)
-        os.ftruncate(fd, num_masks * WORD_BYTES * -(-vocab_size // WORD_BITS))
         try:
+            os.ftruncate(fd, num_masks * WORD_BYTES * -(-vocab_size // WORD_BITS))
             return cls(fd, vocab_size)
-        except OSError:
+        except (OSError, ValueError, OverflowError):
             os.close(fd)
             raise
 

@@ -56,10 +56,10 @@ class StepChannel(Generic[M]):
     def create(cls, kind: Any, slot_bytes: int, look_us: int = LOOK_US) -> "StepChannel[M]":
         """Make a channel whose messages take at most `slot_bytes`, encoded."""
         fd = os.memfd_create("headrace-steps", os.MFD_CLOEXEC)
-        os.ftruncate(fd, HEADER_BYTES + NUM_SLOTS * (slot_bytes + LENGTH_BYTES))
         try:
+            os.ftruncate(fd, HEADER_BYTES + NUM_SLOTS * (slot_bytes + LENGTH_BYTES))
             return cls(fd, kind, look_us)
-        except OSError:
+        except (OSError, ValueError, OverflowError):
             os.close(fd)
             raise
 

@@ -99,7 +99,10 @@ class Profiler:
     def look(self) -> None:
         """Begin or end a profile, if an admin request has arrived since the last call."""
         if self._directory:
-            for admin_request in self._admin_requests.take():
+            wishes = self._admin_requests.take()
+            if self._recorder is not None:
+                wishes.reverse()  # of both, the one that changes something came first
+            for admin_request in wishes:
                 self._begin() if admin_request == START_PROFILE else self._end()
 
     def _begin(self) -> None:

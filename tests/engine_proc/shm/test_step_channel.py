@@ -135,3 +135,11 @@ def test_two_processes_talk_through_inherited_descriptors(channel: Channel) -> N
         channel.send(StepResult(b""))
         assert echo.wait(DEADLINE_S) == 0
     os.close(back.fd)
+
+
+@pytest.mark.parametrize("slot_bytes", [-(1 << 20), 1 << 62])
+def test_a_channel_of_a_size_that_cannot_be_leaves_no_descriptor(slot_bytes: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises((OSError, ValueError, OverflowError)):
+        StepChannel.create(FromWorker, slot_bytes)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -60,6 +60,20 @@ def test_a_profile_has_the_steps_between_two_requests(tmp_path: Path) -> None:
     assert events[0]["ts"] + events[0]["dur"] <= events[1]["ts"]
 
 
+def test_a_profile_that_ends_as_another_begins_leaves_two(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "made")
+    rig.ask(START_PROFILE)
+    rig.step(5)
+    admin_request(rig.slot, STOP_PROFILE)
+    rig.ask(START_PROFILE)
+    rig.step(7)
+    rig.ask(STOP_PROFILE)
+    found = [
+        [event["args"]["tokens"] for event in events] for events in events_in(tmp_path / "made")
+    ]
+    assert found == [[5], [7]]
+
+
 def test_torch_s_profile_has_operators(tmp_path: Path) -> None:
     rig = Rig(tmp_path, TorchProfile)
     rig.ask(START_PROFILE)
