@@ -83,7 +83,7 @@ class ChanceTable:
 class StepPlan:
     """A step of the model that is being put together. A step without drafts costs 1.
 
-    Prompts beside are left out: their time has to be spent in any case, and makes no draft cheaper.
+    Prompts beside are left out: their time makes no draft cheaper.
 
     Attributes:
         num_rows: with its drafts.

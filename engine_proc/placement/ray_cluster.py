@@ -29,12 +29,8 @@ from headrace.ipc.schema_fingerprint import code_version
 FLAG = "--data-parallel-backend ray"
 STAGES_FLAG = "--distributed-executor-backend ray"
 HERE = 0.001  # of the resource that is a node's address: all of it is 1
-FAILURES = (
-    RayError,
-    LookupError,
-    RuntimeError,
-    ValueError,
-)  # of Ray, where it or the cluster is in trouble
+# Of Ray, where it or the cluster is in trouble.
+FAILURES = (RayError, LookupError, RuntimeError, ValueError)
 Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
