@@ -444,7 +444,11 @@ class GenerationPlanner:
         num_logprobs = request.num_logprobs
         chooses = request.num_sequences > (request.n or 1)
         echoes = isinstance(request, CompletionRequest) and request.echo
-        of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
+        given = [request.prompt_logprobs, num_logprobs if echoes else None]
+        of_prompt = max((num for num in given if num is not None), default=None)
+        if of_prompt is not None and self._card.is_prefix_lm:
+            why = "tokens of a prompt see later ones in this model"
+            raise Unsupported(f"prompt_logprobs: not available, since {why}", "prompt_logprobs")
         numbers = parameters_of(request, self._parameters)
         numbers["temperature"] = min(numbers["temperature"], HOTTEST)
         numbers["top_k"] = min(max(numbers["top_k"], 0), self._card.vocab_size)
@@ -455,7 +459,7 @@ class GenerationPlanner:
             bad_words=bad_words,
             min_tokens=request.min_tokens or 0,
             logprobs=0 if chooses and num_logprobs is None else num_logprobs,
-            prompt_logprobs=max((num for num in of_prompt if num is not None), default=None),
+            prompt_logprobs=of_prompt,
         )
 
     def _bad_words(self, words: list[str]) -> Encoding[list[list[int]]]:

@@ -108,6 +108,7 @@ def load_template(
         image_text=card.image_text,
         describes_tools=card.tool_format is ToolFormat.HERMES,
         patience_s=patience_s,
+        writes_special=card.is_prefix_lm,
     )
 
 

@@ -139,8 +139,7 @@ class Scheduler:
     @property
     def num_pending(self) -> int:
         """Tokens to compute for all sequences before each has another token."""
-        running = sum([sequence.num_pending for sequence in self.running])
-        return running + self.waiting.num_tokens
+        return sum([s.num_pending for s in self.running]) + self.waiting.num_tokens
 
     def add(self, sequence: Sequence, turn: int | None = None) -> None:
         """Queue a sequence, with the turn that it had. Its prompt and max_tokens must fit."""
@@ -156,6 +155,8 @@ class Scheduler:
         if (source := sequence.request.adapter) is not None:
             assert self._adapters is not None
             sequence.adapter = self._adapters.enter(source)
+        sees_all = self._limits.whole_prompts and not sequence.request.embeds
+        sequence.num_prefix = sequence.num_prompt if sees_all else 0
         self._shares.enter(sequence.request.key)
         self._queue(sequence)
         self.counts.prefix_queries += len(sequence.tokens)
@@ -331,7 +332,8 @@ class Scheduler:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None or not self._have_slots(1, 1):
                 return
-            if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
+            room = budget + (self._spare if sequence.num_prefix else 0)  # it may delay decodes
+            if self._limits.whole_prompts and self.running and sequence.num_pending > room:
                 return
             if self._pages.waits_for_pages(sequence):
                 continue
@@ -573,8 +575,7 @@ class Scheduler:
 
     def end(self, id: int) -> Sequence | None:
         """End one sequence, if it is still here."""
-        sequence = self._by_id.get(id)
-        if sequence is not None:
+        if (sequence := self._by_id.get(id)) is not None:
             self._forget(sequence)
         return sequence
 

@@ -70,6 +70,7 @@ class Sequence:
     has_started: bool = False  # its plan has gone to the detokenizer
     matcher: GrammarMatcher | None = None  # where it has a grammar, see `MatcherQueue`
     images: list[ImagePlaceholder] = field(default_factory=list)  # see `EncoderQueue`
+    num_prefix: int = 0  # its first tokens that all see each other: its prompt in a prefix LM
     rope: MRopePositions | None = None  # where an image makes them others than positions
     is_fetching: bool = False  # it waits for pages, see `PageFetcher`
     is_copying: bool = False  # it waits for pages, see `HostTier`
@@ -157,6 +158,8 @@ class Sequence:
     @property
     def computable_end(self) -> int:
         """The first token that cannot be computed yet, for want of an image's embedding."""
+        if self.num_computed < self.num_prefix and self.awaits_image:
+            return self.num_computed
         return first_unready(self.images, self.num_computed)
 
     @property

@@ -1,4 +1,4 @@
-"""The image columns of a step: embedding rows and M-RoPE positions. Pure.
+"""The image columns of a step: embedding rows, M-RoPE positions, and what sees ahead. Pure.
 
 The format is that of `worker_messages.Step`.
 """
@@ -20,7 +20,9 @@ class ImageColumns:
         self._last_seen = array("i")
         self._has_rows, self._sees_ahead = False, False
         self._is_turned = any(chunk.sequence.rope is not None for chunk in chunks)
-        if any(chunk.sequence.images for chunk in chunks):
+        if any(
+            chunk.sequence.images or chunk.start < chunk.sequence.num_prefix for chunk in chunks
+        ):
             for chunk in chunks:
                 self._add(chunk)
 
@@ -39,6 +41,10 @@ class ImageColumns:
                     follows = place + 1 < end and rows[place + 1 - start] != NONE
                     last = last if follows else place
                     last_seen[place - start] = last
+        if (num_prefix := chunk.sequence.num_prefix) > start:
+            assert start == 0 and end >= num_prefix, "a step has all of a prompt that sees itself"
+            self._sees_ahead = True
+            last_seen[:num_prefix] = array("i", [num_prefix - 1]) * num_prefix
         self._embed_rows += rows
         self._last_seen += last_seen
         if self._is_turned:
@@ -57,5 +63,5 @@ class ImageColumns:
 
     @property
     def last_seen(self) -> bytes:
-        """The last position each token sees: of an image's adjacent rows, the last of them."""
+        """The last position each token sees: that of an image's adjacent rows, or of a prefix."""
         return self._last_seen.tobytes() if self._sees_ahead else b""

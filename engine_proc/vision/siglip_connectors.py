@@ -56,6 +56,18 @@ def pool(fields: ConfigFields, weights: Weights, sizes: PatchSizes, rows: int) -
     return project
 
 
+def linear(_: ConfigFields, weights: Weights, sizes: PatchSizes, rows: int) -> Connector:
+    """PaliGemma: each patch, projected."""
+    matrix = numbers(weights, "linear.weight", rows, sizes.hidden).T
+    bias = numbers(weights, "linear.bias", rows)
+
+    def project(states: Floats) -> Floats:
+        found: Floats = states.reshape(-1, sizes.hidden) @ matrix + bias
+        return found
+
+    return project
+
+
 def perceptron(fields: ConfigFields, weights: Weights, sizes: PatchSizes, rows: int) -> Connector:
     """LFM2-VL: squares of patches, normalized, and two projections with a GELU between them."""
     scale = fields.integer("downsample_factor", 2)

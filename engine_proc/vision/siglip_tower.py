@@ -1,4 +1,4 @@
-"""SigLIP towers in the C++ core, without torch: of SmolVLM, Idefics3, Gemma 3 and LFM2-VL.
+"""SigLIP towers in the C++ core, without torch: of SmolVLM, Gemma 3, LFM2-VL and PaliGemma.
 
 A tile is a text of the core's encoder: its patches are the tokens, and all see each other. Tiles go
 one by one, so the rows of an image depend on nothing else.
@@ -14,7 +14,13 @@ import numpy as np
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.vision.encoder import Tensors
 from headrace.engine_proc.vision.mmproj_state import state_of
-from headrace.engine_proc.vision.siglip_connectors import Connector, perceptron, pool, shuffle
+from headrace.engine_proc.vision.siglip_connectors import (
+    Connector,
+    linear,
+    perceptron,
+    pool,
+    shuffle,
+)
 from headrace.engine_proc.vision.siglip_patches import (
     Grid,
     Patches,
@@ -69,6 +75,7 @@ SIGLIP_FAMILIES = {
     "smolvlm": TILES,
     "gemma3": SiglipFamily(INNER, "multi_modal_projector.", square_tiles, pool),
     "lfm2_vl": SiglipFamily(INNER, "multi_modal_projector.", flat_patches, perceptron),
+    "paligemma": SiglipFamily(INNER, "multi_modal_projector.", square_tiles, linear),
 }
 
 

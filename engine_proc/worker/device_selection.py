@@ -24,7 +24,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
 from headrace.engine_proc.worker.parallel.shard import cut, mamba2_layers, mamba2_unit
 from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ConfigError, ModelError
-from headrace.model.vision_families import sees_whole
+from headrace.model.vision_families import is_prefix_lm, sees_whole
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
 
 NAMES = {"cpu": "the CPU", "cuda": "GPUs"}  # of devices, for people
@@ -152,11 +152,15 @@ def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
     }
 
 
-def sees_whole_images(config: ExecutionConfig) -> bool:
-    """Whether the tokens of an image see each other in a model."""
+def sees_ahead(config: ExecutionConfig) -> str:
+    """Return which tokens of a model see later ones; "" where none do."""
     path = Path(config.model_path)
-    has_config = config.mmproj is not None or path.is_dir()
-    return has_config and sees_whole(config_with_images(path, config.mmproj))
+    if config.mmproj is None and not path.is_dir():
+        return ""
+    known = config_with_images(path, config.mmproj)
+    if is_prefix_lm(known):
+        return "the tokens of a prompt"
+    return "the tokens of an image" if sees_whole(known) else ""
 
 
 def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
@@ -167,8 +171,8 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     """
     if config.pp > 1:
         return f"--pp {config.pp} is for CPUs"
-    if sees_whole_images(config):
-        return "in this model the tokens of an image see each other, which GPU workers cannot do"
+    if tokens := sees_ahead(config):
+        return f"in this model {tokens} see each other, which GPU workers cannot do"
     if config.quantization not in ("none", "fp8"):
         return f"--quantization {config.quantization} is for CPUs"
     if config.kv_cache_dtype not in ("auto", "fp8", dtype):

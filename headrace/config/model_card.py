@@ -311,8 +311,19 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
         image_token=_need(config, family.image_token, path / "config.json", int),
         image_row_size=size * (1 + num_deepstack(config)),
         image_run=image_run_of(path, config) if sees_whole(config) else 0,
+        is_prefix_lm=family.is_prefix_lm,
+        max_model_len=longest_of(path, card, text) if family.is_prefix_lm else card.max_model_len,
         has_core_tower=not why_no_core_tower(config),
     )
+
+
+def longest_of(path: Path, card: ModelCard, text: Mapping[str, Any]) -> int:
+    """Return the most tokens of a prefix LM: in transformers its prompts see past the window."""
+    window = text.get("sliding_window")
+    if not isinstance(window, int) or window >= card.max_model_len:
+        return card.max_model_len
+    log.info("%s: texts have at most %d tokens, as many as sliding_window says", path, window)
+    return window
 
 
 def image_run_of(path: Path, config: Mapping[str, Any]) -> int:

@@ -34,6 +34,7 @@ class ModelCard:
     image_token: int | None = None  # stands for each row of an image; None takes no images
     image_row_size: int = 0  # numbers of such a row
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
+    is_prefix_lm: bool = False  # all tokens of a prompt see each other, later ones included
     has_core_tower: bool = False  # on a CPU the C++ core runs its vision tower, without torch
     mmproj: str | None = None  # path of a projector file, beside that of a .gguf file
     draft_model: str | None = None  # of the draft model
@@ -221,6 +222,9 @@ class ExecutionConfig:
             "image_row_size": card.image_row_size,
             "reserved_bytes": reserved_bytes,
         }
+        if card.is_prefix_lm:  # a step has the longest prompt whole, beside all decodes
+            least = card.max_model_len + config.max_num_seqs
+            of_model["max_num_batched_tokens"] = max(config.max_num_batched_tokens, least)
         return cls(**flags | of_model)
 
     @property
@@ -389,8 +393,9 @@ class EngineConfig:
     crash: CrashConfig
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
-    image_token: int | None = None  # as in `ModelCard`, like the next
+    image_token: int | None = None  # as in `ModelCard`, like the next two
     whole_images: bool = False
+    is_prefix_lm: bool = False
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
     cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages

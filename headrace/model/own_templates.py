@@ -1,9 +1,9 @@
-"""Chat templates of families whose folders have code in place of one."""
+"""Chat templates of families whose folders have code in place of one, or none."""
 
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "templates"
-FAMILIES = ("deepseek_v32",)  # by `model_type`; each has a file here
+FAMILIES = ("deepseek_v32", "paligemma")  # by `model_type`; each has a file here
 
 
 def own_template(family: str | None) -> str | None:

@@ -41,6 +41,36 @@ GEMMA3 = MappingProxyType(
         "sliding_window": 4096,
     }
 )
+GEMMA = MappingProxyType(
+    {
+        "model_type": "gemma",
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+    }
+)
+GEMMA2 = MappingProxyType(
+    {
+        "model_type": "gemma2",
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    }
+)
 MISTRAL = MappingProxyType(
     {
         "model_type": "mistral",
@@ -56,6 +86,8 @@ MISTRAL = MappingProxyType(
         "sliding_window": 4096,
     }
 )
+# Decoders of a family that has several kinds, by `model_type`.
+OTHER_DECODERS = MappingProxyType({"mistral": MISTRAL, "gemma2": GEMMA2})
 # The same of a `vision_config`, of towers that are SigLIP.
 TILED_SIGLIP = MappingProxyType(
     {
@@ -106,6 +138,7 @@ class VisionFamily:
     tied_head: bool = False  # likewise
     tied_by_text: bool = True  # `tie_word_embeddings` of the text_config counts, too
     sees_whole: bool = False  # as `sees_whole`, where no config says otherwise
+    is_prefix_lm: bool = False  # all tokens of a prompt see each other, later ones included
     # Layers of the tower whose features are added behind the decoder's first layers, where
     # `deepstack_visual_indexes` leaves them out.
     deepstack: tuple[int, ...] = ()
@@ -155,6 +188,9 @@ FAMILIES = {
         pooled_rows=256,
     ),
     "gemma4": VisionFamily("image_token_id", {"model_type": "gemma4_text"}, tied_head=True),
+    "paligemma": VisionFamily(
+        "image_token_index", GEMMA, tied_head=True, is_prefix_lm=True, siglip=SIGLIP
+    ),
     "lfm2_vl": VisionFamily(
         "image_token_id", {"model_type": "lfm2"}, tied_head=True, siglip=SIGLIP2
     ),
@@ -183,6 +219,12 @@ def sees_whole(config: Mapping[str, Any]) -> bool:
     if family is None:
         return False
     return family.sees_whole or decoder_config(config).get(BIDIRECTIONAL) == "vision"
+
+
+def is_prefix_lm(config: Mapping[str, Any]) -> bool:
+    """Whether the tokens of a prompt see each other, later ones included."""
+    family = vision_family(config)
+    return family is not None and family.is_prefix_lm
 
 
 def num_deepstack(config: Mapping[str, Any]) -> int:
@@ -248,8 +290,8 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         nested = {name: value for name, value in config.items() if name not in NOT_THE_DECODERS}
     kind = nested.get("model_type", family.decoder["model_type"])
     defaults = family.decoder
-    if kind != family.decoder["model_type"]:  # LLaVA-NeXT's decoders are of both kinds
-        defaults = MISTRAL if kind == "mistral" else {}
+    if kind != family.decoder["model_type"]:  # LLaVA-NeXT and PaliGemma have decoders of two kinds
+        defaults = OTHER_DECODERS.get(kind, {})
     is_tied = config.get("tie_word_embeddings", family.tied_head)
     is_tied = is_tied or (family.tied_by_text and nested.get("tie_word_embeddings", False))
     return {**defaults, **nested, "tie_word_embeddings": is_tied}

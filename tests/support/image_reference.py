@@ -117,6 +117,21 @@ def video_text(processor: Any, num_frames: int, **metadata: Any) -> str:
     return text
 
 
+def prefix_inputs(processor: Any, messages: list[Any]) -> Any:
+    """Return a prompt of PaliGemma, whose processor knows no chats, nor texts alone."""
+    parts = [part for message in messages for part in message["content"]]
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    options = {"return_tensors": "pt", "add_special_tokens": False}
+    if urls:
+        images = [[transformers.image_utils.load_image(url) for url in urls]]
+        inputs = processor(images=images, text=[text], **options)
+        return {name: inputs[name] for name in inputs if name != "labels"}
+    tokenizer = processor.tokenizer
+    inputs = tokenizer(f"{tokenizer.bos_token}{text}\n", **options)
+    return {**inputs, "token_type_ids": torch.zeros_like(inputs["input_ids"])}
+
+
 class Reference:
     """A model that takes images, and its own processor."""
 
@@ -131,9 +146,17 @@ class Reference:
         Args:
             options: of the image processor.
         """
+        inputs = self._inputs(messages, options)
+        output = self._model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
+        prompt = inputs["input_ids"][0].tolist()
+        return Answer(prompt, output[0, len(prompt) :].tolist())
+
+    def _inputs(self, messages: list[Any], options: dict[str, Any]) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # GLM-4V's makes arrays of tensors
-            inputs = ProcessorMixin.apply_chat_template(  # SmolVLM's own looks for videos first
+            warnings.simplefilter("ignore", DeprecationWarning)  # some make arrays of tensors
+            if self._processor.chat_template is None:
+                return prefix_inputs(self._processor, messages)
+            return ProcessorMixin.apply_chat_template(  # SmolVLM's own looks for videos first
                 self._processor,
                 copy.deepcopy(messages),
                 add_generation_prompt=True,
@@ -142,9 +165,6 @@ class Reference:
                 return_tensors="pt",
                 processor_kwargs={"images_kwargs": options},
             )
-        output = self._model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
-        prompt = inputs["input_ids"][0].tolist()
-        return Answer(prompt, output[0, len(prompt) :].tolist())
 
     @torch.inference_mode()
     def watch(

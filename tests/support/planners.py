@@ -62,6 +62,7 @@ def make_planner(
     sampling_defaults: SamplingDefaults = OPENAI,
     compares: bool = False,
     prompts: dict[str, str] | None = None,
+    is_prefix_lm: bool = False,
 ) -> Planner:
     pooling = None
     if embeds or compares:
@@ -76,6 +77,7 @@ def make_planner(
         special_tokens={},
         pooling=pooling,
         embedding_size=4 if embeds else None,
+        is_prefix_lm=is_prefix_lm,
         tool_format=tool_format,
         thought_format=thought_format,
         sampling_defaults=sampling_defaults,

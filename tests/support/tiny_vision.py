@@ -114,7 +114,7 @@ SPECIAL["lfm2_vl"] = (
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
 )
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
-SPECIAL["llava_next"] = SPECIAL["llava"]
+SPECIAL["llava_next"] = SPECIAL["paligemma"] = SPECIAL["paligemma2"] = SPECIAL["llava"]
 SPECIAL["qwen3_vl"] = SPECIAL["qwen3_vl_moe"] = SPECIAL["qwen3_5"] = SPECIAL["qwen2_5_vl"]
 SPECIAL["glm4v"] = SPECIAL["glm4v_moe"] = (
     "<|image|>",
@@ -129,6 +129,7 @@ BEGUN = (
     "llava",
     "llava_next",
     "gemma3",
+    "paligemma",
 )  # families whose tokenizers begin each text with the first of these
 FAMILIES = (
     "smolvlm",
@@ -148,6 +149,8 @@ FAMILIES = (
     "gemma4",
     "lfm2_vl",
     "gemma4_whole",  # whose images' tokens see each other
+    "paligemma",  # of which all tokens of a prompt do
+    "paligemma2",
 )
 SIZED = (
     "mistral3",
@@ -209,6 +212,13 @@ IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
     **dict.fromkeys(
+        ("paligemma", "paligemma2"),
+        (
+            "SiglipImageProcessorPil",
+            {"size": {"height": 56, "width": 56}, "image_seq_length": 16},
+        ),
+    ),
+    **dict.fromkeys(
         ("gemma4", "gemma4_whole"),
         ("Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70}),
     ),
@@ -243,6 +253,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
     "gemma4": {"processor_class": "Gemma4Processor"},
     "gemma4_whole": {"processor_class": "Gemma4Processor"},
+    "paligemma": {"processor_class": "PaliGemmaProcessor"},
+    "paligemma2": {"processor_class": "PaliGemmaProcessor"},
 }
 
 
@@ -327,6 +339,16 @@ def gemma3_parts(_family: str) -> Parts:
     return tower, parts, text
 
 
+def paligemma_parts(family: str) -> Parts:
+    tower = {"image_size": 56, "patch_size": 14}
+    tower |= {"model_type": "siglip_vision_model", "vision_use_head": False}
+    parts = {"image_token_index": IMAGE_TOKEN, "projection_dim": 64, "hidden_size": 64}
+    text = {"head_dim": 24, "rms_norm_eps": 1e-3, "model_type": "gemma", "num_image_tokens": 16}
+    if family == "paligemma2":
+        text |= {"model_type": "gemma2", "query_pre_attn_scalar": 40, "sliding_window": 512}
+    return tower, parts, text
+
+
 def gemma4_parts(family: str) -> Parts:
     tower = {"patch_size": 4, "head_dim": 16, "position_embedding_size": 256}
     tower |= {"num_key_value_heads": 2}
@@ -354,7 +376,9 @@ PARTS: dict[str, Callable[[str], Parts]] = {
     "gemma3": gemma3_parts,
     "lfm2_vl": lfm2_parts,
     **dict.fromkeys(("gemma4", "gemma4_whole"), gemma4_parts),
+    **dict.fromkeys(("paligemma", "paligemma2"), paligemma_parts),
 }
+KINDS = {"pixtral": "llava", "gemma4_whole": "gemma4", "paligemma2": "paligemma"}  # of others
 
 
 def vision_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
@@ -363,7 +387,7 @@ def vision_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
     tower |= changes
     tower = tower if family in GRIDS else TOWER | tower
     text = TEXT | {"vocab_size": 258 + len(SPECIAL[family])} | text
-    kind = {"pixtral": "llava", "gemma4_whole": "gemma4"}.get(family, family)
+    kind = KINDS.get(family, family)
     return transformers.AutoConfig.for_model(kind, text_config=text, vision_config=tower, **parts)
 
 
@@ -380,7 +404,7 @@ def make_vision_folder(folder: Path, family: str, **changes: Any) -> Any:
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith(("bias", "input_projection_weight")):
             parameter.data += 0.3 * torch.randn_like(parameter)  # they start as ones and zeros
-        if family.startswith("gemma") and name.endswith("embed_tokens.weight"):
+        if "gemma" in family and name.endswith("embed_tokens.weight"):
             parameter.data *= 0.1  # or its head, which is tied, says the last token again
         if family == "gemma3" and name.endswith(("q_norm.weight", "k_norm.weight")):
             parameter.data += 2  # or it attends to all alike, and one image is as another
@@ -420,7 +444,7 @@ def save_tokenizer(folder: Path, family: str) -> None:
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<s>"
     )
-    fast.chat_template = TEMPLATES[family]
+    fast.chat_template = TEMPLATES.get(family)  # PaliGemma's have none
     fast.save_pretrained(folder)
 
 

@@ -35,7 +35,9 @@ ADMIN_KEY = "operators-only"
 SHORT = ("smolvlm", "gemma4", "lfm2_vl")
 OTHERS = [family for family in FAMILIES if family != "qwen3_vl"]
 STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
-IN_CORE = ("smolvlm", "idefics3", "gemma3", "lfm2_vl")  # families whose towers the core runs
+UNCACHED = (*STATES, "paligemma", "paligemma2")  # prefixes are found in places, or not at all
+# Families whose towers the core runs.
+IN_CORE = ("smolvlm", "idefics3", "gemma3", "lfm2_vl", "paligemma", "paligemma2")
 WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "without_torch")}
 UNCUT = {"do_image_splitting": False}
 LOW: dict[str, dict[str, Any]] = {  # others see no less
@@ -121,11 +123,11 @@ def body_of(chat: Messages) -> dict[str, Any]:
     return {"messages": chat, **options}
 
 
-def check_twice(served: Served, has_states: bool = False) -> None:
+def check_twice(served: Served, is_uncached: bool = False) -> None:
     """All chats are answered as by transformers, and so they are with what is found again.
 
     Args:
-        has_states: prefixes are found where a state was kept, not page by page.
+        is_uncached: prefixes are not found page by page.
     """
     texts = []
     for num_new in (NUM_PICTURES, 0):
@@ -139,7 +141,7 @@ def check_twice(served: Served, has_states: bool = False) -> None:
     assert texts[0] == texts[1]
     said = dict(zip(map(id, CHATS), texts[0], strict=True))
     assert said[id(LOOK)] != said[id(LOOK_ELSEWHERE)]
-    for answer in [] if has_states else answers:
+    for answer in [] if is_uncached else answers:
         usage = answer["usage"]
         assert (
             usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - PAGE_TOKENS
@@ -214,7 +216,7 @@ def test_every_answer_is_the_reference_s(served: Served) -> None:
 
 def test_every_family_s_answers_are_the_reference_s(other: tuple[Served, str]) -> None:
     served, family = other
-    check_twice(served, family in STATES)
+    check_twice(served, family in UNCACHED)
     (answer,) = served.ask_all([LOOK_BRIEFLY])
     served.check(LOOK_BRIEFLY, answer, **LOW.get(family, {}))
     if family == "smolvlm":

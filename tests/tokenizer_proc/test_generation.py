@@ -11,6 +11,7 @@ from headrace.errors import (
     ContextLengthExceeded,
     InvalidValue,
     ModelNotFound,
+    Unsupported,
     WrongKind,
 )
 from headrace.ipc.inflight import InflightRequest
@@ -390,6 +391,14 @@ def test_an_echo_with_logprobs_watches_the_prompt() -> None:
     both = only(completion(echo=True, logprobs=2, prompt_logprobs=1))
     assert both.sampling.prompt_logprobs == 2
     assert (plan_of(both).logprobs, plan_of(both).prompt_logprobs) == (2, 1)
+
+
+def test_a_prefix_lm_has_no_logprobs_of_its_prompts() -> None:
+    planner = make_planner(is_prefix_lm=True)
+    assert only(completion(planner, echo=True)).sampling.prompt_logprobs is None
+    for fields in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 2}):
+        with pytest.raises(Unsupported, match="tokens of a prompt see later ones"):
+            completion(planner, **fields)
 
 
 def test_a_prompt_may_be_cut_to_its_end() -> None:

@@ -153,6 +153,7 @@ class ChatTemplate:
         image_text: str = "",
         describes_tools: bool = False,
         patience_s: float | None = None,
+        writes_special: bool = False,
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
@@ -160,6 +161,7 @@ class ChatTemplate:
         messages may have image parts. With `image_text`, a template without a place for images gets
         that text for each. With `describes_tools`, a message describes tools that the template has
         no place for. With `patience_s`, a conversation has so much CPU time in place of `cpu_s`.
+        With `writes_special`, the template itself has all special tokens around a prompt.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -177,6 +179,7 @@ class ChatTemplate:
         self._environment = environment
         self._trusts_requests = trusts_requests
         self._takes_images = takes_images
+        self._adds_special = takes_images and not writes_special
         self._describes_tools = describes_tools
         self._wants_parts = False  # even for content that is a text
         self._image_text = ""  # of an image in content that is a text
@@ -293,7 +296,7 @@ class ChatTemplate:
         """
         if special is None:
             first = self._special_tokens.get("bos_token")
-            special = self._takes_images and not (first and text.startswith(first))
+            special = self._adds_special and not (first and text.startswith(first))
         return Text(text, special)
 
     def _as_template_message(self, message: RequestMessage, index: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from headrace.errors import ModelError
+from headrace.model.vision_families import siglip_config
 from headrace.tokenizer_proc.images.number_words import in_words
 from headrace.tokenizer_proc.requests.videos import Video
 
@@ -220,6 +221,14 @@ def block(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpe
     return ImageSpelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
 
 
+def prefix(config: Json, _settings: Json, token: Callable[[int], str]) -> ImageSpelling:
+    """PaliGemma: a row for each patch of an image, at the beginning of a prompt."""
+    image = token(config["image_token_index"])
+    tower = siglip_config(config)
+    text = image * (tower["image_size"] // tower["patch_size"]) ** 2
+    return ImageSpelling(image, image, lambda _made: text, {})
+
+
 def soft_tokens(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """Gemma 4: rows of patches that are pooled, of an image that keeps its shape."""
     begin, end = token(config["boi_token_id"]), token(config["eoi_token_id"])
@@ -285,6 +294,7 @@ PROCESSORS = (
     "Gemma3Processor",
     "Gemma4Processor",
     "Lfm2VlProcessor",
+    "PaliGemmaProcessor",
 )
 LEAST_ROWS = 70  # of Gemma 4, of an image
 LOW_EDGE = 512  # OpenAI's "low"
@@ -306,4 +316,5 @@ FAMILIES = {
     "gemma3": block,
     "gemma4": soft_tokens,
     "lfm2_vl": numbered_tiles,
+    "paligemma": prefix,
 }

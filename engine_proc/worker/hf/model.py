@@ -119,11 +119,6 @@ def refuse_by_config(config: PreTrainedConfig, max_model_len: int, head: bool) -
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(f"a {kind} model is an encoder and a decoder, which is not supported")
-    if kind == "paligemma":
-        raise ModelError(
-            "a paligemma model's tokens see the whole prompt, later tokens included, so it can be "
-            "computed neither in chunks nor from cached prefixes"
-        )
     classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING if head else transformers.MODEL_MAPPING
     if type(config) not in classes:
         if hasattr(config, "vision_config"):

@@ -8,8 +8,10 @@ from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.model.vision_families import (
+    BIDIRECTIONAL,
     TEXT_ONLY,
     decoder_config,
+    is_prefix_lm,
     num_deepstack,
     vision_family,
 )
@@ -22,6 +24,7 @@ NOT_THE_DECODERS = frozenset(
         "neftune_noise_alpha",
         "num_beam_groups",
         "num_beams",
+        "num_image_tokens",
         "num_return_sequences",
         "perceiver_config",
         "pixel_shuffle_factor",
@@ -43,12 +46,14 @@ def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
     if config.get("quantization_config") and vision_family(config) is not None:
         raise ModelError("'quantization_config' of a model that takes images is not supported")
     fields = decoder_config(config).items()
-    spec = lower_config({name: value for name, value in fields if name not in NOT_THE_DECODERS})
+    ignored = NOT_THE_DECODERS | {BIDIRECTIONAL} if is_prefix_lm(config) else NOT_THE_DECODERS
+    spec = lower_config({name: value for name, value in fields if name not in ignored})
     if spec.per_layer is not None and vision_family(config) is not None:
         pad = decoder_config(config).get("pad_token_id", 0)
         if pad != 0:  # whose embedding for each layer a row of an image has
             raise ModelError(f"'pad_token_id' is {pad}, and can only be 0 beside images")
+    multiplies_text = spec.architecture == "gemma3_text" or is_prefix_lm(config)
     is_text_only = config.get("model_type") in TEXT_ONLY
-    if spec.embedding_multiplier != 1 and spec.architecture != "gemma3_text" and not is_text_only:
+    if spec.embedding_multiplier != 1 and not (multiplies_text or is_text_only):
         raise ModelError(f"a {spec.architecture} model multiplies rows of images, too")
     return replace(spec, deepstack=num_deepstack(config))

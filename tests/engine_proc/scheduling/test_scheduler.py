@@ -1,5 +1,6 @@
 """The scheduler loses no token, repeats none, and keeps every page accounted for."""
 
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,7 @@ from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler
 from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.scheduling.waiting_queue import Policy
+from headrace.engine_proc.step.step_builder import build_step
 from headrace.ipc.messages import FinishReason, request_id
 from headrace.ipc.worker_messages import StepResult
 
@@ -428,6 +430,22 @@ def test_whole_prompts_are_not_cut_and_not_shared() -> None:
     assert [item.embedding for item in news] == [b"aaaa", b"bbbb"]
     assert [item.finished for item in news] == [FinishReason.STOP] * 2
     assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]
+
+
+def test_a_prefix_lm_s_prompt_is_whole_beside_decodes() -> None:
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=20, whole_prompts=True)
+    rig = Rig(pool := PagePool(64, 4), Scheduler(pool, limits), 20, 4)
+    rig.add(make_sequence([1, 2, 3], 6, request_id(0, 0), stop_token_ids=[]))
+    rig.step()
+    rig.add(make_sequence([4] * 18, 6, request_id(0, 1), stop_token_ids=[]))
+    chunks = rig.scheduler.schedule(budget=2)  # as where decodes are to be quick
+    assert [(chunk.start, chunk.count) for chunk in chunks] == [(3, 1), (0, 18)]
+    step = build_step(chunks)
+    assert array("i", step.last_seen).tolist() == [3, *[17] * 18]
+    rig.scheduler.retry()
+    rig.scheduler.recompute()  # what was generated sees no later tokens, as when it was
+    (first, *_) = rig.scheduler.schedule()
+    assert array("i", build_step([first]).last_seen).tolist() == [2, 2, 2, 3]
 
 
 def test_preempted_sequence_skips_the_same_step() -> None:

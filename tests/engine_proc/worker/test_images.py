@@ -58,7 +58,7 @@ NUM_NEW = 12
 STEP_S = 0.01
 MERGE = 2  # patches of a row of Qwen's, each way
 # Families that differ from another one by little: `make families` has all of their tests.
-RELATIVES = ("qwen3_vl_moe", "glm4v_moe", "gemma4_whole")
+RELATIVES = ("qwen3_vl_moe", "glm4v_moe", "gemma4_whole", "paligemma2")
 # Images and prompts whole, in each kind of tower and of places; others in parts alone.
 WHOLE = ("smolvlm", "llava_next", "qwen3_vl", "qwen3_5", "pixtral", "gemma3")
 TILES = ("smolvlm", "idefics3")  # families that see all tiles of a prompt as those of one image
@@ -135,6 +135,8 @@ class Model:
             inputs["mm_token_type_ids"] = is_image
         if self.family == "gemma3":
             inputs["token_type_ids"] = is_image
+        if self.card.is_prefix_lm:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
         return inputs
 
     @torch.inference_mode()
@@ -236,6 +238,7 @@ class Served:
         chunk: int,
         max_numbers: int = 0,
         speculative: str = "off",
+        num_pages: int = NUM_PAGES,
     ) -> None:
         self.eyes = Eyes(model.tower, max_numbers)
         sampler = Sampler(model.reference.config.text_config.vocab_size, threads=1)
@@ -245,12 +248,13 @@ class Served:
         images = EncoderQueue(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
         self.rig = Rig(
             run_dir,
-            ready=WorkerReady(NUM_PAGES, PAGE_TOKENS, num_states=model.num_states),
+            ready=WorkerReady(num_pages, PAGE_TOKENS, num_states=model.num_states),
             images=images,
             sight=self.eyes,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=len(PROMPTS),
             max_num_batched_tokens=chunk,
+            is_prefix_lm=model.card.is_prefix_lm,
             speculative=speculative,
         )
         self._counter = 0
@@ -329,6 +333,8 @@ def test_greedy_tokens_are_those_of_transformers(
     if chunk > MAX_MODEL_LEN and model.family not in WHOLE and not family_table.WRITES:
         pytest.skip("prompts go in parts; `make families` has them whole")
     chunk = max(chunk, model.card.image_run)
+    if model.card.is_prefix_lm:
+        chunk = max(chunk, MAX_MODEL_LEN + len(PROMPTS))
     calls = [1, 1, 1] if model.family in SIZED else calls
     served = Served(model, model.executor(), tmp_path, chunk, max_numbers)
     assert served.generate(prompts) == expected
@@ -338,7 +344,8 @@ def test_greedy_tokens_are_those_of_transformers(
     assert served.generate(prompts) == expected  # with what is found again
     assert served.eyes.calls == calls
     least = 1 if model.num_states else 2  # a state is found where it was kept, not in each page
-    assert sum(served.worker.sizes[:num_steps]) > least * sum(served.worker.sizes[num_steps:])
+    if not model.card.is_prefix_lm:  # of which no prefix is found again
+        assert sum(served.worker.sizes[:num_steps]) > least * sum(served.worker.sizes[num_steps:])
     assert served.pool.num_free == NUM_ROWS
     served.close()
 
@@ -352,6 +359,7 @@ def test_logits_are_those_of_transformers(
         bulk = array("I", prompt.tokens).tobytes()
         sequence = Sequence.of(served.request(prompt), bulk)
         sequence.pages = array("i", range(NUM_PAGES))
+        sequence.num_prefix = len(prompt.tokens) if model.card.is_prefix_lm else 0
         served.rig.images.enter(sequence)
         while served.rig.images.num_waiting:
             served.rig.engine.poll_images()
@@ -386,6 +394,21 @@ def test_drafts_change_no_text_behind_images(tmp_path: Path) -> None:
     assert served.generate(prompts) == expected
     assert served.generate(prompts) == expected
     assert served.rig.scheduler.counts.accepted_drafts > 0
+    served.close()
+
+
+@pytest.mark.parametrize("speculative", ["off", "ngram"])
+def test_a_prefix_lm_s_text_lasts_over_preemptions(speculative: str, tmp_path: Path) -> None:
+    """A prompt is computed again with what was generated, all of it in one step."""
+    model = Model(tmp_path, "paligemma")
+    prompts = [model.prompt([*PROMPTS[2], f" {number}"]) for number in range(len(PROMPTS))]
+    num_pages = sum(-(-len(prompt.tokens) // PAGE_TOKENS) for prompt in prompts)
+    chunk = MAX_MODEL_LEN + len(PROMPTS)
+    served = Served(
+        model, model.executor(), tmp_path, chunk, speculative=speculative, num_pages=num_pages
+    )
+    assert served.generate(prompts) == [model.expected(prompt) for prompt in prompts]
+    assert served.rig.scheduler.counts.preemptions > 0
     served.close()
 
 

@@ -18,6 +18,7 @@ from headrace.config.model_card import (
     read_gguf,
     read_model,
 )
+from headrace.config.process_configs import ExecutionConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.model.output_formats import ThoughtFormat, ToolFormat
 
@@ -344,6 +345,22 @@ def test_missing_config_fields_default_as_in_transformers(tmp_path: Path) -> Non
     card = read_folder(write_folder(tmp_path, config))
     assert (card.vocab_size, card.max_model_len) == (262208, 131072)
     assert (card.image_token, card.image_row_size, card.whole_images) == (262144, 2560, True)
+
+
+def test_a_prefix_lm_s_texts_are_within_its_window(tmp_path: Path) -> None:
+    text = {"model_type": "gemma2", "hidden_size": 2560, "sliding_window": 100}
+    config = {
+        "model_type": "paligemma",
+        "vision_config": {"image_size": 56, "patch_size": 14},
+        "image_token_index": 257152,
+        "text_config": text,
+    }
+    folder = write_folder(tmp_path, config)
+    card = read_folder(folder)
+    assert (card.is_prefix_lm, card.max_model_len, card.whole_images) == (True, 100, False)
+    flags = ServerConfig(model=str(folder), max_num_batched_tokens=64, max_num_seqs=8)
+    execution = ExecutionConfig.of(flags, read_card(flags))
+    assert execution.max_num_batched_tokens == 108  # the longest prompt, beside decodes
 
 
 def test_step_must_have_room_for_a_whole_image(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from image_parts import image_part
 from model_outputs import in_tags
 
 from headrace.errors import InvalidValue
@@ -45,6 +46,17 @@ WRITTEN = "\n\n" + in_tags(
 )
 RESULTS = [{"role": "tool", "tool_call_id": id, "content": id} for id in "12"]
 TOLD = "\n\n<function_results>\n<result>1</result>\n<result>2</result>\n</function_results>\n\n"
+
+
+def test_paligemma_writes_images_before_all_texts() -> None:
+    image, text = image_part("data:"), {"type": "text", "text": "caption en"}
+    template = ChatTemplate(own_template("paligemma"), {"bos_token": "<bos>"}, takes_images=True)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [text, image, image]},
+    ]
+    prompt = template.render(msgspec.convert({"messages": messages}, ChatRequest))
+    assert prompt == "<image><image><bos>Be brief.\ncaption en\n"
 
 
 def rendered(*messages: dict[str, Any], **fields: Any) -> str:

@@ -28,7 +28,7 @@ from headrace.engine_proc.worker.hf import model as model_module
 from headrace.engine_proc.worker.hf.check import check
 from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 from headrace.engine_proc.worker.hf.hook import reach_of
-from headrace.engine_proc.worker.hf.model import TransformersModel, refuse_by_config
+from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.lowering import FAMILIES
 from headrace.engine_proc.worker.models.model import DecoderModel
@@ -195,15 +195,10 @@ def test_what_pages_cannot_hold_is_refused_by_name(
     assert "\n" not in str(refused.value)
 
 
-def test_a_model_that_sees_whole_prompts_is_refused() -> None:
-    config = transformers.AutoConfig.for_model("paligemma")
-    with pytest.raises(ModelError, match="tokens see the whole prompt, later tokens included"):
-        refuse_by_config(config, 100, head=True)
-
-
-def test_a_model_that_takes_images_is_said_to_be_one(tmp_path: Path) -> None:
-    make_vision_folder(tmp_path, "llava")
-    with pytest.raises(ModelError, match=r"a llava model takes images; .*\(--model-impl\)"):
+@pytest.mark.parametrize("family", ["llava", "paligemma"])
+def test_a_model_that_takes_images_is_said_to_be_one(family: str, tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, family)
+    with pytest.raises(ModelError, match=rf"a {family} model takes images; .*\(--model-impl\)"):
         open_it(tmp_path, impl="transformers")
 
 
