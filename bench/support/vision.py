@@ -154,6 +154,14 @@ FAMILIES = {
         prompts={"processor_class": "Lfm2VlProcessor"},
         tower={"patch_size": 16},
     ),
+    "paligemma": Family(
+        ("<image>",),
+        named("SiglipImageProcessor", size={"height": 448, "width": 448}, **HALVES),
+        "gemma",
+        "image_token_index",
+        prompts={"processor_class": "PaliGemmaProcessor"},
+        tower={"image_size": 448, "patch_size": 14},
+    ),
 }
 
 
