@@ -451,7 +451,7 @@ class EngineCore:
         """Send a step if one can be chosen now."""
         if not self._sent:
             self._began_at = self._clock()
-        chunks = self._scheduler.schedule(self._step_limit.within(self._budget()))
+        chunks = self._scheduler.schedule(self._budget(), self._step_limit.num_tokens)
         if not chunks:  # all wait for images, or for the step that is being computed
             return False
         now_ns = time.monotonic_ns()

@@ -376,7 +376,7 @@ def make_scheduler(
             max_num_batched_tokens=max(execution.max_num_batched_tokens, longest),
             max_num_queued=config.max_num_queued,
             num_stages=config.num_micro_batches,
-            whole_prompts=ready.whole_prompts or config.is_prefix_lm,
+            whole_prompts=ready.whole_prompts or execution.is_prefix_lm,
         ),
         Policy(config.scheduling_policy),
         make_speculation(config, pool),

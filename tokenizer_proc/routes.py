@@ -6,6 +6,7 @@ from headrace.config.process_configs import ModelCard, TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound, WrongKind
 from headrace.ipc.messages import HttpRequest
 from headrace.model.output_formats import ToolFormat
+from headrace.model.own_templates import own_template
 from headrace.routes import (
     GET,
     HEAD,
@@ -108,7 +109,7 @@ def load_template(
         image_text=card.image_text,
         describes_tools=card.tool_format is ToolFormat.HERMES,
         patience_s=patience_s,
-        writes_special=card.is_prefix_lm,
+        writes_special=card.is_prefix_lm and card.chat_template == own_template("paligemma"),
     )
 
 

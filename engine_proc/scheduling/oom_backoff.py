@@ -36,9 +36,3 @@ class OomBackoff:
         self.num_tokens *= 2
         if self.num_tokens >= self._too_many:
             self.num_tokens = None
-
-    def within(self, budget: int | None) -> int | None:
-        """Return a budget of tokens that keeps to the limit. None is as many as there can be."""
-        if budget is None or self.num_tokens is None:
-            return self.num_tokens if budget is None else budget
-        return min(budget, self.num_tokens)

@@ -34,6 +34,14 @@ class ResultReader:
         self._logprobs = self._logprobs[end:]
         return row
 
+    def prompt_logprobs(self, chunk: Chunk) -> bytes:
+        """Return the log probabilities of the prompt's tokens in a chunk, if they are watched."""
+        rows = []
+        for _ in chunk.watched:
+            self.token()
+            rows.append(self.logprob(chunk.sequence.request.sampling.prompt_logprobs or 0))
+        return b"".join(rows)
+
     def draft(self) -> tuple[int, float]:
         """Return the next row's token, and its probability."""
         token = self.token()

@@ -94,7 +94,8 @@ class Scheduler:
         self._open = InflightSteps()  # one, two with the next, or one for each stage
         self._suspects = CrashSuspects()
         self.counts = SchedulerStats()
-        self._spare = 0  # tokens that a step has room for beyond its budget
+        self._spare = 0  # tokens that a step has room for beyond its budget,
+        self._prompt_spare = 0  # and those that there is memory for, as far as is known
 
     @property
     def has_work(self) -> bool:
@@ -170,21 +171,22 @@ class Scheduler:
         self._pages.digest(sequence, len(sequence.tokens) - 1)
         self.waiting.add(sequence)
 
-    def schedule(self, budget: int | None = None) -> list[Chunk]:
+    def schedule(self, budget: int | None = None, most: int | None = None) -> list[Chunk]:
         """Choose the chunks of the next step and give them pages.
 
         The result is empty in three cases. There is no work. All of it waits for images that are
         not encoded yet, or for pages. The choice depends on the result of the step in flight.
 
         Args:
-            budget: tokens to compute, less than max_num_batched_tokens where that would take too
-                long or too much memory. With less than one per running sequence the last wait.
+            budget: tokens to compute, where max_num_batched_tokens would take too long,
+            most: or too much memory. With less than one per running sequence the last wait.
         """
         limit = self._limits.max_num_batched_tokens
-        budget = limit if budget is None else min(budget, limit)
+        most = limit if most is None else min(most, limit)
+        budget = most if budget is None else min(budget, most)
         if self._open and not self._can_look_ahead(budget):
             return []
-        self._spare = limit - budget
+        self._spare, self._prompt_spare = limit - budget, most - budget
         speculation = None if self._open or self._suspects else self._speculation
         if speculation and (drafting := speculation.next_chunks(self.running, self._room(budget))):
             self._open.append(InflightStep(drafting))
@@ -322,6 +324,8 @@ class Scheduler:
         """
         if not sequence.is_prefilling:
             return budget
+        if place and self._exceeds(sequence, budget):
+            return 0
         others = self.running[place + 1 :]
         num_texts = sum(other.num_pending for other in others if not other.is_prefilling)
         return max(1, budget - num_texts)
@@ -332,8 +336,7 @@ class Scheduler:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None or not self._have_slots(1, 1):
                 return
-            room = budget + (self._spare if sequence.num_prefix else 0)  # it may delay decodes
-            if self._limits.whole_prompts and self.running and sequence.num_pending > room:
+            if self.running and self._exceeds(sequence, budget):
                 return
             if self._pages.waits_for_pages(sequence):
                 continue
@@ -354,9 +357,14 @@ class Scheduler:
             yield Chunk.of(sequence, sequence.num_computed, count)
             budget -= count
 
+    def _exceeds(self, sequence: Sequence, budget: int) -> bool:
+        """Whether a whole prompt waits for another step. That of a prefix LM may delay decodes."""
+        room = budget + (self._prompt_spare if sequence.num_prefix else 0)
+        return self._limits.whole_prompts and sequence.num_pending > room
+
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
         if self._limits.whole_prompts:
-            return sequence.num_pending
+            return sequence.num_pending if budget > 0 else 0
         count = min(sequence.num_pending, budget)
         if sequence.needs_prompt_logprobs:
             count = min(count, MAX_WATCHED)
@@ -491,8 +499,7 @@ class Scheduler:
             if chunk.is_decode:
                 news.append(self._advance(chunk, outcome.token()))
                 continue
-            if chunk.watched:
-                self._collect_prompt_logprobs(chunk, outcome)
+            sequence.prompt_logprobs += outcome.prompt_logprobs(chunk)
             self._shares.charge(sequence.request.key, chunk.count)
             end = chunk.end
             if chunk.is_last and sequence.request.embeds:
@@ -526,14 +533,6 @@ class Scheduler:
         if finished is not None:
             self._forget(sequence)
         return SequenceOutput(sequence, [token], finished)
-
-    def _collect_prompt_logprobs(self, chunk: Chunk, outcome: ResultReader) -> None:
-        """Read the log probabilities of prompt tokens."""
-        num_top = chunk.sequence.request.sampling.prompt_logprobs
-        assert num_top is not None
-        for _ in chunk.watched:
-            outcome.token()
-            chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
     def _accept_tokens(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
         """Read the tokens that a step drew: one, and one more for every accepted draft.

@@ -147,8 +147,9 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:
+        what = "tokens of a prompt's window" if card.is_prefix_lm else "positions"
         raise ConfigError(
-            f"--max-model-len {limit} is more than the {card.max_model_len} positions of {path}"
+            f"--max-model-len {limit} is more than the {card.max_model_len} {what} of {path}"
         )
     room = config.max_num_batched_tokens - config.max_num_seqs
     if card.image_run > room:

@@ -203,6 +203,7 @@ class ExecutionConfig:
     kv_store_bytes: int
     mmproj: str | None = None
     draft_model: str | None = None  # of the draft model
+    is_prefix_lm: bool = False  # as in `ModelCard`
     reserved_bytes: int = 0  # of memory, that other models of the server take at least
 
     @classmethod
@@ -220,6 +221,7 @@ class ExecutionConfig:
             "max_model_len": card.max_model_len,
             "vocab_size": card.vocab_size,
             "image_row_size": card.image_row_size,
+            "is_prefix_lm": card.is_prefix_lm,
             "reserved_bytes": reserved_bytes,
         }
         if card.is_prefix_lm:  # a step has the longest prompt whole, beside all decodes
@@ -393,9 +395,8 @@ class EngineConfig:
     crash: CrashConfig
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
-    image_token: int | None = None  # as in `ModelCard`, like the next two
+    image_token: int | None = None  # as in `ModelCard`, like the next
     whole_images: bool = False
-    is_prefix_lm: bool = False
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
     cache_fds: tuple[int, ...] = ()  # of the tables of pages, then of each worker's pages

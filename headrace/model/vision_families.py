@@ -50,6 +50,7 @@ GEMMA = MappingProxyType(
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
         "num_key_value_heads": 16,
+        "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
     }

@@ -186,7 +186,6 @@ class ChildConfigs:
             crash=self.crash,
             image_token=card.image_token,
             whole_images=card.whole_images,
-            is_prefix_lm=card.is_prefix_lm,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
             cache_fds=self.files.cache_fds[index],

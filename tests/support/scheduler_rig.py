@@ -294,7 +294,7 @@ class Rig:
 
     def start(self) -> bool:
         """Send a step, if one can be chosen now, and check what must hold of it."""
-        chunks = self.scheduler.schedule(self.limit.within(None))
+        chunks = self.scheduler.schedule(None, self.limit.num_tokens)
         has_reason = self.open or self.copied() or not self.scheduler.has_work
         assert chunks or has_reason, "a step without work"
         if not chunks:

@@ -17,8 +17,6 @@ def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
 
     `fields` are of its configuration, beside those that all have.
     """
-    demo = find_demo_model()
-    assert demo is not None, "install the demo model: make install"
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 49152,
@@ -31,8 +29,14 @@ def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
         "eos_token_id": 2,
     }
     config = transformers.AutoConfig.for_model(model_type, **{**sizes, **fields})
-    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    return save_in_bf16(transformers.AutoModelForCausalLM.from_config(config), folder)
+
+
+def save_in_bf16(model: Any, folder: Path) -> Any:
+    """Save a model of the demo model's vocabulary, with its tokenizer; return it in fp32."""
+    demo = find_demo_model()
+    assert demo is not None, "install the demo model: make install"
+    model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
     write_template(folder)
     return model.to(torch.float32)

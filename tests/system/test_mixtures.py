@@ -1,4 +1,4 @@
-"""Mixtures served by two workers, some with states or latents: texts outlive one of them."""
+"""Mixtures and hybrids served by two workers: texts outlive one of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,14 +9,16 @@ import httpx
 import msgspec
 import pytest
 import transformers
+from hybrid_models import tiny_hybrid
 from reference import endless_answers
 from servers import RunningServer, wait_until
-from tiny_models import make_folder
+from tiny_models import make_folder, save_in_bf16
 
 TIMEOUT_S = 300
 PROMPTS = [[504, 3575, 282, 4649, 314], [504, 3575, 282, 4649, 314, 260, 1038, 18, 905], [19, 20]]
 PAGES = [19, 20, *range(300, 338)]  # a prompt of more than one
 NUM_TOKENS = 24
+VOCABULARY = 49152  # of the demo model
 FLAGS = (
     *("--dtype", "float32", "--kv-cache-dtype", "float32", "--tp", "2"),
     *("--max-num-batched-tokens", "6", "--max-num-seqs", "4"),
@@ -65,7 +67,9 @@ FIELDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     },
 }
-HYBRIDS = {"lfm2_moe", "qwen3_next", "granitemoehybrid"}
+# Hybrids of other tests, most of them without experts: `make families` serves them.
+TINY_HYBRIDS = ["lfm2", "qwen3_5_text", "falcon_h1", "nemotron_h", "bamba", "jamba", "kimi_linear"]
+HYBRIDS = {"lfm2_moe", "qwen3_next", "granitemoehybrid", *TINY_HYBRIDS}
 HAS_PAGES = {*HYBRIDS, "deepseek_v3"}  # prompts of more than one
 FEW = ("hunyuan_v1_moe", "qwen3_next", "deepseek_v3")  # `make families` has all
 
@@ -99,9 +103,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tiny-mixture"
 
 
-@pytest.mark.parametrize("family", FIELDS if family_table.WRITES else FEW)
-def test_a_worker_s_death_changes_no_text_of_a_mixture(family: str, folder: Path) -> None:
-    model = make_folder(folder, family, initializer_range=0.2, **FIELDS[family])
+@pytest.mark.parametrize("family", [*FIELDS, *TINY_HYBRIDS] if family_table.WRITES else FEW)
+def test_a_worker_s_death_changes_no_text(family: str, folder: Path) -> None:
+    if family in FIELDS:
+        model = make_folder(folder, family, initializer_range=0.2, **FIELDS[family])
+    else:
+        model = save_in_bf16(tiny_hybrid(family, vocab_size=VOCABULARY), folder)
     prompts = [*PROMPTS, PAGES] if family in HAS_PAGES else PROMPTS
     expected = texts_of(model, folder, prompts)
     server = RunningServer(str(folder), *FLAGS)

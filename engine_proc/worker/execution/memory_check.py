@@ -106,7 +106,8 @@ def check_weights(
     ways = [f"weights of at most {max(0, memory_bytes - asked) / GIB:.1f} GiB fit{beside}"]
     least_step = steps_of_all(config, stages, config.max_num_seqs, num_frames)
     if taken + cache + adapters + least_step <= memory_bytes:
-        ways.append("with a lower --max-num-batched-tokens they fit, too")
+        flag = "--max-model-len" if config.is_prefix_lm else "--max-num-batched-tokens"
+        ways.append(f"with a lower {flag} they fit, too")
     if adapters and taken + cache + step < memory_bytes:
         ways.append("with a lower --max-cpu-loras, --max-loras or --max-lora-rank they fit, too")
     tower = tower_memory(config).held_bytes

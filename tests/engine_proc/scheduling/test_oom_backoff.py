@@ -14,15 +14,12 @@ def work(limit: OomBackoff, num_steps: int) -> int | None:
 def test_without_failures_there_is_no_limit() -> None:
     limit = OomBackoff()
     assert work(limit, 2 * HOLD_STEPS) is None
-    assert limit.within(None) is None
-    assert limit.within(7) == 7
 
 
 def test_each_failure_halves_and_many_steps_double() -> None:
     limit = OomBackoff()
     limit.failed(100)
-    assert (limit.num_tokens, limit.within(None), limit.within(7)) == (50, 50, 7)
-    assert limit.within(70) == 50
+    assert limit.num_tokens == 50
     limit.failed(50)
     assert limit.num_tokens == 25
     hold = 2 * HOLD_STEPS

@@ -193,8 +193,9 @@ def test_execution_config_holds_flags_and_model_limits() -> None:
     )
     config = ServerConfig(kv_cache_dtype="fp8", max_model_len=128, tp=2)
     of_model = {"model_path": "model.gguf", "max_model_len": 64, "vocab_size": 8}
+    of_card = {"image_row_size": 16, "is_prefix_lm": False}
     execution = dataclasses.asdict(ExecutionConfig.of(config, card))
     flags = dataclasses.asdict(config)
-    for name, value in (of_model | {"image_row_size": 16, "reserved_bytes": 0}).items():
+    for name, value in (of_model | of_card | {"reserved_bytes": 0}).items():
         assert execution.pop(name) == value
     assert execution == {name: flags[name] for name in execution}

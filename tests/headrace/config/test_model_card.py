@@ -358,6 +358,8 @@ def test_a_prefix_lm_s_texts_are_within_its_window(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, config)
     card = read_folder(folder)
     assert (card.is_prefix_lm, card.max_model_len, card.whole_images) == (True, 100, False)
+    with pytest.raises(ConfigError, match="101 is more than the 100 tokens of a prompt's window"):
+        read_card(ServerConfig(model=str(folder), max_model_len=101))
     flags = ServerConfig(model=str(folder), max_num_batched_tokens=64, max_num_seqs=8)
     execution = ExecutionConfig.of(flags, read_card(flags))
     assert execution.max_num_batched_tokens == 108  # the longest prompt, beside decodes

@@ -57,6 +57,8 @@ def test_paligemma_writes_images_before_all_texts() -> None:
     ]
     prompt = template.render(msgspec.convert({"messages": messages}, ChatRequest))
     assert prompt == "<image><image><bos>Be brief.\ncaption en\n"
+    nameless = ChatTemplate(own_template("paligemma"), {}, takes_images=True)  # of its tokens
+    assert nameless.render(msgspec.convert({"messages": messages}, ChatRequest)) == prompt
 
 
 def rendered(*messages: dict[str, Any], **fields: Any) -> str:
