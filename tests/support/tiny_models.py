@@ -33,13 +33,16 @@ def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
 
 
 def save_in_bf16(model: Any, folder: Path) -> Any:
-    """Save a model of the demo model's vocabulary, with its tokenizer; return it in fp32."""
+    """Save a model of the demo model's vocabulary, with its tokenizer; return it in fp32.
+
+    It is read again: in bf16 its RoPE is rounded, too.
+    """
     demo = find_demo_model()
     assert demo is not None, "install the demo model: make install"
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
     write_template(folder)
-    return model.to(torch.float32)
+    return type(model).from_pretrained(folder, dtype=torch.float32)
 
 
 def make_byte_folder(folder: Path, model_type: str = "llama", **fields: Any) -> None:
