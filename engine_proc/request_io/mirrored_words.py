@@ -12,6 +12,7 @@ from headrace.ipc.sockets import Frame
 OWN = {
     EngineField.MODEL,
     EngineField.SEATING,
+    EngineField.SEATINGS,
     EngineField.IS_SPARE,
     EngineField.IS_REMOTE,
     EngineField.TAKEN_TOKENS,

@@ -193,6 +193,7 @@ class EngineField(BoardField):
     IS_BUSY = GAUGE  # 1: it has requests, in whatever state, or outputs that are not sent
     MODEL = KEPT  # place of its model among the server's; the supervisor writes it,
     SEATING = KEPT  # a `Seating`,
+    SEATINGS = KEPT  # of the first engine's slot: how often the seats of all have changed
     IS_SPARE = KEPT  # 1 of a seat that is vacant when the server starts,
     IS_REMOTE = KEPT  # and 1 where it runs on another machine
     LOADS = COUNTER  # how often its model was loaded by this engine,
