@@ -85,9 +85,8 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     seat.compare_kernels(context.board.of("engine"))
     seat.release(held)
     while True:
-        context.slot.beat()
-        seat.tend()
         seat.send_on(inbox)
+        seat.tend()
         seat.settle_idle()
         wait_for_any([*seat.polled, *inbox.polled], WAIT_MS)
 

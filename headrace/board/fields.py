@@ -248,13 +248,6 @@ class FetcherField(BoardField):
     AT_HAND = KEPT  # the suspect request in progress, or 0
 
 
-class GatewayField(BoardField):
-    """Fields of the gateway."""
-
-    SENT_ON = COUNTER  # messages to the engine,
-    OUTPUTS = COUNTER  # and steps from it
-
-
 class StageField(BoardField):
     """Fields of the process that has a stage's worker for another machine."""
 
@@ -295,7 +288,6 @@ FIELDS: dict[str, type[BoardField]] = {
     "kv_store": KvStoreField,
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
-    "gateway": GatewayField,
     "stage": StageField,
     "placement": PlacementField,
     "telemetry": TelemetryField,

@@ -83,7 +83,7 @@ class Rig:
                 status = SessionStatus(
                     message.session, message.sent_at, message.sent_at, SessionState.SERVING
                 )
-                words = read_words(self.slot, 0, lambda: False, with_histograms=False)
+                words = read_words(self.slot, 0, with_histograms=False)
                 self.send(status, words)
         self.seat.tend()
 
