@@ -201,7 +201,7 @@ class EngineField(BoardField):
     RETRY_NS = KEPT  # CLOCK_MONOTONIC, before which that is not tried again
     CAN_SLEEP = GAUGE  # 1 of one whose pages the system takes back while workers live,
     IS_ASLEEP = GAUGE  # and 1 while it has given them back, and has no requests
-    KERNELS = GAUGE  # a `kernels_number`: of a CPU's engine, those that decide about its bits
+    KERNELS = GAUGE  # a `kernels_number`: of what decides about its bits
 
 
 class WorkerField(BoardField):
