@@ -103,17 +103,15 @@ class Gateway:
         """Return the next message to the engine with its frame, or None after `timeout_ms`."""
         until = time.monotonic_ns() + 1_000_000 * timeout_ms
         with self._lock:
-            self._take_all()
             while not self._unread:
+                if self._take_next():
+                    continue
                 now = time.monotonic_ns()
                 if now >= until:
                     return None
                 if now >= self._looked_at + LOOK_NS:
                     self._look()
                 wait_for_any(self._listener.polled, min(-(-(until - now) // 1_000_000), WAIT_MS))
-                self._take_all()
-                if not self._unread:
-                    self._listener.admit()
             return self._unread.popleft()
 
     def outbox(self, detokenizer: int) -> "RemoteDetokenizer":
@@ -139,12 +137,19 @@ class Gateway:
                     return
 
     def _take_all(self) -> None:
-        """Take what has come from peers."""
+        """Take what has come from peers, up to a limit."""
         for _ in range(MAX_MESSAGES):
-            received = self._listener.receive()
-            if received is None:
+            if not self._take_next():
                 return
-            self._take(*received)
+
+    def _take_next(self) -> bool:
+        """Take a message of a peer; return whether there was one. Else admit peers."""
+        received = self._listener.receive()
+        if received is None:
+            self._listener.admit()
+            return False
+        self._take(*received)
+        return True
 
     def _look(self) -> None:
         """Do what is due at times."""
@@ -285,10 +290,11 @@ class Gateway:
 
 def shifted(times: Times, clock_ahead: int) -> Times:
     """Return a sequence's times with those of its engine by the server's clock."""
-    moments = ("queued", "scheduled", "first_token")
-    known = {name: getattr(times, name) for name in moments}
     return msgspec.structs.replace(
-        times, **{name: at + clock_ahead for name, at in known.items() if at}
+        times,
+        queued=times.queued and times.queued + clock_ahead,
+        scheduled=times.scheduled and times.scheduled + clock_ahead,
+        first_token=times.first_token and times.first_token + clock_ahead,
     )
 
 
