@@ -83,15 +83,23 @@ class Gateway:
         for slot in self._peers:
             slot.enter(State.READY)
         self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._attend, name="gateway", daemon=True)
+        self._is_closed = threading.Event()
         log.info("the engine of %s is at %s", config.terms["model"], self._listener.where)
 
     def start(self) -> None:
         """Begin to answer the peer while the engine does something else."""
-        threading.Thread(target=self._attend, name="gateway", daemon=True).start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._listener.close()
 
     def _attend(self) -> None:
-        while True:
-            time.sleep(WAIT_MS / 1000)
+        while not self._is_closed.wait(WAIT_MS / 1000):
             if self._lock.acquire(blocking=False):  # else the engine's thread does it
                 try:
                     self._take_all()
