@@ -85,7 +85,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         take_share(config.replica, config.num_replicas)
     inbox = listen(config, context)
     context.slot[EngineField.KERNELS] = kernels_number(config.execution.device)
-    grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
+    grammars = make_grammars(config)
     arena, area, vision, workers, store = None, None, None, None, None
     publisher = KvEventPublisher()
     tower_bytes = 0
@@ -112,7 +112,6 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             pool, ready, config, images, pools.slots, adapter_pool, store, tier
         )
         detokenizers = detokenizer_links(config, context, inbox)
-        frontends = list(context.board.of("frontend"))
         prompts = engine_backlog(context.board, context.index)
         prompts.settle()
         engine = EngineCore(
@@ -124,7 +123,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             grammars,
             images,
             vision,
-            frontends,
+            list(context.board.of("frontend")),
             prompts=prompts,
             ahead_s=ahead_s(config, ready),
             store=store,
@@ -135,6 +134,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
             open_store(store, workers, engine, pools, tier)
+        grammars.wait_loaded()
         sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, workers))
         context.ready()
         serve(engine, workers, inbox, publisher, sleeper, context.slot)
@@ -416,6 +416,14 @@ def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None
             from_hidden=execution.speculative in ("mtp", "eagle3"),
         )
     return Speculation(model, config.num_speculative_tokens)
+
+
+def make_grammars(config: EngineConfig) -> MatcherQueue:
+    """Return what compiles grammars. In an engine that listens it loads beside the workers."""
+    grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
+    if config.gateway is not None and config.embedding_size is None:
+        grammars.begin()
+    return grammars
 
 
 def load_compiler(config: EngineConfig) -> "GrammarCompiler":

@@ -65,6 +65,7 @@ class Gateway:
         self._config = config
         self._peers = [slot for role in PEERS for slot in context.board.of(role)]
         self._frontends = list(context.board.of("frontend"))
+        self._tee = context.tee
         self._tokenizer = context.board.slot("tokenizer")
         self._detokenizers = list(context.board.of("detokenizer"))
         self._engine = context.slot
@@ -180,6 +181,8 @@ class Gateway:
             if isinstance(message, Grant):
                 self._take_grant(peer, message)
             elif session is not None and peer == session.peer and session.serves:
+                if self._tee is not None:
+                    self._tee.take(pair)
                 self._send_on(session, message, pair[1] if len(pair) > 1 else b"")
 
     def _send_on(self, session: Session, message: ToEngine, frame: Frame) -> None:

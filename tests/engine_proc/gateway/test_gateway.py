@@ -51,7 +51,7 @@ class Rig:
             terms={"model": "m"},
             prefix_fd=create_prefix_index(),
         )
-        context: Any = SimpleNamespace(slot=self.engine, board=self.board)
+        context: Any = SimpleNamespace(slot=self.engine, board=self.board, tee=None)
         self.gateway = Gateway(config, context)
         self.outbox = self.gateway.outbox(0)
         self.server = CurveLink(self.gateway._listener.where, read_key(key_file))
@@ -136,7 +136,7 @@ def test_steps_come_as_those_of_the_server_engine(rig: Rig) -> None:
     assert bytes(tokens) == array("I", [9]).tobytes()
 
 
-def test_grants_are_answered_while_the_engine_does_something_else(rig: Rig) -> None:
+def test_grants_are_answered_while_the_engine_is_at_a_step(rig: Rig) -> None:
     rig.begin()
     rig.state = None
     rig.gateway.start()
