@@ -66,8 +66,13 @@ class Rig:
 
     def send(self, message: Message, frame: bytes | None = None) -> None:
         """Send a message of the server, once there is a connection."""
-        frames = [msgspec.msgpack.encode(message), *([] if frame is None else [frame])]
-        wait_until(lambda: self.server.send(list(frames)), "there is a connection")
+        frames: list[Frame] = [msgspec.msgpack.encode(message), *([] if frame is None else [frame])]
+
+        def is_sent() -> bool:
+            self.gateway._listener.admit()
+            return self.server.send(frames)
+
+        wait_until(is_sent, "there is a connection")
 
     def read(self) -> None:
         """Take what has come to the server."""
