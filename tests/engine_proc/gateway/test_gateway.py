@@ -154,7 +154,7 @@ def test_grants_are_answered_while_the_engine_is_at_a_step(rig: Rig) -> None:
     wait_until(is_answered, "the grant is answered")
 
 
-def test_an_engine_without_a_grant_sends_nothing_and_drops_what_it_has(rig: Rig) -> None:
+def test_an_engine_without_a_grant_sends_nothing(rig: Rig) -> None:
     rig.begin()
     rig.generate()
     session = rig.gateway._session
@@ -168,7 +168,7 @@ def test_an_engine_without_a_grant_sends_nothing_and_drops_what_it_has(rig: Rig)
     assert not rig.outputs
 
 
-def test_a_session_begins_when_the_engine_has_ended_other_requests(rig: Rig) -> None:
+def test_a_session_begins_when_the_engine_is_idle(rig: Rig) -> None:
     rig.engine[EngineField.IS_BUSY] = 1
     rig.grant()
     wait_until(lambda: rig.has(SessionState.WAITING), "the server is told")
