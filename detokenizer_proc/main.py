@@ -68,7 +68,8 @@ class Detokenizer:
 
     def work(self) -> None:
         """Handle and render pending messages; block if there are none."""
-        wait_ms = AWAY_MS if any([engine.is_away for engine in self._engines]) else IDLE_MS
+        is_away = any([self._engines[engine].is_away for engine in self._links.present])
+        wait_ms = AWAY_MS if is_away else IDLE_MS
         if self._is_holding:
             wait_ms = POLL_INTERVAL_MS
         elif self._is_writing:
@@ -130,7 +131,8 @@ class Detokenizer:
             all_is_here: nothing waits in the inbox. What comes while a replacement is not ready was
                 sent by its predecessor.
         """
-        for index, engine in enumerate(self._engines):
+        for index in {*self._links.present, *self._responses}:
+            engine = self._engines[index]
             if not engine.has_died or not (all_is_here or engine.is_ready):
                 continue
             heirs = [

@@ -28,7 +28,7 @@ from headrace.engine_proc.request_io.interrupted_streams import InterruptedStrea
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
 from headrace.engine_proc.request_io.step_output import step_output
-from headrace.engine_proc.request_io.turn import messages_of_turn
+from headrace.engine_proc.request_io.turn import EngineInbox, messages_of_turn
 from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler
@@ -51,7 +51,7 @@ from headrace.ipc.messages import (
     detokenizer_of,
     request_of,
 )
-from headrace.ipc.sockets import Frame, Inbox
+from headrace.ipc.sockets import Frame
 from headrace.ipc.worker_messages import ITEM_BYTES, Step, StepFailed
 from headrace.logs import about
 
@@ -124,7 +124,7 @@ class EngineCore:
         self._slot.add(EngineField.RECOVERED_PAGES, pool.num_cached)  # of the engine before
         self._update_board()
 
-    def receive(self, inbox: Inbox[ToEngine]) -> None:
+    def receive(self, inbox: EngineInbox) -> None:
         """Handle messages that have arrived, up to a limit; others wait for the next turn.
 
         Wait for one only if there is no other work.

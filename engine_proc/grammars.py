@@ -4,7 +4,8 @@ llguidance and its table of the vocabulary take half a second of processor time.
 once the engine has been idle for 2 s, so no start and no stream waits for them. A grammar that
 comes before loads them at once, and running streams pause twice. With 49,000 tokens, calm on a
 Xeon, the tokenizer of the library `tokenizers` holds the GIL for 112 ms, `LLTokenizer` for 145 to
-220 ms. Its trie alone takes 100 ms.
+220 ms. Its trie alone takes 100 ms. With 250,000 tokens these may be seconds, in which no thread of
+the process answers the server of another machine. So an engine that listens loads before it serves.
 Compilation does not hold the GIL. A sequence is scheduled once its grammar is compiled, so it
 delays no other. Sequences with equal grammars share the compiled one.
 """
@@ -48,12 +49,18 @@ class MatcherQueue:
         self._wanted: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[tuple[bytes, LLMatcher | None]] = queue.SimpleQueue()
         self._has_begun = False
+        self._has_loaded = threading.Event()
 
     def begin(self) -> None:
         """Load what compiles, in a thread of its own, unless that has begun."""
         if not self._has_begun:
             self._has_begun = True
             threading.Thread(target=self._compile_all, name="grammars", daemon=True).start()
+
+    def wait_loaded(self) -> None:
+        """Wait until a load that has begun is over."""
+        if self._has_begun:
+            self._has_loaded.wait()
 
     @property
     def is_busy(self) -> bool:
@@ -112,6 +119,7 @@ class MatcherQueue:
     def _compile_all(self) -> None:
         """Compile grammars as long as the process lives."""
         compiler = self._load_compiler()
+        self._has_loaded.set()
         while True:
             grammar = self._wanted.get()
             compiler = compiler or self._load_compiler()

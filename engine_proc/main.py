@@ -20,6 +20,7 @@ from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
 from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.engine_core import EngineCore
+from headrace.engine_proc.gateway.links import detokenizer_links, listen
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
@@ -30,8 +31,8 @@ from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.kv_cache.state_slots import StateSlots
 from headrace.engine_proc.page_copies import PageCopies
-from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.kv_event_publisher import KvEventPublisher
+from headrace.engine_proc.request_io.turn import EngineInbox
 from headrace.engine_proc.scheduling.adapter_pool import AdapterPool
 from headrace.engine_proc.scheduling.draft_model import DraftModel
 from headrace.engine_proc.scheduling.scheduler import Scheduler
@@ -44,9 +45,8 @@ from headrace.engine_proc.sleeper import Sleeper
 from headrace.errors import ConfigError
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
-from headrace.ipc.messages import ToEngine
 from headrace.ipc.prefix_index import PrefixIndex
-from headrace.ipc.sockets import Inbox, address, deliver
+from headrace.ipc.sockets import deliver
 from headrace.ipc.worker_messages import CacheLayout, OpenStore, WorkerReady
 from headrace.runtime.process import Context
 from headrace.system.cpu_share import take_share
@@ -83,11 +83,9 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     """Run the engine whose workers compute a model."""
     if config.num_replicas > 1:
         take_share(config.replica, config.num_replicas)
-    inbox: Inbox[ToEngine] = Inbox(
-        address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
-    )
+    inbox = listen(config, context)
     context.slot[EngineField.KERNELS] = kernels_number(config.execution.device)
-    grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
+    grammars = make_grammars(config)
     arena, area, vision, workers, store = None, None, None, None, None
     publisher = KvEventPublisher()
     tower_bytes = 0
@@ -113,10 +111,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         scheduler = make_scheduler(
             pool, ready, config, images, pools.slots, adapter_pool, store, tier
         )
-        detokenizers = DetokenizerLinks(
-            config.run_dir, config.num_detokenizers, context.board, context.slot
-        )
-        frontends = list(context.board.of("frontend"))
+        detokenizers = detokenizer_links(config, context, inbox)
         prompts = engine_backlog(context.board, context.index)
         prompts.settle()
         engine = EngineCore(
@@ -128,7 +123,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             grammars,
             images,
             vision,
-            frontends,
+            list(context.board.of("frontend")),
             prompts=prompts,
             ahead_s=ahead_s(config, ready),
             store=store,
@@ -139,6 +134,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
             open_store(store, workers, engine, pools, tier)
+        grammars.wait_loaded()
         sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, workers))
         context.ready()
         serve(engine, workers, inbox, publisher, sleeper, context.slot)
@@ -155,7 +151,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
 def serve(
     engine: EngineCore,
     workers: WorkerGroup,
-    inbox: Inbox[ToEngine],
+    inbox: EngineInbox,
     publisher: KvEventPublisher,
     sleeper: Sleeper,
     slot: Slot,
@@ -420,6 +416,14 @@ def make_speculation(config: EngineConfig, pool: PagePool) -> Speculation | None
             from_hidden=execution.speculative in ("mtp", "eagle3"),
         )
     return Speculation(model, config.num_speculative_tokens)
+
+
+def make_grammars(config: EngineConfig) -> MatcherQueue:
+    """Return what compiles grammars. In an engine that listens it loads beside the workers."""
+    grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
+    if config.gateway is not None and config.embedding_size is None:
+        grammars.begin()
+    return grammars
 
 
 def load_compiler(config: EngineConfig) -> "GrammarCompiler":

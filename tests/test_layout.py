@@ -67,7 +67,7 @@ WITHIN = {
         "telemetry": "",
     },
     "engine_proc": {
-        "": "images kv_cache request_io scheduling sequence shm step child_processes",
+        "": "gateway images kv_cache request_io scheduling sequence shm step child_processes",
         "shm": "",
         "collectives": "",
         "sequence": "shm",
@@ -79,7 +79,7 @@ WITHIN = {
         "request_io": "kv_cache scheduling sequence",
         "child_processes": "collectives images kv_cache scheduling sequence shm",
         "kv_store": "kv_cache shm worker.execution",
-        "mock": "request_io",
+        "mock": "gateway request_io",
         "remote": "request_io",
         "gateway": "request_io",
         "placement": "",
@@ -425,7 +425,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 13
+    assert len(mains) == 12
     for path in mains:
         lines = text_of(path).splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

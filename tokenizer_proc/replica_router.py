@@ -175,8 +175,7 @@ class ReplicaRouter:
 
         One that leaves does if another is to follow. Where none follows, its model is unloaded.
         """
-        present = self._links.present
-        there = [index for index in replicas if index in present]
+        there = [index for index in self._links.present if index in replicas]
         ready = [index for index in there if self._is_ready(index)]
         seated = [
             index for index in there if self._engines[index][EngineField.SEATING] == Seating.SEATED

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from headrace.ipc.messages import (
+    NOT_FINISHED,
     Abort,
     FinishReason,
     GenerateRequest,
@@ -75,8 +76,8 @@ class Session:
     def came(self, output: StepOutput) -> None:
         """Note what the engine has sent."""
         gone = set(output.failed)
-        for id, _, end in output.rows():
-            if end is not None:
+        for id, end in zip(memoryview(output.ids).cast("Q"), output.finished, strict=True):
+            if end != NOT_FINISHED:
                 self._open.discard(id)
             if end in OF_REQUESTS:  # no other of its sequences is named
                 gone.add(request_of(id))

@@ -22,12 +22,13 @@ from headrace.board.backlog import engine_backlog
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig
+from headrace.engine_proc.gateway.links import detokenizer_links, listen
 from headrace.engine_proc.mock.profile import Profile, read_profile
 from headrace.engine_proc.mock.rows import Rows, Words
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.sequence_stats import TokenRate, begin, close
-from headrace.engine_proc.request_io.turn import messages_of_turn
+from headrace.engine_proc.request_io.turn import EngineInbox, messages_of_turn
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
     NOT_FINISHED,
@@ -42,7 +43,7 @@ from headrace.ipc.messages import (
     ToEngine,
     request_of,
 )
-from headrace.ipc.sockets import Frame, Inbox, address
+from headrace.ipc.sockets import Frame
 from headrace.model.tokenizer_json import read_tokenizer_json
 from headrace.runtime.process import Context
 
@@ -56,12 +57,8 @@ UNFINISHED = bytes([NOT_FINISHED])
 
 def main(config: EngineConfig, context: Context) -> NoReturn:
     """Run until SIGTERM."""
-    inbox: Inbox[ToEngine] = Inbox(
-        address(config.run_dir, "engine", context.index), ToEngine, tee=context.tee
-    )
-    detokenizers = DetokenizerLinks(
-        config.run_dir, config.num_detokenizers, context.board, context.slot
-    )
+    inbox = listen(config, context)
+    detokenizers = detokenizer_links(config, context, inbox)
     engine_backlog(context.board, context.index).settle()
     profile = read_profile(config.mock_profile)
     words = read_words(Path(config.execution.model_path))
@@ -212,7 +209,7 @@ class MockEngine:
         """How long to wait for a message where no step is due."""
         return min(IDLE_MS, self.pause_ms) if self._sequences else IDLE_MS
 
-    def receive(self, inbox: Inbox[ToEngine]) -> None:
+    def receive(self, inbox: EngineInbox) -> None:
         """Handle messages that have arrived, up to a limit; others wait for the next turn.
 
         Wait for one only if there is no other work.

@@ -18,6 +18,8 @@ def main(parent: int, *command: str) -> None:
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
         text = f"{command[0]} runs at niceness {niceness}; RAY_worker_niceness=0 ray start has 0"
         print(text, file=sys.stderr)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what is ignored or blocked stays so else
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     die_with_parent(parent, signal.SIGTERM)
     os.execv(sys.executable, (sys.executable, "-m", *command))  # which keeps that signal
 

@@ -1,8 +1,8 @@
 """When a remote engine is granted more time, and when it is given up. Pure.
 
-Once the last grant has run out, the gateway sends nothing on and has the engine drop what it has.
+Once the last grant has run out, the gateway sends nothing and has the engine drop what it has.
 So the sequences of an engine that cannot be heard go on elsewhere. A step in progress, or an engine
-whose gateway stands still, may compute for longer. Its outputs go to a session that has ended.
+that stands still, may compute for longer. Its outputs go to a session that has ended.
 """
 
 from collections import deque

@@ -85,9 +85,8 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     seat.compare_kernels(context.board.of("engine"))
     seat.release(held)
     while True:
-        context.slot.beat()
-        seat.tend()
         seat.send_on(inbox)
+        seat.tend()
         seat.settle_idle()
         wait_for_any([*seat.polled, *inbox.polled], WAIT_MS)
 
@@ -157,14 +156,14 @@ class RemoteSeat:
             self._send(frames)
 
     def compare_kernels(self, engines: Iterable[Slot]) -> None:
-        """Log it where another engine of the model has other kernels."""
+        """Log it where another engine of the model has other kernels or GPUs."""
         own, model = (self._slot[field] for field in (EngineField.KERNELS, EngineField.MODEL))
         for slot in engines:
             is_replica = slot[EngineField.MODEL] == model
             if own and is_replica and slot[EngineField.KERNELS] not in (0, own):
                 log.warning(
-                    "%s at %s has other kernels than %s: texts that move between them may change; "
-                    "take processors of the same kind (`headrace doctor` names the kernels)",
+                    "%s at %s has other kernels or GPUs than %s: texts that move between them may "
+                    "change; take machines of the same kind (`headrace doctor` names both)",
                     self._slot.seat,
                     self.where,
                     slot.seat,

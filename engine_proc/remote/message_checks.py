@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.ipc.messages import StepOutput
+from headrace.ipc.messages import NOT_FINISHED, FinishReason, StepOutput
 from headrace.ipc.prefix_index import PLACES, WORD_BYTES
 from headrace.ipc.remote_messages import CachedPages, Outputs, SessionStatus
 from headrace.ipc.sockets import Frame
@@ -13,6 +13,7 @@ from headrace.ipc.sockets import Frame
 TOKEN_BYTES = 4
 PLACE_BYTES = 4
 MAX_WORD = 1 << 63
+ENDS = frozenset({NOT_FINISHED, *FinishReason})
 
 step_decoder = msgspec.msgpack.Decoder(StepOutput)
 
@@ -66,29 +67,45 @@ def check_outputs(outputs: Outputs, steps: list[Frame], limits: OutputLimits) ->
     check(len(steps) % 2 == 0, f"{len(steps)} frames of steps")
     for encoded, tokens in zip(steps[::2], steps[1::2], strict=True):
         step = step_decoder.decode(encoded)
-        check(step.engine == engine, f"a step of engine {step.engine}, not {engine}")
+        if step.engine != engine:
+            raise WrongMessage(f"a step of engine {step.engine}, not {engine}")
         try:
-            num_tokens = sum(count for _, count, _ in step.rows())
-            largest = max(tokens_of(step, tokens), default=0)
+            num_tokens = count_tokens(step)
+            largest = max(memoryview(tokens).cast("B").cast("I"), default=0)
+            if step.prompts or step.logprobs or step.prompt_logprobs:
+                largest = max(largest, max(other_tokens_of(step), default=0))
         except (ValueError, TypeError) as error:
             raise WrongMessage(f"the columns of a step do not fit: {error}") from None
         num_bytes = memoryview(tokens).nbytes
-        check(num_bytes == TOKEN_BYTES * num_tokens, f"{num_bytes} bytes of {num_tokens} tokens")
-        check(largest < vocab_size, f"token {largest} of a vocabulary of {vocab_size}")
+        if num_bytes != TOKEN_BYTES * num_tokens:
+            raise WrongMessage(f"{num_bytes} bytes of {num_tokens} tokens")
+        if largest >= vocab_size:
+            raise WrongMessage(f"token {largest} of a vocabulary of {vocab_size}")
 
 
-def tokens_of(step: StepOutput, tokens: Frame) -> Iterator[int]:
-    """Yield all token ids of a step, as u32.
+def count_tokens(step: StepOutput) -> int:
+    """Return how many tokens the rows of a step have.
 
     Raises:
-        ValueError: rows of log probabilities are incomplete.
+        ValueError: the columns are of different lengths, or rows end as none can.
+        TypeError: the bytes are no numbers.
+    """
+    counts = memoryview(step.counts).cast("I")
+    sizes = {len(memoryview(step.ids).cast("Q")), len(counts), len(step.finished)}
+    if len(sizes) > 1 or not ENDS.issuperset(step.finished):
+        raise ValueError(f"rows of {sorted(sizes)} and ends {sorted(set(step.finished))}")
+    return sum(counts)
+
+
+def other_tokens_of(step: StepOutput) -> Iterator[int]:
+    """Yield the token ids of a step that are in prompts or rows of log probabilities, as u32.
+
+    Raises:
+        ValueError: such rows are incomplete.
         TypeError: the bytes are no ids.
     """
-    yield from memoryview(tokens).cast("B").cast("I")
     for prompt in step.prompts.values():
         yield from memoryview(prompt).cast("I")
-    if not (step.logprobs or step.prompt_logprobs):
-        return
     num_rows = {id: len(prompt) // TOKEN_BYTES - 1 for id, prompt in step.prompts.items()}
     for id, rows in step.prompt_logprobs.items():
         yield from ranked_tokens(rows, num_rows.get(id, 0))

@@ -3,31 +3,49 @@
 Each message wakes two processes, so a detokenizer that is behind gets fewer and larger ones.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
 import msgspec
 
 from headrace.board.backlog import detokenizer_backlog
 from headrace.board.board import MESSAGES_SENT, Board, Slot, State
 from headrace.board.fields import CommonField
 from headrace.ipc.messages import StepOutput
-from headrace.ipc.sockets import STEP_HIGH_WATER, Outbox, address
+from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Outbox, address
 
 MAX_BEHIND = 2  # steps that a detokenizer has not handled; it gets no more until it has
 MAX_HELD = STEP_HIGH_WATER  # steps; with more, the engine waits for it
 
 
+class StepOutbox(Protocol):
+    """The link to one detokenizer."""
+
+    def send_all(self, messages: Sequence[tuple[StepOutput, Frame]]) -> None:
+        """Send steps with their frames as one message, waiting while there is no room."""
+
+    def close(self) -> None:
+        """Drop the link."""
+
+
 class DetokenizerLinks:
     """The links of an engine to all detokenizers."""
 
-    def __init__(self, run_dir: str, num_detokenizers: int, board: Board, slot: Slot) -> None:
-        self._outboxes = [
-            Outbox(address(run_dir, "detokenizer", i), STEP_HIGH_WATER, slot.beat)
-            for i in range(num_detokenizers)
-        ]
+    def __init__(self, outboxes: Iterable[StepOutbox], board: Board, slot: Slot) -> None:
+        self._outboxes = list(outboxes)
         self._held: list[list[tuple[StepOutput, bytes]]] = [[] for _ in self._outboxes]
         self._slots = list(board.of("detokenizer"))
-        self._backlogs = [detokenizer_backlog(board, i) for i in range(num_detokenizers)]
+        self._backlogs = [detokenizer_backlog(board, i) for i in range(len(self._outboxes))]
         self._slot = slot
         self._engine = slot.seat.index
+
+    @classmethod
+    def of_ring(
+        cls, run_dir: str, num_detokenizers: int, board: Board, slot: Slot
+    ) -> "DetokenizerLinks":
+        """Return the links to the detokenizers of the engine's own ring."""
+        wheres = [address(run_dir, "detokenizer", index) for index in range(num_detokenizers)]
+        return cls([Outbox(where, STEP_HIGH_WATER, slot.beat) for where in wheres], board, slot)
 
     def __len__(self) -> int:
         return len(self._outboxes)

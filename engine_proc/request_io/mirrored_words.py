@@ -1,7 +1,6 @@
 """An engine's words on the board, as another machine's board gets them."""
 
 from array import array
-from collections.abc import Callable
 from operator import gt
 
 from headrace.board.board import Slot
@@ -12,6 +11,7 @@ from headrace.ipc.sockets import Frame
 OWN = {
     EngineField.MODEL,
     EngineField.SEATING,
+    EngineField.SEATINGS,
     EngineField.IS_SPARE,
     EngineField.IS_REMOTE,
     EngineField.TAKEN_TOKENS,
@@ -30,21 +30,16 @@ WORD_BYTES = 8
 END = 1 << 64  # of a word
 
 
-def read_words(
-    slot: Slot, clock_ahead: int, has_unread: Callable[[], bool], with_histograms: bool
-) -> bytes:
+def read_words(slot: Slot, clock_ahead: int, with_histograms: bool) -> bytes:
     """Return the words of an engine.
 
     Args:
         clock_ahead: of the reader's clock, ns.
-        has_unread: whether outputs are on their way: it counts as busy. Called once the words are
-            read, so what it sends in between is seen.
     """
     words = array("Q", [slot[word] for word in range(FIRST, FIELD_WORDS)])
     for moment in MOMENTS:
         if words[moment - FIRST]:
             words[moment - FIRST] += clock_ahead
-    words[EngineField.IS_BUSY - FIRST] |= has_unread()
     return words.tobytes() + (slot.histogram_words.tobytes() if with_histograms else b"")
 
 

@@ -1,16 +1,24 @@
 """What an engine takes from its inbox between two steps, whatever has arrived."""
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from headrace.ipc.messages import ToEngine
-from headrace.ipc.sockets import Frame, Inbox
+from headrace.ipc.sockets import Frame
 
 MAX_TURN_BYTES = 1 << 20  # of messages: 260,000 tokens, hashed in 20 ms
 MESSAGE_BYTES = 1 << 10  # that a message counts as beside its frame
 
 
+class EngineInbox(Protocol):
+    """Where messages to an engine come."""
+
+    def receive(self, timeout_ms: int) -> tuple[ToEngine, Frame] | None:
+        """Return the next message and its frame, or None after `timeout_ms`."""
+
+
 def messages_of_turn(
-    inbox: Inbox[ToEngine], first: tuple[ToEngine, Frame] | None
+    inbox: EngineInbox, first: tuple[ToEngine, Frame] | None
 ) -> Iterator[tuple[ToEngine, Frame]]:
     """Yield `first`, and what has arrived since, up to a limit; others wait for the next turn."""
     received, num_bytes = first, 0

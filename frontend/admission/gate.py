@@ -38,6 +38,7 @@ class Gate:
         self._slot = slot
         self.is_closed = False  # the server stops when all is answered
         self._frontends = list(board.of("frontend"))
+        self._board = board
         self._engines = list(board.of("engine"))
         self._max_num_requests = max_num_requests
 
@@ -98,7 +99,9 @@ class Gate:
     def _load(self) -> Load:
         return Load(
             num_requests=sum([slot[FrontendField.ADMITTED] for slot in self._frontends]),
-            num_waiting_tokens=self._total(EngineField.WAITING_TOKENS),
+            num_waiting_tokens=sum(
+                [slot[EngineField.WAITING_TOKENS] for slot in self._board.seated_engines]
+            ),
             num_body_bytes=self._num_body_bytes,
             max_num_requests=self._num_places,
         )
@@ -112,7 +115,7 @@ class Gate:
         counts = [0] * len(self._max_num_requests)
         if not counts:
             return 0
-        for slot in self._engines:
+        for slot in self._board.seated_engines:
             counts[slot[EngineField.MODEL]] += slot[EngineField.SEATING] != Seating.VACANT
         return sum(map(mul, self._max_num_requests, [count or 1 for count in counts]))
 

@@ -269,6 +269,9 @@ class Board:
         self._by_role: dict[str, list[Slot]] = {}
         for slot in self.slots:
             self._by_role.setdefault(slot.seat.role, []).append(slot)
+        self._engines = self._by_role.get("engine", [])
+        self._seated: list[Slot] = []
+        self._num_seatings = -1  # when they were looked at
 
     @classmethod
     def create(cls, seats: list[Seat]) -> "Board":
@@ -326,6 +329,24 @@ class Board:
         """Return the slots of a role, or all, without vacant ones."""
         slots = self.slots if role is None else self.of(role)
         return [slot for slot in slots if not self.is_vacant(slot)]
+
+    @property
+    def seated_engines(self) -> list[Slot]:
+        """The slots of engines that have a seat, or end. All are looked at after a change alone."""
+        num_seatings = self._engines[0][EngineField.SEATINGS] if self._engines else 0
+        if num_seatings != self._num_seatings:
+            self._seated = self.occupied("engine")
+            self._num_seatings = num_seatings
+        return self._seated
+
+    def seat(self, engine: Slot, seating: Seating) -> None:
+        """Change whether an engine has its seat; for the supervisor alone."""
+        engine[EngineField.SEATING] = seating
+        self.note_seating()
+
+    def note_seating(self) -> None:
+        """Have all processes look at the seats again; for the supervisor alone."""
+        self._engines[0].add(EngineField.SEATINGS)
 
     def unhealthy(self) -> list[Seat]:
         """Return the processes that do not serve; empty means healthy."""

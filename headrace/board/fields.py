@@ -193,6 +193,7 @@ class EngineField(BoardField):
     IS_BUSY = GAUGE  # 1: it has requests, in whatever state, or outputs that are not sent
     MODEL = KEPT  # place of its model among the server's; the supervisor writes it,
     SEATING = KEPT  # a `Seating`,
+    SEATINGS = KEPT  # of the first engine's slot: how often the seats of all have changed
     IS_SPARE = KEPT  # 1 of a seat that is vacant when the server starts,
     IS_REMOTE = KEPT  # and 1 where it runs on another machine
     LOADS = COUNTER  # how often its model was loaded by this engine,
@@ -200,7 +201,7 @@ class EngineField(BoardField):
     RETRY_NS = KEPT  # CLOCK_MONOTONIC, before which that is not tried again
     CAN_SLEEP = GAUGE  # 1 of one whose pages the system takes back while workers live,
     IS_ASLEEP = GAUGE  # and 1 while it has given them back, and has no requests
-    KERNELS = GAUGE  # a `kernels_number`: of a CPU's engine, those that decide about its bits
+    KERNELS = GAUGE  # a `kernels_number`: of what decides about its bits
 
 
 class WorkerField(BoardField):
@@ -247,13 +248,6 @@ class FetcherField(BoardField):
     AT_HAND = KEPT  # the suspect request in progress, or 0
 
 
-class GatewayField(BoardField):
-    """Fields of the gateway."""
-
-    SENT_ON = COUNTER  # messages to the engine,
-    OUTPUTS = COUNTER  # and steps from it
-
-
 class StageField(BoardField):
     """Fields of the process that has a stage's worker for another machine."""
 
@@ -294,7 +288,6 @@ FIELDS: dict[str, type[BoardField]] = {
     "kv_store": KvStoreField,
     "fetcher": FetcherField,
     "detokenizer": DetokenizerField,
-    "gateway": GatewayField,
     "stage": StageField,
     "placement": PlacementField,
     "telemetry": TelemetryField,

@@ -21,7 +21,6 @@ ROLES = (
     "kv_store",
     "fetcher",
     "telemetry",
-    "gateway",
     "placement",
 )
 RULE = re.compile(rf"({'|'.join(ACTIONS)})=({'|'.join(ROLES)}):(\d+(?:\.\d+)?|\.\d+)/s")

@@ -366,9 +366,8 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
-    """For the gateway of an engine that serves another machine."""
+    """For an engine that serves another machine."""
 
-    run_dir: str
     listen: str  # tcp://HOST:PORT
     key_file: str
     terms: dict[str, str]  # as in `RemoteEngine`
@@ -408,6 +407,7 @@ class EngineConfig:
     kv_events: KvEventsConfig | None = None  # None publishes none
     mistral_tokenizer: str | None = None  # as in `ModelCard`
     remote: RemoteEngine | None = None  # None computes here
+    gateway: GatewayConfig | None = None  # None serves its own ring
     remote_stages: RemoteStages | None = None  # None has all stages here
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headrace.board.board import Board
+from headrace.board.board import Board, Slot
 from headrace.board.fields import EngineField, Seating
 from headrace.ipc.messages import Message
 from headrace.ipc.sockets import Frame, Outbox, address
@@ -27,6 +27,8 @@ class EngineLinks:
         self._board = board
         self._on_wait = on_wait
         self._outboxes: dict[int, Outbox] = {}
+        self._seated: list[Slot] = []  # at the last look
+        self._present: list[int] = []
 
     def __getitem__(self, engine: int) -> Outbox:
         """Return the link to an engine."""
@@ -61,10 +63,13 @@ class EngineLinks:
     @property
     def present(self) -> list[int]:
         """The engines that have a seat, or end. Other links are dropped, with what waits there."""
-        present = [slot.seat.index for slot in self._board.occupied("engine")]
-        for engine in self._outboxes.keys() - present:
-            self._outboxes.pop(engine).close()
-        return present
+        seated = self._board.seated_engines
+        if seated is not self._seated:
+            self._seated = seated
+            self._present = [slot.seat.index for slot in seated]
+            for engine in self._outboxes.keys() - self._present:
+                self._outboxes.pop(engine).close()
+        return self._present
 
     def close(self) -> None:
         """Drop all links."""

@@ -12,7 +12,6 @@ from headrace.config.process_configs import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
-    GatewayConfig,
     KvStoreConfig,
     PlacementConfig,
     StageConfig,
@@ -61,10 +60,6 @@ ROLES = {
         "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
     ),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
-    # The rest of the ring, to an engine that serves another machine.
-    "gateway": Role(
-        "headrace.engine_proc.gateway.main:main", GatewayConfig, numbered=False, is_urgent=True
-    ),
     # The seat of a worker, to a machine that has that worker.
     "stage": Role(
         "headrace.engine_proc.stages.node:main", StageConfig, numbered=False, is_urgent=True

@@ -124,8 +124,6 @@ class ChildConfigs:
             )
         if role == "engine":
             return self._engine_config(seat.index)
-        if role == "gateway":
-            return self._gateway_config()
         if role == "placement":
             return self._placement_config()
         if role == "fetcher":
@@ -196,6 +194,7 @@ class ChildConfigs:
             store_tiers=self.files.store_tiers[index] if self.files.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),
             remote=self._remote_engine(index),
+            gateway=self._gateway,
             remote_stages=self._remote_stages,
             **self._arena_fields,
         )
@@ -266,10 +265,13 @@ class ChildConfigs:
         """The terms of the first spawn, with what the disk had then."""
         return self.groups[0].terms
 
-    def _gateway_config(self) -> GatewayConfig:
-        assert self.config.engine_listen is not None and self.config.engine_key_file is not None
+    @property
+    def _gateway(self) -> GatewayConfig | None:
+        """What an engine that serves another machine knows of that."""
+        if self.config.engine_listen is None:
+            return None
+        assert self.config.engine_key_file is not None
         return GatewayConfig(
-            run_dir=self.run_dir,
             listen=self.config.engine_listen,
             key_file=self.config.engine_key_file,
             terms=self._terms,

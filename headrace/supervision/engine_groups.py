@@ -175,7 +175,7 @@ def write_places(
         slot[EngineField.MODEL] = place.group
         slot[EngineField.IS_REMOTE] = place.is_remote
         if place.is_spare or place.group >= num_loaded:
-            slot[EngineField.SEATING] = Seating.VACANT
+            board.seat(slot, Seating.VACANT)
             slot[EngineField.IS_SPARE] = 1
         for index in place.workers:
             if index < len(workers):  # a mock has none

@@ -126,11 +126,11 @@ class EngineSeats:
             elif now < departure.until:
                 is_vacant = departure.slot[EngineField.SEATING] == Seating.VACANT
                 if departure.is_empty:
-                    departure.slot[EngineField.SEATING] = Seating.VACANT
+                    self._board.seat(departure.slot, Seating.VACANT)
                     departure.was_empty = is_vacant
                 if not departure.was_empty:
                     continue
-            departure.slot[EngineField.SEATING] = Seating.VACANT
+            self._board.seat(departure.slot, Seating.VACANT)
             departure.told_at = now
             told.append(engine)
         return told
@@ -147,24 +147,26 @@ class EngineSeats:
             slot[CommonField.STATE] = State.DEAD
         else:
             slot.die()
+        self._board.note_seating()
         if departure is not None and departure.returns:  # not before: nothing is sent to the dead
-            slot[EngineField.SEATING] = Seating.SEATED
+            self._board.seat(slot, Seating.SEATED)
         return departure
 
     def take(self, engine: int) -> None:
         """Note that a process starts in a seat."""
         slot = self._board.slot("engine", engine)
         slot[EngineField.RETRY_NS] = 0
-        slot[EngineField.SEATING] = Seating.SEATED
+        self._board.seat(slot, Seating.SEATED)
 
     def vacate(self, engine: int) -> None:
         """Note that an engine has left, and its children with it."""
         own = self._board.slot("engine", engine)
-        own[EngineField.SEATING] = Seating.VACANT
+        self._board.seat(own, Seating.VACANT)
         for slot in self._board.slots:
             if self._board.engine_of(slot) is own:
                 slot[CommonField.STATE] = State.ABSENT
                 slot.clear_gauges()
+        self._board.note_seating()
 
     def _stays(self, slot: Slot) -> bool:
         """Whether an engine is to serve from now on."""
@@ -187,7 +189,7 @@ class EngineSeats:
         if engine in self._departures:
             self._departures[engine].returns = returns
             return
-        slot[EngineField.SEATING] = Seating.LEAVING
+        self._board.seat(slot, Seating.LEAVING)
         backlog = engine_backlog(self._board, engine)
         until = self._clock() + self._patience_s
         self._departures[engine] = Departure(slot, backlog, until, returns)
@@ -198,4 +200,4 @@ class EngineSeats:
         departure.returns = True
         if departure.told_at is None:
             del self._departures[slot.seat.index]
-            slot[EngineField.SEATING] = Seating.SEATED
+            self._board.seat(slot, Seating.SEATED)

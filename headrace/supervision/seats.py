@@ -34,7 +34,6 @@ def seats_of(
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
         "placement": 1 if config.num_placed_engines or config.has_remote_stages else 0,
-        "gateway": 0 if config.engine_listen is None else 1,
         "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
         "telemetry": 1 if handles_gets and reports else 0,
     }

@@ -34,7 +34,6 @@ from headrace.config.process_configs import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
-    GatewayConfig,
     TokenizerConfig,
 )
 from headrace.errors import ConfigError, HeadraceError, InvalidValue
@@ -72,7 +71,7 @@ POLL_INTERVAL_S = 0.5  # of heartbeats
 STARTUP_POLL_INTERVAL_S = 0.05  # of the board, while the server starts or drains
 WAKEUP_BYTES = 4096
 ENGINES_CHILDREN = ("worker", "vision", "kv_store")  # which the engine starts
-OF_GATEWAY = ("frontend", "tokenizer", "detokenizer")  # in whose seats it is
+OF_GATEWAY = ("frontend", "tokenizer", "detokenizer")  # in whose seats a remote engine is
 FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
 
 log = logging.getLogger(__name__)
@@ -286,8 +285,6 @@ class Supervisor:
             fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
             fds += [*config.prefix_fds.values(), config.demand_fd]
-        if isinstance(config, GatewayConfig):
-            fds.append(config.prefix_fd)
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(

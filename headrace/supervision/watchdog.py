@@ -18,7 +18,7 @@ STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (
 # Of CPU time of the working thread without progress. One piece of work that a heartbeat covers
 # may take that.
 CEILINGS_S = {
-    **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher", "telemetry", "gateway"), 60.0),
+    **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher", "telemetry"), 60.0),
     **dict.fromkeys(("placement", "stage"), 60.0),
     **dict.fromkeys(("tokenizer", "worker", "vision", "kv_store"), MAX_WORK_S),
 }
@@ -35,7 +35,6 @@ MEMORY_SHARES = {
     "kv_store": 0.25,
     "fetcher": 0.25,
     "telemetry": 0.25,
-    "gateway": 0.25,
     "placement": 0.25,
     "stage": 0.25,
 }

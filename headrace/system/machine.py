@@ -125,15 +125,24 @@ def memory_limit(root: Path = Path("/")) -> int:
     return min([total, *(limit for limit, _ in memory_limits(root))])
 
 
-def kernels_number(device: str) -> int:
-    """Return a number of the kernels with which a CPU of this machine computes; 0 where GPUs may.
+def gpu_models(root: Path = Path("/")) -> list[str]:
+    """Return the names of the kinds of GPUs, as the driver has them."""
+    reports = (root / "proc/driver/nvidia/gpus").glob("*/information")
+    return sorted({field(read(report), "Model") for report in reports} - {""})
+
+
+def kernels_number(device: str, root: Path = Path("/")) -> int:
+    """Return a number of what computes on this machine: kernels of a CPU, or kinds of GPUs.
+
+    It is 0 where GPUs compute and the driver does not name them.
 
     Args:
         device: as the flag has it.
     """
-    if device == "cuda" or (device == "auto" and has_gpus()):
-        return 0
-    return int.from_bytes(blake2b(best_kernels().encode(), digest_size=NUMBER_BYTES).digest())
+    on_gpus = device == "cuda" or (device == "auto" and has_gpus())
+    name = ", ".join(gpu_models(root)) if on_gpus else best_kernels()
+    digest = blake2b(name.encode(), digest_size=NUMBER_BYTES).digest()
+    return int.from_bytes(digest) if name else 0
 
 
 def free_space(folder: Path) -> int:

@@ -14,7 +14,6 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import (
     CommonField,
     DetokenizerField,
-    EngineField,
     FrontendField,
     Seating,
 )
@@ -102,12 +101,12 @@ def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
 
 def test_what_an_unloaded_engine_had_is_kept_for_the_next(bench: Bench) -> None:
     bench.tell(OLD, b"ab")
-    bench.engine_slot[EngineField.SEATING] = Seating.VACANT
+    bench.board.seat(bench.engine_slot, Seating.VACANT)
     bench.engine_slot.die()
     bench.detokenizer.work()
     assert len(bench.detokenizer._responses[0]) == 1
     assert bench.engine.receive(0) is None
-    bench.engine_slot[EngineField.SEATING] = Seating.SEATED
+    bench.board.seat(bench.engine_slot, Seating.SEATED)
     bench.engine_slot.enter(State.STARTING)
     bench.detokenizer.work()
     assert bench.generated() == ([OLD], b"ab")

@@ -35,6 +35,19 @@ def test_the_compiler_is_loaded_when_the_engine_is_idle(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_a_compiler_is_loaded_before_an_engine_listens() -> None:
+    loads = list[int]()
+
+    def load() -> Any:
+        loads.append(1)
+        return FakeCompiler()
+
+    matchers = MatcherQueue(load, [0])
+    matchers.begin()
+    matchers.wait_loaded()
+    assert loads == [1]
+
+
 class FakeCompiler:
     """Compiles each grammar to itself."""
 

@@ -207,7 +207,7 @@ class Rig:
         store_slot = self.board.slot("kv_store")
         self.eyes = Eyes()
         self.now = 0.0
-        self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
+        self.links = DetokenizerLinks.of_ring(str(run_dir), 2, self.board, self.slot)
         self.compiler = Slow()
         grammars = MatcherQueue(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
         self.engine = EngineCore(

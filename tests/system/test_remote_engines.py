@@ -114,9 +114,8 @@ def test_work_is_shared_and_goes_on_when_the_link_is_cut(fleet: Fleet) -> None:
     fleet.await_health()
 
 
-@pytest.mark.parametrize("victim", ["headrace: engine", "headrace: gateway"])
-def test_an_engine_comes_back_after_a_process_of_its_machine(fleet: Fleet, victim: str) -> None:
-    process = fleet.node.ring[victim]
+def test_an_engine_comes_back_after_its_process(fleet: Fleet) -> None:
+    process = fleet.node.ring["headrace: engine"]
     with ThreadPoolExecutor(NUM_TEXTS) as pool:
         texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
         wait_until(lambda: all(one["running"] for one in fleet.engines), "both engines run")
@@ -146,11 +145,8 @@ def test_a_remote_engine_shares_the_work_and_changes_no_text(
 
 
 @with_model
-@pytest.mark.parametrize("victim", ["headrace: engine", "headrace: gateway"])
-def test_streams_go_on_when_a_remote_process_dies(
-    fleet: Fleet, undisturbed: list[Any], victim: str
-) -> None:
-    process = fleet.node.ring[victim]
+def test_streams_go_on_when_a_remote_process_dies(fleet: Fleet, undisturbed: list[Any]) -> None:
+    process = fleet.node.ring["headrace: engine"]
     kill = Once(lambda: process.send_signal(signal.SIGKILL))
     assert not difference(asyncio.run(read_all(fleet.head.url, kill)), undisturbed)
     assert not process.is_running()

@@ -163,18 +163,18 @@ def test_resumed_request_goes_to_its_engine_if_that_serves(fleet: Fleet) -> None
 
 def test_an_engine_that_leaves_gets_only_what_it_had(fleet: Fleet) -> None:
     fleet.cache(2, PROMPT)
-    fleet.slots[2][EngineField.SEATING] = Seating.LEAVING
+    fleet.board.seat(fleet.slots[2], Seating.LEAVING)
     assert {fleet.send(PROMPT) for _ in range(4)} == {0, 1}
     assert fleet.send(PROMPT, engine=2) == 2, "the sequences are there"
-    fleet.slots[2][EngineField.SEATING] = Seating.VACANT
+    fleet.board.seat(fleet.slots[2], Seating.VACANT)
     assert fleet.send(PROMPT, engine=2) != 2
     assert fleet.sent[2] == len(PROMPT)
 
 
 def test_an_engine_that_leaves_serves_until_another_does(fleet: Fleet) -> None:
-    fleet.slots[0][EngineField.SEATING] = Seating.LEAVING
+    fleet.board.seat(fleet.slots[0], Seating.LEAVING)
     fleet.slots[1][CommonField.STATE] = State.STARTING
-    fleet.slots[2][EngineField.SEATING] = Seating.VACANT
+    fleet.board.seat(fleet.slots[2], Seating.VACANT)
     assert {fleet.send(PROMPT) for _ in range(3)} == {0}
     fleet.slots[1][CommonField.STATE] = State.READY
     assert {fleet.send(PROMPT) for _ in range(3)} == {1}
@@ -182,7 +182,7 @@ def test_an_engine_that_leaves_serves_until_another_does(fleet: Fleet) -> None:
 
 def test_the_only_engine_left_gets_all(fleet: Fleet) -> None:
     for slot in fleet.slots[1:]:
-        slot[EngineField.SEATING] = Seating.VACANT
+        fleet.board.seat(slot, Seating.VACANT)
     fleet.slots[0][EngineField.PENDING_TOKENS] = 1000
     assert {fleet.send(PROMPT) for _ in range(3)} == {0}
     assert fleet.reasons() == [0, 0, 0], "there was no choice"
@@ -195,7 +195,7 @@ def test_an_engine_that_left_meanwhile_is_not_chosen(
 
     def vacate(field: int, amount: int = 1) -> None:
         if field == TokenizerField.SENT_TOKENS:
-            slot[EngineField.SEATING] = Seating.VACANT
+            fleet.board.seat(slot, Seating.VACANT)
         add(field, amount)
 
     monkeypatch.setattr(fleet.slot, "add", vacate)
@@ -225,7 +225,7 @@ def received(fleet: Fleet, engine: int, count: int) -> list[int]:
 
 def vacate(fleet: Fleet) -> None:
     for slot in fleet.slots:
-        slot[EngineField.SEATING] = Seating.VACANT
+        fleet.board.seat(slot, Seating.VACANT)
 
 
 def test_requests_wait_in_order_until_an_engine_serves(fleet: Fleet) -> None:
@@ -233,7 +233,7 @@ def test_requests_wait_in_order_until_an_engine_serves(fleet: Fleet) -> None:
     assert not fleet.router.send([routed(1), routed(2, 2)])
     assert not fleet.router.send([routed(3)])
     assert fleet.slot[TokenizerField.WAITING] == 4
-    fleet.slots[1][EngineField.SEATING] = Seating.SEATED
+    fleet.board.seat(fleet.slots[1], Seating.SEATED)
     fleet.slots[1][CommonField.STATE] = State.STARTING
     assert not fleet.router.send_waiting()
     assert fleet.router.are_waiting
@@ -264,7 +264,7 @@ def test_a_refused_request_wakes_no_supervisor(fleet: Fleet) -> None:
 
 def test_a_model_that_is_unloaded_gets_only_what_it_had(fleet: Fleet) -> None:
     vacate(fleet)
-    fleet.slots[2][EngineField.SEATING] = Seating.LEAVING
+    fleet.board.seat(fleet.slots[2], Seating.LEAVING)
     assert not fleet.router.send([routed(1), routed(2, engine=2)])
     assert received(fleet, 2, 1) == [request_id(0, 2) // request_id(0, 1)]
     assert fleet.slot[TokenizerField.WAITING] == 1
@@ -286,7 +286,7 @@ def test_waiting_requests_whose_clients_leave_are_dropped(fleet: Fleet) -> None:
     fleet.router.send([routed(1), routed(2)])
     fleet.router.drop(lambda id: id == request_id(0, 1))
     assert fleet.slot[TokenizerField.WAITING] == 1
-    fleet.slots[0][EngineField.SEATING] = Seating.SEATED
+    fleet.board.seat(fleet.slots[0], Seating.SEATED)
     fleet.router.send_waiting()
     assert received(fleet, 0, 1) == [request_id(0, 2) // request_id(0, 1)]
 

@@ -20,7 +20,9 @@ from headrace.ipc.schema_fingerprint import code_version
 KEY = b"0123456789" * 4
 WITH_PARENT = "headrace.engine_proc.placement.with_parent"
 ORPHAN = f"""
-import os, subprocess, sys
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
 command = [sys.executable, "-m", "{WITH_PARENT}", str(os.getpid()), "http.server", "0"]
 child = subprocess.Popen([*command, "--bind", "127.0.0.1"], stdout=subprocess.PIPE)
 child.stdout.readline()  # it serves
@@ -58,6 +60,20 @@ def test_an_actor_tells_where_its_child_listens_and_how_it_ends(module: ModuleTy
         assert own.wait() == "on 127.0.0.1 was killed by SIGKILL"
 
 
+def test_threads_of_a_child_are_not_those_that_ray_counts(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    with actor(module, "http.server", "PORT", "--bind", "127.0.0.1") as own:
+        own.start(code_version(), {}, KEY)
+        found = psutil.Process(own._child.pid).environ()
+        own._child.kill()
+        own.wait()
+    assert "OMP_NUM_THREADS" not in found
+    assert found["OMP_WAIT_POLICY"] == "passive"
+
+
 def test_a_child_that_ends_before_it_listens_fails_the_start(module: ModuleType) -> None:
     with (
         actor(module, "http.server", "--none") as own,
@@ -89,7 +105,7 @@ def test_a_reserved_port_goes_to_one_that_shares_it(module: ModuleType) -> None:
         child.listen()
 
 
-def test_a_child_ends_with_its_parent() -> None:
+def test_a_child_ends_with_a_parent_that_blocks_signals() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True)
     pid = int(done.stdout)
     wait_until(lambda: not psutil.pid_exists(pid) or is_zombie(pid), "the child has ended")

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,8 @@ class Rig:
         self.outbox = Outbox(address(str(folder), "engine"))
         self.taken = TakenTokens(self.slot, engine_backlog(self.board, 0), 0.0)
         self.board.slot("tokenizer").add(TokenizerField.SENT_TOKENS, num_held)
-        self.seat = RemoteSeat(config, remote, self.gateway.where, context, self.taken)
+        self.make_seat = partial(RemoteSeat, config, remote, context=context, taken=self.taken)
+        self.seat = self.make_seat(self.gateway.where)
         self._decoder = msgspec.msgpack.Decoder(ToGateway)
         self._peer, self._session = b"", 0
 
@@ -83,7 +85,7 @@ class Rig:
                 status = SessionStatus(
                     message.session, message.sent_at, message.sent_at, SessionState.SERVING
                 )
-                words = read_words(self.slot, 0, lambda: False, with_histograms=False)
+                words = read_words(self.slot, 0, with_histograms=False)
                 self.send(status, words)
         self.seat.tend()
 
@@ -91,10 +93,10 @@ class Rig:
         """Send a message of the gateway."""
         assert self.gateway.send(self._peer, [msgspec.msgpack.encode(message), *frames])
 
-    def send_step(self, *tokens: int) -> None:
-        """Send a step with tokens of a sequence."""
+    def send_step(self, *tokens: int, is_late: bool = False) -> None:
+        """Send a step with tokens of a sequence; a late one is of another session."""
         step = StepOutput.of({}, [request_id(0, 1)], [len(tokens)], [None])
-        head = Outputs(self._session, 0)
+        head = Outputs(self._session ^ is_late, 0)
         self.send(head, msgspec.msgpack.encode(step), array("I", tokens).tobytes())
 
     def close(self) -> None:
@@ -130,6 +132,36 @@ def test_a_token_beyond_the_vocabulary_ends_the_session(rig: Rig) -> None:
         wait_until(tend, "the session ends")
 
 
+def test_steps_of_another_session_are_dropped(rig: Rig, tmp_path: Path) -> None:
+    inbox: Inbox[StepOutput] = Inbox(address(str(tmp_path), "detokenizer"), StepOutput)
+    rig.send_step(1, is_late=True)
+    rig.send_step(2)
+
+    def has_come() -> bool:
+        rig.work()
+        return inbox.wait(0)
+
+    wait_until(has_come, "a step comes")
+    received = inbox.receive(0)
+    assert received is not None
+    assert list(memoryview(received[1]).cast("B").cast("I")) == [2]
+    inbox.close()
+
+
+def test_an_engine_placed_anew_has_a_session_of_its_own(rig: Rig) -> None:
+    """An engine is placed anew while its predecessor still ends, and answers."""
+    before = rig._session
+    rig.seat.close()
+    rig.seat = rig.make_seat(rig.gateway.where)
+
+    def serves() -> bool:
+        rig.work()
+        return rig.seat.serves
+
+    wait_until(serves, "the next session has begun")
+    assert rig._session != before
+
+
 def test_a_gateway_that_has_ended_is_given_up_at_once(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +188,7 @@ def test_other_kernels_than_those_of_a_replica_are_told_of(
     rig.slot[EngineField.KERNELS] = own
     replica[EngineField.KERNELS], replica[EngineField.MODEL] = other, model
     rig.seat.compare_kernels(rig.board.of("engine"))
-    told = f"engine 0 at {rig.seat.where} has other kernels than engine 1: texts"
+    told = f"engine 0 at {rig.seat.where} has other kernels or GPUs than engine 1: texts"
     assert (told in caplog.text) == is_told
 
 

@@ -23,7 +23,7 @@ class Rig:
         self.inboxes: list[Inbox[ToDetokenizer]] = [
             Inbox(address(run_dir, "detokenizer", i), ToDetokenizer) for i in range(2)
         ]
-        self.links = DetokenizerLinks(run_dir, 2, self.board, self.board.slot("engine"))
+        self.links = DetokenizerLinks.of_ring(run_dir, 2, self.board, self.board.slot("engine"))
         self._step = 0
 
     def step(self, detokenizer: int = 0) -> None:

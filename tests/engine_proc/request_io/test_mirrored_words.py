@@ -12,12 +12,13 @@ def engine() -> Slot:
 
 
 def words(slot: Slot, with_histograms: bool = True) -> bytes:
-    return read_words(slot, AHEAD_NS, lambda: True, with_histograms)
+    return read_words(slot, AHEAD_NS, with_histograms)
 
 
 def test_words_of_an_engine_come_to_its_seat_elsewhere() -> None:
     there, here = engine(), engine()
     there[EngineField.RUNNING], there[EngineField.STEPPED_NS] = 7, 1_000
+    there[EngineField.IS_BUSY] = 1
     own = (
         EngineField.MODEL,
         EngineField.SEATING,
@@ -65,15 +66,3 @@ def test_words_that_do_not_fit_change_nothing() -> None:
     for wrong in (words(there), words(there)[:-8], words(there) + bytes(8), b"", b"x"):
         assert not session.take(wrong)
     assert here.work == before
-
-
-def test_outputs_sent_while_words_are_read_count_as_work() -> None:
-    there, here = engine(), engine()
-
-    def has_unread() -> bool:
-        there[EngineField.RUNNING] = 1  # too late: the words have been read
-        return True
-
-    assert MirroredWords(here).take(read_words(there, 0, has_unread, False))
-    assert here[EngineField.IS_BUSY] == 1
-    assert here[EngineField.RUNNING] == 0

@@ -25,7 +25,7 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
-    asked_for = {"vision", "kv_store", "fetcher", "telemetry", "gateway", "placement", "stage"}
+    asked_for = {"vision", "kv_store", "fetcher", "telemetry", "placement", "stage"}
     assert {seat.role for seat in seats} == set(ROLES) - asked_for
 
 

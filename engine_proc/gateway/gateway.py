@@ -1,21 +1,19 @@
-"""Gateway process: the way to an engine of this machine from a server on another one.
-In: ToGateway (engine_proc), ToDetokenizer (engine_proc).  Out: ToEngine, FromGateway."""
+"""The way to this engine from a server on another machine, in the engine's process.
+In: ToGateway (engine_proc).  Out: FromGateway."""
 
 import logging
+import threading
 import time
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from headrace.board.backlog import detokenizer_backlog, engine_backlog
 from headrace.board.board import State
-from headrace.board.fields import (
-    CommonField,
-    DetokenizerField,
-    EngineField,
-    GatewayField,
-    TokenizerField,
-)
+from headrace.board.fields import CommonField, DetokenizerField, EngineField, TokenizerField
 from headrace.config.process_configs import GatewayConfig
 from headrace.engine_proc.gateway.page_changes import PageChanges
 from headrace.engine_proc.gateway.session import Session
@@ -27,7 +25,6 @@ from headrace.ipc.messages import (
     GenerateRequest,
     StepOutput,
     Times,
-    ToDetokenizer,
     ToEngine,
 )
 from headrace.ipc.prefix_index import PrefixIndex
@@ -40,94 +37,136 @@ from headrace.ipc.remote_messages import (
     ToGateway,
     differences,
 )
-from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
+from headrace.ipc.sockets import Frame, wait_for_any
 from headrace.runtime.process import Context
 
 WAIT_MS = 50
-IDLE_S = 0.5  # without outputs, between looks at whether some are lost
-MAX_MESSAGES = 64  # of one side, before the other gets its turn
-STATUS_NS = 25_000_000  # between statuses at most, where something changes
+LOOK_NS = 25_000_000  # between looks at the session, where something changes
+MAX_MESSAGES = 64  # of the peer, before the engine gets its turn
 HISTOGRAMS_NS = 10**9
 PEERS = ("frontend", "tokenizer", "detokenizer")  # in whose seats a gateway is
 
 log = logging.getLogger(__name__)
 
 
-def main(config: GatewayConfig, context: Context) -> NoReturn:
-    """Serve until SIGTERM."""
-    gateway = Gateway(config, context)
-    log.info("the engine of %s is at %s", config.terms["model"], gateway.where)
-    context.ready()
-    while True:
-        gateway.work()
-
-
 class Gateway:
-    """A gateway at work: it is frontend, tokenizer and detokenizer to the engine."""
+    """It is frontend, tokenizer and detokenizer to the engine, whose thread it works in.
+
+    While the engine does something else, such as to wait for its workers, a thread of its own
+    answers the peer. The lock is for all that either of them does here.
+    """
 
     def __init__(self, config: GatewayConfig, context: Context) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
         self._config = config
-        self._slot = context.slot
         self._peers = [slot for role in PEERS for slot in context.board.of(role)]
         self._frontends = list(context.board.of("frontend"))
+        self._tee = context.tee
         self._tokenizer = context.board.slot("tokenizer")
         self._detokenizers = list(context.board.of("detokenizer"))
-        self._engine = context.board.slot("engine")
+        self._engine = context.slot
         self._backlog = engine_backlog(context.board, 0)
         self._listener = CurveListener(config.listen, read_key(config.key_file), "--engine-listen")
-        self.where = self._listener.where
-        self._inboxes: list[Inbox[ToDetokenizer]] = [
-            Inbox(address(config.run_dir, "detokenizer", i), ToDetokenizer, STEP_HIGH_WATER)
-            for i in range(len(self._detokenizers))
-        ]
-        self._unread = [
-            detokenizer_backlog(context.board, i) for i in range(len(self._detokenizers))
-        ]
-        for backlog in self._unread:
-            backlog.settle()
-        self._received_at = 0.0
-        self._outbox = self._connect()
+        for index in range(len(self._detokenizers)):
+            detokenizer_backlog(context.board, index).settle()
+        self._unread: deque[tuple[ToEngine, Frame]] = deque()  # for the engine
         self._pages = PageChanges(PrefixIndex(config.prefix_fd))
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToGateway)
         self._encoder = msgspec.msgpack.Encoder()
         self._session: Session | None = None
         self._lost = 0  # the last one
-        self._held: dict[int, list[Frame]] = {}  # by detokenizer, what the peer has no room for
-        self._num_deaths = 0
-        self._status_at = self._histograms_at = 0
+        self._looked_at = self._histograms_at = 0
         self._close_frontends()
         for slot in self._peers:
             slot.enter(State.READY)
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._attend, name="gateway", daemon=True)
+        self._is_closed = threading.Event()
+        log.info("the engine of %s is at %s", config.terms["model"], self._listener.where)
 
-    def _connect(self) -> Outbox:
-        return Outbox(address(self._config.run_dir, "engine"), on_wait=self._slot.beat)
+    def start(self) -> None:
+        """Begin to answer the peer while the engine does something else."""
+        self._thread.start()
 
-    def work(self) -> None:
-        """Handle all that has come; wait where there is nothing."""
-        for slot in (self._slot, *self._peers):
-            slot.beat()
-        polled = [*self._listener.polled]
-        for index, inbox in enumerate(self._inboxes):
-            polled += inbox.polled if index not in self._held else []
-        wait_for_any(polled, WAIT_MS)
-        self._listener.admit()
+    def close(self) -> None:
+        """Stop listening."""
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._listener.close()
+
+    def _attend(self) -> None:
+        while not self._is_closed.wait(WAIT_MS / 1000):
+            if self._lock.acquire(blocking=False):  # else the engine's thread does it
+                try:
+                    self._take_all()
+                    self._look()
+                finally:
+                    self._lock.release()
+
+    def receive(self, timeout_ms: int) -> tuple[ToEngine, Frame] | None:
+        """Return the next message to the engine with its frame, or None after `timeout_ms`."""
+        until = time.monotonic_ns() + 1_000_000 * timeout_ms
+        with self._lock:
+            while not self._unread:
+                if self._take_next():
+                    continue
+                now = time.monotonic_ns()
+                if now >= until:
+                    return None
+                if now >= self._looked_at + LOOK_NS:
+                    self._look()
+                wait_for_any(self._listener.polled, min(-(-(until - now) // 1_000_000), WAIT_MS))
+            return self._unread.popleft()
+
+    def outbox(self, detokenizer: int) -> "RemoteDetokenizer":
+        """Return the way of steps to a detokenizer of the server."""
+        return RemoteDetokenizer(partial(self._send_steps, detokenizer))
+
+    def _send_steps(self, detokenizer: int, steps: Sequence[tuple[StepOutput, Frame]]) -> None:
+        """Send steps as one message, waiting while the peer has no room; it may be gone."""
+        self._detokenizers[detokenizer].add(DetokenizerField.MESSAGES_TAKEN, len(steps))
+        with self._lock:
+            session = self._session
+            if session is None or not session.serves or session.has_lapsed(time.monotonic_ns()):
+                return
+            frames: list[Frame] = [self._encoder.encode(Outputs(session.id, detokenizer))]
+            for step in steps:
+                frames += self._adapted(session, *step)
+            while not self._listener.send(session.peer, frames):
+                self._engine.beat()
+                wait_for_any(self._listener.polled, WAIT_MS)
+                self._take_all()
+                self._look()
+                if self._session is not session:
+                    return
+
+    def _take_all(self) -> None:
+        """Take what has come from peers, up to a limit."""
         for _ in range(MAX_MESSAGES):
-            received = self._listener.receive()
-            if received is None:
-                break
-            self._take(*received)
-        for index in range(len(self._inboxes)):
-            self._send_outputs(index)
-        self._settle_idle()
-        self._look_after_session()
+            if not self._take_next():
+                return
 
-    def _settle_idle(self) -> None:
-        """Count outputs as lost that have not come for long: a dead engine has taken them along."""
-        now = time.monotonic()
-        if now >= self._received_at + IDLE_S and not self._held:
-            self._received_at = now
-            for backlog in self._unread:
-                backlog.settle_idle()
+    def _take_next(self) -> bool:
+        """Take a message of a peer; return whether there was one. Else admit peers."""
+        received = self._listener.receive()
+        if received is None:
+            self._listener.admit()
+            return False
+        self._take(*received)
+        return True
+
+    def _look(self) -> None:
+        """Do what is due at times."""
+        for slot in self._peers:
+            slot.beat()
+        self._listener.admit()
+        self._looked_at = time.monotonic_ns()
+        self._look_after_session()
 
     def _take(self, peer: bytes, frames: list[Frame]) -> None:
         """Handle a message of a peer. One that has no session has grants alone."""
@@ -142,16 +181,17 @@ class Gateway:
             if isinstance(message, Grant):
                 self._take_grant(peer, message)
             elif session is not None and peer == session.peer and session.serves:
-                self._send_on(session, message, pair)
+                if self._tee is not None:
+                    self._tee.take(pair)
+                self._send_on(session, message, pair[1] if len(pair) > 1 else b"")
 
-    def _send_on(self, session: Session, message: ToEngine, frames: list[Frame]) -> None:
-        """Send the engine a message with its frame."""
-        num_bytes = sum(map(len, frames[1:]))
+    def _send_on(self, session: Session, message: ToEngine, frame: Frame) -> None:
+        """Have a message wait for the engine."""
+        num_bytes = len(frame)
         session.sent(message, num_bytes)
         if isinstance(message, GenerateRequest):
             self._tokenizer.add(TokenizerField.SENT_TOKENS, num_bytes // 4)
-        self._outbox.send_frames(frames)
-        self._slot.add(GatewayField.SENT_ON)
+        self._unread.append((message, frame))
 
     def _take_grant(self, peer: bytes, grant: Grant) -> None:
         now = time.monotonic_ns()
@@ -164,8 +204,6 @@ class Gateway:
                 self._answer(peer, grant, SessionState.LOST, "it has ended")
                 return
             self._session = session = Session(peer, grant, now)
-            self._outbox.close()
-            self._outbox = self._connect()
             self._pages.begin()
             self._send_status(session)
         elif peer != session.peer:
@@ -181,30 +219,9 @@ class Gateway:
         status = SessionStatus(grant.session, grant.sent_at, now, state, why)
         self._listener.send(peer, [self._encoder.encode(status)])
 
-    def _send_outputs(self, detokenizer: int) -> None:
-        """Send on the steps that have come for a detokenizer, as one message."""
-        frames = self._held.pop(detokenizer, None)
-        session = self._session
-        if frames is None:
-            frames = []
-            while len(frames) < 2 * STEP_HIGH_WATER:
-                received = self._inboxes[detokenizer].receive(0)
-                if received is None:
-                    break
-                self._received_at = time.monotonic()
-                self._detokenizers[detokenizer].add(DetokenizerField.MESSAGES_TAKEN)
-                if session is not None and session.serves:
-                    frames += self._adapted(session, *received)
-        if not frames or session is None or not session.serves:
-            return
-        head = self._encoder.encode(Outputs(session.id, detokenizer))
-        if not self._listener.send(session.peer, [head, *frames]):
-            self._held[detokenizer] = frames
-
     def _adapted(self, session: Session, output: StepOutput, tokens: Frame) -> list[Frame]:
         """Return a step as the server's engine would have sent it."""
         session.came(output)
-        self._slot.add(GatewayField.OUTPUTS)
         times = {id: shifted(each, session.clock_ahead) for id, each in output.times.items()}
         output = msgspec.structs.replace(output, engine=session.engine, times=times)
         return [self._encoder.encode(output), tokens]
@@ -218,9 +235,7 @@ class Gateway:
         if session.has_lapsed(now):
             self._end(session, "the server has not been heard for too long")
         elif session.serves:
-            if self._engine[CommonField.DEATHS] != self._num_deaths or not self._is_ready:
-                self._end(session, "its process has ended")
-            elif now >= self._status_at + STATUS_NS and session.differs(self._engine.work):
+            if session.differs(self._engine.work):
                 self._send_status(session)
         elif session.is_clock_known and self._is_idle:
             self._begin(session)
@@ -231,18 +246,12 @@ class Gateway:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the engine serves, has nothing to do, and nothing of it is on its way."""
+        """Whether the engine serves, has nothing to do, and nothing waits for it."""
         is_free = not self._engine[EngineField.IS_BUSY] and self._backlog() <= 0
-        return self._is_ready and is_free and not self._has_unread
-
-    @property
-    def _has_unread(self) -> bool:
-        """Whether outputs of the engine have not been sent on."""
-        return bool(self._held) or any(backlog() > 0 for backlog in self._unread)
+        return self._is_ready and is_free and not self._unread
 
     def _begin(self, session: Session) -> None:
         session.state = SessionState.SERVING
-        self._num_deaths = self._engine[CommonField.DEATHS]
         self._open_frontends(session)
         self._histograms_at = 0
         log.info("a server has the engine as its engine %d", session.engine)
@@ -252,13 +261,12 @@ class Gateway:
         """End a session and all that the engine does for it."""
         log.warning("the session ends: %s", why)
         for request in session.requests:
-            self._outbox.try_send(Abort(request))
+            self._unread.append((Abort(request), b""))
         self._close_frontends()
         session.state = SessionState.LOST
         self._send_status(session, why)
         self._lost = session.id
         self._session = None
-        self._held.clear()
 
     def _open_frontends(self, session: Session) -> None:
         """Have the engine know the server's frontends."""
@@ -272,18 +280,14 @@ class Gateway:
 
     def _send_status(self, session: Session, why: str = "") -> None:
         """Tell the peer of the session and of the engine."""
-        now = self._status_at = time.monotonic_ns()
+        now = time.monotonic_ns()
         frames: list[Frame] = []
         num_taken = session.num_tokens - max(self._backlog(), 0)  # before it counts as busy
         if session.serves:
             with_histograms = now >= self._histograms_at + HISTOGRAMS_NS
             if with_histograms:
                 self._histograms_at = now
-            frames = [
-                read_words(
-                    self._engine, session.clock_ahead, lambda: self._has_unread, with_histograms
-                )
-            ]
+            frames = [read_words(self._engine, session.clock_ahead, with_histograms)]
         elif not why and not self._is_idle:
             why = "the engine ends other requests" if self._is_ready else "the engine starts"
         status = SessionStatus(session.id, session.granted_at, now, session.state, why, num_taken)
@@ -297,8 +301,23 @@ class Gateway:
 
 def shifted(times: Times, clock_ahead: int) -> Times:
     """Return a sequence's times with those of its engine by the server's clock."""
-    moments = ("queued", "scheduled", "first_token")
-    known = {name: getattr(times, name) for name in moments}
     return msgspec.structs.replace(
-        times, **{name: at + clock_ahead for name, at in known.items() if at}
+        times,
+        queued=times.queued and times.queued + clock_ahead,
+        scheduled=times.scheduled and times.scheduled + clock_ahead,
+        first_token=times.first_token and times.first_token + clock_ahead,
     )
+
+
+class RemoteDetokenizer:
+    """The way of steps to a detokenizer, as an `Outbox` is.
+
+    Args:
+        send_all: sends steps with their frames as one message, waiting while there is no room.
+    """
+
+    def __init__(self, send_all: Callable[[Sequence[tuple[StepOutput, Frame]]], None]) -> None:
+        self.send_all = send_all
+
+    def close(self) -> None:
+        """Do nothing: the gateway stays as long as its process does."""
