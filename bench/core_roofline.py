@@ -23,6 +23,8 @@ from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
     KVDtype,
+)
+from headrace.engine_proc.worker.execution.held_formats import (
     WeightDtype,
     held_format,
 )

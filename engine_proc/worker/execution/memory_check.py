@@ -7,10 +7,12 @@ from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import (
+    matrix_bytes,
+)
+from headrace.engine_proc.worker.execution.held_formats import (
     WeightDtype,
     activation_bits,
     held_format,
-    matrix_bytes,
 )
 from headrace.engine_proc.worker.models.eagle import EAGLE3
 from headrace.engine_proc.worker.models.model import DecoderModel

@@ -24,8 +24,10 @@ from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution import memory_check
 from headrace.engine_proc.worker.execution.cpu_executor import (
     CpuExecutor,
-    WeightDtype,
     matrix_bytes,
+)
+from headrace.engine_proc.worker.execution.held_formats import (
+    WeightDtype,
 )
 from headrace.engine_proc.worker.execution.memory_check import (
     adapter_bytes,
