@@ -1,6 +1,6 @@
 // out[rows, 16 * blocks] = x[rows, cols] . packed blocks of fixed16, where `x` is fixed16 as well:
 // integers under a scale of each 256 columns. Weights have 13 bits. Activations have as many as
-// leave the dot of a unit in 32: 13 or 14 of numbers of a normal distribution, 16 beside an
+// leave the dot of a unit in 32: 13 or 14 of normally distributed numbers, 16 beside an
 // outlier. That is about the precision of fp16.
 //
 // The dot of a unit is an integer, so its order is free. Units are added in order, so a row has the

@@ -27,19 +27,13 @@ from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes, page_
 from headrace.engine_proc.worker.execution.cache_split import split_cache
 from headrace.engine_proc.worker.execution.cpu_adapters import CpuAdapters
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    CpuExecutor,
-    KVDtype,
-    prefers_fixed16,
-)
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, prefers_fixed16
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.eagle_executor import EagleExecutor
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Executor, Floats
 from headrace.engine_proc.worker.execution.fitted_vocabulary import FittedVocabulary
-from headrace.engine_proc.worker.execution.held_formats import (
-    WeightDtype,
-)
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.execution.loaded_model import (
     PAGE_TOKENS,
     LoadedModel,

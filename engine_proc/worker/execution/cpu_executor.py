@@ -1,8 +1,9 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
-Activations are fp32. Factors of a product are rounded only for weights in `int8` and `fixed16`, and
-on request: to bf16 for bf16 weights, to 16 bits for packed ones. Every sum has one order, so the
-logits of a token have the same bits with any batch mates, chunking and number of threads.
+Activations are fp32. Factors of a product are rounded for weights in `int8` and `fixed16`. On
+request they are for bf16 weights, to bf16, and for packed ones, to 16 bits. Every sum has one
+order, so the logits of a token have the same bits with any batch mates, chunking and number of
+threads.
 """
 
 import ctypes
@@ -34,20 +35,18 @@ from headrace.engine_proc.worker.execution.cpu_layers import (
 from headrace.engine_proc.worker.execution.cpu_mixture import why_not
 from headrace.engine_proc.worker.execution.eagle_executor import eagle_fields
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
-from headrace.engine_proc.worker.execution.held_formats import (
+from headrace.engine_proc.worker.execution.held_matrices import (
     BF12,
     FIXED16,
     FORMATS,
-    WeightDtype,
-    activation_bits,
-    held_format,
-    is_fixed16,
-)
-from headrace.engine_proc.worker.execution.held_matrices import (
     LANES,
     HeldMatrix,
     Place,
+    WeightDtype,
+    activation_bits,
+    held_format,
     held_matrices,
+    is_fixed16,
     is_vector,
     place_of,
 )

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    matrix_bytes,
-)
-from headrace.engine_proc.worker.execution.held_formats import (
+from headrace.engine_proc.worker.execution.cpu_executor import matrix_bytes
+from headrace.engine_proc.worker.execution.held_matrices import (
     WeightDtype,
     activation_bits,
     held_format,

@@ -13,11 +13,7 @@ from engine_configs import execution_config
 from safetensors.torch import load_file, save_file
 
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    CpuExecutor,
-    Isa,
-    UnsupportedSpec,
-)
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, Isa, UnsupportedSpec
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.model_opener import open_for
