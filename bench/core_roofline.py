@@ -20,12 +20,8 @@ from typing import Any
 from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    CpuExecutor,
-    KVDtype,
-    WeightDtype,
-    held_format,
-)
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype, held_format
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, least_bytes
 from headrace.engine_proc.worker.models.lowering import lower_config
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec

@@ -1,8 +1,8 @@
 """Measure texts embedded per second, beside sentence-transformers and fastembed.
 
 Method: texts of mixed length, log-normal around 40 words and cut at 256 tokens, are embedded by
-        all-MiniLM-L6-v2. Headrace is a server that gets all of them in one request, in fp32, with
-        `--dtype bfloat16` and with `--quantization int8`. The peers are processes of their own that
+        all-MiniLM-L6-v2. Headrace is a server that gets all of them in one request, as by default
+        and in fp32, bf16 and int8. The peers are processes of their own that
         call their library in fp32, in batches of 32, on all granted cores. Sentence-transformers
         sorts texts by length, and fastembed gets them sorted. Its ONNX file is exported from the
         same weights. The systems take turns. Vectors are compared with those of
@@ -42,9 +42,10 @@ WORDS = [
 ]
 MEDIAN_WORDS, SIGMA, MAX_WORDS = 40, 0.8, 240
 ANSWER_S = 300.0
-LEAST_COSINE = 0.9999  # of fp32; the others round
+EXACT, LEAST_COSINE = ("Headrace", "Headrace in fp32"), 0.9999  # the others round more
 OURS = {
-    "Headrace": ("--dtype", "float32"),
+    "Headrace": (),
+    "Headrace in fp32": ("--dtype", "float32"),
     "Headrace in bf16": ("--dtype", "bfloat16"),
     "Headrace in int8": ("--quantization", "int8"),
 }
@@ -249,7 +250,7 @@ def main() -> None:
         right = systems["sentence-transformers"].vectors
         cosines = {name: least_cosine(system.vectors, right) for name, system in systems.items()}
         print({name: round(cosine, 6) for name, cosine in cosines.items()})
-        assert cosines["Headrace"] >= LEAST_COSINE
+        assert min(cosines[name] for name in EXACT) >= LEAST_COSINE
         rates: dict[str, list[float]] = {name: [] for name in systems}
         roof = Roof(model, texts) if args.roof else None
         for _ in range(args.rounds):

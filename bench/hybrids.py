@@ -22,8 +22,9 @@ from core_roofline import weight_bytes
 from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes, state_bytes
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
 from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.models.lowering import lower_config
 from support.bandwidth import Bandwidth
 from support.random_weights import random_weights

@@ -86,6 +86,13 @@ int64_t headrace_cpu_matrix_bytes(int32_t format, int32_t rows, int32_t cols) {
            headrace::block_bytes(headrace::Format(format), cols);
 }
 
+// Whether products of fixed16 are faster here than those of fp32, or of bf16 with rounded
+// activations.
+int32_t headrace_cpu_prefers_fixed16(int32_t is_bf16) {
+    const headrace::Kernels *kernels = headrace::find_kernels(headrace::Isa::best);
+    return kernels->has_fast_fixed16 && !(is_bf16 && kernels->gemm_bf16);
+}
+
 // Whether a matrix of bf16, of which these are rows, is better stored as bf12.
 int32_t headrace_cpu_suits_bf12(void *model, const void *source, int32_t num_rows, int32_t cols) {
     return static_cast<Model *>(model)->kernels->gemm_bf12 &&

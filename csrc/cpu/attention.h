@@ -10,10 +10,8 @@
 
 namespace headrace {
 
-// Turn scores of keys [begin, begin + num_keys) into softmax numerators, zero where masked.
-template <class V>
-void softmax_row(float *scores, int num_keys, int first, int last, float softcap, float *maximum,
-                 float *sum) {
+// Mask the scores of keys [begin, begin + num_keys), and return the highest.
+template <class V> float mask_row(float *scores, int num_keys, int first, int last, float softcap) {
     const float minus_infinity = -__builtin_inff();
     if (softcap != 0.0f) {
         for (int i = 0; i < num_keys; i += lanes) {
@@ -31,14 +29,18 @@ void softmax_row(float *scores, int num_keys, int first, int last, float softcap
     for (int i = 0; i < num_keys; i += lanes) {
         highest = V::max(highest, V::load(scores + i));
     }
-    *maximum = V::highest(highest);
+    return V::highest(highest);
+}
+
+// Turn them into softmax numerators, and return their sum.
+template <class V> float exp_row(float *scores, int num_keys, float maximum) {
     auto total = V::set(0.0f);
     for (int i = 0; i < num_keys; i += lanes) {
-        const auto numerator = exp_of<V>(V::sub(V::load(scores + i), V::set(*maximum)));
+        const auto numerator = exp_of<V>(V::sub(V::load(scores + i), V::set(maximum)));
         V::store(scores + i, numerator);
         total = V::add(total, numerator);
     }
-    *sum = V::sum(total);
+    return V::sum(total);
 }
 
 template <class V>
@@ -89,7 +91,8 @@ template <class V> void score_keys(const AttentionTile &tile, const KeySpan &spa
     }
 }
 
-// Turn all rows' scores into numerators.
+// Turn all rows' scores into numerators. What a row needs of itself comes in two passes, so that
+// the processor works on several rows at a time.
 template <class V>
 void softmax_tile(const AttentionTile &tile, const KeySpan &span, float *scores,
                   const Partial &partial) {
@@ -99,14 +102,21 @@ void softmax_tile(const AttentionTile &tile, const KeySpan &span, float *scores,
         const int last = tile.last_key_of(row) - span.begin;
         float *row_scores = scores + row * segment_tokens;
         if (last < 0 || first >= num_keys) { // all in other segments
-            for (int i = 0; i < padded(num_keys); ++i) {
-                row_scores[i] = 0.0f;
-            }
+            std::fill_n(row_scores, padded(num_keys), -__builtin_inff());
             partial.maximum[row] = -__builtin_inff();
+        } else {
+            partial.maximum[row] =
+                mask_row<V>(row_scores, padded(num_keys), first, last, tile.softcap);
+        }
+    }
+    for (int row = 0; row < tile.rows(); ++row) {
+        float *row_scores = scores + row * segment_tokens;
+        const float maximum = partial.maximum[row];
+        if (maximum == -__builtin_inff()) {
+            std::fill_n(row_scores, padded(num_keys), 0.0f);
             partial.sum[row] = 0.0f;
         } else {
-            softmax_row<V>(row_scores, padded(num_keys), first, last, tile.softcap,
-                           partial.maximum + row, partial.sum + row);
+            partial.sum[row] = exp_row<V>(row_scores, padded(num_keys), maximum);
         }
         if (tile.is_rounded) {
             round_row<V>(row_scores, padded(num_keys), row_scores);

@@ -125,6 +125,14 @@ struct Avx512 {
     static void add_pairs(Ints &sum, Pairs x, Pairs weights) {
         asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(weights));
     }
+    static constexpr int fixed16_rows = 6, fixed16_blocks = 4;
+    // It is in a register here, and nothing behind it comes before.
+    static void hold(Ints &x) { asm volatile("" : "+v"(x) : : "memory"); }
+    static Pairs load_pairs(const uint8_t *p) { return _mm512_loadu_si512(p); }
+    static void store_int16(int16_t *p, Floats x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
+                            _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+    }
     static void store_pairs(const Int16Group &x, int32_t *pairs) {
         const auto wide = [&](int first) {
             return _mm512_cvtepi8_epi16(

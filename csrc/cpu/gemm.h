@@ -322,8 +322,9 @@ void gemm(Format format, const Operands &o, int rows, int num_blocks, float *dec
         return gemm_encoded<V, Bf16Block<V>>(o, rows, num_blocks, decoded);
     case Format::q8_0:
         return gemm_encoded<V, Q8Block<V>>(o, rows, num_blocks, decoded);
-    case Format::int8: // rounds activations too: gemm_int16.h
-    case Format::bf12: // is bf16 for all but few rows: few_rows.h
+    case Format::int8:    // rounds activations too: gemm_int16.h
+    case Format::fixed16: // likewise: gemm_fixed16.h
+    case Format::bf12:    // is bf16 for all but few rows: few_rows.h
         return;
     default:
         return with_block<V>(format, [&](auto block) {

@@ -11,8 +11,8 @@ constexpr int f32_rows = 8, f32_blocks = 3;
 
 // Rows of `x` in a tile. Three have one address, which the compiler shall not take apart: else each
 // row's is a register, of which there are too few.
-struct RowAddresses {
-    static constexpr int together = 3, count = (f32_rows + together - 1) / together;
+template <int num_rows> struct RowAddresses {
+    static constexpr int together = 3, count = (num_rows + together - 1) / together;
     const float *addresses[count];
     ptrdiff_t stride;
 
@@ -35,7 +35,7 @@ struct RowAddresses {
 // The outer products of `columns` columns of rows, and rows of blocks.
 template <class V, int columns>
 inline __attribute__((always_inline)) void
-add_columns(const Operands &o, const uint8_t *block, const RowAddresses &x,
+add_columns(const Operands &o, const uint8_t *block, const RowAddresses<f32_rows> &x,
             typename V::Floats (&sums)[f32_rows][f32_blocks]) {
 #pragma GCC unroll 2
     for (int j = 0; j < columns; ++j) {
@@ -90,7 +90,7 @@ template <class V> void f32_tile(const Operands &o) {
     start_sums<V>(o, sums);
     constexpr int step = 2; // columns
     constexpr size_t step_bytes = step * sizeof(sums[0][0]);
-    RowAddresses x(o.x, o.x_stride);
+    RowAddresses<f32_rows> x(o.x, o.x_stride);
     const uint8_t *block = o.blocks;
     for (const uint8_t *end = block + o.cols / step * step_bytes; block != end;
          block += step_bytes) {

@@ -16,17 +16,6 @@ namespace headrace {
 // Where groups have scales of their own, the dot of a group fits 32 bits: bytes times 15 bits.
 static_assert(quantized_group * 255LL * rounding_of(Format::q8_0, 16).most_steps <= INT32_MAX);
 
-// The largest size of `n` numbers.
-template <class V> float largest_of(const float *x, int n) {
-    const auto zero = V::set(0.0f);
-    auto sizes = zero;
-    for (int i = 0; i < n; i += lanes) {
-        const auto numbers = load_of<V>(x, i, n);
-        sizes = V::max(sizes, V::max(numbers, V::sub(zero, numbers)));
-    }
-    return V::highest(sizes);
-}
-
 // The sizes of `n` numbers in steps, summed up. It is exact, in any order: below 2^24.
 template <class V> int sum_of_steps(const float *x, int n, float inverse) {
     const auto zero = V::set(0.0f);

@@ -32,7 +32,9 @@ const Kernels &avx512_here() {
             mixed.gemm_int16 = avx2_kernels.gemm_int16;
             mixed.gemm_int8 = avx2_kernels.gemm_int8;
             mixed.quantize_row = avx2_kernels.quantize_row;
+            mixed.gemm_fixed16 = avx2_kernels.gemm_fixed16;
         }
+        mixed.has_fast_fixed16 = mixed.gemm_fixed16 == avx512_kernels.gemm_fixed16;
         const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
         if (has_bf16 && may_use_tiles()) {
             mixed.gemm_int16 = gemm_int16_by_tiles;

@@ -5,6 +5,7 @@
 #pragma once
 #include "cpu/attention.h"
 #include "cpu/delta_rule.h"
+#include "cpu/gemm_fixed16.h"
 #include "cpu/gemm_int16.h"
 #include "cpu/latent_segment.h"
 #include "cpu/rows.h"
@@ -23,6 +24,10 @@ struct Kernels {
     void (*gemm_int16)(Format, const Int16Operands &, int rows, int num_blocks, void *room);
     void (*gemm_int8)(const Int16Operands &, int rows, int num_blocks, void *room);
     void (*quantize_row)(const float *x, int cols, Rounding, Int16Group *groups);
+    // See gemm_fixed16.h; whether it takes half the time of products of floats.
+    void (*gemm_fixed16)(const Operands &, int rows, int num_blocks);
+    void (*round_to_fixed16)(const float *x, int cols, float *out);
+    bool has_fast_fixed16;
     // Null where such products are lacking or slow: rounded activations then remain floats.
     // `room` is as above.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks, void *room);
@@ -153,6 +158,8 @@ template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     kernels.gemm_int16 = gemm_int16<V>;
     kernels.gemm_int8 = gemm_int8<Byte>;
     kernels.quantize_row = quantize_row<V>;
+    kernels.gemm_fixed16 = gemm_fixed16<V>;
+    kernels.round_to_fixed16 = round_to_fixed16<V>;
     if constexpr (V::has_bf16) {
         kernels.gemm_bf16 = [](const Operands &o, int rows, int num_blocks, void *) {
             gemm_bf16<V>(o, rows, num_blocks);

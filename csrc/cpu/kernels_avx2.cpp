@@ -109,10 +109,12 @@ struct Avx2 {
     }
     // Numbers are 16 bits each, in the order of `Fours`.
     static void store_steps(Int16Group &group, int first, Floats x) {
-        const __m256i fours = _mm256_permute4x64_epi64(
-            _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xd8);
         auto *numbers = reinterpret_cast<__m256i *>(group.numbers + 2 * first);
-        _mm256_storeu_si256(numbers, even_first(fours));
+        _mm256_storeu_si256(numbers, even_first(to_int16(x)));
+    }
+    static __m256i to_int16(Floats x) {
+        return _mm256_permute4x64_epi64(
+            _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xd8);
     }
     static __m256i even_first(__m256i fours) {
         return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(fours, 0xd8), 0xd8);
@@ -185,6 +187,12 @@ struct Avx2 {
     static __m256i same_pair(int32_t pair) { return _mm256_set1_epi32(pair); }
     static void add_pairs(Ints &sum, __m256i x, const Pairs &weights) {
         sum = plus(sum, {_mm256_madd_epi16(weights.low, x), _mm256_madd_epi16(weights.high, x)});
+    }
+    static constexpr int fixed16_rows = 4, fixed16_blocks = 1;
+    static void hold(Ints &) {}
+    static Pairs load_pairs(const uint8_t *p) { return {eight_words(p), eight_words(p + 32)}; }
+    static void store_int16(int16_t *p, Floats x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), to_int16(x));
     }
     static void store_pairs(const Int16Group &x, int32_t *pairs) {
         std::memcpy(pairs, x.numbers, sizeof x.numbers);

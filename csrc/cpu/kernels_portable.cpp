@@ -125,6 +125,33 @@ struct Portable {
             std::memcpy(group.numbers + 2 * (first + i), &number, 2);
         }
     }
+    static constexpr int fixed16_rows = 2, fixed16_blocks = 1;
+    struct Pairs {
+        int16_t number[2 * lanes];
+    };
+    static void hold(Ints &) {}
+    static Pairs load_pairs(const uint8_t *p) {
+        Pairs pairs;
+        std::memcpy(pairs.number, p, sizeof pairs.number);
+        return pairs;
+    }
+    static Pairs same_pair(int32_t pair) {
+        Pairs pairs;
+        for (int i = 0; i < lanes; ++i) {
+            std::memcpy(pairs.number + 2 * i, &pair, 4);
+        }
+        return pairs;
+    }
+    static void add_pairs(Ints &sum, const Pairs &x, const Pairs &weights) {
+        for (int i = 0; i < 2 * lanes; ++i) {
+            sum.lane[i / 2] += x.number[i] * weights.number[i];
+        }
+    }
+    static void store_int16(int16_t *p, const Floats &x) {
+        for (int i = 0; i < lanes; ++i) {
+            p[i] = int16_t(std::nearbyintf(x.lane[i]));
+        }
+    }
     static Dots dots(int32_t x) { return steps(x); }
     template <class Body> static Fours each_byte(const Body &body) {
         Fours result;

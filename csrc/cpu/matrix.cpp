@@ -86,6 +86,35 @@ void pack_int8_row(int cols, const float *source, uint8_t *group, int lane) {
     }
 }
 
+// Where a block of fixed16 has the scale of a lane, and its number of a column.
+uint8_t *fixed16_scale(uint8_t *block, int lane, int col) {
+    return block + col / fixed16_unit * fixed16_unit_bytes + 4 * lane;
+}
+
+uint8_t *fixed16_number(uint8_t *block, int lane, int col) {
+    const int k = col % fixed16_unit;
+    return fixed16_scale(block, lane, col) + fixed16_header_bytes + k / 2 * fixed16_pair_bytes +
+           k % 2 * 2;
+}
+
+void pack_fixed16_row(int cols, const float *source, uint8_t *block, int lane) {
+    for (int k = 0; k < cols; k += fixed16_unit) {
+        const int end = std::min(cols, k + fixed16_unit);
+        float largest = 0.0f;
+        for (int i = k; i < end; ++i) {
+            largest = std::max(largest, std::fabs(source[i]));
+        }
+        const float scale = largest / fixed16_steps;
+        const float inverse = largest > 0.0f ? fixed16_steps / largest : 0.0f;
+        std::memcpy(fixed16_scale(block, lane, k), &scale, 4);
+        for (int i = k; i < end; ++i) {
+            // Adding 1.5 * 2^23 rounds to nearest, ties to even.
+            const auto steps = int16_t((source[i] * inverse + 0x1.8p23f) - 0x1.8p23f);
+            std::memcpy(fixed16_number(block, lane, i), &steps, 2);
+        }
+    }
+}
+
 constexpr int tile_cols = 64; // that are packed at a time
 
 template <class Stored, class Number, Number (*convert)(Stored)>
@@ -226,14 +255,15 @@ void pack_numbers(Matrix &matrix, int first_row, int num_rows, const NumberRows 
 }
 
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source) {
-    if (matrix.format != Format::int8) {
+    if (matrix.format != Format::int8 && matrix.format != Format::fixed16) {
         const int64_t stride = int64_t(matrix.cols) * int64_t(sizeof(float));
         pack_numbers(matrix, first_row, num_rows, {NumberType::f32, stride, source});
         return;
     }
     for (int row = first_row; row < first_row + num_rows; ++row, source += matrix.cols) {
         uint8_t *block = const_cast<uint8_t *>(matrix.block(row / lanes));
-        pack_int8_row(matrix.cols, source, block, row % lanes);
+        const auto pack = matrix.format == Format::int8 ? pack_int8_row : pack_fixed16_row;
+        pack(matrix.cols, source, block, row % lanes);
     }
 }
 
@@ -277,6 +307,14 @@ void unpack_row(const Matrix &matrix, int row, float *out) {
         case Format::int8:
             out[k] = int8_number(block, lane, k);
             break;
+        case Format::fixed16: {
+            float scale;
+            int16_t steps;
+            std::memcpy(&scale, fixed16_scale(block, lane, k), 4);
+            std::memcpy(&steps, fixed16_number(block, lane, k), 2);
+            out[k] = scale * float(steps);
+            break;
+        }
         default:
             out[k] = gguf_number(matrix.format, block, lane, k);
         }

@@ -26,6 +26,8 @@
 //   mxfp4  [cols / 32] of { [16] uint8 exponent, [4][16] uint32 of eight nibbles, as iq4_nl }
 //   int8   [cols / 32, rounded up] of { [16] fp16 scale, [8][16][4] uint8, 128 more than the number
 //   }
+//   fixed16  [cols / 256, rounded up] of { [16] float scale, [128][16][2] int16 }, the last one
+//          of as many pairs of cols as are left
 // In a word, the lowest bits of its bytes are those of the first four columns, the bits above them
 // those of the next four. High bits lie in the same order.
 #pragma once
@@ -68,7 +70,8 @@ enum class Format : int32_t {
     iq4_xs,
     mxfp4,
     int8,
-    bf12
+    bf12,
+    fixed16
 };
 
 // Of a block with codes: `unit` columns lie behind one header, `group` of them share a scale. A
@@ -125,6 +128,14 @@ constexpr Packing packing_of(Format format) {
     }
 }
 
+// Of fixed16: columns that share a scale, whose largest number is so many steps.
+constexpr int fixed16_unit = super_block, fixed16_steps = 4095;
+constexpr size_t fixed16_header_bytes = 4 * lanes, fixed16_pair_bytes = 4 * lanes;
+constexpr size_t fixed16_unit_bytes = fixed16_header_bytes + fixed16_unit / 2 * fixed16_pair_bytes;
+constexpr int units_of(int cols) {
+    return (cols + fixed16_unit - 1) / fixed16_unit;
+}
+
 constexpr size_t block_bytes(Format format, int cols) {
     const size_t groups = size_t(cols) / quantized_group;
     switch (format) {
@@ -136,6 +147,8 @@ constexpr size_t block_bytes(Format format, int cols) {
         return groups * (lanes * 2 + quantized_group * lanes);
     case Format::int8:
         return groups_of(cols) * (lanes * 2 + quantized_group * lanes);
+    case Format::fixed16:
+        return units_of(cols) * fixed16_header_bytes + size_t(cols + 1) / 2 * fixed16_pair_bytes;
     case Format::bf12:
         return bf12_header_bytes(cols) + size_t(cols) / bf12_cols * bf12_unit_bytes;
     default:
@@ -211,8 +224,8 @@ struct NumberRows {
 void pack_numbers(Matrix &matrix, int first_row, int num_rows, const NumberRows &source);
 
 // The same from row-major `source`, for matrices of any format.
-// The source of f32, bf16 and int8 is fp32; that of bf16 may be bf16, that of int8 Q8_0. The source
-// of bf12 is bf16 alone; others are GGUF blocks.
+// The source of f32, bf16, int8 and fixed16 is fp32; that of bf16 may be bf16, that of int8 Q8_0.
+// The source of bf12 is bf16 alone; others are GGUF blocks.
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source);
 

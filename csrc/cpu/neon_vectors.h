@@ -121,6 +121,31 @@ struct Neon {
         return each_int([&](int i) { return vaddq_s32(a.part[i], b.part[i]); });
     }
 
+    // Two columns of four lanes each, in 16 bits.
+    static constexpr int fixed16_rows = 4, fixed16_blocks = 1;
+    struct Pairs {
+        int16x8_t part[4];
+    };
+    INLINED void hold(Ints &) {}
+    INLINED Pairs load_pairs(const uint8_t *p) {
+        const auto *numbers = reinterpret_cast<const int16_t *>(p);
+        return {{vld1q_s16(numbers), vld1q_s16(numbers + 8), vld1q_s16(numbers + 16),
+                 vld1q_s16(numbers + 24)}};
+    }
+    INLINED int16x8_t same_pair(int32_t pair) { return vreinterpretq_s16_s32(vdupq_n_s32(pair)); }
+    INLINED void add_pairs(Ints &sum, int16x8_t x, const Pairs &weights) {
+        for (int i = 0; i < 4; ++i) {
+            const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(weights.part[i]));
+            const int32x4_t high = vmull_high_s16(x, weights.part[i]);
+            sum.part[i] = vaddq_s32(sum.part[i], vpaddq_s32(low, high));
+        }
+    }
+    INLINED void store_int16(int16_t *p, Floats x) {
+        for (int i = 0; i < 4; ++i) {
+            vst1_s16(p + 4 * i, vmovn_s32(vcvtnq_s32_f32(x.part[i])));
+        }
+    }
+
     static constexpr int panel_rows = 0;
     // Four sums of a lane, one for each column of four.
     struct Dots {

@@ -17,8 +17,9 @@ constexpr int most_rows_cut_finely = 2;
 // Products of fewer rows wait for memory, and those of fewer blocks take little time.
 constexpr int fewest_packed_rows = 65, fewest_packed_blocks = 32;
 
-constexpr int tile_unit = 6;  // a full tile of one row
-constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
+constexpr int tile_unit = 6;           // a full tile of one row
+constexpr int fixed16_unit_blocks = 4; // likewise, of fixed16
+constexpr int head_unit = 12;          // whole tiles, and whole blocks of logits
 static_assert(head_unit * lanes % block_tokens == 0);
 static_assert(tile_unit * lanes % quantized_group == 0); // see round_columns
 constexpr int super_unit = super_block / lanes;          // likewise, where they share a scale
@@ -113,8 +114,17 @@ bool rounds_to_integers(const StepState &state, const Matrix &weight) {
            (state.config.activation_bits != 0 && packing_of(weight.format).unit != 0);
 }
 
+bool is_fixed16(const Matrix *weight) {
+    return weight->format == Format::fixed16;
+}
+
+// Whether it multiplies `rounded` rows.
+bool reads_rounded(const StepState &state, const Matrix &weight) {
+    return is_fixed16(&weight) || rounds_to_bf16(state, weight);
+}
+
 int most_rows(const StepState &state, const Matrix &weight) {
-    const bool is_rounded = rounds_to_bf16(state, weight) || rounds_to_integers(state, weight);
+    const bool is_rounded = reads_rounded(state, weight) || rounds_to_integers(state, weight);
     return is_rounded ? rounded_rows_per_part : rows_per_part;
 }
 
@@ -134,6 +144,14 @@ Rounding integers_of(const StepState &state, Factors weights) {
 void round_columns(const StepState &state, const float *numbers, const Activations &x,
                    Factors weights, int row, int first, int n) {
     const Kernels &kernels = *state.model.kernels;
+    float *rounded = x.rounded + size_t(row) * x.stride;
+    const auto num_fixed16 = std::count_if(weights.begin(), weights.end(), is_fixed16);
+    if (num_fixed16 > 0) { // so none is bf16
+        kernels.round_to_fixed16(numbers, n, rounded + first / fixed16_unit * fixed16_unit_words);
+    }
+    if (size_t(num_fixed16) == weights.size()) {
+        return;
+    }
     if (const Rounding to = integers_of(state, weights); to.columns > 0) {
         Int16Group *groups = x.quantized + size_t(row) * groups_of((*weights.begin())->cols);
         kernels.quantize_row(numbers, n, to, groups + first / quantized_group);
@@ -141,7 +159,6 @@ void round_columns(const StepState &state, const float *numbers, const Activatio
     if (std::any_of(weights.begin(), weights.end(), [&](const Matrix *weight) {
             return rounds_to_bf16(state, *weight) || adapters_read_bf16(state, *weight);
         })) {
-        float *rounded = x.rounded + size_t(row) * x.stride;
         kernels.round_row(numbers, n, rounded + (kernels.gemm_bf16 ? first / 2 : first));
     }
 }
@@ -173,7 +190,8 @@ void pack_rows(StepState &state, int rows, const std::vector<Linear *> &products
 
 // Blocks of a part whose columns are rounded for `next`, where they are computed.
 int unit_before(const StepState &state, Factors next) {
-    return integers_of(state, next).columns > quantized_group ? super_unit : tile_unit;
+    const bool has_units = std::any_of(next.begin(), next.end(), is_fixed16);
+    return has_units || integers_of(state, next).columns > quantized_group ? super_unit : tile_unit;
 }
 
 // Of weights that lie as the kernels read them.
@@ -216,7 +234,9 @@ void multiply_bf12(const Kernels &kernels, bool is_rounded, const Operands &o, i
 
 void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, const Operands &o,
                      int rows, int num_blocks, float *scratch) {
-    if (format == Format::bf12) {
+    if (format == Format::fixed16) {
+        kernels.gemm_fixed16(o, rows, num_blocks);
+    } else if (format == Format::bf12) {
         multiply_bf12(kernels, is_rounded, o, rows, num_blocks, scratch);
     } else {
         multiply_plain(kernels, format, is_rounded, o, rows, num_blocks, scratch);
@@ -270,7 +290,7 @@ void copy_activations(const StepState &state, const Activations &x, int row, Fac
     bool is_quantized = false, is_rounded = false, is_exact = false;
     for (const Matrix *weight : weights) {
         const bool quantizes = rounds_to_integers(state, *weight);
-        const bool rounds = rounds_to_bf16(state, *weight);
+        const bool rounds = reads_rounded(state, *weight);
         is_quantized = is_quantized || quantizes;
         is_rounded = is_rounded || rounds || adapters_read_bf16(state, *weight);
         is_exact = is_exact || !(quantizes || rounds) || adapters_read_floats(state, *weight);
@@ -280,8 +300,7 @@ void copy_activations(const StepState &state, const Activations &x, int row, Fac
                     out.quantized + size_t(out_row) * num_groups);
     }
     if (is_rounded) {
-        const int n = state.model.kernels->gemm_bf16 ? padded(cols) / 2 : padded(cols);
-        std::copy_n(x.rounded + size_t(row) * x.stride, n,
+        std::copy_n(x.rounded + size_t(row) * x.stride, padded(cols),
                     out.rounded + size_t(out_row) * out.stride);
     }
     if (is_exact) {
@@ -302,8 +321,9 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     float *scratch = state.model.workspace.scratch[part.thread].as<float>();
     const int column = part.block * lanes;
     const bool has_bias = p.bias && !p.bias->empty();
-    // Of whole blocks, tiles of fp32 add it. An adapter's gain is not of the bias.
-    const bool is_added = has_bias && weight.format == Format::f32 && !p.shrunk.rows &&
+    // Of whole blocks, tiles of fp32 and fixed16 add it. An adapter's gain is not of the bias.
+    const bool adds_bias = weight.format == Format::f32 || is_fixed16(&weight);
+    const bool is_added = has_bias && adds_bias && !p.shrunk.rows &&
                           int(p.bias->size()) >= column + part.blocks * lanes;
     if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
@@ -317,7 +337,7 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
                                             scratch);
         }
     } else {
-        const bool is_rounded = rounds_to_bf16(state, weight);
+        const bool is_rounded = reads_rounded(state, weight);
         const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(part.row) * p.x.stride;
         const uint8_t *tiles =
             p.tiles ? p.tiles + part.row / band_rows * band_bytes(weight.cols) : nullptr;
@@ -349,8 +369,10 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> given) 
         total += blocks_of(p.weight.rows);
     }
     // A small matrix, such as a router, is cut for all threads.
-    const int unit = std::clamp(total / state.model.pool.num_threads(), 1, tile_unit);
-    each_part(state.model.pool, {{rows, total}}, most_rows(state, products.begin()->weight), unit,
+    const Matrix &first = products.begin()->weight;
+    const int full = is_fixed16(&first) ? fixed16_unit_blocks : tile_unit;
+    const int unit = std::clamp(total / state.model.pool.num_threads(), 1, full);
+    each_part(state.model.pool, {{rows, total}}, most_rows(state, first), unit,
               [&](int, const ProductPart &part) {
                   int block = part.block;
                   for (const Product &p : products) {
@@ -386,7 +408,7 @@ size_t room_for_gates(int num_rows) {
 
 void multiply_gated_part(StepState &state, const GatedProduct &p, const ProductPart &part) {
     const Matrix &next = p.next;
-    const bool is_rounded = rounds_to_bf16(state, next) || rounds_to_integers(state, next);
+    const bool is_rounded = reads_rounded(state, next) || rounds_to_integers(state, next);
     const bool is_read_rounded = is_rounded || adapters_read_bf16(state, next);
     const bool is_read_exact = !is_rounded || adapters_read_floats(state, next);
     const int width = part.blocks * lanes, stride = stride_of(width),

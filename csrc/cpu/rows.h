@@ -56,6 +56,17 @@ template <class V> float squares_of(const float *x, int n, float mean) {
     });
 }
 
+// The largest size of `n` numbers.
+template <class V> float largest_of(const float *x, int n) {
+    const auto zero = V::set(0.0f);
+    auto sizes = zero;
+    for (int i = 0; i < n; i += lanes) {
+        const auto numbers = load_of<V>(x, i, n);
+        sizes = V::max(sizes, V::max(numbers, V::sub(zero, numbers)));
+    }
+    return V::highest(sizes);
+}
+
 // out = x / rms(x) * weight, or (x - mean) / std * weight for a LayerNorm. May be in place.
 template <class V>
 void norm_row(const float *x, const float *weight, int n, float eps, bool layer_norm, float *out) {

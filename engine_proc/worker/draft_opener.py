@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.config.process_configs import ExecutionConfig
-from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import (
     GIB,
     adapter_bytes,

@@ -9,11 +9,8 @@ from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.backend_selection import chosen
 from headrace.engine_proc.worker.device_selection import NAMES, place
 from headrace.engine_proc.worker.draft_opener import BY_MODELS, draft_bytes, open_draft
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    activation_bits,
-    held_format,
-    matrix_bytes,
-)
+from headrace.engine_proc.worker.execution.cpu_executor import matrix_bytes
+from headrace.engine_proc.worker.execution.held_matrices import activation_bits, held_format
 from headrace.engine_proc.worker.execution.memory_check import (
     adapter_bytes,
     core_bytes,

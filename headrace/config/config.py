@@ -140,8 +140,8 @@ class ServerConfig:
     )
     dtype: str = flag(
         "auto",
-        "type of matrix products; auto is as stored, on GPUs float16 or bfloat16; float16 is "
-        "for GPUs",
+        "type of products; auto is as stored, of encoders int16 where faster, on GPUs "
+        "float16 or bfloat16; float16 is for GPUs",
         DTYPES,
     )
     quantization: str = flag(

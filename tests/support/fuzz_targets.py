@@ -37,7 +37,7 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf_tensors as gguf_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import StoredTensor
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
@@ -449,7 +449,7 @@ def compute_token(model: DecoderModel) -> None:
         model.weights,
         num_pages=1,
         page_tokens=16,
-        weight_dtype=WeightDtype.PACKED,
+        weight_dtype="packed",
         kv_dtype=KVDtype.BFLOAT16,
         rounds_activations=True,
         threads=1,

@@ -88,7 +88,7 @@ def test_floats_and_base64_are_the_same_numbers(server: RunningServer) -> None:
 def test_fewer_dimensions_are_the_first_ones(server: RunningServer, expected: Vectors) -> None:
     (item,) = post(server, input=TEXTS[0], dimensions=32).json()["data"]
     part = expected[0, :32] / np.linalg.norm(expected[0, :32])
-    np.testing.assert_allclose(item["embedding"], part, atol=1e-4)
+    np.testing.assert_allclose(item["embedding"], part, atol=5e-4)
 
 
 def test_what_else_is_asked_at_the_same_time_changes_nothing(
@@ -97,7 +97,7 @@ def test_what_else_is_asked_at_the_same_time_changes_nothing(
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda text: post(server, input=text).json(), TEXTS * 4))
     vectors = np.array([answer["data"][0]["embedding"] for answer in answers])
-    np.testing.assert_allclose(vectors, np.tile(expected, (4, 1)), atol=1e-4)
+    np.testing.assert_allclose(vectors, np.tile(expected, (4, 1)), atol=5e-4)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,13 @@ import numpy as np
 from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel, open_adapter
 from headrace.engine_proc.worker.adapters.low_rank import LowRank, LowRanks
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight
-from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, CpuExecutor
-from headrace.engine_proc.worker.execution.held_matrices import OUTER_MATRICES, Place, place_of
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.held_matrices import (
+    FORMATS,
+    OUTER_MATRICES,
+    Place,
+    place_of,
+)
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.native_core import check_structs, load_core
 

@@ -1,8 +1,9 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
-Activations are fp32. Factors of a product are rounded only for `int8` weights and on request: to
-bf16 for bf16 weights, to 16 bits for packed ones. Every sum has one order, so the logits of a token
-have the same bits with any batch mates, chunking and number of threads.
+Activations are fp32. Factors of a product are rounded for weights in `int8` and `fixed16`. On
+request they are for bf16 weights, to bf16, and for packed ones, to 16 bits. Every sum has one
+order, so the logits of a token have the same bits with any batch mates, chunking and number of
+threads.
 """
 
 import ctypes
@@ -35,10 +36,17 @@ from headrace.engine_proc.worker.execution.cpu_mixture import why_not
 from headrace.engine_proc.worker.execution.eagle_executor import eagle_fields
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.held_matrices import (
+    BF12,
+    FIXED16,
+    FORMATS,
     LANES,
     HeldMatrix,
     Place,
+    WeightDtype,
+    activation_bits,
+    held_format,
     held_matrices,
+    is_fixed16,
     is_vector,
     place_of,
 )
@@ -56,7 +64,6 @@ from headrace.system.machine import usable_cores
 
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
-GROUP = 32  # numbers under one scale, of Q8_0 and Q4_0
 WAITING_WEIGHTS = 64  # that are being packed, or will be next
 WAITING_THREADS = 4  # that wait for files while others pack
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
@@ -65,17 +72,6 @@ KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilitie
 
 class UnsupportedSpec(ModelError):
     """The spec has a field that this executor cannot honor; the text names it."""
-
-
-class WeightDtype(StrEnum):
-    """The format of weights in memory."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are rounded likewise
-    INT8_WEIGHT_ONLY = "int8_weight_only"  # as Q8_0, where more than 8 bits are stored
-    PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
-    INT4 = "int4"  # as Q4_0, where 8 bits or more are stored
 
 
 class KVDtype(StrEnum):
@@ -102,13 +98,6 @@ PLACEMENTS = tuple(NormPlacement)
 QK_NORMS = tuple(QKNorm)
 STEP_PARTS = ("rows", "products", "attention", "experts", "head", "waiting")
 ACTIVATIONS = tuple(Activation)
-FORMATS: tuple[Format | None, ...] = (
-    Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1,
-    Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K,
-    Format.Q3_K, Format.IQ4_NL, Format.IQ4_XS, Format.MXFP4,
-    None,  # int8, which no file has
-)  # fmt: skip
-BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
 SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 
 
@@ -316,6 +305,8 @@ class CpuExecutor:
             reader.read(sample(first))
         ):
             number = BF12
+        elif self.weight_dtype == WeightDtype.FIXED16 and is_fixed16(matrix):
+            number = FIXED16
         where = (self.model, matrix.place.layer, matrix.place.slot)
         if not self.core.headrace_cpu_allocate(*where, number, matrix.num_rows, first.shape[1]):
             raise MemoryError(f"weight {matrix.names[0]!r} does not fit")
@@ -515,46 +506,11 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
             raise UnsupportedSpec(why)
 
 
-def activation_bits(dtype: WeightDtype, rounds_activations: bool) -> int:
-    """Return how many bits activations have where they meet quantized weights; 0: fp32."""
-    if dtype == WeightDtype.INT8:
-        return 8
-    return 16 if rounds_activations and dtype != WeightDtype.INT8_WEIGHT_ONLY else 0
-
-
-def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) -> Format | None:
-    """Return the format in which a stored matrix is held; None is int8, which no file has.
-
-    Q8_0 is int8 as it is, in another order.
-    """
-    stored = tensor.format if tensor.format in FORMATS else Format.F32
-    match dtype:
-        case WeightDtype.INT8:
-            return None
-        case WeightDtype.INT8_WEIGHT_ONLY:
-            is_wide = stored in (Format.F32, Format.BF16)
-            return Format.Q8_0 if is_wide and tensor.shape[1] % GROUP == 0 else stored
-        case WeightDtype.INT4:
-            is_wide = stored in (Format.F32, Format.BF16, Format.Q8_0)
-            return Format.Q4_0 if is_wide and tensor.shape[1] % GROUP == 0 else stored
-        case WeightDtype.PACKED:
-            return None if stored == Format.Q8_0 and rounds_to_integers else stored
-        case WeightDtype.FLOAT32:
-            return Format.F32
-        case WeightDtype.BFLOAT16:
-            return Format.BF16
-
-
-def held_format(
-    name: str, tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool
-) -> Format | None:
-    """Return the format in which a matrix is held.
-
-    Routers are multiplied in fp32; embeddings of positions and types are added in it.
-    """
-    if name.endswith("router") or name in ("positions", "token_types"):
-        return Format.F32
-    return packed_format(tensor, dtype, rounds_to_integers)
+def prefers_fixed16(model_format: Format) -> bool:
+    """Return whether `FIXED16` is faster here than what weights of a format take as stored."""
+    is_wide = model_format in (Format.F32, Format.F16, Format.BF16)
+    is_bf16 = model_format == Format.BF16
+    return is_wide and bool(declared_core().headrace_cpu_prefers_fixed16(is_bf16))
 
 
 def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
@@ -580,6 +536,7 @@ def declared_core() -> ctypes.CDLL:
         ("destroy", None, (c_void_p,)),
         ("isa", c_int32, (c_void_p,)),
         ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),
+        ("prefers_fixed16", c_int32, (c_int32,)),
         ("matrix_bytes", c_int64, (c_int32, c_int32, c_int32)),
         ("suits_bf12", c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
         ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),

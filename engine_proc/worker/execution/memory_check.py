@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
-from headrace.engine_proc.worker.execution.cpu_executor import (
+from headrace.engine_proc.worker.execution.cpu_executor import matrix_bytes
+from headrace.engine_proc.worker.execution.held_matrices import (
     WeightDtype,
     activation_bits,
     held_format,
-    matrix_bytes,
 )
 from headrace.engine_proc.worker.models.eagle import EAGLE3
 from headrace.engine_proc.worker.models.model import DecoderModel

@@ -8,7 +8,7 @@ from engine_configs import execution_config
 from foreseeing_models import save_foreseeing
 
 from headrace.engine_proc.worker.draft_opener import bytes_beside, draft_bytes, open_draft
-from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import (
     check_weights,
     core_bytes,

@@ -27,9 +27,10 @@ from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, WeightDtype
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.eagle_executor import EagleExecutor
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.execution.mtp_executor import MtpExecutor
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
 from headrace.engine_proc.worker.models.eagle import open_eagle

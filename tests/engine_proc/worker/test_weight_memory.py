@@ -11,7 +11,8 @@ from random_decoders import LATENTS, MIXTURES, random_weights
 
 from headrace.config.model_card import find_demo_model
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.execution.cpu_executor import FORMATS, matrix_bytes
+from headrace.engine_proc.worker.execution.cpu_executor import matrix_bytes
+from headrace.engine_proc.worker.execution.held_matrices import FORMATS
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.weight_memory import (
     HeldWeights,

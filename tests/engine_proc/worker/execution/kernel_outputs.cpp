@@ -32,7 +32,7 @@ void check(bool is_right, const std::string &name) {
     }
 }
 
-enum class Path { floats, rounded, int16, int8 };
+enum class Path { floats, rounded, int16, int8, fixed16 };
 
 // A product of activations and a matrix, with some rows of the one and blocks of the other.
 class Product {
@@ -48,6 +48,9 @@ public:
             float *x = x_.data() + size_t(row) * stride_;
             if (path == Path::rounded) {
                 kernels.round_row(x, cols, rounded.data());
+                std::copy(rounded.begin(), rounded.end(), x);
+            } else if (path == Path::fixed16) {
+                kernels.round_to_fixed16(x, cols, rounded.data());
                 std::copy(rounded.begin(), rounded.end(), x);
             } else if (path != Path::floats) {
                 kernels.quantize_row(x, cols, rounding_of(format, path == Path::int8 ? 8 : 16),
@@ -73,6 +76,8 @@ public:
             kernels_.gemm_int8(integers, rows, blocks, panels_.as<void>());
         } else if (path_ == Path::int16) {
             kernels_.gemm_int16(weight_.format, integers, rows, blocks, panels_.as<void>());
+        } else if (path_ == Path::fixed16) {
+            kernels_.gemm_fixed16(o, rows, blocks);
         } else if (path_ == Path::rounded && kernels_.gemm_bf16) {
             kernels_.gemm_bf16(o, rows, blocks, panels_.as<void>());
         } else {
@@ -122,6 +127,10 @@ void try_products(const Kernels &kernels) {
             if (kind.format == Format::int8) {
                 try_path(Path::int16, "int16");
                 try_path(Path::int8, "int8");
+                continue;
+            }
+            if (kind.format == Format::fixed16) {
+                try_path(Path::fixed16, "fixed16");
                 continue;
             }
             try_path(Path::floats, "floats");

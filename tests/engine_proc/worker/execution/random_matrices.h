@@ -37,21 +37,14 @@ struct Stored {
 };
 
 inline const Stored stored[] = {
-    {"f32", Format::f32, 1, 4, {}},
-    {"bf16", Format::bf16, 1, 4, {}},
-    {"int8", Format::int8, 1, 4, {}},
-    {"q8_0", Format::q8_0, 32, 34, {0}},
-    {"q4_0", Format::q4_0, 32, 18, {0}},
-    {"q4_1", Format::q4_1, 32, 20, {0, 2}},
-    {"q5_0", Format::q5_0, 32, 22, {0}},
-    {"q5_1", Format::q5_1, 32, 24, {0, 2}},
-    {"q2_k", Format::q2_k, 256, 84, {80, 82}},
-    {"q3_k", Format::q3_k, 256, 110, {108}},
-    {"q4_k", Format::q4_k, 256, 144, {0, 2}},
-    {"q5_k", Format::q5_k, 256, 176, {0, 2}},
-    {"q6_k", Format::q6_k, 256, 210, {208}},
-    {"iq4_nl", Format::iq4_nl, 32, 18, {0}},
-    {"iq4_xs", Format::iq4_xs, 256, 136, {0}},
+    {"f32", Format::f32, 1, 4, {}},           {"bf16", Format::bf16, 1, 4, {}},
+    {"int8", Format::int8, 1, 4, {}},         {"fixed16", Format::fixed16, 1, 4, {}},
+    {"q8_0", Format::q8_0, 32, 34, {0}},      {"q4_0", Format::q4_0, 32, 18, {0}},
+    {"q4_1", Format::q4_1, 32, 20, {0, 2}},   {"q5_0", Format::q5_0, 32, 22, {0}},
+    {"q5_1", Format::q5_1, 32, 24, {0, 2}},   {"q2_k", Format::q2_k, 256, 84, {80, 82}},
+    {"q3_k", Format::q3_k, 256, 110, {108}},  {"q4_k", Format::q4_k, 256, 144, {0, 2}},
+    {"q5_k", Format::q5_k, 256, 176, {0, 2}}, {"q6_k", Format::q6_k, 256, 210, {208}},
+    {"iq4_nl", Format::iq4_nl, 32, 18, {0}},  {"iq4_xs", Format::iq4_xs, 256, 136, {0}},
     {"mxfp4", Format::mxfp4, 32, 17, {}},
 };
 

@@ -13,7 +13,7 @@ from engine_configs import execution_config
 from safetensors.torch import load_file, save_file
 
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, Isa, UnsupportedSpec
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.model_opener import open_for
@@ -51,6 +51,7 @@ GEMMA = {
     "use_bidirectional_attention": True,
     "initializer_range": 0.1,
 }
+LEAST_COSINE = 0.9999  # of what is rounded to 16 bits
 LENGTHS = [1, 5, 300, 33, 17]  # of one page and of several, of one segment and of two
 RANDOM = np.random.default_rng(0)
 IDS = [RANDOM.integers(4, 100, length).tolist() for length in LENGTHS]
@@ -91,6 +92,12 @@ def opened(folder: Path, **options: Any) -> Embedder:
     )
 
 
+def least_cosine(embedder: Embedder, expected: Floats, texts: list[list[int]] = IDS) -> float:
+    found = embedder.embed(flatten(texts))
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(axis=1) / lengths).min())
+
+
 def hidden_of(model: Any, text: Sequence[int]) -> Floats:
     with torch.inference_mode():
         hidden: Floats = model(torch.tensor([text])).last_hidden_state[0].numpy()
@@ -105,6 +112,49 @@ def test_a_family_s_vectors_are_transformers(
     vectors = opened(tmp_path).embed(flatten(IDS))
     expected = np.stack([hidden_of(model, text).mean(axis=0) for text in IDS])
     np.testing.assert_allclose(vectors, expected, atol=2e-5)
+    assert least_cosine(opened(tmp_path, weight_dtype="fixed16"), expected) >= LEAST_COSINE
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_minilm_s_vectors_in_16_bits_are_transformers(isa: Isa) -> None:
+    model = transformers.AutoModel.from_pretrained(minilm())
+    texts = [(np.array(text) * 257).tolist() for text in IDS]
+    expected = np.stack([hidden_of(model, text).mean(axis=0) for text in texts])
+    try:
+        embedder = opened(minilm(), weight_dtype="fixed16", isa=isa)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    assert least_cosine(embedder, expected, texts) >= LEAST_COSINE
+
+
+def test_the_largest_sums_of_16_bits_fit_their_integers(tmp_path: Path) -> None:
+    """Weights of one size, and activations that are all 1."""
+    save(tmp_path, "bert", transformers.AutoModel, hidden_size=512, intermediate_size=512)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.startswith("encoder.layer") and tensor.ndim == 2:
+            signs = torch.randn(len(tensor), 1).sign()
+            tensors[name] = (signs * 0.01).expand_as(tensor).contiguous()
+        elif name.startswith("embeddings.LayerNorm"):
+            tensors[name] = torch.full_like(tensor, float(name.endswith("bias")))
+    save_file(tensors, path, {"format": "pt"})
+    exact = opened(tmp_path).embed(flatten(IDS[:2]))
+    vectors = opened(tmp_path, weight_dtype="fixed16").embed(flatten(IDS[:2]))
+    np.testing.assert_allclose(vectors, exact, atol=1e-3)
+
+
+def test_an_outlier_leaves_the_others_their_bits(tmp_path: Path) -> None:
+    save(tmp_path, "bert", transformers.AutoModel, hidden_size=256, intermediate_size=64)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["embeddings.LayerNorm.bias"][7] = 60.0
+    for name, tensor in tensors.items():
+        if name.startswith("encoder.layer.0") and tensor.shape[1:] == (256,):
+            tensor[:, 7] = 0.0  # which would drown them
+    save_file(tensors, path, {"format": "pt"})
+    exact = opened(tmp_path).embed(flatten(IDS[:2]))
+    assert least_cosine(opened(tmp_path, weight_dtype="fixed16"), exact, IDS[:2]) >= LEAST_COSINE
 
 
 @pytest.mark.parametrize(("kind", "fields"), FAMILIES)
@@ -124,11 +174,13 @@ def test_a_family_s_scores_are_transformers(
         np.testing.assert_allclose(score, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fixed16"])
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_a_text_s_bits_do_not_depend_on_batch_mates(kind: str, dtype: str, tmp_path: Path) -> None:
     save(tmp_path, kind, transformers.AutoModel, **dict(FAMILIES)[kind])
-    options = {"weight_dtype": dtype, "kv_dtype": dtype, "rounds_activations": dtype != "float32"}
+    rounds = dtype == "bfloat16"
+    kv_dtype = dtype if rounds else "float32"
+    options = {"weight_dtype": dtype, "kv_dtype": kv_dtype, "rounds_activations": rounds}
     embedder = opened(tmp_path, **options)
     together = embedder.embed(flatten(IDS))
     backwards = opened(tmp_path, threads=1, **options).embed(flatten(IDS[::-1]))[::-1]

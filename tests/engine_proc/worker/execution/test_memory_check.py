@@ -22,11 +22,8 @@ from random_decoders import (
 from headrace.config.config import CPU_KV_BYTES
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution import memory_check
-from headrace.engine_proc.worker.execution.cpu_executor import (
-    CpuExecutor,
-    WeightDtype,
-    matrix_bytes,
-)
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, matrix_bytes
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import (
     adapter_bytes,
     check_weights,

@@ -8,7 +8,7 @@ from random_decoders import SPEC, random_weights
 
 from headrace.config.config import CPU_KV_BYTES
 from headrace.config.process_configs import WorkerConfig
-from headrace.engine_proc.worker.execution.cpu_executor import WeightDtype
+from headrace.engine_proc.worker.execution.held_matrices import WeightDtype
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, step_bytes
 from headrace.engine_proc.worker.loader import check_frames, check_memory
 from headrace.engine_proc.worker.models.model import DecoderModel
