@@ -24,9 +24,12 @@ from headrace.engine_proc.worker.cuda.attention.latent_attention import (
 )
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches
 from headrace.engine_proc.worker.cuda.mixers.causal_conv import causal_conv
-from headrace.engine_proc.worker.cuda.mixers.delta_rule import DeltaGates, apply_delta_rule
-from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads, scan_channels, scan_ssm
+from headrace.engine_proc.worker.cuda.mixers.delta_rule import DeltaGates
+from headrace.engine_proc.worker.cuda.mixers.gated_delta_rule import apply_gated_delta_rule
+from headrace.engine_proc.worker.cuda.mixers.ssd import scan_ssm
+from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads, scan_channels
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
+from headrace.engine_proc.worker.cuda.mixers.token_blocks import BLOCK_TOKENS, slot_numbers
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     GatedDeltaNetSpec,
     LatentAttentionSpec,
@@ -66,14 +69,18 @@ Kernel = Callable[[Tensor, StateMoves], object]  # takes states
 
 
 def moves_of(num_sequences: int, num_tokens: int, device: str) -> StateMoves:
-    """Return the moves of a step of so many tokens of each sequence, which have states before."""
+    """Return the moves of a step of so many tokens of each sequence, which have states before.
+
+    Its sequences are in the middle of a block of tokens.
+    """
     int32 = {"device": device, "dtype": torch.int32}
     sequence = torch.arange(num_sequences, **int32)
     starts = torch.arange(num_sequences + 1, **int32) * num_tokens
     slots = torch.full((num_sequences + 1, 3), -1, **int32)
     slots[:-1] = torch.stack([sequence, num_sequences + sequence, starts[1:]], 1)
     whole = torch.cat([starts, starts[-1:]])  # padding, of which there is none
-    return StateMoves(sequence.repeat_interleave(num_tokens), whole, slots)
+    positions = torch.arange(num_tokens, **int32).repeat(num_sequences) + BLOCK_TOKENS // 2
+    return StateMoves(sequence.repeat_interleave(num_tokens), whole, slots, positions)
 
 
 def conv_of(mixer: Mixer, num_rows: int, device: str) -> Kernel:
@@ -104,7 +111,7 @@ def recurrence_of(mixer: Mixer, num_rows: int, device: str) -> Kernel | None:
             heads = mixer.num_value_heads
             rows = numbers(num_rows, 2 * mixer.key_width + mixer.value_width).bfloat16()
             gates = DeltaGates(*numbers(2, num_rows, heads), numbers(heads), -numbers(heads).abs())
-            return lambda states, moves: apply_delta_rule(mixer, rows, gates, states, moves)
+            return lambda states, moves: apply_gated_delta_rule(mixer, rows, gates, states, moves)
         case Mamba2Spec():
             rows = numbers(num_rows, mixer.inner_size + 2 * mixer.group_numbers).bfloat16()
             dt = numbers(num_rows, mixer.num_heads).bfloat16()
@@ -126,9 +133,10 @@ def kernels(
     """Yield a layer's kernels: what each is, a call of it, and the bytes of states it moves."""
     num_rows = num_sequences * num_tokens
     moves = moves_of(num_sequences, num_tokens, device)
-    states = torch.randn(2 * num_sequences, mixer.state_numbers, device=device)
+    numbers = slot_numbers(mixer, torch.bfloat16)
+    states = torch.randn(2 * num_sequences, numbers, device=device)
     conv, recurrence = (make(mixer, num_rows, device) for make in (conv_of, recurrence_of))
-    window = mixer.state_numbers if recurrence is None else window_of(mixer)
+    window = numbers if recurrence is None else window_of(mixer)
     parts = {"convolution": (conv, states[:, :window])}
     parts["recurrence"] = recurrence, states[:, window:]
     for name, (kernel, own) in parts.items():

@@ -13,6 +13,7 @@ def moves_of(
     *,
     num_drafts: Sequence[int] = (),
     num_padding: tuple[int, int] = (0, 0),
+    firsts: Sequence[int] = (),
     device: torch.device,
 ) -> StateMoves:
     """Return the moves of a step.
@@ -21,6 +22,7 @@ def moves_of(
         parts: of each sequence its tokens, and the slots that are read and written.
         num_drafts: of its last tokens.
         num_padding: tokens and sequences that are missing.
+        firsts: the position of each sequence's first token; default: 0.
     """
     counts = [count for count, _, _ in parts]
     ends = np.cumsum([0, *counts]).tolist()
@@ -33,10 +35,15 @@ def moves_of(
     slots += [(-1, -1, -1)] * (num_sequences + 1)
     sequences = np.repeat(np.arange(len(parts)), counts).tolist()
     sequences += [len(parts) + num_sequences] * num_tokens
+    places = firsts or [0] * len(parts)
+    positions = [
+        first + i for first, count in zip(places, counts, strict=True) for i in range(count)
+    ]
+    positions += [-1] * num_tokens
     starts = [*ends, *[ends[-1]] * num_sequences, ends[-1] + num_tokens]
     return StateMoves(
         *(
             torch.tensor(numbers, dtype=torch.int32, device=device)
-            for numbers in (sequences, starts, slots)
+            for numbers in (sequences, starts, slots, positions)
         )
     )

@@ -34,7 +34,10 @@ from headrace.engine_proc.worker.cuda.attention import latent_attention, paged_a
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.kernels import linear
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
-from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import TMA_CAPABILITY
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import (
+    SMALL_CAPABILITIES,
+    TMA_CAPABILITY,
+)
 from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
 from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
@@ -164,6 +167,8 @@ def variants(models: str, arch: int) -> list[Variant]:
     for module in (linear, latent_attention, expert_linear):
         vars(module)["has_tma"] = lambda device: is_new
     paged_attention.is_hopper = lambda device: arch // 10 == TMA_CAPABILITY[0]
+    for module in (paged_attention, latent_attention):
+        vars(module)["has_small_memory"] = lambda device: divmod(arch, 10) in SMALL_CAPABILITIES
     found: list[Variant] = []
     assert "run" in vars(JITFunction)  # what is replaced now
     JITFunction.run = CompiledLaunches(found.append).stand_in()  # type: ignore[method-assign]

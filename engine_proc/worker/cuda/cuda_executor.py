@@ -52,6 +52,7 @@ from headrace.engine_proc.worker.cuda.mixers.mamba import run_mamba
 from headrace.engine_proc.worker.cuda.mixers.mamba2 import run_mamba2
 from headrace.engine_proc.worker.cuda.mixers.short_conv import run_short_conv
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
+from headrace.engine_proc.worker.cuda.mixers.token_blocks import slot_numbers
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles, tiles_of_heads
 from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
@@ -222,14 +223,19 @@ class CudaExecutor:
         self.kv = self.states = torch.empty(0)  # what was there is free first, ...
         self.layer_states: tuple[Tensor, ...] = ()  # ... and these are views of it
         self.kv = torch.zeros(*planes, *page, device=self.device, dtype=self.kv_dtype)
-        self.states = torch.zeros(num_states, spec.state_numbers, device=self.device)
-        sizes = [0 if own.mixer is None else own.mixer.state_numbers for own in spec.layers]
+        sizes = [slot_numbers(layer.mixer, self.dtype) for layer in spec.layers]
+        self.states = torch.zeros(num_states, sum(sizes), device=self.device)
         self.layer_states = self.states.split_with_sizes(sizes, 1)
 
     @property
     def page_bytes(self) -> int:
         """Size of a page over all layers, bytes."""
         return self.kv.nbytes // self.kv.shape[2]
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of a sequence's state over all layers, bytes."""
+        return self.states.shape[1] * self.states.itemsize
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Floats:
@@ -345,7 +351,7 @@ class CudaExecutor:
             heads = tiles_of_heads(sizes.num_tokens, self.spec.num_heads, self.dtype, self.device)
         moves = None
         if self.spec.state_numbers:
-            moves = prepare_moves(buffers.packed, inputs.query_starts, sizes, buffers.rope_parts)
+            moves = prepare_moves(buffers.packed, inputs, sizes, buffers.rope_parts)
         return DeviceStep(
             inputs.token_ids,
             inputs.kv_rows,

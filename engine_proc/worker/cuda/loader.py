@@ -46,7 +46,6 @@ from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.cuda.pinned_memory import pin
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
-from headrace.engine_proc.worker.execution.cache_sizes import state_bytes
 from headrace.engine_proc.worker.execution.cache_split import CacheSplit, split_alike, split_cache
 from headrace.engine_proc.worker.execution.cpu_sampler import Masks
 from headrace.engine_proc.worker.execution.embedder import Embedder
@@ -127,7 +126,7 @@ def load_on_gpu(
         if execution.attention_backend == "flashinfer":
             executor.prompts = flashinfer_for(executor)
     runner = runner_of(execution, executor, model, embeds)
-    own_bytes = executor.page_bytes, state_bytes(executor.spec)
+    own_bytes = executor.page_bytes, executor.state_bytes
     split = fit_cache(config, own_bytes, runner, buckets, host, memory, free_before)
     with fitting(f"{split.num_pages} pages and the graphs", LESS_CACHE):
         executor.take_cache(*split)
@@ -168,7 +167,7 @@ def with_host_tier(
         ConfigError: no page or state fits into it, no slot of the GPU is left to copies, or the
             driver does not pin it.
     """
-    own_bytes = executor.page_bytes, state_bytes(executor.spec)
+    own_bytes = executor.page_bytes, executor.state_bytes
     split = host_split(config.kv_store_bytes, loaded, bytes_of_all(own_bytes, host))
     numerics = numerics_of(executor.device, config)
     num_bytes = whole(split.num_pages * own_bytes[0]) + split.num_states * own_bytes[1]

@@ -238,23 +238,24 @@ def inputs_kernel(
 
 
 def prepare_moves(
-    packed: Tensor, query_starts: Tensor, sizes: Sizes, rope_parts: int = 0
+    packed: Tensor, inputs: StepInputs, sizes: Sizes, rope_parts: int = 0
 ) -> StateMoves:
     """Derive how the states of a step's sequences move.
 
     Args:
         packed, sizes, rope_parts: as of `prepare_inputs`; the step is packed with states.
-        query_starts: of its `StepInputs`.
+        inputs: what that has derived.
     """
     moves = StateMoves(
         packed.new_empty(sizes.num_tokens),
-        query_starts,
+        inputs.query_starts,
         packed.new_empty(sizes.num_sequences + 1, STATE_PARTS),
+        inputs.positions,
     )
     moves_kernel[(sizes.num_sequences + 1,)](
         moves.sequences,
         moves.slots,
-        query_starts,
+        inputs.query_starts,
         packed,
         ROPE_PARTS=rope_parts,
         PARTS=STATE_PARTS,
@@ -289,17 +290,17 @@ def moves_kernel(
         tl.store(sequences + token, sequence, mask=token < end)
 
 
-def reference_moves(batch: Batch, query_starts: Tensor, sizes: Sizes) -> StateMoves:
+def reference_moves(batch: Batch, inputs: StepInputs, sizes: Sizes) -> StateMoves:
     """Do as `prepare_moves`, in plain torch, from the batch."""
+    query_starts = inputs.query_starts
     counts = query_starts.diff().long()
     ends = query_starts[1:].cpu().numpy().astype(np.int64)
     firsts = np.flatnonzero(np.diff(batch.sequences, prepend=-1))
     own = batch.sequences[firsts]
     slots = torch.full((sizes.num_sequences + 1, STATE_PARTS), -1).to(query_starts)
     slots[: len(own)] = torch.from_numpy(state_slots(batch, own, ends[: len(own)]))
-    return StateMoves(
-        torch.arange(len(counts)).to(query_starts).repeat_interleave(counts), query_starts, slots
-    )
+    sequences = torch.arange(len(counts)).to(query_starts).repeat_interleave(counts)
+    return StateMoves(sequences, query_starts, slots, inputs.positions)
 
 
 def reference(

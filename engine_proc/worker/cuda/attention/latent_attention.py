@@ -36,7 +36,7 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Tiling,
     splits_of,
 )
-from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_small_memory, has_tma
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, next_power_of_2, rounded
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
@@ -116,9 +116,10 @@ def latent_tiling(device: torch.device) -> Tiling:
     """Return how attention over latents is tiled.
 
     Tensor cores of a Hopper or a Blackwell take 64 rows of shared memory. Those of older GPUs take
-    registers, 16 rows at once: tiles of 32 fit into these, and into an Ada's shared memory.
+    registers, 16 rows at once: tiles of 32 fit into these, and into the 99 KiB of graphics cards.
     """
-    return LATENT_TILING if has_tma(device) else replace(LATENT_TILING, rows=FEW_ROWS)
+    has_room = has_tma(device) and not has_small_memory(device)
+    return LATENT_TILING if has_room else replace(LATENT_TILING, rows=FEW_ROWS)
 
 
 def groups_of(num_heads: int, tiling: Tiling) -> tuple[int, int]:

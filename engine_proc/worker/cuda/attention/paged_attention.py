@@ -30,7 +30,10 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Tiling,
     splits_of,
 )
-from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import is_hopper
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import (
+    has_small_memory,
+    is_hopper,
+)
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, next_power_of_2, rounded, tanh
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
 from headrace.engine_proc.worker.reference.torch_attention import Reach
@@ -38,7 +41,8 @@ from headrace.engine_proc.worker.reference.torch_attention import attend as atte
 
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 TILING = Tiling()
-WIDE_ROWS = 128
+WIDE_ROWS, WIDE_DIM = 128, 128
+FEW_ROWS = 32
 
 
 def attend(
@@ -119,8 +123,12 @@ def tiling_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiling
 
     A Hopper's tensor cores take 64 rows at once, and four warps have all numbers of a row. So tiles
     of 128 rows and eight warps have the same bits there, and read keys and values half as often.
+    Heads of 512 bytes and tiles of 64 rows take 129 KiB of shared memory, and 84 with 32 rows.
     """
-    is_wide = is_hopper(device) and dtype.itemsize == 2 and head_dim <= 128
+    head_bytes = head_dim * dtype.itemsize
+    if head_bytes > 2 * WIDE_DIM and has_small_memory(device):
+        return replace(TILING, rows=FEW_ROWS)
+    is_wide = is_hopper(device) and dtype.itemsize == 2 and head_dim <= WIDE_DIM
     return replace(TILING, wide_rows=WIDE_ROWS) if is_wide else TILING
 
 

@@ -7,6 +7,8 @@ import torch
 MIN_CAPABILITY = (8, 0)  # of Triton's bf16 products
 FP8_CAPABILITY = (8, 9)  # of Ada
 TMA_CAPABILITY = (9, 0)  # of Hopper
+# Of graphics cards: Ampere's, Ada's, Blackwell's.
+SMALL_CAPABILITIES = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
 def find(num: int) -> str:
@@ -39,3 +41,8 @@ def is_hopper(device: torch.device) -> bool:
     """Whether a GPU is a Hopper: H100, H200."""
     major = TMA_CAPABILITY[0]
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == major
+
+
+def has_small_memory(device: torch.device) -> bool:
+    """Whether a program has 99 KiB of a GPU's shared memory at most, and not 163 or more."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in SMALL_CAPABILITIES

@@ -47,6 +47,7 @@ WIDE = Tile(128, 256, 8, 3, has_tma=True)  # too large where parts have sums of 
 TILE_ROWS = (64, 256)  # the most that are few, and some
 FP32 = Tile(64, 64, num_stages=3)  # twice as large in memory, and not for tensor cores
 SUMS_TOGETHER = tl.constexpr(4)  # that a thread loads at once: rows of sums have whole ones
+MOST_UNROLLED = tl.constexpr(16)  # parts; Triton 3.9 has no registers for the places of more
 
 
 def part_terms(num_columns: int, num_terms: int) -> int:
@@ -325,9 +326,14 @@ def add_parts(
     is_number = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
     at = rows[:, None] * WIDTH + columns[None, :]
     sums = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
-    for part in tl.static_range(NUM_PARTS):
-        place = sums_of_parts + at + part * num_rows.to(tl.int64) * WIDTH
-        sums += tl.load(place, mask=is_number, other=0.0, cache_modifier=".cg")
+    place, stride = sums_of_parts + at, num_rows.to(tl.int64) * WIDTH
+    if NUM_PARTS <= MOST_UNROLLED:
+        for part in tl.static_range(NUM_PARTS):
+            sums += tl.load(place + part * stride, mask=is_number, other=0.0, cache_modifier=".cg")
+    else:
+        for _ in range(NUM_PARTS):
+            sums += tl.load(place, mask=is_number, other=0.0, cache_modifier=".cg")
+            place += stride
     return sums
 
 

@@ -1,4 +1,6 @@
-"""The gated delta rule over a step's tokens, behind the states of their sequences.
+"""Kimi's delta rule over a step's tokens, behind the states of their sequences.
+
+Each row of a matrix decays by itself: within a block of tokens nothing can be divided by decays.
 
 A program has some columns of a head's matrix in registers, and goes through a sequence's tokens one
 after the other: chunks change no bits. The state is fp32, [value_heads, key_dim, value_dim].
@@ -78,7 +80,6 @@ def apply_delta_rule(
             KEY_DIM=delta.key_dim,
             VALUE_DIM=delta.value_dim,
             IS_TILED=delta.is_tiled,
-            HAS_ROW_DECAYS=delta.num_decays > delta.num_value_heads,
             BLOCK_ROWS=next_power_of_2(delta.key_dim),
             BLOCK=BLOCK_COLUMNS,
             num_warps=1,
@@ -108,7 +109,6 @@ def delta_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     IS_TILED: tl.constexpr,
-    HAS_ROW_DECAYS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -134,23 +134,15 @@ def delta_kernel(
     values = qkv + first * WIDTH + 2 * KEY_WIDTH + head * VALUE_DIM + column
     out += first * (VALUE_HEADS * VALUE_DIM)
     betas += first * beta_stride + head
-    if HAS_ROW_DECAYS:
-        steps += first * step_stride + head * KEY_DIM + row
-        added = tl.load(bias + head * KEY_DIM + row, mask=is_row, other=0.0)
-    else:
-        steps += first * step_stride + head
-        added = tl.load(bias + head)
+    steps += first * step_stride + head * KEY_DIM + row
+    added = tl.load(bias + head * KEY_DIM + row, mask=is_row, other=0.0)
     for token in tl.range(start, end, num_stages=4):
         query = of_length(queries, is_row, query_scale, eps)
         key = of_length(queries + KEY_WIDTH, is_row, 1.0, eps)
         value = tl.load(values, mask=is_column, other=0.0).to(tl.float32)
         beta = 1.0 / (1.0 + tl.exp(-tl.load(betas).to(tl.float32)))
-        if HAS_ROW_DECAYS:
-            step = tl.load(steps, mask=is_row, other=0.0).to(tl.float32) + added
-            state *= tl.exp(rate * softplus(step))[:, None]
-        else:
-            step = tl.load(steps).to(tl.float32) + added
-            state *= tl.exp(rate * softplus(step))
+        step = tl.load(steps, mask=is_row, other=0.0).to(tl.float32) + added
+        state *= tl.exp(rate * softplus(step))[:, None]
         wrong = value - tl.sum(state * key[:, None], 0)
         state += key[:, None] * (wrong * beta)[None, :]
         if (token + 1 == state_end) & (target >= 0):

@@ -5,6 +5,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights
 from headrace.engine_proc.worker.cuda.mixers.causal_conv import causal_conv
 from headrace.engine_proc.worker.cuda.mixers.delta_rule import DeltaGates, apply_delta_rule
+from headrace.engine_proc.worker.cuda.mixers.gated_delta_rule import apply_gated_delta_rule
 from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.models.specs.decoder_spec import GatedDeltaNetSpec
@@ -28,7 +29,8 @@ def run_gated_delta_net(
     qkv, z, gates = project(weights, own, delta, x)
     window = (delta.kernel_size - 1) * qkv.shape[1]
     convolved = causal_conv(qkv, tensors[f"{own}.conv"], None, states[:, :window], moves)
-    read = apply_delta_rule(delta, convolved, gates, states[:, window:], moves)
+    apply = apply_delta_rule if delta.gate_rank else apply_gated_delta_rule
+    read = apply(delta, convolved, gates, states[:, window:], moves)
     mixed = gated_norm(
         read.flatten(1),
         z,

@@ -45,5 +45,5 @@ def run_mamba(
     of_channels = SsmHeads(*(tensors[f"{name}.{own}"] for own in ("dt_bias", "decay", "skip")))
     bc = low[:, mamba.rank :]
     out = scan_channels(mamba, convolved, bc, dt, of_channels, states[:, window:], moves)
-    gated = gated_norm(out[:, 0], z, None, GateOrder.NO_NORM, group_size=channels)
+    gated = gated_norm(out, z, None, GateOrder.NO_NORM, group_size=channels)
     return weights.matrices[f"{name}.out"].apply(gated)

@@ -5,7 +5,8 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights
 from headrace.engine_proc.worker.cuda.mixers.causal_conv import causal_conv
 from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm
-from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads, scan_ssm
+from headrace.engine_proc.worker.cuda.mixers.ssd import scan_ssm
+from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.models.specs.decoder_spec import Mamba2Spec
 

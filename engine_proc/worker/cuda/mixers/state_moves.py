@@ -22,6 +22,7 @@ class StateMoves:
     # [sequences + 1, 3], int32: the slot that is read, the one that is written, and the token that
     # the written state ends before. -1 is no slot.
     slots: Tensor
+    positions: Tensor  # [tokens], int32, in their sequences, whose tokens follow each other
 
     @property
     def num_sequences(self) -> int:

@@ -145,8 +145,9 @@ def step_of(*parts: tuple[int, int, int]) -> Batch:
 
 @pytest.mark.parametrize("name", TINY if family_table.WRITES else FEW)
 def test_hybrids_have_the_logits_of_the_cpp_executor(name: str, device: torch.device) -> None:
+    """Of a sequence's second chunk, too, which passes the end of a block of tokens."""
     ours, theirs = make(TINY[name], device), cpu(TINY[name], num_states=NUM_STATES)
-    for parts in ([(0, 0, 9), (2, 0, 3)], [(2, 3, 4), (0, 9, 13), (3, 0, 1)]):
+    for parts in ([(0, 0, 9), (2, 0, 3)], [(2, 3, 4), (0, 9, 18), (3, 0, 1)]):
         logits, expected = (own.forward(step_of(*parts)) for own in (ours, theirs))
         np.testing.assert_allclose(logits, expected, atol=1e-4)
         np.testing.assert_array_equal(logits.argmax(1), expected.argmax(1))
@@ -202,3 +203,14 @@ def test_layers_with_states_take_no_pages_on_gpus(device: torch.device) -> None:
     assert hybrid.page_bytes == make(attention, device).page_bytes
     assert hybrid.states.shape == (NUM_STATES, 2 * 32)
     assert SPEC.state_numbers == 0
+
+
+def test_slots_have_rows_of_a_block_beside_the_state(device: torch.device) -> None:
+    """Of 15 tokens decays, keys and what they add, in the type of products."""
+    delta, mamba2, kimi = (TINY[name] for name in ("qwen3_next", "granitemoehybrid", "kimi"))
+    for dtype, delta_bytes, mamba2_bytes in (
+        (torch.bfloat16, 256 + 768 + 960, 256 + 576 + 960),
+        (torch.float32, 256 + 1472 + 1920, 256 + 1088 + 1920),
+    ):
+        for spec, rows in ((delta, delta_bytes), (mamba2, mamba2_bytes), (kimi, 0)):
+            assert make(spec, device, dtype=dtype).state_bytes == 4 * spec.state_numbers + rows

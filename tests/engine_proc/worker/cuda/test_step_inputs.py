@@ -110,8 +110,8 @@ def test_states_move_from_slot_to_slot(rope_parts: int, device: torch.device) ->
         drawn = torch.tensor([50, 51, 52], dtype=torch.int32, device=device)
         got = prepare_inputs(packed, drawn, sizes, MAX_PAGES, PAGE_TOKENS, rope_parts)
         assert got.logit_rows.tolist() == [0, 130, 132, 133, 0, 0, 0]
-        moves = prepare_moves(packed, got.query_starts, sizes, rope_parts)
-        expected = reference_moves(batch, got.query_starts, sizes)
+        moves = prepare_moves(packed, got, sizes, rope_parts)
+        expected = reference_moves(batch, got, sizes)
         assert torch.equal(moves.sequences, expected.sequences)
         assert torch.equal(moves.slots, expected.slots)
     assert moves.slots.tolist()[:3] == [[3, 6, 1], [1, 4, 100], [2, 5, 134]]
@@ -146,6 +146,6 @@ def test_a_step_of_nothing_is_all_padding(device: torch.device) -> None:
     assert got.num_keys.tolist() == [0, 0, 0]
     assert got.kv_rows.tolist() == [-1, -1, -1]
     assert got.logit_rows.tolist() == [0, 0]
-    moves = prepare_moves(packed, got.query_starts, Sizes(3, 2, 2))
+    moves = prepare_moves(packed, got, Sizes(3, 2, 2))
     assert moves.slots.tolist() == 3 * [[-1, -1, -1]]
     assert moves.sequences.tolist() == [2, 2, 2]

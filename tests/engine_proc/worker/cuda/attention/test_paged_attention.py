@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.attention.paged_attention import attend, reference
+from headrace.engine_proc.worker.cuda.attention.latent_attention import latent_tiling
+from headrace.engine_proc.worker.cuda.attention.paged_attention import attend, reference, tiling_of
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Stretches, Tiling
-from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import is_hopper
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma, is_hopper
 from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -142,6 +143,23 @@ def test_wide_tiles_have_the_same_bits(device: torch.device) -> None:
     narrow, prompts = replace(SMALL, enough_programs=4), [(3, 20, 17), (0, 0, 18)]
     case = Case(device, dtype=torch.bfloat16, head_dim=64)
     check_wide_tiles(case, prompts, narrow, group=2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "rows"), [((8, 0), 64), ((8, 6), 32), ((8, 9), 32), ((9, 0), 64), ((12, 0), 32)]
+)
+def test_graphics_cards_have_smaller_tiles_of_large_heads(
+    capability: tuple[int, int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processors share 99 KiB, and those of data centers' GPUs 163 or more."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu = torch.device("cuda")
+    assert tiling_of(256, torch.bfloat16, gpu).rows == rows
+    assert tiling_of(128, torch.float32, gpu).rows == rows
+    assert tiling_of(128, torch.bfloat16, gpu).rows == 64
+    has_tma.cache_clear()
+    assert latent_tiling(gpu).rows == (64 if capability == (9, 0) else 32)
+    has_tma.cache_clear()
 
 
 @pytest.mark.parametrize("window", [None, 300])
