@@ -8,7 +8,8 @@ Method: a decoder of a known model's shape with random weights. A quarter of its
         roof is the rate of such a step, the share is the rate measured over it. The bandwidth is
         what plain reading reaches, beside what the step of one sequence reads in a second.
         A step's parts are times of the calling thread: "waiting" for the other threads, "rows" for
-        norms and rounding, token by token.
+        norms and rounding, token by token. A mixed step has a chunk of a prompt beside sequences
+        that decode. Its share is the time that both take in steps of their own, over its time.
 Run:    python bench/core_roofline.py --shape qwen2.5-1.5b --formats Q4_K BF16
 """
 
@@ -17,10 +18,13 @@ import statistics
 import time
 from typing import Any
 
+import numpy as np
+
 from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
+from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.held_matrices import WeightDtype, held_format
 from headrace.engine_proc.worker.execution.memory_check import core_bytes, least_bytes
 from headrace.engine_proc.worker.models.lowering import lower_config
@@ -36,7 +40,9 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_TOKENS = 512
 CUT = 4
 STEPS = 3  # of a round, of which the median counts
-DIVIDED = (1, 8, 32)  # sequences whose step is divided into its parts
+DIVIDED = (1, 8, 32)  # sequences whose step is divided into its parts, or beside a chunk
+CHUNK_TOKENS = 256  # of the prompt in a mixed step
+CONTEXT = 64
 
 
 def spec_of(shape: str) -> DecoderSpec:
@@ -56,6 +62,21 @@ def weight_bytes(spec: DecoderSpec, weights: Weights, dtype: WeightDtype) -> int
     return held - least_bytes(embed, weights["embed"].shape)
 
 
+def mixed_batch(sequences: int, context: int) -> Batch:
+    """Make a new token of each sequence, and the first chunk of one more's prompt."""
+    decoding, chunk = decode_batch(sequences, context), prefill_batch(CHUNK_TOKENS)
+    pages = max(decoding.page_table.shape[1], chunk.page_table.shape[1])
+    tables = [decoding.page_table, chunk.page_table + decoding.page_table.size]
+    padded = [np.pad(table, ((0, 0), (0, pages - table.shape[1]))) for table in tables]
+    return Batch(
+        np.concatenate([decoding.token_ids, chunk.token_ids]),
+        np.concatenate([decoding.positions, chunk.positions]),
+        np.concatenate([decoding.sequences, chunk.sequences + sequences]),
+        np.concatenate(padded),
+        np.concatenate([decoding.logit_rows, chunk.logit_rows + sequences]),
+    )
+
+
 class Core:
     """An executor in one format, with room for the largest batch."""
 
@@ -65,11 +86,11 @@ class Core:
         dtype = WeightDtype.INT8 if format == "INT8" else WeightDtype.PACKED
         self._weight_bytes = weight_bytes(spec, weights, dtype)
         self._token_bytes = page_bytes(spec, 1, KVDtype.BFLOAT16)
-        pages = max(args.sequences) * (args.context // PAGE_TOKENS + 1)
+        pages = max(args.sequences) * (max(args.context) // PAGE_TOKENS + 1)
         self.executor = CpuExecutor(
             spec,
             weights,
-            num_pages=max(pages, PREFILL_TOKENS // PAGE_TOKENS),
+            num_pages=pages + PREFILL_TOKENS // PAGE_TOKENS,
             page_tokens=PAGE_TOKENS,
             weight_dtype=dtype,
             kv_dtype=KVDtype.BFLOAT16,
@@ -89,11 +110,10 @@ class Core:
         seconds = self.executor.step_seconds()
         return {part: own / sum(seconds.values()) for part, own in seconds.items() if own}
 
-    def seconds(self, sequences: int, context: int) -> float:
-        """Return what a step of decoding takes; of none, a prompt."""
-        batch = decode_batch(sequences, context) if sequences else prefill_batch(PREFILL_TOKENS)
+    def seconds(self, batch: Batch, steps: int = STEPS) -> float:
+        """Return what a step takes."""
         times = []
-        for _ in range(STEPS if sequences else 1):
+        for _ in range(steps):
             start = time.perf_counter()
             self.executor.logits(batch)
             times.append(time.perf_counter() - start)
@@ -105,30 +125,38 @@ class Core:
         return max(read_s, prompt_s / PREFILL_TOKENS * sequences)
 
 
-def measure(core: Core, name: str, args: Any, memory: Bandwidth) -> list[Quantity]:
-    """Return the rates and shares of one format."""
+def measure(core: Core, name: str, args: Any, context: int, memory: Bandwidth) -> list[Quantity]:
+    """Return the rates and shares of one format at one context."""
     rows: dict[tuple[str, str], list[float]] = {}  # by what and unit
+    divided = [b for b in DIVIDED if b in args.sequences]
     for number in range(args.rounds + 1):
         plain = memory.bytes_per_s()
-        prompt_s = core.seconds(0, 0)
-        seconds = {b: core.seconds(b, args.context) for b in dict.fromkeys([1, *args.sequences])}
+        prompt_s = core.seconds(prefill_batch(PREFILL_TOKENS), steps=1)
+        chunk_s = core.seconds(prefill_batch(CHUNK_TOKENS))
+        seconds = {
+            b: core.seconds(decode_batch(b, context)) for b in dict.fromkeys([1, *args.sequences])
+        }
+        mixed = {b: core.seconds(mixed_batch(b, context)) for b in divided}
         if number == 0:
             continue
-        read = core.read_bytes(1, args.context) / seconds[1]
+        read = core.read_bytes(1, context) / seconds[1]
         row = {("prefill", "tok/s"): PREFILL_TOKENS / prompt_s}
         row |= {("reads", "GB/s"): read / 1e9, ("of the bandwidth", "share"): read / plain}
         for b, taken in seconds.items():
             row[f"B={b}", "tok/s"] = b / taken
             if b > 1:
-                roof_s = core.roof_s(b, args.context, seconds[1], prompt_s)
+                roof_s = core.roof_s(b, context, seconds[1], prompt_s)
                 row[f"B={b} of the roof", "share"] = roof_s / taken
-        for b in (b for b in DIVIDED if b in args.sequences):
-            for part, share in core.parts(b, args.context).items():
+        for b, taken in mixed.items():
+            row[f"B={b} beside a chunk", "share"] = (seconds[b] + chunk_s) / taken
+        for b in divided:
+            for part, share in core.parts(b, context).items():
                 row[f"B={b} {part}", "of a step"] = share
         for key, value in row.items():
             rows.setdefault(key, []).append(value)
+    at = "" if context == CONTEXT else f" at {context}"
     return [
-        Quantity(f"{name} {what}", unit, {"headrace": values}, True)
+        Quantity(f"{name}{at} {what}", unit, {"headrace": values}, True)
         for (what, unit), values in rows.items()
     ]
 
@@ -138,7 +166,9 @@ def main() -> None:
     options = parser(__doc__, rounds=5)
     options.add_argument("--shape", nargs="+", default=SHAPES[:1], choices=SHAPES)
     options.add_argument("--formats", nargs="+", default=FORMATS)
-    options.add_argument("--context", type=int, default=64, help="tokens before each step")
+    options.add_argument(
+        "--context", nargs="+", type=int, default=[CONTEXT], help="tokens before each step"
+    )
     options.add_argument("--sequences", nargs="+", type=int, default=SEQUENCES)
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--isa", default="best")
@@ -149,8 +179,9 @@ def main() -> None:
         for format in args.formats:
             core = Core(format, spec_of(shape), args)
             report.versions["isa"] = core.executor.isa
-            for quantity in measure(core, f"{shape} {format}", args, memory):
-                report.add(quantity)
+            for context in args.context:
+                for quantity in measure(core, f"{shape} {format}", args, context, memory):
+                    report.add(quantity)
             print(f"{shape} {format} done", flush=True)
     report.finish()
 

@@ -109,7 +109,7 @@ struct Avx512 {
 
     // Of panels: two columns of each lane, in 16 bits. The first and the third of four are one
     // pair.
-    static constexpr int panel_rows = 6, panel_blocks = 2, fewest_panel_rows = 40;
+    static constexpr int panel_rows = 8, panel_blocks = 3, fewest_panel_rows = 40;
     using Pairs = __m512i;
     template <int zero> static void to_pairs(Fours fours, Pairs &even, Pairs &odd) {
         const __m512i center = _mm512_set1_epi16(zero);

@@ -221,6 +221,9 @@ template <class V, class W> void gemm_blocks(const Operands &o, int rows, int nu
     }
     if constexpr (W::max_rows > 1) {
         row = gemm_rows<V, W, 8>(o, row, rows, num_blocks);
+        if constexpr (V::max_sums < 8) { // four sums would wait for each other
+            row = gemm_rows<V, W, 6>(o, row, rows, num_blocks);
+        }
         row = gemm_rows<V, W, 4>(o, row, rows, num_blocks);
         row = gemm_rows<V, W, 3>(o, row, rows, num_blocks);
         row = gemm_rows<V, W, 2>(o, row, rows, num_blocks);

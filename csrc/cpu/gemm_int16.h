@@ -260,7 +260,8 @@ template <class V, class W>
 void multiply_blocks(const Int16Operands &o, int rows, int num_blocks, void *room) {
     if constexpr (V::panel_rows > 0) {
         // Scales that are integers multiply each dot here, and weights in a panel.
-        if (rows >= V::fewest_panel_rows / (W::has_steps ? 2 : 1)) {
+        constexpr int fewest = V::fewest_panel_rows / (W::has_steps ? 1 + 2 * parts_of<W> : 1);
+        if (rows >= (fewest > 2 ? fewest : 2)) {
             return multiply_panels<V, W>(o, rows, num_blocks, room);
         }
     }
