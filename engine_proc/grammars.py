@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.model.grammar_compiler import GrammarCompiler
 
+BEAT_S = 1.0
 MAX_KEPT = 64  # compiled grammars; the one that was used longest ago goes first
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,10 @@ class MatcherQueue:
             self._has_begun = True
             threading.Thread(target=self._compile_all, name="grammars", daemon=True).start()
 
-    def wait_loaded(self) -> None:
-        """Wait until a load that has begun is over."""
-        if self._has_begun:
-            self._has_loaded.wait()
+    def wait_loaded(self, beat: Callable[[], None]) -> None:
+        """Wait until a load that has begun is over, with heartbeats."""
+        while self._has_begun and not self._has_loaded.wait(BEAT_S):
+            beat()
 
     @property
     def is_busy(self) -> bool:

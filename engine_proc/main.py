@@ -87,8 +87,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     context.slot[EngineField.KERNELS] = kernels_number(config.execution.device)
     grammars = make_grammars(config)
     arena, area, vision, workers, store = None, None, None, None, None
-    publisher = KvEventPublisher()
-    tower_bytes = 0
+    publisher, tower_bytes = KvEventPublisher(), 0
     if config.arena_fd is not None:
         arena = Arena(config.arena_fd, config.num_arena_regions)
         area = EmbeddingArea.create(num_area_rows(config), config.execution.image_row_size)
@@ -134,11 +133,12 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             tier.open(engine.prompt_s, engine.step_s)
         if store is not None:
             open_store(store, workers, engine, pools, tier)
-        grammars.wait_loaded()
+        grammars.wait_loaded(context.slot.beat)
         sleeper = Sleeper(context, scheduler, workers, store, pages_to_give_back(config, workers))
         context.ready()
         serve(engine, workers, inbox, publisher, sleeper, context.slot)
     finally:
+        inbox.close()
         publisher.close()
         if store is not None:
             store.drain()

@@ -112,7 +112,8 @@ void softmax_tile(const AttentionTile &tile, const KeySpan &span, float *scores,
     for (int row = 0; row < tile.rows(); ++row) {
         float *row_scores = scores + row * segment_tokens;
         const float maximum = partial.maximum[row];
-        if (maximum == -__builtin_inff()) {
+        const int first = tile.first_key(row) - span.begin;
+        if (tile.last_key_of(row) < span.begin || first >= num_keys) {
             std::fill_n(row_scores, padded(num_keys), 0.0f);
             partial.sum[row] = 0.0f;
         } else {

@@ -39,7 +39,7 @@ template <class V> void round_to_fixed16(const float *x, int cols, float *out) {
         }
         const float most = V::highest(largest);
         const float steps = most > 0.0f ? fixed16_steps_for(V::sum(sum) / most) : 1.0f;
-        *out = most / steps;
+        *out = std::isfinite(V::sum(sum)) ? most / steps : __builtin_nanf("");
         const auto inverse = V::set(most > 0.0f ? steps / most : 0.0f);
         auto *numbers = reinterpret_cast<int16_t *>(out + 1);
         for (int i = 0; i < n; i += lanes) {

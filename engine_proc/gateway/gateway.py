@@ -44,6 +44,7 @@ WAIT_MS = 50
 LOOK_NS = 25_000_000  # between looks at the session, where something changes
 MAX_MESSAGES = 64  # of the peer, before the engine gets its turn
 HISTOGRAMS_NS = 10**9
+SILENCE = "the server has not been heard for too long"
 PEERS = ("frontend", "tokenizer", "detokenizer")  # in whose seats a gateway is
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Gateway:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening: the server finds nothing at the address, and moves its streams."""
         self._is_closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -132,8 +133,10 @@ class Gateway:
         self._detokenizers[detokenizer].add(DetokenizerField.MESSAGES_TAKEN, len(steps))
         with self._lock:
             session = self._session
-            if session is None or not session.serves or session.has_lapsed(time.monotonic_ns()):
+            if session is None or not session.serves:
                 return
+            if self._has_lapsed(session):
+                return self._end(session, SILENCE)
             frames: list[Frame] = [self._encoder.encode(Outputs(session.id, detokenizer))]
             for step in steps:
                 frames += self._adapted(session, *step)
@@ -144,6 +147,13 @@ class Gateway:
                 self._look()
                 if self._session is not session:
                     return
+
+    def _has_lapsed(self, session: Session) -> bool:
+        """Whether the engine has no time left, by what has come and was not read yet, too."""
+        while session.has_lapsed(time.monotonic_ns()):
+            if not self._take_next():
+                return True
+        return False
 
     def _take_all(self) -> None:
         """Take what has come from peers, up to a limit."""
@@ -231,9 +241,8 @@ class Gateway:
         session = self._session
         if session is None:
             return
-        now = time.monotonic_ns()
-        if session.has_lapsed(now):
-            self._end(session, "the server has not been heard for too long")
+        if self._has_lapsed(session):
+            self._end(session, SILENCE)
         elif session.serves:
             if session.differs(self._engine.work):
                 self._send_status(session)

@@ -65,12 +65,15 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     frontends = list(context.board.of("frontend"))
     engine = MockEngine(config, profile, words, detokenizers, context.slot, frontends)
     context.ready()
-    while True:
-        context.slot.beat()
-        engine.receive(inbox)
-        engine.abort_expired()
-        if engine.has_work:
-            engine.step()
+    try:
+        while True:
+            context.slot.beat()
+            engine.receive(inbox)
+            engine.abort_expired()
+            if engine.has_work:
+                engine.step()
+    finally:
+        inbox.close()
 
 
 def read_words(model: Path) -> Words:

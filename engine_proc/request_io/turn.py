@@ -16,6 +16,9 @@ class EngineInbox(Protocol):
     def receive(self, timeout_ms: int) -> tuple[ToEngine, Frame] | None:
         """Return the next message and its frame, or None after `timeout_ms`."""
 
+    def close(self) -> None:
+        """Take no more."""
+
 
 def messages_of_turn(
     inbox: EngineInbox, first: tuple[ToEngine, Frame] | None

@@ -54,6 +54,7 @@ from headrace.engine_proc.worker.models.dense_layers import DenseLayer, dense_mo
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.tower_memory import tower_memory
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.engine_proc.worker.stages.stage import PipelineStage, models_of, stages
@@ -351,7 +352,9 @@ def encoder_in_core(
     assert model.pooling is not None
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     is_default = config.dtype == "auto" and config.quantization == "none"
-    if is_default and prefers_fixed16(model.weights["embed"].format):
+    names = [name for name, shape in weight_shapes(model.spec).items() if len(shape) == 2]
+    formats = {model.weights[name].format for name in names if name.startswith("layers.")}
+    if is_default and prefers_fixed16(formats):
         weight_dtype = WeightDtype.FIXED16
         log.info("layers are multiplied in 16-bit integers; --dtype float32 rounds nothing")
     check_weights(config, [model], weight_dtype, free_memory(config))

@@ -167,6 +167,7 @@ class Stage:
             thread.start()
         config = msgspec.msgpack.decode(note.config) | {"run_dir": self._directory.path}
         config["demand_fd"] = -1  # no supervisor waits; other roles ignore it
+        config["gateway"] = None  # nor a server on another machine
         if is_mock:
             config["engine"] = MOCK
         self._process = spawn(seat, config, self._board, note.log_level)

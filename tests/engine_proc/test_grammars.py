@@ -1,11 +1,14 @@
 """When what compiles grammars is loaded."""
 
 import queue
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engine_rig import FIRST, WAIT_MS, Rig, generate
 
+from headrace.engine_proc import grammars
 from headrace.engine_proc.engine_core import QUIET_S
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.errors import ModelError
@@ -35,17 +38,24 @@ def test_the_compiler_is_loaded_when_the_engine_is_idle(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_compiler_is_loaded_before_an_engine_listens() -> None:
-    loads = list[int]()
+def test_a_compiler_is_loaded_before_an_engine_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "BEAT_S", 0.001)
+    may_load, beats = threading.Event(), list[int]()
 
     def load() -> Any:
-        loads.append(1)
+        assert may_load.wait(WAIT_MS / 1000)
         return FakeCompiler()
 
+    def beat() -> None:
+        beats.append(1)
+        may_load.set()
+
     matchers = MatcherQueue(load, [0])
+    matchers.wait_loaded(beat)
+    assert not beats, "nothing loads"
     matchers.begin()
-    matchers.wait_loaded()
-    assert loads == [1]
+    matchers.wait_loaded(beat)
+    assert may_load.is_set(), "it waited, with a heartbeat"
 
 
 class FakeCompiler:

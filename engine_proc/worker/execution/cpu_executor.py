@@ -8,7 +8,7 @@ threads.
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import StrEnum
@@ -506,11 +506,10 @@ def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
             raise UnsupportedSpec(why)
 
 
-def prefers_fixed16(model_format: Format) -> bool:
-    """Return whether `FIXED16` is faster here than what weights of a format take as stored."""
-    is_wide = model_format in (Format.F32, Format.F16, Format.BF16)
-    is_bf16 = model_format == Format.BF16
-    return is_wide and bool(declared_core().headrace_cpu_prefers_fixed16(is_bf16))
+def prefers_fixed16(formats: Set[Format]) -> bool:
+    """Return whether `FIXED16` is faster here than layers as stored, in these formats."""
+    is_wide = formats <= {Format.F32, Format.F16, Format.BF16}
+    return is_wide and bool(declared_core().headrace_cpu_prefers_fixed16(Format.BF16 in formats))
 
 
 def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:

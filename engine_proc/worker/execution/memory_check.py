@@ -259,6 +259,7 @@ def core_bytes(
     is_rounded = activation_bits(dtype, rounds_activations) != 0
     return sum(
         least_bytes(held_format(name, weights[name], dtype, is_rounded), shape)
+        // (2 if dtype == WeightDtype.FIXED16 and name.startswith("layers.") else 1)
         if len(shape) == 2
         else 4 * shape[0]
         for name, shape in weight_shapes(spec).items()

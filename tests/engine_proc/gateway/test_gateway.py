@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from servers import wait_until
 
 from headrace.board.board import Board, Seat, State
@@ -166,6 +167,24 @@ def test_an_engine_without_a_grant_sends_nothing(rig: Rig) -> None:
     assert received[0] == Abort(REQUEST)
     wait_until(lambda: rig.has(SessionState.LOST), "the server is told")
     assert not rig.outputs
+
+
+def test_an_engine_sends_by_a_grant_that_it_has_not_read(rig: Rig) -> None:
+    rig.begin()
+    rig.generate()
+    session, messages = rig.gateway._session, rig.gateway._listener._messages
+    assert session is not None
+    session._until = 0  # as where the engine had no processor for long
+    rig.grant()
+    wait_until(lambda: bool(zmq.zmq_poll(messages, 0)), "the grant is there")
+    rig.send_step()
+
+    def has_come() -> bool:
+        rig.read()
+        return bool(rig.outputs)
+
+    wait_until(has_come, "the step has come")
+    assert rig.gateway._session is session
 
 
 def test_a_session_begins_when_the_engine_is_idle(rig: Rig) -> None:

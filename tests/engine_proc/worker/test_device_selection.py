@@ -28,6 +28,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     GatedDeltaNetSpec,
     LayerSpec,
+    Mamba2Spec,
     Mixer,
     MixtureSpec,
     Norm,
@@ -71,12 +72,19 @@ def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> D
     return DecoderModel(spec, {"embed": embed}, eos_ids=())
 
 
+def with_mamba2(model: DecoderModel) -> DecoderModel:
+    mixer = Mamba2Spec(num_heads=2, head_dim=4, state_size=4, num_groups=1, kernel_size=2)
+    layer = dataclasses.replace(model.spec.layers[0], mixer=mixer)
+    return dataclasses.replace(model, spec=dataclasses.replace(model.spec, layers=(layer,)))
+
+
 @pytest.mark.parametrize(
     ("asked", "model", "flags", "dtype"),
     [
         ("auto", stored_as(Format.F16), {}, "float16"),
         ("auto", stored_as(Format.F16), {"quantization": "fp8"}, "bfloat16"),
         ("auto", stored_as(Format.F16, NormPlacement.PRE_POST), {}, "bfloat16"),
+        ("auto", with_mamba2(stored_as(Format.F16)), {}, "bfloat16"),
         ("auto", stored_as(Format.F16), {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
         ("auto", stored_as(Format.BF16), {}, "bfloat16"),
         ("auto", stored_as(Format.F32), {}, "bfloat16"),

@@ -157,21 +157,23 @@ def test_an_outlier_leaves_the_others_their_bits(tmp_path: Path) -> None:
     assert least_cosine(opened(tmp_path, weight_dtype="fixed16"), exact, IDS[:2]) >= LEAST_COSINE
 
 
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-5), ("fixed16", 1e-4)])
 @pytest.mark.parametrize(("kind", "fields"), FAMILIES)
 def test_a_family_s_scores_are_transformers(
-    kind: str, fields: dict[str, Any], tmp_path: Path
+    kind: str, fields: dict[str, Any], dtype: str, atol: float, tmp_path: Path
 ) -> None:
     auto_class = transformers.AutoModelForSequenceClassification
     model = save(tmp_path, kind, auto_class, num_labels=1, **fields)
     seconds = [1, 2, 120, 9, 17]
-    scores = opened(tmp_path).embed(flatten(IDS, seconds if kind in ("bert", "electra") else None))
+    given = flatten(IDS, seconds if kind in ("bert", "electra") else None)
+    scores = opened(tmp_path, weight_dtype=dtype).embed(given)
     for text, second, score in zip(IDS, seconds, scores, strict=True):
         inputs = {"input_ids": torch.tensor([text])}
         if kind in ("bert", "electra"):
             inputs["token_type_ids"] = (torch.arange(len(text)) >= second).long()[None]
         with torch.inference_mode():
             expected = model(**inputs).logits[0].sigmoid().numpy()
-        np.testing.assert_allclose(score, expected, atol=1e-5)
+        np.testing.assert_allclose(score, expected, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fixed16"])
