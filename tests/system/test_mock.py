@@ -65,6 +65,7 @@ def test_disconnect_makes_room_and_excess_is_refused(mock: RunningServer) -> Non
     body = json.dumps({**PROMPT, "max_tokens": 8000, "stream": True}).encode()  # minutes
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: %d\r\n\r\n" % len(body)
+    mock.settle()  # the request of a test before may run yet
     with ExitStack() as clients:
         for gauge in ("num_requests_running", "num_requests_waiting"):
             where = (address.hostname or "", address.port)
