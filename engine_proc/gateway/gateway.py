@@ -136,7 +136,8 @@ class Gateway:
             if session is None or not session.serves:
                 return
             if self._has_lapsed(session):
-                return self._end(session, SILENCE)
+                self._end(session, SILENCE)
+                return
             frames: list[Frame] = [self._encoder.encode(Outputs(session.id, detokenizer))]
             for step in steps:
                 frames += self._adapted(session, *step)
@@ -149,7 +150,7 @@ class Gateway:
                     return
 
     def _has_lapsed(self, session: Session) -> bool:
-        """Whether the engine has no time left, by what has come and was not read yet, too."""
+        """Whether the engine has no time left. What has come is read first: it may be a grant."""
         while session.has_lapsed(time.monotonic_ns()):
             if not self._take_next():
                 return True

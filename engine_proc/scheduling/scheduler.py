@@ -178,8 +178,9 @@ class Scheduler:
         not encoded yet, or for pages. The choice depends on the result of the step in flight.
 
         Args:
-            budget: tokens to compute, where max_num_batched_tokens would take too long,
-            most: or too much memory. With less than one per running sequence the last wait.
+            budget: the most tokens that keep decodes quick. With less than one per running
+                sequence the last wait.
+            most: the most that there is memory for.
         """
         limit = self._limits.max_num_batched_tokens
         most = limit if most is None else min(most, limit)

@@ -1,5 +1,6 @@
-"""SigLIP towers in the C++ core, without torch: of SmolVLM, Gemma 3, LFM2-VL and PaliGemma.
+"""SigLIP towers in the C++ core, without torch.
 
+SmolVLM, Idefics3, Gemma 3, LFM2-VL and PaliGemma have them.
 A tile is a text of the core's encoder: its patches are the tokens, and all see each other. Tiles go
 one by one, so the rows of an image depend on nothing else.
 """
