@@ -42,6 +42,18 @@ def make_cross_encoder(folder: Path) -> None:
         shutil.copy(minilm() / name, folder / name)
 
 
+def add_logit_score(folder: Path, yes: int, no: int) -> None:
+    """Write what Qwen3-Reranker has beside its model: it scores by the logits of two tokens."""
+    names = ("Transformer", "LogitScore")
+    modules = [
+        {"idx": i, "path": f"{i}_{name}", "type": f"a.{name}"} for i, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    tokens = {"true_token_id": yes, "false_token_id": no}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+
+
 def add_modules(folder: Path, pooling: dict[str, Any], *others: str) -> None:
     """Write what sentence-transformers writes beside a model."""
     names = ["Transformer", "Pooling", *others]

@@ -33,6 +33,8 @@ class Embedder:
     def embed(self, batch: Batch) -> Floats:
         """Return the vectors of the texts whose last token is in `batch.logit_rows`, in order."""
         vectors = self._executor.embed(batch)
+        if len(vectors) == 0:  # a step within a long prompt
+            return vectors
         for layer in self._dense:
             vectors = np.stack([layer(vector) for vector in vectors])
         if self._normalize:

@@ -1,6 +1,5 @@
 """Embedding models: decoders by their last token, encoders pooled, both as their files say."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from embedding_models import LAST, TEXTS, add_modules, minilm
+from embedding_models import LAST, TEXTS, add_logit_score, add_modules, minilm
 from engine_configs import execution_config
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +20,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.hf.encoder_executor import EncoderExecutor
 from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.models.dense_layers import DenseLayer
 from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import ModelError
 from headrace.model.pooling import Pooling, PoolingKind
@@ -211,6 +211,15 @@ def test_a_vector_of_zeros_stays_one() -> None:
     np.testing.assert_array_equal(vectors, np.zeros((1, 4)))
 
 
+def test_a_step_within_a_prompt_makes_no_vectors() -> None:
+    class Within:
+        def embed(self, batch: Batch) -> Floats:
+            return np.zeros((0, 4), np.float32)
+
+    dense = (DenseLayer(np.ones((2, 4), np.float32)),)
+    assert len(Embedder(Within(), normalize=True, dense=dense).embed(flatten([[1]]))) == 0
+
+
 def test_an_embedding_model_that_can_be_lowered_is(tmp_path: Path) -> None:
     save_qwen3(tmp_path)
     assert isinstance(open_for(execution_config(tmp_path)), DecoderModel)
@@ -246,12 +255,7 @@ def test_a_reranker_scores_by_the_logits_of_two_tokens(tied: bool, tmp_path: Pat
     config = transformers.AutoConfig.for_model("qwen3", **TINY | QWEN3, tie_word_embeddings=tied)
     reference = transformers.AutoModelForCausalLM.from_config(config).eval()
     reference.save_pretrained(tmp_path)
-    types = ("Transformer", "LogitScore")
-    modules = [{"idx": i, "path": f"{i}_{t}", "type": f"a.{t}"} for i, t in enumerate(types)]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_LogitScore").mkdir()
-    tokens = {"true_token_id": 7, "false_token_id": 3}
-    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+    add_logit_score(tmp_path, yes=7, no=3)
     model = open_model(tmp_path)
     executor = CpuExecutor(
         model.spec, model.weights, num_pages=3, page_tokens=PAGE_TOKENS, kv_dtype="float32"
