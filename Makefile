@@ -92,7 +92,7 @@ adversary: .venv/dev
 # JSON-Schema-Test-Suite, with the demo model and with Qwen2.5-Coder-1.5B. They take many gigabytes
 # and most of an hour, so `make test` skips them. A client is installed when its tests begin:
 # `make ecosystem ARGS="-k instructor"` installs one. Rows of docs/clients.md are written.
-ecosystem: .venv/ecosystem .venv/schema-suite
+ecosystem: .venv/ecosystem .venv/schema-suite .venv/renderers
 	ECOSYSTEM=1 TEST_S=0 PYTHONPATH=$(CURDIR)/.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
 
 # Tiny models of every family beside transformers. The table of docs/models.md is written.
@@ -234,6 +234,19 @@ install: .venv/installed
 	rm -rf $@
 	$(BIN)/pip download --no-binary :all: --no-deps --dest $@ jsonschema==4.26.0
 	tar -xzf $@/jsonschema-4.26.0.tar.gz -C $@ --strip-components 2 jsonschema-4.26.0/json
+	touch $@
+
+# Templates come with llama-cpp-python's source, an encoder with SGLang, a vocabulary with litellm.
+.venv/renderers: .venv/dev
+	rm -rf $@
+	$(PIP) --quiet --target $@ openai-harmony==0.0.8
+	$(BIN)/pip download --no-binary :all: --no-deps --dest $@/got llama-cpp-python==0.3.36
+	$(BIN)/pip download --no-deps --dest $@/got sglang==0.5.23 litellm==1.110.2
+	tar -xzf $@/got/llama_cpp_python-*.tar.gz -C $@ --strip-components 4 \
+		--wildcards '*/llama.cpp/models/templates/*.jinja'
+	unzip -q -j $@/got/sglang-*.whl '*/openai/encoding_dsv32.py' -d $@
+	unzip -p $@/got/litellm-*.whl '*/fb374d419588a4632f3f557e76b4b70aebbca790' > $@/o200k_base.tiktoken
+	rm -rf $@/got
 	touch $@
 
 clean:
