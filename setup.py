@@ -47,6 +47,7 @@ core = Extension(
 KERNELS: dict[str, Callable[[set[str]], bool]] = {
     "kernels_portable.cpp": lambda flags: not {"avx2", "fma"} <= flags,
     "kernels_avx2.cpp": lambda flags: "avx2" in flags and "avx512_vnni" not in flags,
+    "kernels_avx_vnni.cpp": lambda flags: "avx_vnni" in flags and "avx512_vnni" not in flags,
     "kernels_avx512.cpp": lambda flags: "avx512bw" in flags,
     "few_rows.cpp": lambda flags: "avx512vbmi" in flags,
     "attention_amx.cpp": lambda flags: "amx_bf16" in flags,

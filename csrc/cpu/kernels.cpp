@@ -2,12 +2,15 @@
 #include "cpu/attention_amx.h"
 #include "cpu/few_rows.h"
 #include "cpu/kernels_amx.h"
+#include "cpu/kernels_avx_vnni.h"
 #include "cpu/kernels_neon.h"
 
 #include <climits>
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#else
+#include <cpuid.h>
 #endif
 
 namespace headrace {
@@ -19,6 +22,16 @@ namespace {
 template <void (*multiply)(const Operands &, int rows, int num_blocks)>
 void few_rows(const Operands &o, int rows, int num_blocks, float *) {
     multiply(o, rows, num_blocks);
+}
+
+bool has_avx_vnni() {
+    unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax & 1 << 4;
+}
+
+// AVX2, and what this processor has beside it.
+const Kernels &avx2_here() {
+    return has_avx_vnni() ? avx_vnni_kernels() : avx2_kernels;
 }
 
 // What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. With
@@ -117,7 +130,7 @@ const char *best_kernels() {
         return best->gemm_bf16 == gemm_bf16_by_tiles ? "avx512 with amx" : "avx512 with bf16";
     }
     if (best->isa == Isa::avx2) {
-        return "avx2";
+        return has_avx_vnni() ? "avx2 with vnni" : "avx2";
     }
 #elif defined(__aarch64__)
     if (has_i8mm() && has_dots()) {
@@ -139,7 +152,7 @@ const Kernels *find_kernels(Isa isa) {
         return has_avx512 ? &avx512_here() : nullptr;
     }
     if (isa == Isa::avx2 || (isa == Isa::best && has_avx2)) {
-        return has_avx2 ? &avx2_kernels : nullptr;
+        return has_avx2 ? &avx2_here() : nullptr;
     }
 #elif defined(__aarch64__)
     if (isa == Isa::neon || isa == Isa::best) {

@@ -1,11 +1,13 @@
 // Calls the kernels of an instruction set, and steps of small decoders, with random input.
 //
-// In: a number of `Isa`. Out: records of "name bytes\n" and so many bytes, most of them floats. The
-// input is the same everywhere, so records of two machines can be compared. Status 1, and names on
-// stderr: a row's result depends on what it was computed with.
+// In: a number of `Isa`, or "avx2" or "avx2 with vnni", whose products alone are called. Out:
+// records of "name bytes\n" and so many bytes, most of them floats. The input is the same
+// everywhere, so records of two machines can be compared. Status 1, and names on stderr: a row's
+// result depends on what it was computed with.
 #include "random_matrices.h"
 
 #include "collectives/rank_sums.h"
+#include "cpu/kernels_avx_vnni.h"
 #include "cpu/step.h"
 #include "cpu/step_state.h"
 #include "sampling/sampler_kernels.h"
@@ -557,6 +559,15 @@ void try_rank_sums(Isa isa) {
 } // namespace
 
 int main(int, char **arguments) {
+#if defined(__x86_64__)
+    const std::string name = arguments[1];
+    if (name == "avx2" || name == "avx2 with vnni") {
+        const Kernels &kernels = name == "avx2" ? avx2_kernels : avx_vnni_kernels();
+        try_products(kernels);
+        try_quantizing(kernels);
+        return num_wrong ? 1 : 0;
+    }
+#endif
     const auto isa = Isa(std::atoi(arguments[1]));
     const Kernels *kernels = find_kernels(isa);
     if (!kernels) {

@@ -4,7 +4,6 @@ Products of bf16, where the processor has them, round otherwise: they are near.
 `make wheel` names its wheel for arm64 in ARM64_WHEEL: then that wheel's core runs.
 """
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -15,15 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_driver import DEADLINE_S, DRIVER, FLAGS, ROOT, compile_driver, compile_native, outputs
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[4]
-DRIVER = Path(__file__).with_name("kernel_outputs.cpp")
 COMPILER = "aarch64-linux-gnu-g++"  # of Debian's package g++-aarch64-linux-gnu
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")  # of qemu-user-static, or qemu-user
-FLAGS = ("-std=c++17", "-fno-math-errno", "-Wall", "-Wextra", "-Werror", "-pthread")
-DEADLINE_S = 600.0
 SYSROOT = "/usr/aarch64-linux-gnu"  # with libraries of arm64
 AVX2, NEON = 2, 4  # of `Isa`, csrc/cpu/kernels.h
 PROCESSORS = {
@@ -46,21 +42,6 @@ def emulator() -> list[str | Path]:
     if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("no AVX2 here to compare with")
     return [found[0], "-L", SYSROOT]
-
-
-def compile_native(folder: Path) -> Path:
-    """Compile the driver for this machine; the extension has the core."""
-    core = importlib.util.find_spec("headrace._core")
-    assert core is not None and core.origin is not None
-    return compile_driver("g++", folder / "native", core.origin)
-
-
-def compile_driver(compiler: str, program: Path, core: Path | str) -> Path:
-    """Compile the driver; a shared library, which lacks Python, has the core."""
-    lacks_python = "-Wl,--unresolved-symbols=ignore-in-shared-libs"
-    command = [compiler, *FLAGS, f"-I{ROOT / 'csrc'}", DRIVER, core, lacks_python]
-    subprocess.run([*command, "-o", program], check=True, timeout=DEADLINE_S)
-    return program
 
 
 def compile_for_arm64(folder: Path, pool: ThreadPoolExecutor) -> Path:
@@ -93,22 +74,6 @@ def compile_for_arm64(folder: Path, pool: ThreadPoolExecutor) -> Path:
     command = [COMPILER, "-static", "-pthread", *pool.map(compile_one, sources), "-o", program]
     subprocess.run(command, check=True, timeout=DEADLINE_S)
     return program
-
-
-def outputs(command: list[str | Path], expected: str | None = None) -> dict[str, bytes]:
-    """Run the driver; return its records by name. Kernels on it are `expected`."""
-    result = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
-    told = result.stderr.decode().splitlines()
-    assert result.returncode == 0, told
-    assert expected in (None, told[0])
-    records: dict[str, bytes] = {}
-    rest = memoryview(result.stdout)
-    while rest:
-        end = bytes(rest[:200]).index(b"\n")
-        name, size = bytes(rest[:end]).decode().split("\t")
-        records[name] = bytes(rest[end + 1 : end + 1 + int(size)])
-        rest = rest[end + 1 + int(size) :]
-    return records
 
 
 def error(found: bytes, expected: bytes) -> float:
