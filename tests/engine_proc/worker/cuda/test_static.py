@@ -23,10 +23,16 @@ SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * K
 # Bytes of a thread's stack: what a kernel may lack in registers, at most. The first word that a
 # variant's name has counts. Loops over keys use none on a Hopper: `gpu_static.py` refuses that.
 STACK_BYTES = {
-    (PINNED, "100"): {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 568}
+    (PINNED, "100"): {
+        "IS_CHUNKED=True": 416,
+        "HEAD_DIM=256": 448,
+        "attention_kernel": 368,
+        "draw_kernel": 568,
+    }
     | {"linear_kernel": 32, "int4_kernel": 8, "latent_attention_kernel": 2144}
     | {"delta_block_kernel": 208, "ssd_kernel": 344},
-    (PINNED, "90"): {"HEAD_DIM=256": 344, "attention_kernel": 328, "draw_kernel": 560}
+    (PINNED, "90"): {"SEES_AHEAD=True": 392, "HEAD_DIM=256": 344, "attention_kernel": 328}
+    | {"draw_kernel": 560}
     | {"linear_kernel": 88, "expert_kernel": 40, "latent_attention_kernel": 744}
     | {"delta_block_kernel": 8, "ssd_kernel": 256},
     (PINNED, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 288, "draw_kernel": 560}
