@@ -4,6 +4,7 @@ Sequences with one image, with several and with none share steps, in chunks, and
 prompts of others. Pages and images are found again. Towers and workers are in this process.
 """
 
+import sys
 from array import array
 from collections import abc, defaultdict
 from contextlib import nullcontext
@@ -387,12 +388,15 @@ def test_what_runs_in_transformers_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma3", "paligemma"])
-def test_kernels_of_gpus_say_what_transformers_says(family: str, tmp_path: Path) -> None:
+def test_kernels_of_gpus_say_what_transformers_says(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image's tokens see each other, or all tokens of a prompt do; then they are decoded."""
     pytest.importorskip("triton", reason="triton is not installed")
     from mutants.quick_interpreter import quick_interpreter
     from on_kernels import IS_INTERPRETED, OnKernels
 
+    monkeypatch.setattr(sys.modules[__name__], "NUM_NEW", 3)  # kernels are interpreted
     model = Model(tmp_path, family)
     prompts = [model.prompt(PROMPTS[0]), model.prompt(PROMPTS[3])]
     chunk = MAX_MODEL_LEN + len(PROMPTS) if model.card.is_prefix_lm else model.card.image_run + 7
