@@ -12,19 +12,14 @@ from typing import NamedTuple
 from headrace import extras
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.model import DecoderModel, config_with_images
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
-    Activation,
     DecoderSpec,
-    Norm,
-    NormPlacement,
-    QKNorm,
     RouterScore,
 )
 from headrace.engine_proc.worker.parallel.shard import cut, mamba2_layers, mamba2_unit
 from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ConfigError, ModelError
-from headrace.model.vision_families import is_prefix_lm, sees_whole
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
 
 NAMES = {"cpu": "the CPU", "cuda": "GPUs"}  # of devices, for people
@@ -117,22 +112,12 @@ def falls_to_modules(config: ExecutionConfig, model: DecoderModel) -> bool:
 
 def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
-    after_rope = (QKNorm.PER_HEAD_AFTER_ROPE, QKNorm.UNWEIGHTED_AFTER_ROPE)
     lacks = {
         **mixture_lacks(spec),
         "windows of latent attention": spec.latent is not None
         and any(layer.window is not None for layer in spec.layers),
         "tokens that see their whole text": spec.encoder is not None,
         "norms of values": spec.value_norm,
-        "biases of norms or of its head": spec.norm_bias or spec.head_bias,
-        "a squared ReLU beside a gate": spec.activation == Activation.RELU2 and spec.gated_mlp,
-        "activations with learned numbers": spec.activation == Activation.XIELU,
-        "norms that subtract the mean and scale by 1 + w": spec.norm == Norm.LAYER_ONE_PLUS,
-        "two norms before parallel parts": spec.placement == NormPlacement.PARALLEL_TWO_NORMS,
-        "a norm of queries and keys after RoPE": spec.qk_norm in after_rope,
-        "attention in chunks": any(layer.is_chunked for layer in spec.layers),
-        "temperatures of queries": any(layer.temperature is not None for layer in spec.layers),
-        "limits of queries, keys and values": spec.qkv_clip is not None,
     }
     return next((what for what, is_there in lacks.items() if is_there), "")
 
@@ -152,17 +137,6 @@ def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
     }
 
 
-def sees_ahead(config: ExecutionConfig) -> str:
-    """Return which tokens of a model see later ones; "" where none do."""
-    path = Path(config.model_path)
-    if config.mmproj is None and not path.is_dir():
-        return ""
-    known = config_with_images(path, config.mmproj)
-    if is_prefix_lm(known):
-        return "the tokens of a prompt"
-    return "the tokens of an image" if sees_whole(known) else ""
-
-
 def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     """Return why GPUs cannot run one of our decoders with these flags; "" where they can.
 
@@ -171,8 +145,6 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
     """
     if config.pp > 1:
         return f"--pp {config.pp} is for CPUs"
-    if tokens := sees_ahead(config):
-        return f"in this model {tokens} see each other, which GPU workers cannot do"
     if config.quantization not in ("none", "fp8"):
         return f"--quantization {config.quantization} is for CPUs"
     if config.kv_cache_dtype not in ("auto", "fp8", dtype):

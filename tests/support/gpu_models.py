@@ -17,6 +17,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Norm,
     NormPlacement,
     QKNorm,
+    QueryTemperature,
     RopeTable,
     RouterScore,
     ShortConvSpec,
@@ -234,6 +235,57 @@ MODELS = {
     "Qwen2.5 VL 3B": qwen25_vl(151936, 2048, 11008, 16, 2),
     "Qwen2.5 VL 7B": qwen25_vl(152064, 3584, 18944, 28, 4),
     "Qwen2.5 VL 72B": qwen25_vl(152064, 8192, 29568, 64, 8),
+}
+
+SEES_AHEAD = ("Gemma 3 4B", "Gemma 3 12B", "Gemma 3 27B")  # tokens of an image see all of it
+MODELS |= {
+    "Hunyuan 7B": decoder(128167, 4096, 14336, 32, 8, qk_norm=QKNorm.PER_HEAD_AFTER_ROPE),
+    "Ministral 3 8B": decoder(
+        131072,
+        4096,
+        14336,
+        32,
+        8,
+        layers=(LayerSpec(temperature=QueryTemperature(scale=0.1, tokens=16384, offset=0)),),
+    ),
+    "Apertus 8B": decoder(
+        131072,
+        4096,
+        21504,
+        32,
+        8,
+        qk_norm=QKNorm.PER_HEAD,
+        activation=Activation.XIELU,
+        gated_mlp=False,
+    ),
+    "Minitron 4B": decoder(
+        256000,
+        3072,
+        9216,
+        24,
+        8,
+        norm=Norm.LAYER_ONE_PLUS,
+        norm_bias=True,
+        activation=Activation.RELU2,
+        gated_mlp=False,
+        ropes=(RopeTable(inv_freq=(1.0,) * 32),),
+    ),
+    "Llama 4 Scout, attention": decoder(  # with the vocabulary of Qwen 3
+        151936,
+        5120,
+        8192,
+        40,
+        8,
+        qk_norm=QKNorm.UNWEIGHTED_AFTER_ROPE,
+        layers=(
+            LayerSpec(window=8192, is_chunked=True, has_mlp=False),
+            LayerSpec(
+                rope=None,
+                temperature=QueryTemperature(scale=0.1, tokens=8192),
+                has_mlp=False,
+            ),
+        ),
+    ),
 }
 
 MIXTURES = {  # a name with experts ends with the format of its experts

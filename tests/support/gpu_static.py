@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import triton
-from gpu_models import GROUPS, MODELS, format_of
+from gpu_models import GROUPS, MODELS, SEES_AHEAD, format_of
 from kernel_compiler import (
     CompiledLaunches,
     Usage,
@@ -57,6 +57,7 @@ from headrace.engine_proc.worker.cuda.matrices.matrices import (
 )
 from headrace.engine_proc.worker.cuda.mixtures import expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
+from headrace.engine_proc.worker.cuda.step_inputs import ImageInputs
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.ipc_kernels import compile_cubin, compiler_version
@@ -133,7 +134,7 @@ def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
     return DeviceWeights(matrices, tensors, wide, experts)
 
 
-def launch_decoder(spec: DecoderSpec, format: ExpertFormat) -> None:
+def launch_decoder(spec: DecoderSpec, format: ExpertFormat, sees_ahead: bool) -> None:
     """Launch what steps of all kinds of a decoder launch."""
     cuda_executor.load_weights = lambda spec, *_, **__: weights_of(spec, format)
     executor = cuda_executor.CudaExecutor(
@@ -141,6 +142,9 @@ def launch_decoder(spec: DecoderSpec, format: ExpertFormat) -> None:
     )
     for sizes in STEPS:
         executor.compute(sizes)
+        if sees_ahead:
+            last_seen = torch.empty(sizes.num_tokens, dtype=torch.int32, device=META)
+            executor.compute(sizes, ImageInputs(None, last_seen))
 
 
 def launch_sampler(vocab_size: int) -> None:
@@ -174,7 +178,7 @@ def variants(models: str, arch: int) -> list[Variant]:
     JITFunction.run = CompiledLaunches(found.append).stand_in()  # type: ignore[method-assign]
     chosen = {name: spec for name, spec in MODELS.items() if re.match(models, name)}
     for name, spec in chosen.items():
-        launch_decoder(spec, format_of(name))
+        launch_decoder(spec, format_of(name), name in SEES_AHEAD)
     for vocab_size in {spec.vocab_size for spec in chosen.values()}:
         launch_sampler(vocab_size)
     return [variant for variant in found if arch >= 89 or "*fp8e4nv" not in variant.name]

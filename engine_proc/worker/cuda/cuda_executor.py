@@ -6,7 +6,7 @@ mates.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,18 +15,15 @@ from torch import Tensor
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.cuda.attention.latent_attention import (
-    attend_latents,
     latent_scheduler,
     latent_tiling,
 )
-from headrace.engine_proc.worker.cuda.attention.latent_store import latent_store
 from headrace.engine_proc.worker.cuda.attention.paged_attention import (
     attend,
     scheduler_of,
     tiling_of,
 )
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
-    Schedule,
     Stretches,
     TileScheduler,
     Tiling,
@@ -34,27 +31,33 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, is_for
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
-from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
-from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
+from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import (
+    HeadNorm,
+    Rotations,
+    rope_store,
+    temperatures_at,
+)
+from headrace.engine_proc.worker.cuda.latent_layer import attend_to_latents
 from headrace.engine_proc.worker.cuda.matrices.adapted import (
     AdapterRoom,
     PartFactors,
     RowSlots,
     adapt,
 )
-from headrace.engine_proc.worker.cuda.matrices.matrices import HEAD_MATRICES, load_weights
+from headrace.engine_proc.worker.cuda.matrices.matrices import (
+    OF_EACH_HEAD,
+    load_weights,
+)
 from headrace.engine_proc.worker.cuda.mixers.gated_delta_net import run_gated_delta_net
 from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm
 from headrace.engine_proc.worker.cuda.mixers.mamba import run_mamba
 from headrace.engine_proc.worker.cuda.mixers.mamba2 import run_mamba2
 from headrace.engine_proc.worker.cuda.mixers.short_conv import run_short_conv
-from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.cuda.mixers.token_blocks import slot_numbers
-from headrace.engine_proc.worker.cuda.mixtures.expert_linear import expert_linear
-from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles, tiles_of_heads
+from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import tiles_of_heads
 from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
@@ -62,6 +65,9 @@ from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import (
     ROPE_PARTS,
     STATE_PARTS,
+    DeviceStep,
+    ImageInputs,
+    image_inputs,
     prepare_inputs,
     prepare_moves,
 )
@@ -85,24 +91,10 @@ SCALINGS = {
     Norm.RMS: Scaling.RMS,
     Norm.RMS_ONE_PLUS: Scaling.RMS_ONE_PLUS,
     Norm.LAYER: Scaling.LAYER,
+    Norm.LAYER_ONE_PLUS: Scaling.LAYER_ONE_PLUS,
 }
+PARALLEL = (NormPlacement.PARALLEL, NormPlacement.PARALLEL_TWO_NORMS)
 LARGEST = Sizes(num_tokens=512, num_sequences=64, num_rows=64)
-
-
-@dataclass(frozen=True)
-class DeviceStep:
-    """A batch, on the device."""
-
-    token_ids: Tensor  # [tokens], int32
-    kv_rows: Tensor  # [tokens], int64
-    stretches: Stretches
-    schedules: dict[int | None, Schedule]  # by the windows of layers
-    logit_rows: Tensor  # [rows], int32
-    rotations: list[Rotations]  # by the spec's `ropes`
-    images: ImageInputs | None = None
-    prompts: FlashInferAttention | None = None  # attends in our kernel's place
-    heads: ExpertTiles | None = None  # of tokens' heads, where attention is latent
-    moves: StateMoves | None = None  # of sequences' states, where there are some
 
 
 class CudaExecutor:
@@ -158,6 +150,7 @@ class CudaExecutor:
         self.tiling = tiling or (of_heads if spec.latent is None else latent_tiling(self.device))
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
+        self.unweighted = torch.ones(2, spec.head_dim, device=self.device)
         self.loaded = load_weights(
             spec,
             weights,
@@ -273,7 +266,7 @@ class CudaExecutor:
 
     def planned(self, batch: Batch, sizes: Sizes) -> FlashInferAttention | None:
         """Return what attends in our kernel's place in a step without a graph, ready for it."""
-        if self.prompts is None or not is_for(sizes):
+        if self.prompts is None or batch.last_seen is not None or not is_for(sizes):
             return None
         self.prompts.plan(batch)
         return self.prompts
@@ -341,8 +334,12 @@ class CudaExecutor:
             page_table=inputs.page_table,
         )
         schedules = {
-            window: self.scheduler.schedule(stretches, sizes.num_tokens, window)
-            for window in {layer.window for layer in self.spec.layers if layer.has_pages}
+            (window, is_chunked): self.scheduler.schedule(
+                stretches, sizes.num_tokens, window, is_chunked
+            )
+            for window, is_chunked in {
+                (layer.window, layer.is_chunked) for layer in self.spec.layers if layer.has_pages
+            }
         }
         positions = inputs.rope_positions if buffers.rope_parts else inputs.positions[:, None]
         rotations = self.rotations(positions)
@@ -352,6 +349,7 @@ class CudaExecutor:
         moves = None
         if self.spec.state_numbers:
             moves = prepare_moves(buffers.packed, inputs, sizes, buffers.rope_parts)
+        tuned = {layer.temperature for layer in self.spec.layers if layer.temperature is not None}
         return DeviceStep(
             inputs.token_ids,
             inputs.kv_rows,
@@ -359,6 +357,7 @@ class CudaExecutor:
             schedules,
             inputs.logit_rows,
             rotations,
+            {own: temperatures_at(inputs.positions, own) for own in tuned},
             images=images,
             prompts=prompts,
             heads=heads,
@@ -386,7 +385,7 @@ class CudaExecutor:
         x = self.shard_group.embed(step.token_ids, self.weights["embed"])
         if self.spec.embedding_multiplier != 1:
             x = x * self.multiplier
-        images = step.images
+        images = None if step.images is None else step.images.rows
         if images is not None:
             x[images.tokens] = images.parts[0]
         added: Tensor | None = None
@@ -413,10 +412,11 @@ class CudaExecutor:
             return x, self.mlp(name, layer, self.norm_sum(f"{name}.mlp_norm", x, added), step)
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.mix(index, layer, normed, step)
-        if placement == NormPlacement.PARALLEL:
-            return x + attended * multiplier + self.mlp(
-                name, layer, normed, step
-            ) * multiplier, None
+        if placement in PARALLEL:
+            if placement == NormPlacement.PARALLEL_TWO_NORMS:
+                normed = self.norm(f"{name}.mlp_norm", x)
+            out = self.mlp(name, layer, normed, step)
+            return x + attended * multiplier + out * multiplier, None
         after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
@@ -462,7 +462,11 @@ class CudaExecutor:
     def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
         """Write what pages hold of the tokens, then attend to it: our share of [tokens, hidden]."""
         if isinstance(layer.mixer, LatentAttentionSpec):
-            attended = self.attend_to_latents(index, layer, layer.mixer, x, step)
+            latents = self.kv[self.kv_planes[index], 0]
+            stored = latents, self.kv_scales[index][0], self.tiling
+            attended = attend_to_latents(
+                self.loaded, f"layers.{index}", self.spec, layer, x, step, *stored
+            )
         else:
             attended = self.attend_to_keys(index, layer, x, step)
         attended = attended.flatten(1)
@@ -480,16 +484,16 @@ class CudaExecutor:
         qkv = self.matrices[f"{name}.qkv"].apply(x)
         if spec.qk_norm == QKNorm.FULL:
             self.norm_heads(name, qkv)
-        head_norm = None
-        if spec.qk_norm == QKNorm.PER_HEAD:
-            head_norm = HeadNorm(self.scaling, self.weights[f"{name}.qk_norm"], spec.norm_eps)
+        temperature, images = layer.temperature, step.images
         queries = rope_store(
             qkv,
             keys,
             values,
             step.kv_rows,
             rotations=None if layer.rope is None else step.rotations[layer.rope],
-            head_norm=head_norm,
+            head_norm=self.head_norm(name, layer),
+            clip=spec.qkv_clip,
+            query_factors=None if temperature is None else step.query_factors[temperature],
             kv_scales=self.kv_scales[index],
         )
         if step.prompts is not None:
@@ -501,61 +505,24 @@ class CudaExecutor:
             step.stretches,
             scale=spec.attention_scale,
             window=layer.window,
+            is_chunked=layer.is_chunked,
+            last_seen=None if images is None or layer.is_causal else images.last_seen,
             softcap=spec.attention_softcap,
             sinks=self.weights.get(f"{name}.sinks"),
             kv_scales=self.kv_scales[index],
             tiling=self.tiling,
-            schedule=step.schedules[layer.window],
+            schedule=step.schedules[layer.window, layer.is_chunked],
         )
 
-    def attend_to_latents(
-        self,
-        index: int,
-        layer: LayerSpec,
-        latent: LatentAttentionSpec,
-        x: Tensor,
-        step: DeviceStep,
-    ) -> Tensor:
-        """Write latents, and attend to them, [tokens, heads, value_dim].
-
-        Each head's query is multiplied by its keys' matrix, what it attends to by its values'.
-        """
-        spec, name = self.spec, f"layers.{index}"
-        latents, kv_scale = self.kv[self.kv_planes[index], 0], self.kv_scales[index][0]
-        assert step.heads is not None
-        kv = self.matrices[f"{name}.qkv_a"].apply(x)
-        if latent.query_rank is None:
-            q = self.matrices[f"{name}.qkv"].apply(x)
-        else:
-            compressed, kv = kv[:, : latent.query_rank], kv[:, latent.query_rank :]
-            weight = self.weights[f"{name}.q_a_norm"]
-            normed = norm(compressed, weight, scaling=Scaling.RMS, eps=latent.norm_eps)
-            q = self.matrices[f"{name}.q_b"].apply(normed)
-        q = q.view(len(x), spec.num_heads, latent.query_dim)
-        turned = latent_store(
-            q,
-            kv,
-            latents,
-            step.kv_rows,
-            rotations=None if layer.rope is None else step.rotations[layer.rope],
-            weight=self.weights[f"{name}.kv_a_norm"],
-            eps=latent.norm_eps,
-            kv_scale=kv_scale,
-        )
-        of_keys, of_values = (self.loaded.experts[f"{name}.{which}"] for which in HEAD_MATRICES)
-        kept = q.flatten(0, 1)[:, : latent.nope_dim]
-        attended = attend_latents(
-            expert_linear(kept, of_keys, step.heads).view(len(x), spec.num_heads, latent.rank),
-            turned,
-            latents,
-            step.stretches,
-            scale=spec.attention_scale,
-            kv_scale=kv_scale,
-            tiling=self.tiling,
-            schedule=step.schedules[layer.window],
-        )
-        values = expert_linear(attended.flatten(0, 1), of_values, step.heads)
-        return values.view(len(x), spec.num_heads, latent.value_dim)
+    def head_norm(self, name: str, layer: LayerSpec) -> HeadNorm | None:
+        """Return the norm of single heads of queries and keys of a layer, if it has one."""
+        kind, eps = self.spec.qk_norm, self.spec.norm_eps
+        if kind == QKNorm.UNWEIGHTED_AFTER_ROPE and layer.rope is not None:
+            return HeadNorm(Scaling.RMS, self.unweighted, eps, is_after_rope=True)
+        if kind not in OF_EACH_HEAD:
+            return None
+        is_after_rope = kind == QKNorm.PER_HEAD_AFTER_ROPE
+        return HeadNorm(self.scaling, self.weights[f"{name}.qk_norm"], eps, is_after_rope)
 
     def norm_heads(self, name: str, qkv: Tensor) -> None:
         """Norm queries and keys over all heads, in place."""
@@ -579,8 +546,8 @@ class CudaExecutor:
         return self.shard_group.sum(own)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-        weight = self.weights[name]
-        return norm(x, weight, scaling=self.scaling, eps=self.spec.norm_eps, out=out)
+        weight, bias = self.weights[name], self.weights.get(f"{name}.bias")
+        return norm(x, weight, scaling=self.scaling, eps=self.spec.norm_eps, bias=bias, out=out)
 
     def norm_sum(self, name: str, x: Tensor, added: Tensor | None) -> Tensor:
         """Add to the residual `x`, in place, and return the norm of the sum."""
@@ -592,5 +559,6 @@ class CudaExecutor:
             self.weights[name],
             scaling=self.scaling,
             eps=self.spec.norm_eps,
+            bias=self.weights.get(f"{name}.bias"),
             multiplier=self.spec.residual_multiplier,
         )

@@ -3,6 +3,7 @@
 It launches all that any step may: no later one waits for a compiler.
 """
 
+import msgspec
 import numpy as np
 
 from headrace.engine_proc.step.sampling_metadata import pack
@@ -55,6 +56,15 @@ def largest_step(
         masked_rows=b"" if embeds else bytes(4),
         pooled_rows=last_tokens.astype(np.int32).tobytes() if embeds else b"",
     )
+
+
+def seen_whole(step: Step) -> Step:
+    """Return the same step, but the tokens of each sequence see each other."""
+    positions, sequences = (
+        np.frombuffer(column, np.int32) for column in (step.positions, step.sequences)
+    )
+    ends = np.searchsorted(sequences, sequences, side="right") - 1
+    return msgspec.structs.replace(step, last_seen=positions[ends].tobytes())
 
 
 def token_counts(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[int]:

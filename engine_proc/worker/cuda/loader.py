@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,11 @@ from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import TILE_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
-from headrace.engine_proc.worker.cuda.largest_step import fewest_sequences, largest_step
+from headrace.engine_proc.worker.cuda.largest_step import (
+    fewest_sequences,
+    largest_step,
+    seen_whole,
+)
 from headrace.engine_proc.worker.cuda.matrices.adapted import AdapterRoom
 from headrace.engine_proc.worker.cuda.matrices.cuda_adapters import CudaAdapters
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_split, split_room
@@ -59,13 +64,14 @@ from headrace.engine_proc.worker.execution.loaded_model import (
 from headrace.engine_proc.worker.execution.memory_check import check_host_tier
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Runner
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.model import DecoderModel
+from headrace.engine_proc.worker.models.model import DecoderModel, config_with_images
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
 from headrace.engine_proc.worker.parallel.tensor_parallel_group import open_group
 from headrace.errors import ConfigError, ModelError
 from headrace.ipc.worker_messages import SLOTS_LOOKING_AHEAD, SLOTS_PER_SEQUENCE, Step
+from headrace.model.vision_families import sees_whole
 from headrace.storage.checksum import digest_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -352,16 +358,12 @@ def fit_cache(
         return of_flag()
     embeds = isinstance(runner, EmbeddingRunner)
     masks_of = partial(all_allowed, vocab_size=execution.vocab_size)
-    for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
-        if num_tokens < execution.max_num_batched_tokens:
-            with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
-                runner.run(largest_step_of(execution, embeds, num_tokens), masks_of)
-    for num_sequences in fewest_sequences(  # whose tiles of attention are wider
-        execution.max_num_seqs, execution.max_num_batched_tokens, execution.max_model_len
-    ):
-        prompts = largest_step_of(replace(execution, max_num_seqs=num_sequences), embeds)
-        with fitting(f"a step of {num_sequences} prompts", SMALLER_STEP):
-            runner.run(prompts, masks_of)
+    has_whole = sees_ahead(execution)
+    for what, warming in warming_steps(execution, embeds):
+        with fitting(f"a step of {what}", SMALLER_STEP):
+            runner.run(warming, masks_of)
+            if has_whole:
+                runner.run(seen_whole(warming), masks_of)
     step = largest_step_of(execution, embeds)
     run = partial(runner.run, step, masks_of)
     num_tokens = step.num_tokens
@@ -389,6 +391,25 @@ def fit_cache(
         max_num_seqs=max_num_seqs,
     )
     return split
+
+
+def warming_steps(config: ExecutionConfig, embeds: bool) -> Iterator[tuple[str, Step]]:
+    """Yield steps that have other kernels than the largest: no later one is to wait for those."""
+    for num_tokens in (1, *TILE_ROWS):
+        if num_tokens < config.max_num_batched_tokens:
+            yield f"{num_tokens} tokens", largest_step_of(config, embeds, num_tokens)
+    for num_sequences in fewest_sequences(  # whose tiles of attention are wider
+        config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
+    ):
+        prompts = largest_step_of(replace(config, max_num_seqs=num_sequences), embeds)
+        yield f"{num_sequences} prompts", prompts
+
+
+def sees_ahead(config: ExecutionConfig) -> bool:
+    """Whether tokens of a prompt, or of an image, see later ones in a model."""
+    if config.is_prefix_lm or not config.image_row_size:
+        return config.is_prefix_lm
+    return sees_whole(config_with_images(Path(config.model_path), config.mmproj))
 
 
 def all_allowed(num_rows: int, vocab_size: int) -> Masks:

@@ -28,6 +28,7 @@ def run_mlp(weights: DeviceWeights, name: str, spec: DecoderSpec, x: Tensor) -> 
             spec.activation,
             multiplier=spec.gate_multiplier,
             is_gated=spec.gated_mlp,
+            xielu=weights.tensors.get(f"{name}.xielu"),
         )
     return weights.matrices[f"{name}.down"].apply(inner)
 

@@ -88,7 +88,7 @@ class ShardedOps:
             weights: likewise.
         """
         assert self.peers is not None
-        assert scaling != Scaling.LAYER
+        assert scaling not in (Scaling.LAYER, Scaling.LAYER_ONE_PLUS)
         of_keys = square_sums(k) * self.peers.shard.owns_keys
         squares = self.sum(torch.stack([square_sums(q), of_keys], 1))
         for index, (x, weight) in enumerate(zip((q, k), weights, strict=True)):

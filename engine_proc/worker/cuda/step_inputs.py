@@ -6,6 +6,8 @@ Where the model has positions in three parts, these are next. Then come the firs
 sequence and the end of the last one. The same of its pages follows: those that its keys take. The
 position of each sequence's first token, the slot of its adapter, the logit rows and the pages by
 sequence are next. Where the model has states, their slots are last.
+
+Rows of images, and what sees later tokens, are sent apart: steps with them have no graph.
 """
 
 from dataclasses import dataclass
@@ -17,9 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.attention.tile_schedule import Schedule, Stretches
+from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import Rotations
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
+from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
+from headrace.engine_proc.worker.models.specs.decoder_spec import QueryTemperature
 
 HEADER = tl.constexpr(3)
 ROPE_PARTS = 3  # of a position, where a model has images: time, height and width
@@ -44,6 +51,39 @@ class StepInputs:
     page_table: Tensor  # [sequences + 1, max_pages], int32, as far as a sequence has pages
     logit_rows: Tensor  # [rows], int32; padding is 0
     adapters: Tensor  # [tokens], int32, slots; -1 is none, and padding
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Of a step that has some, on the device."""
+
+    tokens: Tensor  # int64, those that come in as rows of images,
+    parts: Tensor  # and these rows, [1 + deepstack, tokens, hidden_size]
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Of a step that has some of these, on the device. Such a step has no graph."""
+
+    rows: ImageRows | None
+    last_seen: Tensor | None  # [tokens], int32, the last position that each sees; None: its own
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """A batch, on the device."""
+
+    token_ids: Tensor  # [tokens], int32
+    kv_rows: Tensor  # [tokens], int64
+    stretches: Stretches
+    schedules: dict[tuple[int | None, bool], Schedule]  # by the windows of layers
+    logit_rows: Tensor  # [rows], int32
+    rotations: list[Rotations]  # by the spec's `ropes`
+    query_factors: dict[QueryTemperature, Tensor]  # each [tokens], fp32
+    images: ImageInputs | None = None
+    prompts: FlashInferAttention | None = None  # attends in our kernel's place
+    heads: ExpertTiles | None = None  # of tokens' heads, where attention is latent
+    moves: StateMoves | None = None  # of sequences' states, where there are some
 
 
 def packed_size(most: Sizes, max_pages: int, rope_parts: int = 0, state_parts: int = 0) -> int:
@@ -101,6 +141,38 @@ def state_slots(batch: Batch, sequences: Int32s, ends: npt.NDArray[np.int64]) ->
         if column is not None:
             columns[:, part] = column[sequences]
     return columns
+
+
+def image_inputs(
+    batch: Batch, device: torch.device, dtype: torch.dtype, num_parts: int
+) -> ImageInputs | None:
+    """Send what a batch has of images to the device; None is that it has nothing.
+
+    Args:
+        num_parts: of a row: what comes in, and what is added behind the first layers.
+    """
+    rows = image_rows(batch, device, dtype, num_parts)
+    if rows is None and batch.last_seen is None:
+        return None
+    last_seen = None if batch.last_seen is None else torch.tensor(batch.last_seen, device=device)
+    return ImageInputs(rows, last_seen)
+
+
+def image_rows(
+    batch: Batch, device: torch.device, dtype: torch.dtype, num_parts: int
+) -> ImageRows | None:
+    """Do as `image_inputs`, for the rows alone."""
+    if batch.embed_rows is None or batch.embeds is None:
+        return None
+    tokens = np.flatnonzero(batch.embed_rows >= 0)
+    if not len(tokens):
+        return None
+    rows = batch.embeds[batch.embed_rows[tokens]]
+    parts = np.stack(np.split(rows, num_parts, axis=1))
+    return ImageRows(
+        tokens=torch.from_numpy(tokens).to(device),
+        parts=torch.from_numpy(parts).to(device, dtype),
+    )
 
 
 def prepare_inputs(

@@ -4,8 +4,10 @@ Sequences with one image, with several and with none share steps, in chunks, and
 prompts of others. Pages and images are found again. Towers and workers are in this process.
 """
 
+import sys
 from array import array
 from collections import abc, defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -382,6 +384,27 @@ def test_what_runs_in_transformers_says_the_same(tmp_path: Path) -> None:
     prompts = [model.prompt(parts) for parts in PROMPTS]
     served = Served(model, executor, tmp_path, 7)
     assert served.generate(prompts) == [model.expected(prompt) for prompt in prompts]
+    served.close()
+
+
+@pytest.mark.parametrize("family", ["gemma3", "paligemma"])
+def test_kernels_of_gpus_say_what_transformers_says(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image's tokens see each other, or all tokens of a prompt do; then they are decoded."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from mutants.quick_interpreter import quick_interpreter
+    from on_kernels import IS_INTERPRETED, OnKernels
+
+    monkeypatch.setattr(sys.modules[__name__], "NUM_NEW", 3)  # kernels are interpreted
+    model = Model(tmp_path, family)
+    prompts = [model.prompt(PROMPTS[0]), model.prompt(PROMPTS[3])]
+    chunk = MAX_MODEL_LEN + len(PROMPTS) if model.card.is_prefix_lm else model.card.image_run + 7
+    made, sizes = open_model(tmp_path), {"num_pages": NUM_PAGES, "page_tokens": PAGE_TOKENS}
+    with quick_interpreter() if IS_INTERPRETED else nullcontext():
+        executor = OnKernels(made.spec, made.weights, **sizes, max_model_len=MAX_MODEL_LEN)
+        served = Served(model, executor, tmp_path, chunk)
+        assert served.generate(prompts) == [model.expected(prompt) for prompt in prompts]
     served.close()
 
 

@@ -27,7 +27,6 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     POSITION,
     SEQUENCE,
     SHARE,
-    TAIL,
     TOKEN,
     TURN,
     Schedule,
@@ -257,9 +256,8 @@ def attend_tile(
     """Attend with an item's tile. Registers have no room for a merge beside stored splits."""
     sequence, count, share = tl.load(item + SEQUENCE), tl.load(item + COUNT), tl.load(item + SHARE)
     first_token, first_position = tl.load(item + TOKEN), tl.load(item + POSITION)
-    num_sharing = tl.load(item + NUM_SHARING)
     first_split, last_split, num_sharing = splits_of(
-        0, first_position + count, num_sharing, SPLIT_KEYS
+        0, first_position + count, item + NUM_SHARING, SPLIT_KEYS
     )
     row, dim, rope = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
     query, head = row // GROUP, tl.program_id(1) * GROUP + row % GROUP
@@ -269,7 +267,7 @@ def attend_tile(
     queries = tl.load(q + place[:, None] * RANK + dim[None, :], mask=is_number, other=0.0)
     is_rope = is_row[:, None] & (rope < ROPE_DIM)[None, :]
     rotated = tl.load(turned + place[:, None] * ROPE_DIM + rope[None, :], mask=is_rope, other=0.0)
-    partial = room_of(partial, item, query, head, first_split, last_split, NUM_HEADS, RANK + TAIL)
+    partial = room_of(partial, item, query, head, first_split, last_split, NUM_HEADS, RANK)
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_RANK], tl.float32)

@@ -28,6 +28,7 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     Stretches,
     TileScheduler,
     Tiling,
+    first_key,
     splits_of,
 )
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import (
@@ -53,6 +54,8 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    is_chunked: bool = False,
+    last_seen: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
@@ -65,6 +68,9 @@ def attend(
         q: [tokens, heads, head_dim]
         keys, values: [pages, page_tokens, kv_heads, head_dim], those of the batch included.
         window: tokens attended to, the newest included; None is all.
+        is_chunked: only those of a token's own chunk of `window` are; chunks begin at position 0.
+        last_seen: [tokens], int32, the last position that each sees, which is in the batch, too;
+            None is its own. A window has an end on the other side alone.
         softcap: scores become `softcap * tanh(score / softcap)`; None is no cap.
         sinks: [heads], scores of a key that has no value.
         kv_scales: what stored keys and values are multiplied with.
@@ -85,7 +91,7 @@ def attend(
         scheduler = scheduler_of(
             tiling, num_heads, num_kv_heads, head_dim, num_tokens, max_keys, q.device
         )
-        schedule = scheduler.schedule(stretches, num_tokens, window)
+        schedule = scheduler.schedule(stretches, num_tokens, window, is_chunked)
     num_warps = tiling.num_warps or (8 if head_dim > 128 and q.element_size() == 2 else 4)
     attention_kernel[(len(schedule.items), num_kv_heads)](
         out,
@@ -96,6 +102,7 @@ def attend(
         keys,
         values,
         q if sinks is None else sinks,
+        schedule.items if last_seen is None else last_seen,
         stretches.page_table,
         stretches.page_table.stride(0),
         scale * kv_scales[0],
@@ -105,6 +112,8 @@ def attend(
         BLOCK_DIM=max(16, next_power_of_2(head_dim)),
         SPLIT_KEYS=tiling.split_keys,
         WINDOW=window or 0,
+        IS_CHUNKED=is_chunked,
+        SEES_AHEAD=last_seen is not None,
         HAS_SINKS=sinks is not None,
         GROUP=group,
         PAGE_TOKENS=page_tokens,
@@ -164,6 +173,7 @@ def attention_kernel(
     keys: tl.tensor,
     values: tl.tensor,
     sinks: tl.tensor,
+    ends_seen: tl.tensor,
     page_table: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
@@ -173,6 +183,8 @@ def attention_kernel(
     BLOCK_DIM: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
+    SEES_AHEAD: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -183,27 +195,25 @@ def attention_kernel(
     item = items + tl.program_id(0) * ITEM_NUMBERS
     sequence, count, share = tl.load(item + SEQUENCE), tl.load(item + COUNT), tl.load(item + SHARE)
     first_token, first_position = tl.load(item + TOKEN), tl.load(item + POSITION)
-    begin = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
-    end = first_position + count
-    sharing = tl.load(item + NUM_SHARING)
-    first_split, last_split, num_sharing = splits_of(begin, end, sharing, SPLIT_KEYS)
-    if (count == 0) | (share >= num_sharing):
-        return
+    begin = first_key(first_position, WINDOW, IS_CHUNKED) if WINDOW > 0 else 0
     row, dim = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
     query, head = row // GROUP, tl.program_id(1) * GROUP + row % GROUP
     is_row = query < count
+    last_seen, end = seen_by(ends_seen + first_token, first_position, query, count, SEES_AHEAD)
+    first_split, last_split, num_sharing = splits_of(begin, end, item + NUM_SHARING, SPLIT_KEYS)
+    if (count == 0) | (share >= num_sharing):
+        return
     is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     place = (first_token + query).to(tl.int64) * NUM_HEADS + head
     queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
-    partial = room_of(
-        partial, item, query, head, first_split, last_split, NUM_HEADS, HEAD_DIM + TAIL
-    )
+    partial = room_of(partial, item, query, head, first_split, last_split, NUM_HEADS, HEAD_DIM)
     maxima, sums, mixed = attend_splits(
         queries,
         keys + tl.program_id(1) * HEAD_DIM,
         values + tl.program_id(1) * HEAD_DIM,
         page_table + sequence.to(tl.int64) * table_stride,
         first_position + query,
+        last_seen,
         first_split + share,
         last_split,
         num_sharing,
@@ -218,6 +228,7 @@ def attention_kernel(
         SPLIT_KEYS,
         BLOCK_KEYS,
         WINDOW,
+        IS_CHUNKED,
         SOFTCAP,
     )
     is_last, num_left = num_sharing == 1, 0
@@ -232,6 +243,37 @@ def attention_kernel(
         maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     if HAS_SINKS:
         maxima, sums, mixed = add_sink(maxima, sums, mixed, sinks + head, is_row)
+    store_rows(out, place, dim, is_number, sums, mixed, value_scale, HEAD_DIM)
+
+
+@triton.jit
+def seen_by(
+    ends_seen: tl.tensor,
+    first_position: tl.tensor,
+    query: tl.tensor,
+    count: tl.tensor,
+    SEES_AHEAD: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the last key that each row of a tile sees, and the end of those that any sees."""
+    if SEES_AHEAD:
+        last_seen = tl.load(ends_seen + query, mask=query < count, other=first_position)
+        return last_seen, tl.max(last_seen, 0) + 1
+    else:
+        return first_position + query, first_position + count
+
+
+@triton.jit
+def store_rows(
+    out: tl.tensor,
+    place: tl.tensor,
+    dim: tl.tensor,
+    is_number: tl.tensor,
+    sums: tl.tensor,
+    mixed: tl.tensor,
+    value_scale: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+) -> None:
+    """Divide weighted values by the sums of weights, round them once, and store them."""
     attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
     to = out + place[:, None] * HEAD_DIM + dim[None, :]
     tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)
@@ -246,13 +288,13 @@ def room_of(
     first_split: tl.tensor,
     last_split: tl.tensor,
     NUM_HEADS: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
 ) -> tl.tensor:
-    """Return where rows of a shared tile leave split 0, if they had one: split s is s * NUMBERS
-    behind it."""
+    """Return where rows of a shared tile leave split 0, if they had one: split s is s times
+    HEAD_DIM + TAIL numbers behind it."""
     of_rows = (query * NUM_HEADS + head) * (last_split - first_split + 1) - first_split
     begin = tl.load(item + PLACE).to(tl.int64) * NUM_HEADS
-    return partial + (begin + of_rows) * NUMBERS
+    return partial + (begin + of_rows) * (HEAD_DIM + TAIL)
 
 
 @triton.jit
@@ -262,6 +304,7 @@ def attend_splits(
     values: tl.tensor,
     table: tl.tensor,
     positions: tl.tensor,
+    last_seen: tl.tensor,
     first_split: tl.tensor,
     last_split: tl.tensor,
     num_sharing: tl.tensor,
@@ -276,6 +319,7 @@ def attend_splits(
     SPLIT_KEYS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to splits as far as they lie in keys `begin` to `end`: to all of them, in their order.
@@ -284,7 +328,7 @@ def attend_splits(
     """
     BLOCK_ROWS: tl.constexpr = queries.shape[0]
     BLOCK_DIM: tl.constexpr = queries.shape[1]
-    dim, seen_by_all = tl.arange(0, BLOCK_DIM), tl.min(positions, 0) + 1
+    dim, seen_by_all = tl.arange(0, BLOCK_DIM), tl.min(last_seen, 0) + 1
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
@@ -295,6 +339,7 @@ def attend_splits(
             values,
             table,
             positions,
+            last_seen,
             tl.maximum(split * SPLIT_KEYS, begin // BLOCK_KEYS * BLOCK_KEYS),
             tl.minimum((split + 1) * SPLIT_KEYS, end),
             seen_by_all,
@@ -306,6 +351,7 @@ def attend_splits(
             BLOCK_KEYS,
             BLOCK_DIM,
             WINDOW,
+            IS_CHUNKED,
             SOFTCAP,
         )
         if num_sharing > 1:
@@ -322,6 +368,7 @@ def attend_split(
     values: tl.tensor,
     table: tl.tensor,
     positions: tl.tensor,
+    last_seen: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
     seen_by_all: tl.tensor,
@@ -333,6 +380,7 @@ def attend_split(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to keys `begin` to `end`: return highest scores, sums of weights, weighted values.
@@ -347,50 +395,31 @@ def attend_split(
     whole = begin  # blocks below it lie in front of all rows
     if WINDOW == 0:
         whole += tl.maximum(tl.minimum(seen_by_all, end) - begin, 0) // BLOCK_KEYS * BLOCK_KEYS
-    for first in range(begin, whole, BLOCK_KEYS):
-        maxima, sums, mixed = attend_block(
-            queries,
-            keys,
-            values,
-            table,
-            positions,
-            first,
-            end,
-            scale,
-            maxima,
-            sums,
-            mixed,
-            TOKEN_STRIDE,
-            HEAD_DIM,
-            PAGE_TOKENS,
-            BLOCK_KEYS,
-            BLOCK_DIM,
-            WINDOW,
-            SOFTCAP,
-            True,
-        )
-    for first in range(whole, end, BLOCK_KEYS):
-        maxima, sums, mixed = attend_block(
-            queries,
-            keys,
-            values,
-            table,
-            positions,
-            first,
-            end,
-            scale,
-            maxima,
-            sums,
-            mixed,
-            TOKEN_STRIDE,
-            HEAD_DIM,
-            PAGE_TOKENS,
-            BLOCK_KEYS,
-            BLOCK_DIM,
-            WINDOW,
-            SOFTCAP,
-            False,
-        )
+    for has_masks in tl.static_range(2):
+        for first in range(whole if has_masks else begin, end if has_masks else whole, BLOCK_KEYS):
+            maxima, sums, mixed = attend_block(
+                queries,
+                keys,
+                values,
+                table,
+                positions,
+                last_seen,
+                first,
+                end,
+                scale,
+                maxima,
+                sums,
+                mixed,
+                TOKEN_STRIDE,
+                HEAD_DIM,
+                PAGE_TOKENS,
+                BLOCK_KEYS,
+                BLOCK_DIM,
+                WINDOW,
+                IS_CHUNKED,
+                SOFTCAP,
+                has_masks == 0,
+            )
     return maxima, sums, mixed
 
 
@@ -401,6 +430,7 @@ def attend_block(
     values: tl.tensor,
     table: tl.tensor,
     positions: tl.tensor,
+    last_seen: tl.tensor,
     first: tl.tensor,
     end: tl.tensor,
     scale: tl.tensor,
@@ -413,6 +443,7 @@ def attend_block(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     IS_SEEN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -430,10 +461,11 @@ def attend_block(
     if SOFTCAP > 0:
         scores = tanh(scores / SOFTCAP) * SOFTCAP
     if not IS_SEEN:
-        behind = positions[:, None] - key[None, :]
-        is_seen = (behind >= 0) & is_key[None, :]
-        if WINDOW > 0:
-            is_seen = is_seen & (behind < WINDOW)
+        is_seen = (last_seen[:, None] - key[None, :] >= 0) & is_key[None, :]
+        if IS_CHUNKED:
+            is_seen = is_seen & (key[None, :] >= first_key(positions, WINDOW, True)[:, None])
+        elif WINDOW > 0:
+            is_seen = is_seen & (positions[:, None] - key[None, :] < WINDOW)
         scores = tl.where(is_seen, scores, MINUS_INFINITY)
     highest = tl.maximum(maxima, tl.max(scores, 1))
     base = finite(highest)
@@ -527,12 +559,17 @@ def reference(
     *,
     scale: float,
     window: int | None = None,
+    is_chunked: bool = False,
+    last_seen: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Do as `attend`, in plain torch and fp32, sequence by sequence."""
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    reach = Reach(before=None if window is None else window - 1)
+    if is_chunked:
+        reach = Reach(chunk=window)
     starts = stretches.query_starts.tolist()
     for sequence, num_keys in enumerate(stretches.num_keys.tolist()):
         rows = slice(starts[sequence], starts[sequence + 1])
@@ -546,7 +583,8 @@ def reference(
             values[pages].flatten(0, 1)[:num_keys].float() * kv_scales[1],
             torch.arange(num_keys - (rows.stop - rows.start), num_keys, device=q.device),
             scale=scale,
-            reach=Reach(before=None if window is None else window - 1),
+            reach=reach,
+            last_seen=None if last_seen is None else last_seen[rows],
             softcap=softcap,
             sinks=sinks,
         )

@@ -121,9 +121,13 @@ class TileScheduler:
         self._turns = new_turns(self._num_extra * num_groups, device)
 
     def schedule(
-        self, stretches: Stretches, num_tokens: int, window: int | None = None
+        self,
+        stretches: Stretches,
+        num_tokens: int,
+        window: int | None = None,
+        is_chunked: bool = False,
     ) -> Schedule:
-        """Schedule a step of so many tokens, for layers with a window or none."""
+        """Schedule a step of so many tokens, for layers with a window or none; see `attend`."""
         num_sequences = len(stretches.num_keys)
         rows = self._tiling.rows_for(self._group, self._num_groups, num_tokens, num_sequences)
         tile_tokens = rows // self._group
@@ -140,6 +144,7 @@ class TileScheduler:
             TILE_TOKENS=tile_tokens,
             SPLIT_KEYS=self._tiling.split_keys,
             WINDOW=window or 0,
+            IS_CHUNKED=is_chunked,
             BLOCK=BLOCK,
             enable_fp_fusion=False,
         )
@@ -158,6 +163,7 @@ def schedule_kernel(
     TILE_TOKENS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Write a sequence's items; programs beyond the last one's are without work.
@@ -169,7 +175,7 @@ def schedule_kernel(
     for first in range(0, num_sequences, BLOCK):
         others = first + tl.arange(0, BLOCK)
         _, count, _, num_splits = stretch_of(
-            query_starts, num_keys, others, num_sequences, SPLIT_KEYS, WINDOW
+            query_starts, num_keys, others, num_sequences, SPLIT_KEYS, WINDOW, IS_CHUNKED
         )
         total += tl.sum(tl.cdiv(count, TILE_TOKENS) * num_splits, 0)
     quota = tl.maximum(tl.cdiv(total, num_extra), 1)
@@ -177,7 +183,7 @@ def schedule_kernel(
     for first in range(0, num_sequences, BLOCK):
         others = first + tl.arange(0, BLOCK)
         _, count, _, num_splits = stretch_of(
-            query_starts, num_keys, others, num_sequences, SPLIT_KEYS, WINDOW
+            query_starts, num_keys, others, num_sequences, SPLIT_KEYS, WINDOW, IS_CHUNKED
         )
         num_tiles = tl.cdiv(count, TILE_TOKENS)
         leaves = tl.where(num_splits > quota, count * num_splits, 0)
@@ -193,7 +199,7 @@ def schedule_kernel(
         num_used += tl.sum(num_tiles * sharing, 0)
         left += tl.sum(leaves, 0)
     start, count, position, num_splits = stretch_of(
-        query_starts, num_keys, sequence, num_sequences, SPLIT_KEYS, WINDOW
+        query_starts, num_keys, sequence, num_sequences, SPLIT_KEYS, WINDOW, IS_CHUNKED
     )
     num_tiles = tl.cdiv(count, TILE_TOKENS)
     for first in range(0, num_tiles * num_sharing, BLOCK):
@@ -224,6 +230,7 @@ def stretch_of(
     num_sequences: tl.tensor,
     SPLIT_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Return sequences' first token in the batch and count, its position, and splits of keys."""
     is_there = sequence < num_sequences
@@ -231,17 +238,37 @@ def stretch_of(
     count = tl.load(query_starts + sequence + 1, mask=is_there, other=0) - start
     keys = tl.load(num_keys + sequence, mask=is_there, other=0)
     position = keys - count
-    lowest = tl.maximum(position - WINDOW + 1, 0) // SPLIT_KEYS if WINDOW > 0 else 0
+    lowest = first_key(position, WINDOW, IS_CHUNKED) // SPLIT_KEYS if WINDOW > 0 else 0
     return start, count, position, tl.maximum(keys - 1, 0) // SPLIT_KEYS - lowest + 1
+
+
+@triton.jit
+def first_key(position: tl.tensor, WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr) -> tl.tensor:
+    """Return the first key that a token sees through a window."""
+    if IS_CHUNKED:
+        return tl.maximum(position, 0) // WINDOW * WINDOW
+    else:
+        return tl.maximum(position - WINDOW + 1, 0)
 
 
 @triton.jit
 def splits_of(
     begin: tl.tensor, end: tl.tensor, num_sharing: tl.tensor, SPLIT_KEYS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the first and the last split of a tile's keys, and how many programs have any."""
+    """Return the first and the last split of a tile's keys, and how many programs have any.
+
+    Args:
+        num_sharing: of the tile's item, in memory.
+    """
     first, last = begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS
-    return first, last, tl.maximum(tl.minimum(num_sharing, last - first + 1), 1)
+    return first, last, tl.maximum(tl.minimum(tl.load(num_sharing), last - first + 1), 1)
+
+
+def first_key_of(position: int, window: int | None, is_chunked: bool) -> int:
+    """Do as `first_key`, in plain Python; without a window it is the first of all."""
+    if window is None:
+        return 0
+    return max(position, 0) // window * window if is_chunked else max(position - window + 1, 0)
 
 
 def reference(
@@ -252,12 +279,13 @@ def reference(
     window: int | None,
     num_extra: int,
     capacity: int,
+    is_chunked: bool = False,
 ) -> list[list[int]]:
     """Return the items of `TileScheduler.schedule` that are work, in plain Python."""
     starts, keys = stretches.query_starts.tolist(), stretches.num_keys.tolist()
     counts = [end - start for start, end in pairwise(starts)]
     positions = [ends - count for ends, count in zip(keys, counts, strict=True)]
-    lowest = [max(at - window + 1, 0) // split_keys if window else 0 for at in positions]
+    lowest = [first_key_of(at, window, is_chunked) // split_keys for at in positions]
     splits = [max(n - 1, 0) // split_keys - low + 1 for n, low in zip(keys, lowest, strict=True)]
     tiles = [-(-count // tile_tokens) for count in counts]
     total = sum(num * of_each for num, of_each in zip(tiles, splits, strict=True))

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,23 +17,32 @@ KINDS: tuple[StrEnum, ...] = (
     Activation.GELU,
     Activation.GELU_TANH,
     Activation.RELU2,
+    Activation.XIELU,
 )
 SILU = tl.constexpr(KINDS.index(Activation.SILU))
 GELU = tl.constexpr(KINDS.index(Activation.GELU))
 RELU2 = tl.constexpr(KINDS.index(Activation.RELU2))
+XIELU = tl.constexpr(KINDS.index(Activation.XIELU))
 
 
 def act_mul(
-    gate_up: Tensor, activation: Activation, *, multiplier: float = 1.0, is_gated: bool = True
+    gate_up: Tensor,
+    activation: Activation,
+    *,
+    multiplier: float = 1.0,
+    is_gated: bool = True,
+    xielu: Tensor | None = None,
 ) -> Tensor:
     """Return `act(multiplier * gate) * up`, computed in fp32 and rounded once.
 
     Args:
         gate_up: [rows, 2 * numbers], gates first; if not gated [rows, numbers], which are activated
             alone.
+        xielu: of `xielu_numbers`, with that activation.
     Returns:
         [rows, numbers]
     """
+    assert (activation == Activation.XIELU) == (xielu is not None)
     assert gate_up.is_contiguous()
     num_rows, num = gate_up.shape[0], gate_up.shape[1] // (1 + is_gated)
     out = gate_up.new_empty(num_rows, num)
@@ -41,6 +51,7 @@ def act_mul(
         gate_kernel[grid](
             out,
             gate_up,
+            gate_up if xielu is None else xielu,
             multiplier,
             NUM=num,
             IS_GATED=is_gated,
@@ -55,6 +66,7 @@ def act_mul(
 def gate_kernel(
     out: tl.tensor,
     gate_up: tl.tensor,
+    xielu: tl.tensor,
     multiplier: tl.tensor,
     NUM: tl.constexpr,
     IS_GATED: tl.constexpr,
@@ -66,7 +78,10 @@ def gate_kernel(
     is_number = at < NUM
     place = gate_up + row * ((1 + IS_GATED) * NUM) + at
     gate = tl.load(place, mask=is_number, other=0.0).to(tl.float32)
-    active = activate(gate * multiplier, KIND)
+    if KIND == XIELU:
+        active = xielu_of(gate * multiplier, xielu)
+    else:
+        active = activate(gate * multiplier, KIND)
     if IS_GATED:
         active *= tl.load(place + NUM, mask=is_number, other=0.0).to(tl.float32)
     tl.store(out + row * NUM + at, rounded(active, out.dtype.element_ty), mask=is_number)
@@ -87,8 +102,31 @@ def activate(gate: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     return gate
 
 
+@triton.jit
+def xielu_of(x: tl.tensor, numbers: tl.tensor) -> tl.tensor:
+    """Return Apertus' activation, of fp32."""
+    above = tl.load(numbers) * x * x
+    below = tl.load(numbers + 1) * (tl.exp(tl.minimum(x, tl.load(numbers + 3))) - 1.0 - x)
+    return tl.where(x > 0, above, below) + tl.load(numbers + 2) * x
+
+
+def xielu_numbers(stored: Tensor) -> Tensor:
+    """Return what kernels read of xIELU's numbers, [4], fp32: factors above 0 and below, beta, eps.
+
+    Args:
+        stored: alphas before their softplus, beta, eps.
+    """
+    alpha_p, alpha_n, beta, eps = stored.float().unbind()
+    return torch.stack((F.softplus(alpha_p), beta + F.softplus(alpha_n), beta, eps))
+
+
 def reference(
-    gate_up: Tensor, activation: Activation, *, multiplier: float = 1.0, is_gated: bool = True
+    gate_up: Tensor,
+    activation: Activation,
+    *,
+    multiplier: float = 1.0,
+    is_gated: bool = True,
+    xielu: Tensor | None = None,
 ) -> Tensor:
     """Do as `act_mul`, in plain torch."""
     gate, up = gate_up.float().chunk(2, dim=-1) if is_gated else (gate_up.float(), None)
@@ -102,4 +140,9 @@ def reference(
             gate = F.gelu(gate, approximate="tanh")
         case Activation.RELU2:
             gate = F.relu(gate).square()
+        case Activation.XIELU:
+            assert xielu is not None
+            above, below, beta, eps = xielu
+            below = below * (torch.expm1(gate.minimum(eps)) - gate)
+            gate = torch.where(gate > 0, above * gate * gate, below) + beta * gate
     return (gate if up is None else gate * up).to(gate_up.dtype)

@@ -46,7 +46,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
     out = x.new_empty(num_rows, num)
     if num_rows == 0:
         return out
-    tile = tile_of(num_rows, 1, x.dtype)
+    tile = tile_of(num_rows, len(weight), num_terms, x.dtype)
     num_columns = tile.columns // 2  # of the gate, and as many of the other
     has_tma = tile.has_tma and can_use_tma(x, weight)
     gated_linear_kernel[(cdiv(num, num_columns) * cdiv(num_rows, tile.rows),)](

@@ -7,6 +7,7 @@ order. With many rows a program computes all parts of a larger tile, in the same
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -50,6 +51,7 @@ SUMS_TOGETHER = tl.constexpr(4)  # that a thread loads at once: rows of sums hav
 MOST_UNROLLED = tl.constexpr(16)  # parts; Triton 3.9 has no registers for the places of more
 
 
+@cache  # each launch asks
 def part_terms(num_columns: int, num_terms: int) -> int:
     """Return how many terms a part of a sum has, but for the last."""
     num_tiles, num_blocks = -(-num_columns // BLOCK), -(-num_terms // BLOCK)
@@ -57,15 +59,50 @@ def part_terms(num_columns: int, num_terms: int) -> int:
     return BLOCK * max(PART_BLOCKS, -(-num_blocks // wanted))
 
 
-def tile_of(num_rows: int, num_parts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile that is fastest on an H200. The interpreter has no room for the widest."""
+def tile_of(num_rows: int, num_columns: int, num_terms: int, dtype: torch.dtype) -> Tile:
+    """Return the tile that is fastest on an H200. The interpreter has no room for the widest.
+
+    For some rows of a sum in parts, an H200 has measured those of small matrices alone.
+    """
+    num_parts = cdiv(num_terms, part_terms(num_columns, num_terms))
     if dtype == torch.float32:
         return FP32
     if num_rows <= TILE_ROWS[0]:
         return FEW if num_parts == 1 else SHARED
     if num_rows <= TILE_ROWS[1]:
-        return SOME if num_parts == 1 else SOME_SHARED
+        return SOME if num_parts == 1 else tile_of_parts(num_columns, num_terms)
     return MANY if num_parts > 1 or INTERPRETED else WIDE
+
+
+@cache  # each launch asks
+def tile_of_parts(num_columns: int, num_terms: int) -> Tile:
+    """Return the tile of some rows, whatever their number: one kernel does for all of them.
+
+    It is the large one, if no number has a processor load a tenth more.
+    """
+    few, most = TILE_ROWS
+    is_large = all(
+        10 * busiest_bytes(MANY, num_rows, num_columns, num_terms)
+        <= 11 * busiest_bytes(SOME_SHARED, num_rows, num_columns, num_terms)
+        for num_rows in range(2 * few, most + 1, few)  # others have as many tiles as one of these
+    )
+    return MANY if is_large else SOME_SHARED
+
+
+def busiest_bytes(tile: Tile, num_rows: int, num_columns: int, num_terms: int) -> int:
+    """Return what goes through the processor that has the most of a product's programs, bytes.
+
+    These are tiles of factors in 16 bits, and sums of parts that are left and added.
+    """
+    num_part = part_terms(num_columns, num_terms)
+    num_parts = cdiv(num_terms, num_part)
+    num_tiles = cdiv(num_columns, tile.columns) * cdiv(num_rows, tile.rows)
+    num_together = grid_of(num_tiles, num_parts)[1]
+    turns = cdiv(num_tiles * num_together, ENOUGH_PROGRAMS)
+    terms = num_part if num_together > 1 else num_terms
+    factors = turns * terms * (tile.rows + tile.columns) * 2
+    sums = (turns + num_parts) * tile.rows * tile.columns * 4 if num_together > 1 else 0
+    return factors + sums
 
 
 def linear(
@@ -95,7 +132,7 @@ def linear(
         return out
     num_part = part_terms(num_columns, num_terms)
     num_parts = cdiv(num_terms, num_part)
-    tile = tile_of(num_rows, num_parts, x.dtype)
+    tile = tile_of(num_rows, num_columns, num_terms, x.dtype)
     num_tiles = cdiv(num_columns, tile.columns) * cdiv(num_rows, tile.rows)
     grid = grid_of(num_tiles, 1 if turns is None else num_parts)
     has_tma = tile.has_tma and can_use_tma(x, weight)

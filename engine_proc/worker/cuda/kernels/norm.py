@@ -21,17 +21,23 @@ BLOCK_NUMBERS = 1024  # of a program, if a row does not have more
 
 
 def norm(
-    x: Tensor, weight: Tensor, *, scaling: Scaling, eps: float, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    *,
+    scaling: Scaling,
+    eps: float,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return the norm of each row, in fp32, rounded once.
 
     Args:
         x: [rows, numbers], rows may lie apart.
-        weight: [numbers], fp32.
+        weight, bias: [numbers], fp32.
         out: where to write it; may be `x`.
     """
     out = torch.empty_like(x) if out is None else out
-    launch(x, x, weight, out, scaling=scaling, eps=eps, multiplier=None)
+    launch(x, x, weight, out, scaling=scaling, eps=eps, bias=bias, multiplier=None)
     return out
 
 
@@ -42,16 +48,17 @@ def add_norm(
     *,
     scaling: Scaling,
     eps: float,
+    bias: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Tensor:
     """Add `x * multiplier` to the residual, in place, and return the norm of that.
 
     Args:
         x, residual: [rows, numbers], of one type; what is normed is the rounded sum.
-        weight: [numbers], fp32.
+        weight, bias: [numbers], fp32.
     """
     out = torch.empty_like(x)
-    launch(x, residual, weight, out, scaling=scaling, eps=eps, multiplier=multiplier)
+    launch(x, residual, weight, out, scaling=scaling, eps=eps, bias=bias, multiplier=multiplier)
     return out
 
 
@@ -63,10 +70,12 @@ def launch(
     *,
     scaling: Scaling,
     eps: float,
+    bias: Tensor | None,
     multiplier: float | None,
 ) -> None:
     """Launch the kernel."""
     num_rows, num = x.shape
+    assert bias is None or (bias.shape, bias.dtype) == (weight.shape, weight.dtype)
     assert x.stride(1) == residual.stride(1) == out.stride(1) == weight.stride(0) == 1
     assert weight.shape == (num,)
     assert weight.dtype == torch.float32
@@ -79,6 +88,7 @@ def launch(
         residual,
         x,
         weight,
+        weight if bias is None else bias,
         out.stride(0),
         residual.stride(0),
         x.stride(0),
@@ -90,6 +100,7 @@ def launch(
         BLOCK_ROWS=block_rows,
         SCALING=int(scaling),
         HAS_RESIDUAL=multiplier is not None,
+        HAS_BIAS=bias is not None,
         num_warps=4 if num <= 4096 else 8,
         enable_fp_fusion=False,
     )
@@ -101,6 +112,7 @@ def norm_kernel(
     residual: tl.tensor,
     x: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     out_stride: tl.tensor,
     residual_stride: tl.tensor,
     x_stride: tl.tensor,
@@ -112,6 +124,7 @@ def norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     SCALING: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ) -> None:
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)
@@ -127,6 +140,8 @@ def norm_kernel(
     mean, scale = moments(numbers, is_number, NUM, eps, SCALING)
     factors = tl.load(weight + column, mask=column < NUM, other=0.0)
     normed = scaled(numbers, mean, scale, factors, SCALING)
+    if HAS_BIAS:
+        normed += tl.load(bias + column, mask=column < NUM, other=0.0)[None, :]
     tl.store(out + row * out_stride + at, rounded(normed, out.dtype.element_ty), mask=is_number)
 
 
@@ -161,14 +176,16 @@ def squares_kernel(
     tl.store(sums + row, tl.sum(numbers * numbers, 0))
 
 
-def reference(x: Tensor, weight: Tensor, *, scaling: Scaling, eps: float) -> Tensor:
+def reference(
+    x: Tensor, weight: Tensor, *, scaling: Scaling, eps: float, bias: Tensor | None = None
+) -> Tensor:
     """Do as `norm`, in plain torch."""
     numbers = x.float()
-    if scaling == Scaling.LAYER:
+    if scaling in (Scaling.LAYER, Scaling.LAYER_ONE_PLUS):
         numbers = numbers - numbers.mean(-1, keepdim=True)
-    factors = weight + 1 if scaling == Scaling.RMS_ONE_PLUS else weight
-    normed = numbers * torch.rsqrt(numbers.square().mean(-1, keepdim=True) + eps)
-    return (normed * factors).to(x.dtype)
+    factors = weight + 1 if scaling in (Scaling.RMS_ONE_PLUS, Scaling.LAYER_ONE_PLUS) else weight
+    normed = numbers * torch.rsqrt(numbers.square().mean(-1, keepdim=True) + eps) * factors
+    return (normed if bias is None else normed + bias).to(x.dtype)
 
 
 def reference_sum(x: Tensor, residual: Tensor, multiplier: float) -> Tensor:

@@ -10,15 +10,18 @@ INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # on the CPU, for tes
 
 
 class Scaling(IntEnum):
-    """The scaling of a norm, as `decoder_spec.Norm`, or no norm."""
+    """The scaling of a norm, as `decoder_spec.Norm`, or no norm.
+
+    Even ones scale by 1 + w; those from LAYER on subtract the mean.
+    """
 
     NONE = 0
     RMS = 1
     RMS_ONE_PLUS = 2
     LAYER = 3
+    LAYER_ONE_PLUS = 4
 
 
-ONE_PLUS = tl.constexpr(int(Scaling.RMS_ONE_PLUS))
 LAYER = tl.constexpr(int(Scaling.LAYER))
 
 
@@ -91,7 +94,7 @@ def moments(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return the offset and the factor of a norm, per row of fp32 numbers."""
     mean = tl.zeros([x.shape[0]], tl.float32)
-    if SCALING == LAYER:
+    if SCALING >= LAYER:
         mean = tl.sum(x, 1) / NUM
         x = tl.where(is_number, x - mean[:, None], 0.0)
     return mean, 1.0 / tl.sqrt(tl.sum(x * x, 1) / NUM + eps)
@@ -102,6 +105,6 @@ def scaled(
     x: tl.tensor, mean: tl.tensor, scale: tl.tensor, weight: tl.tensor, SCALING: tl.constexpr
 ) -> tl.tensor:
     """Norm rows, given what `moments` has found, and weights by column."""
-    if SCALING == ONE_PLUS:
+    if SCALING % 2 == 0:
         weight += 1.0
     return (x - mean[:, None]) * scale[:, None] * weight[None, :]

@@ -1,4 +1,4 @@
-"""RoPE, the norm of each head before it, and the way of keys and values into their pages.
+"""RoPE, the norm of each head before or behind it, and the way of keys and values into pages.
 
 One product gives queries, keys and values of all heads; a program has a head of some tokens.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.norm import reference as norm_in_torch
 from headrace.engine_proc.worker.cuda.kernels.numerics import (
+    LAYER,
     Scaling,
     cdiv,
     moments,
@@ -19,7 +20,8 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import (
     rounded,
     scaled,
 )
-from headrace.engine_proc.worker.reference.torch_executor import rotate
+from headrace.engine_proc.worker.models.specs.decoder_spec import QueryTemperature
+from headrace.engine_proc.worker.reference.torch_executor import rotate, temperatures
 
 BLOCK_TOKENS = 8
 NO_SCALING = tl.constexpr(int(Scaling.NONE))
@@ -41,6 +43,12 @@ class HeadNorm:
     scaling: Scaling
     weights: Tensor  # [2, head_dim], fp32: of queries, of keys
     eps: float
+    is_after_rope: bool = False
+
+
+def temperatures_at(positions: Tensor, temperature: QueryTemperature) -> Tensor:
+    """Return what queries at some positions are multiplied with; padding is at -1."""
+    return temperatures(temperature, positions.clamp(min=0))
 
 
 def rope_store(
@@ -51,6 +59,8 @@ def rope_store(
     *,
     rotations: Rotations | None,
     head_norm: HeadNorm | None = None,
+    clip: float | None = None,
+    query_factors: Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Norm and rotate queries and keys; store keys and values.
@@ -60,6 +70,8 @@ def rope_store(
         keys, values: [pages, page_tokens, kv_heads, head_dim]
         kv_rows: [tokens], int64, page * page_tokens + row of the page; -1 is nowhere.
         rotations: None rotates nothing.
+        clip: the largest query, key and value before RoPE, of either sign.
+        query_factors: [tokens], fp32, of `temperatures_at`; None is 1.
         kv_scales: what stored keys and values are to be multiplied with.
     Returns:
         The queries, [tokens, heads, head_dim].
@@ -84,6 +96,7 @@ def rope_store(
         qkv if rotations is None else rotations.cos,
         qkv if rotations is None else rotations.sin,
         qkv if head_norm is None else head_norm.weights,
+        qkv if query_factors is None else query_factors,
         1.0 if head_norm is None else head_norm.eps,
         1 / kv_scales[0],
         1 / kv_scales[1],
@@ -97,6 +110,9 @@ def rope_store(
         BLOCK_PAIRS=next_power_of_2(max(num_pairs, 1)),
         IS_INTERLEAVED=rotations is not None and rotations.interleaved,
         SCALING=int(Scaling.NONE if head_norm is None else head_norm.scaling),
+        NORMS_AFTER=head_norm is not None and head_norm.is_after_rope,
+        CLIP=clip or 0.0,
+        HAS_FACTORS=query_factors is not None,
         num_warps=1,
         enable_fp_fusion=False,
     )
@@ -113,6 +129,7 @@ def rope_store_kernel(
     cos: tl.tensor,
     sin: tl.tensor,
     weights: tl.tensor,
+    query_factors: tl.tensor,
     eps: tl.tensor,
     key_factor: tl.tensor,
     value_factor: tl.tensor,
@@ -126,7 +143,11 @@ def rope_store_kernel(
     BLOCK_PAIRS: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     SCALING: tl.constexpr,
+    NORMS_AFTER: tl.constexpr,
+    CLIP: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
 ) -> None:
+    SCALING_BEFORE: tl.constexpr = NO_SCALING if NORMS_AFTER else SCALING
     token = (tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
     head = tl.program_id(1)
     is_token = token < num_tokens
@@ -140,36 +161,42 @@ def rope_store_kernel(
     if head >= NUM_HEADS + NUM_KV_HEADS:
         kv_head = head - NUM_HEADS - NUM_KV_HEADS
         to_values = values + ((kv_row * NUM_KV_HEADS + kv_head) * HEAD_DIM)[:, None]
-        write(to_values, dim, is_stored, is_dim, numbers * value_factor)
+        write(to_values, dim, is_stored, is_dim, clipped(numbers, CLIP) * value_factor)
         return
     weight = weights + (head >= NUM_HEADS).to(tl.int32) * HEAD_DIM
     mean, scale = tl.zeros([BLOCK_TOKENS], tl.float32), tl.zeros([BLOCK_TOKENS], tl.float32)
-    if SCALING != NO_SCALING:
+    if SCALING_BEFORE != NO_SCALING:
         mean, scale = moments(numbers, is_number, HEAD_DIM, eps, SCALING)
     is_kept = is_dim & (dim >= 2 * NUM_PAIRS)
-    kept = normed(x, dim, is_token, is_kept, weight, mean, scale, SCALING)
+    kept = normed(x, dim, is_token, is_kept, weight, mean, scale, SCALING_BEFORE, CLIP)
     pair = tl.arange(0, BLOCK_PAIRS)
     is_pair = pair < NUM_PAIRS
     at_a, at_b = pair, pair + NUM_PAIRS
     if IS_INTERLEAVED:
         at_a, at_b = 2 * pair, 2 * pair + 1
-    a = normed(x, at_a, is_token, is_pair, weight, mean, scale, SCALING)
-    b = normed(x, at_b, is_token, is_pair, weight, mean, scale, SCALING)
+    a = normed(x, at_a, is_token, is_pair, weight, mean, scale, SCALING_BEFORE, CLIP)
+    b = normed(x, at_b, is_token, is_pair, weight, mean, scale, SCALING_BEFORE, CLIP)
     if NUM_PAIRS > 0:
         at = (token * NUM_PAIRS)[:, None] + pair[None, :]
         c = tl.load(cos + at, mask=is_token[:, None] & is_pair[None, :], other=0.0)
         s = tl.load(sin + at, mask=is_token[:, None] & is_pair[None, :], other=0.0)
         a, b = a * c - b * s, b * c + a * s
+    if NORMS_AFTER:
+        mean, scale = moments_of_parts(kept, a, b, is_kept, is_pair, HEAD_DIM, eps, SCALING)
+        kept = weighted(kept, dim, is_kept, weight, mean, scale, SCALING)
+        a = weighted(a, at_a, is_pair, weight, mean, scale, SCALING)
+        b = weighted(b, at_b, is_pair, weight, mean, scale, SCALING)
     if head < NUM_HEADS:
+        if HAS_FACTORS:
+            factor = tl.load(query_factors + token, mask=is_token, other=1.0)[:, None]
+            kept, a, b = kept * factor, a * factor, b * factor
         to_queries = queries + ((token * NUM_HEADS + head) * HEAD_DIM)[:, None]
         write(to_queries, dim, is_token, is_kept, kept)
-        write(to_queries, at_a, is_token, is_pair, a)
-        write(to_queries, at_b, is_token, is_pair, b)
+        write_pairs(to_queries, at_a, at_b, is_token, is_pair, a, b)
     else:
         to_keys = keys + ((kv_row * NUM_KV_HEADS + head - NUM_HEADS) * HEAD_DIM)[:, None]
         write(to_keys, dim, is_stored, is_kept, kept * key_factor)
-        write(to_keys, at_a, is_stored, is_pair, a * key_factor)
-        write(to_keys, at_b, is_stored, is_pair, b * key_factor)
+        write_pairs(to_keys, at_a, at_b, is_stored, is_pair, a * key_factor, b * key_factor)
 
 
 @triton.jit
@@ -182,14 +209,74 @@ def normed(
     mean: tl.tensor,
     scale: tl.tensor,
     SCALING: tl.constexpr,
+    CLIP: tl.constexpr,
 ) -> tl.tensor:
-    """Return some numbers of heads, normed if heads are."""
+    """Return some numbers of heads before RoPE, normed if heads are."""
     mask = is_token[:, None] & is_number[None, :]
     numbers = tl.load(x + at[None, :], mask=mask, other=0.0).to(tl.float32)
     if SCALING != NO_SCALING:
-        factors = tl.load(weight + at, mask=is_number, other=0.0)
-        numbers = scaled(numbers, mean, scale, factors, SCALING)
+        numbers = weighted(numbers, at, is_number, weight, mean, scale, SCALING)
+    return clipped(numbers, CLIP)
+
+
+@triton.jit
+def clipped(numbers: tl.tensor, CLIP: tl.constexpr) -> tl.tensor:
+    """Return numbers no larger than a limit of either sign; 0 is none."""
+    if CLIP > 0:
+        numbers = tl.minimum(tl.maximum(numbers, -CLIP), CLIP)
     return numbers
+
+
+@triton.jit
+def weighted(
+    numbers: tl.tensor,
+    at: tl.tensor,
+    is_number: tl.tensor,
+    weight: tl.tensor,
+    mean: tl.tensor,
+    scale: tl.tensor,
+    SCALING: tl.constexpr,
+) -> tl.tensor:
+    """Norm some numbers of heads, given what `moments` has found of all."""
+    factors = tl.load(weight + at, mask=is_number, other=0.0)
+    return scaled(numbers, mean, scale, factors, SCALING)
+
+
+@triton.jit
+def moments_of_parts(
+    kept: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    is_kept: tl.tensor,
+    is_pair: tl.tensor,
+    NUM: tl.constexpr,
+    eps: tl.tensor,
+    SCALING: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Do as `moments`, of heads whose pairs are rotated; what is not there is 0."""
+    mean = tl.zeros([kept.shape[0]], tl.float32)
+    if SCALING >= LAYER:
+        mean = (tl.sum(kept, 1) + tl.sum(a, 1) + tl.sum(b, 1)) / NUM
+        kept = tl.where(is_kept[None, :], kept - mean[:, None], 0.0)
+        a = tl.where(is_pair[None, :], a - mean[:, None], 0.0)
+        b = tl.where(is_pair[None, :], b - mean[:, None], 0.0)
+    squares = tl.sum(kept * kept, 1) + tl.sum(a * a, 1) + tl.sum(b * b, 1)
+    return mean, 1.0 / tl.sqrt(squares / NUM + eps)
+
+
+@triton.jit
+def write_pairs(
+    to: tl.tensor,
+    at_a: tl.tensor,
+    at_b: tl.tensor,
+    is_token: tl.tensor,
+    is_pair: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+) -> None:
+    """Round what is rotated of heads, and store it."""
+    write(to, at_a, is_token, is_pair, a)
+    write(to, at_b, is_token, is_pair, b)
 
 
 @triton.jit
@@ -201,6 +288,15 @@ def write(
     tl.store(to + at[None, :], rounded(numbers, to.dtype.element_ty), mask=mask)
 
 
+def norm_both(q: Tensor, k: Tensor, head_norm: HeadNorm) -> tuple[Tensor, Tensor]:
+    """Norm queries and keys, in plain torch."""
+    q, k = (
+        norm_in_torch(x, weight, scaling=head_norm.scaling, eps=head_norm.eps)
+        for x, weight in zip((q, k), head_norm.weights, strict=True)
+    )
+    return q, k
+
+
 def reference(
     qkv: Tensor,
     keys: Tensor,
@@ -209,6 +305,8 @@ def reference(
     *,
     rotations: Rotations | None,
     head_norm: HeadNorm | None = None,
+    clip: float | None = None,
+    query_factors: Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Do as `rope_store`, in plain torch."""
@@ -217,14 +315,17 @@ def reference(
     num_heads = heads.shape[1] - 2 * num_kv_heads
     num_stored = num_heads + num_kv_heads
     q, k, v = heads.float().tensor_split((num_heads, num_stored), dim=1)
-    if head_norm is not None:
-        q, k = (
-            norm_in_torch(x, weight, scaling=head_norm.scaling, eps=head_norm.eps)
-            for x, weight in zip((q, k), head_norm.weights, strict=True)
-        )
+    if head_norm is not None and not head_norm.is_after_rope:
+        q, k = norm_both(q, k, head_norm)
+    if clip is not None:
+        q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
     if rotations is not None:
         cos, sin = rotations.cos[:, None], rotations.sin[:, None]
         q, k = (rotate(x, cos, sin, rotations.interleaved) for x in (q, k))
+    if head_norm is not None and head_norm.is_after_rope:
+        q, k = norm_both(q, k, head_norm)
+    if query_factors is not None:
+        q = q * query_factors[:, None, None]
     is_stored = kv_rows >= 0
     rows = kv_rows[is_stored]
     for pages, x, scale in ((keys, k, kv_scales[0]), (values, v, kv_scales[1])):

@@ -18,6 +18,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.checkpoints.fp8_weight import Fp8Weight
 from headrace.engine_proc.worker.checkpoints.int4_weight import Int4Weight
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import xielu_numbers
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.experts import experts_of
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
@@ -52,6 +53,8 @@ OF_MAMBA = {  # dt, B and C are projections of what is convolved
     **dict.fromkeys(("in_dt", "in_b", "in_c"), "low"),
     "conv_x": "conv",
 }
+XIELU = ".xielu"  # an end of names: four numbers of a layer
+OF_EACH_HEAD = (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE)
 HEAD_MATRICES = ("k_b", "v_b")  # of latent attention: a matrix for each head, as experts have
 OF_LAYER = re.compile(r"layers\.\d+")
 OF_EXPERT = re.compile(r"\.experts\.\d+$")
@@ -81,8 +84,8 @@ class DeviceWeights:
     """A decoder's weights, under our names (see `weights.py`) or those of `FUSED`."""
 
     matrices: Mapping[str, Matrix]  # with their biases; `head` is there if it is tied, too
-    # Norms, sinks and other vectors, fp32; `embed`; `qk_norm`, [2, head_dim]; `conv`, [kernel_size,
-    # channels].
+    # Norms, sinks and other vectors, fp32; `embed`; `qk_norm`, [2, head_dim]; `xielu`, [4]; `conv`,
+    # [kernel_size, channels].
     tensors: Mapping[str, Tensor]
     # Routers, gates of delta nets, and dt, B and C of Mamba: their products stay fp32.
     wide: Mapping[str, DenseMatrix] = field(default_factory=dict)
@@ -138,7 +141,8 @@ def load_weights(
                 own = "none" if name == "head" else quantization
                 matrices[name] = load_matrix(stored, bias, device, dtype, own)
     if spec.tied_head:
-        matrices["head"] = DenseMatrix(tensors["embed"])
+        bias = tensors.pop("head.bias", None)
+        matrices["head"] = DenseMatrix(tensors["embed"], None if bias is None else bias.to(dtype))
     progress(len(sources), len(sources))
     if decoded:
         log.warning(
@@ -155,6 +159,8 @@ def laid_out(spec: DecoderSpec, name: str, vector: Tensor) -> Tensor:
     """Return a vector as kernels read it."""
     if name.endswith(".qk_norm"):
         return vector.view(2, -1)
+    if name.endswith(XIELU):
+        return xielu_numbers(vector)
     if not name.endswith(".conv"):
         return vector
     mixer = mixer_of(spec, name)
@@ -217,7 +223,7 @@ def fused(spec: DecoderSpec) -> dict[str, list[str]]:
         owner = name.removesuffix(".bias")
         if name.endswith(".delta.a.bias"):
             sources[name] = [name]
-        elif owner == name or len(shapes[owner]) == 1:
+        elif owner == name or len(shapes.get(owner, ())) < 2:  # that of a tied head has no owner
             whole = whole_of(owner, spec) + name.removeprefix(owner)
             sources.setdefault(whole, []).append(name)
     return sources
@@ -226,7 +232,9 @@ def fused(spec: DecoderSpec) -> dict[str, list[str]]:
 def whole_of(name: str, spec: DecoderSpec) -> str:
     """Return the name of what a weight is loaded as a part of."""
     prefix, dot, local = name.rpartition(".")
-    if local in ("q_norm", "k_norm") and spec.qk_norm == QKNorm.PER_HEAD:
+    if prefix.endswith(XIELU):
+        return prefix
+    if local in ("q_norm", "k_norm") and spec.qk_norm in OF_EACH_HEAD:
         return prefix + dot + "qk_norm"
     if local == "router":
         prefix = prefix.removesuffix(".shared")

@@ -10,7 +10,13 @@ from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights, 
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Executor
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, QKNorm
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    LayerSpec,
+    QKNorm,
+    QueryTemperature,
+)
 
 SMALL = Tiling(rows=16, keys=16, split_keys=16, enough_programs=6)
 FEW = {"num_heads": 2, "num_kv_heads": 1}
@@ -21,8 +27,18 @@ DECODERS = {
     "odd sizes": dataclasses.replace(SPECS["biases, odd sizes"], **FEW, layers=(LayerSpec(),)),
     **{
         name: dataclasses.replace(SPECS[name], **SIZES)
-        for name in ("llama", "gemma", "olmo", "cohere", "sinks")
+        for name in ("llama", "gemma", "olmo", "cohere", "sinks", "neox", "apertus")
     },
+    "biased norms, clipped": dataclasses.replace(SPECS["biased norms, clipped"], **SIZES),
+    "chunks": dataclasses.replace(
+        SPECS["chunks"],
+        **SIZES,
+        layers=(
+            LayerSpec(window=9, is_chunked=True),
+            LayerSpec(rope=None, temperature=QueryTemperature(scale=0.3, tokens=5)),
+        ),
+    ),
+    "a squared ReLU beside a gate": dataclasses.replace(TINY, activation=Activation.RELU2),
 }
 
 
@@ -68,6 +84,35 @@ def test_rows_of_images_come_in_and_turn_as_in_the_cpp_executor(device: torch.de
         np.testing.assert_allclose(ours.forward(step), theirs.forward(step), atol=1e-4)
     plain = batch([(2, 0, 5)])
     np.testing.assert_allclose(ours.forward(plain), theirs.forward(plain), atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [[(0, 0, 23)], [(1, 0, 5), (0, 0, 23), (2, 0, 3)]])
+def test_tokens_of_images_see_each_other_as_in_the_core(
+    parts: list[tuple[int, int, int]], device: torch.device
+) -> None:
+    """Alone, beside others, and behind what came in a step before; then they are decoded."""
+    spec = dataclasses.replace(SPECS["gemma"], **SIZES)
+    ours, theirs, cut = make(spec, device), cpu(spec), make(spec, device)
+    step = with_images(batch(parts), spec)
+    logits = ours.forward(step)
+    np.testing.assert_allclose(logits, theirs.forward(step), atol=1e-4)
+    causal = dataclasses.replace(step, last_seen=None)
+    assert np.abs(make(spec, device).forward(causal) - logits).max() > 0.1
+    pieces = [cut.forward(with_images(batch([(0, a, b)]), spec)) for a, b in ((0, 21), (21, 23))]
+    np.testing.assert_array_equal(np.concatenate(pieces), logits[step.sequences == 0])
+    plain = batch([(0, 23, 24)])
+    np.testing.assert_allclose(ours.forward(plain), theirs.forward(plain), atol=1e-4)
+
+
+def test_tokens_of_a_prompt_see_each_other_as_in_the_core(device: torch.device) -> None:
+    ours, theirs = make(TINY, device), cpu(TINY)
+    step = batch([(0, 0, 19), (2, 0, 3)])
+    whole = dataclasses.replace(step, last_seen=np.where(step.sequences == 0, 18, step.positions))
+    logits = ours.forward(whole)
+    np.testing.assert_allclose(logits, theirs.forward(whole), atol=1e-4)
+    np.testing.assert_array_equal(logits[19:], make(TINY, device).forward(step)[19:])
+    for plain in (batch([(0, 19, 20), (2, 3, 4)]), batch([(2, 4, 5), (0, 20, 21)])):
+        np.testing.assert_allclose(ours.forward(plain), theirs.forward(plain), atol=1e-4)
 
 
 def test_greedy_text_is_that_of_the_cpp_executor(device: torch.device) -> None:

@@ -4,14 +4,12 @@ from typing import Any
 
 import family_table
 import pytest
-import torch
 from decoder_cases import DecoderCase, decoder_case
 from generation import NUM_STATES, PROMPTS, Generation, HalfRightProposer
 from hybrid_models import HYBRIDS
+from on_kernels import OnKernels
 
-from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.device_selection import lacking_kernel
-from headrace.engine_proc.worker.execution.executor import Batch, Logits
 
 REFUSED = {  # what has no kernel
     "nemotron_h with experts and biases": "experts without gates",
@@ -21,38 +19,20 @@ NUM_TOKENS = 4 if family_table.WRITES else 3
 PROMPT = PROMPTS[2]  # of several pages
 
 
-class OnKernels:
-    """An `Executor` whose logits come to the host."""
-
-    def __init__(self, made: DecoderCase, device: torch.device, **options: Any) -> None:
-        self._executor = CudaExecutor(
-            made.ours.spec,
-            made.ours.weights,
-            device=device,
-            dtype=torch.float32,
-            max_model_len=96,
-            **options,
-        )
-
-    def logits(self, batch: Batch) -> Logits:
-        return Logits(self._executor.forward(batch))
-
-    def embed(self, batch: Batch) -> Any:
-        raise NotImplementedError
-
-
-def generation(made: DecoderCase, device: torch.device, **options: Any) -> Generation:
+def generation(made: DecoderCase, **options: Any) -> Generation:
     num_states = NUM_STATES if made.ours.spec.state_numbers else 0
     return Generation(
-        lambda **sizes: OnKernels(made, device, **sizes), num_states=num_states, **options
+        lambda **sizes: OnKernels(made.ours.spec, made.ours.weights, **sizes, max_model_len=96),
+        num_states=num_states,
+        **options,
     )
 
 
 @pytest.mark.parametrize("case", SERVED if family_table.WRITES else ["lfm2"])
-def test_hybrids_on_gpus_generate_the_text_of_transformers(case: str, device: torch.device) -> None:
+def test_hybrids_on_gpus_generate_the_text_of_transformers(case: str) -> None:
     """In chunks, then from a checkpoint, and with drafts of which one in four is wrong."""
     made = decoder_case(case)
-    own = generation(made, device, budget=23, speculation=HalfRightProposer(made.answers))
+    own = generation(made, budget=23, speculation=HalfRightProposer(made.answers))
     for _ in range(2):  # the second time, the prompt is known but for its last page
         sequence = own.add(PROMPT, NUM_TOKENS)
         own.run()

@@ -255,6 +255,23 @@ def test_prompts_shorter_than_a_step_warm_wide_tiles(folder: Path) -> None:
     assert 128 in {tiling.rows_for(4, 2, *of_step) for of_step in numbers}
 
 
+@pytest.mark.parametrize("is_prefix_lm", [False, True])
+def test_steps_whose_tokens_see_each_other_warm_their_kernels(
+    folder: Path, *, is_prefix_lm: bool
+) -> None:
+    config = config_of(folder, is_prefix_lm=is_prefix_lm, max_num_batched_tokens=80)
+    config = replace(config, num_pages=1)
+    steps: list[Step] = []
+    runner: Any = SimpleNamespace(run=lambda step, masks_of: steps.append(step))
+    cuda_loader.fit_cache(config, (GIB, 0), runner, Buckets(()), None, Card(), 20 * GIB)
+    plain = {step.token_ids for step in steps if not step.last_seen}
+    whole = {step.token_ids for step in steps if step.last_seen}
+    assert whole == (plain if is_prefix_lm else set())
+    for step in steps:
+        seen = torch.frombuffer(bytearray(step.last_seen or b"1234"), dtype=torch.int32)
+        assert not step.last_seen or set(seen.tolist()) == {63}  # all sequences end there
+
+
 @pytest.mark.usefixtures("threads")
 def test_an_embedding_model_makes_vectors(tmp_path: Path) -> None:
     make_byte_folder(tmp_path)

@@ -26,7 +26,8 @@ STACK_BYTES = {
     (PINNED, "100"): {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 568}
     | {"linear_kernel": 32, "int4_kernel": 8, "latent_attention_kernel": 2144}
     | {"delta_block_kernel": 208, "ssd_kernel": 344},
-    (PINNED, "90"): {"HEAD_DIM=256": 344, "attention_kernel": 328, "draw_kernel": 560}
+    (PINNED, "90"): {"SEES_AHEAD=True": 392, "HEAD_DIM=256": 344, "attention_kernel": 328}
+    | {"draw_kernel": 560}
     | {"linear_kernel": 88, "expert_kernel": 40, "latent_attention_kernel": 744}
     | {"delta_block_kernel": 8, "ssd_kernel": 256},
     (PINNED, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 288, "draw_kernel": 560}
@@ -39,7 +40,8 @@ STACK_BYTES = {
     (NEWER, "100"): {"HEAD_DIM=256": 416, "attention_kernel": 352, "router_kernel": 8}
     | {"linear_kernel": 56, "expert_kernel": 1984, "latent_attention_kernel": 1208}
     | {"delta_block_kernel": 184, "ssd_kernel": 352},
-    (NEWER, "90"): {"HEAD_DIM=256": 496, "attention_kernel": 272, "linear_kernel": 40}
+    (NEWER, "90"): {"SEES_AHEAD=True": 488, "HEAD_DIM=256": 496, "attention_kernel": 272}
+    | {"draw_kernel": 104, "linear_kernel": 40}
     | {"expert_kernel": 40, "latent_attention_kernel": 1200}
     | {"delta_block_kernel": 48, "ssd_kernel": 368},
     (NEWER, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 464, "gated_linear_kernel": 152}
@@ -88,7 +90,7 @@ def test_a_newer_triton_takes_no_more_memory_than_there_is(arch: str) -> None:
 @pytest.mark.parametrize(("compiler", "arch"), STACK_BYTES)
 def test_registers_do_for_all_but_some_kernels(compiler: str, arch: str) -> None:
     found = {name: row[arch] for name, row in table()[compiler].items() if arch in row}
-    assert len(found) > 640
+    assert len(found) > 600
     most = STACK_BYTES[compiler, arch]
     for name, row in found.items():
         words = name.split()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from engine_configs import execution_config
+from gemma_models import tiny_gemma
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -90,13 +91,13 @@ def test_float16_is_kept_but_on_processors(tmp_path: Path) -> None:
 def test_decoders_without_a_kernel_run_in_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, "nemotron")
+    tiny_gemma("gemma4_text").save_pretrained(tmp_path)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert find_gpus("cuda", 1) == ""
     told = foresee(execution_config(tmp_path, device="cuda"))
-    why = "no kernel of GPUs has biases of norms or of its head; on GPUs: --device says so"
+    why = "no kernel of GPUs has norms of values; on GPUs: --device says so"
     assert told == (TRANSFORMERS, why, True)
     assert foresee(execution_config(tmp_path)).executor == "the C++ core"
-    why = "has biases of norms or of its head, which GPU workers cannot run"
+    why = "has norms of values, which GPU workers cannot run"
     with pytest.raises(ModelError, match=why):
         foresee(execution_config(tmp_path, device="cuda", model_impl="headrace"))

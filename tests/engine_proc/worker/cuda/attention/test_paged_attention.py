@@ -20,12 +20,17 @@ SMALL = Tiling(rows=16, keys=16, split_keys=32, enough_programs=24)  # in splits
 # Each sequence's slot, tokens computed before and tokens in the batch: a prompt, a token, nothing,
 # a piece of a prompt.
 MIXED = [(3, 0, 4), (0, 40, 1), (2, 9, 0), (1, 29, 5)]
+# Prompts with images, and the first and last position of each: within a split, and across two.
+WITH_IMAGES = [(3, 0, 40), (0, 40, 1), (1, 9, 30)]
+IMAGES = {3: [(2, 7), (20, 37)], 1: [(12, 34)]}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "one head": {"num_heads": 1, "num_kv_heads": 1},
     "odd sizes": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10},
     "window": {"window": 5},
     "window beyond a split": {"window": 36},
+    "chunks": {"window": 6, "is_chunked": True},
+    "chunks beyond a split": {"window": 36, "is_chunked": True, "sinks": True},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": True, "window": 20},
     "more heads than rows": {"num_heads": 17, "num_kv_heads": 1, "head_dim": 8},
@@ -71,11 +76,20 @@ class Case:
     def q(self, parts: list[tuple[int, int, int]]) -> Tensor:
         return torch.cat([self.queries[slot, a : a + count] for slot, a, count in parts])
 
-    def attend(self, parts: list[tuple[int, int, int]], tiling: Tiling = SMALL) -> Tensor:
-        stretches = self.stretches(parts)
-        return attend(
-            self.q(parts), self.keys, self.values, stretches, tiling=tiling, **self.options
-        )
+    def last_seen(self, parts: list[tuple[int, int, int]]) -> Tensor:
+        """Return the last position that each token sees: an image's tokens see all of it."""
+        own = [(slot, at) for slot, a, count in parts for at in range(a, a + count)]
+        seen = [
+            next((last for first, last in IMAGES.get(slot, ()) if first <= at <= last), at)
+            for slot, at in own
+        ]
+        return torch.tensor(seen, dtype=torch.int32, device=self.table.device)
+
+    def attend(
+        self, parts: list[tuple[int, int, int]], tiling: Tiling = SMALL, **more: Any
+    ) -> Tensor:
+        stretches, options = self.stretches(parts), self.options | more
+        return attend(self.q(parts), self.keys, self.values, stretches, tiling=tiling, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,6 +111,47 @@ def test_no_batch_mate_and_no_cut_changes_a_bit(device: torch.device) -> None:
     torch.testing.assert_close(alone, mixed, atol=0, rtol=0)
     cut = case.attend([(1, 29, 1)]), case.attend([(1, 30, 4)])
     torch.testing.assert_close(torch.cat(cut), mixed[5:], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 5}, {"window": 36, "sinks": True}, {"dtype": torch.bfloat16}]
+)
+def test_tokens_of_an_image_see_each_other_as_in_torch(
+    options: dict[str, Any], device: torch.device
+) -> None:
+    case = Case(device, num_heads=2, num_kv_heads=1, **options)
+    seen = case.last_seen(WITH_IMAGES)
+    expected = reference(
+        case.q(WITH_IMAGES),
+        case.keys,
+        case.values,
+        case.stretches(WITH_IMAGES),
+        last_seen=seen,
+        **case.options,
+    )
+    found, tolerance = case.attend(WITH_IMAGES, last_seen=seen), TOLERANCES[case.queries.dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    assert (found != case.attend(WITH_IMAGES)).flatten(1).any(1).sum() > 30
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_no_batch_mate_and_no_cut_changes_a_bit_of_an_image(
+    window: int | None, device: torch.device
+) -> None:
+    case = Case(device, num_heads=2, num_kv_heads=1, window=window)
+    seen = case.last_seen(WITH_IMAGES)
+    mixed = case.attend(WITH_IMAGES, last_seen=seen)
+    serial = replace(SMALL, enough_programs=0)
+    torch.testing.assert_close(
+        case.attend(WITH_IMAGES, serial, last_seen=seen), mixed, atol=0, rtol=0
+    )
+    cuts = [(3, 0, 9), (3, 9, 11), (3, 20, 20), (0, 40, 1), (1, 9, 26), (1, 35, 4)]
+    alone = [case.attend([part], last_seen=case.last_seen([part])) for part in cuts]
+    torch.testing.assert_close(torch.cat(alone), mixed, atol=0, rtol=0)
+    own = torch.cat([torch.arange(a, a + count) for _, a, count in WITH_IMAGES]).to(seen)
+    torch.testing.assert_close(
+        mixed[seen == own], case.attend(WITH_IMAGES)[seen == own], atol=0, rtol=0
+    )
 
 
 def test_what_lies_behind_the_keys_is_not_read(device: torch.device) -> None:

@@ -34,13 +34,14 @@ def schedule(
     tiling: Tiling,
     device: torch.device,
     window: int | None = None,
+    is_chunked: bool = False,
     **heads: int,
 ) -> Schedule:
     num_tokens, max_keys = sum(count for count, _ in parts), max(keys for _, keys in parts)
     scheduler = TileScheduler(
         tiling, num_tokens=num_tokens, max_keys=max_keys, device=device, **heads
     )
-    return scheduler.schedule(stretches_of(parts, device), num_tokens, window)
+    return scheduler.schedule(stretches_of(parts, device), num_tokens, window, is_chunked)
 
 
 def work(schedule: Schedule) -> list[list[int]]:
@@ -74,11 +75,12 @@ def longest(items: list[list[int]]) -> int:
     return max(ceil(ceil(end / 256) / shares) for end, shares in zip(ends, sharing, strict=True))
 
 
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("window", "is_chunked"), [(None, False), (70, False), (70, True)])
 @pytest.mark.parametrize("max_partial_bytes", [1 << 20, 4 * 4 * 20 * 40, 0])
 @pytest.mark.parametrize("enough_programs", [0, 12, 100])
 def test_items_are_those_of_plain_python(
     window: int | None,
+    is_chunked: bool,
     max_partial_bytes: int,
     enough_programs: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,16 +88,17 @@ def test_items_are_those_of_plain_python(
 ) -> None:
     monkeypatch.setattr(tile_schedule, "BLOCK", 4)  # fewer than there are of anything
     tiling = Tiling(16, 16, 32, enough_programs, max_partial_bytes)
-    found = schedule(MIXED, tiling, device, window, **FEW_HEADS)
+    found = schedule(MIXED, tiling, device, window, is_chunked, **FEW_HEADS)
     assert work(found) == reference(
         stretches_of(MIXED, device),
         tile_tokens=8,
         split_keys=32,
         window=window,
+        is_chunked=is_chunked,
         num_extra=max(1, enough_programs // 2),
         capacity=len(found.partial),
     )
-    if enough_programs == 12 and max_partial_bytes == 1 << 20:
+    if enough_programs == 12 and max_partial_bytes == 1 << 20 and not is_chunked:
         assert max(item[int(NUM_SHARING)] for item in work(found)) > 1
 
 

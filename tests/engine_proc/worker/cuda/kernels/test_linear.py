@@ -1,10 +1,14 @@
 """A product is torch's, and a row of it has the same bits wherever it stands."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from headrace.engine_proc.worker.cuda.kernels.linear import (
     ENOUGH_PROGRAMS,
+    SOME_SHARED,
+    busiest_bytes,
     linear,
     part_terms,
     reference,
@@ -71,9 +75,46 @@ def test_parts_follow_from_the_matrix(columns: int, terms: int, num_parts: int) 
 
 def test_many_rows_have_larger_tiles(device: torch.device) -> None:
     widest = 4 if device.type == "cpu" else 8
-    for num_parts, areas in ((1, [1, 4, widest]), (6, [1, 1, 4])):
-        tiles = [tile_of(rows, num_parts, torch.bfloat16) for rows in (1, 65, 257)]
+    in_one, in_parts, in_large_parts = (17920, 1536), (1536, 8960), (3584, 18944)
+    for shape, areas in (
+        (in_one, [1, 4, widest]),
+        (in_parts, [1, 1, 4]),
+        (in_large_parts, [1, 4, 4]),
+    ):
+        tiles = [tile_of(rows, *shape, torch.bfloat16) for rows in (1, 65, 257)]
         assert [tile.rows * tile.columns // 4096 for tile in tiles] == areas
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_rows", "before", "now"),
+    [
+        ("o of Qwen2.5-1.5B, 64 by 64", (1536, 1536), 256, 0.51, 0.51),
+        ("q of Qwen2.5-7B", (3584, 3584), 256, 1.84, 1.57),
+        ("down of Qwen2.5-7B", (3584, 18944), 256, 9.70, 6.82),
+        ("down of Qwen2.5-7B", (3584, 18944), 80, 4.96, 3.51),
+        ("down of Llama 3 8B", (4096, 14336), 128, 3.78, 2.72),
+    ],
+)
+def test_a_processor_loads_less_of_large_matrices(
+    name: str, shape: tuple[int, int], num_rows: int, before: float, now: float
+) -> None:
+    tile = tile_of(num_rows, *shape, torch.bfloat16)
+    megabytes = [busiest_bytes(each, num_rows, *shape) / 1e6 for each in (SOME_SHARED, tile)]
+    assert megabytes == pytest.approx([before, now], abs=0.01), name
+
+
+def test_no_number_of_rows_has_a_processor_load_much_more() -> None:
+    num_large = 0
+    for columns, terms in product(range(512, 8192, 256), range(1024, 16384, 512)):
+        if part_terms(columns, terms) >= terms:
+            continue
+        tile = tile_of(256, columns, terms, torch.bfloat16)
+        assert {tile_of(n, columns, terms, torch.bfloat16) for n in (65, 128, 200)} == {tile}
+        num_large += tile != SOME_SHARED
+        for num_rows in (65, 128, 129, 192, 193, 256):
+            most = busiest_bytes(SOME_SHARED, num_rows, columns, terms)
+            assert busiest_bytes(tile, num_rows, columns, terms) <= 1.1 * most
+    assert num_large > 500
 
 
 @pytest.mark.parametrize("terms", [72, 600])  # in one part, and in three

@@ -8,7 +8,7 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SHAPES = [(1, 1), (13, 100), (2, 1500)]
-SCALINGS = [Scaling.RMS, Scaling.RMS_ONE_PLUS, Scaling.LAYER]
+SCALINGS = [Scaling.RMS, Scaling.RMS_ONE_PLUS, Scaling.LAYER, Scaling.LAYER_ONE_PLUS]
 EPS = 1e-3
 
 
@@ -25,10 +25,10 @@ def test_norms_are_those_of_torch(
     expected = reference(x, weight, scaling=scaling, eps=EPS)
     torch.testing.assert_close(norm(x, weight, scaling=scaling, eps=EPS), expected, **tolerance)
 
-    total = reference_sum(x, residual, 0.5)
-    out = add_norm(x, residual, weight, scaling=scaling, eps=EPS, multiplier=0.5)
+    total, bias = reference_sum(x, residual, 0.5), torch.randn(shape[1], device=device)
+    out = add_norm(x, residual, weight, scaling=scaling, eps=EPS, bias=bias, multiplier=0.5)
     torch.testing.assert_close(residual, total, atol=0, rtol=0)
-    expected = reference(total, weight, scaling=scaling, eps=EPS)
+    expected = reference(total, weight, scaling=scaling, eps=EPS, bias=bias)
     torch.testing.assert_close(out, expected, **tolerance)
 
 

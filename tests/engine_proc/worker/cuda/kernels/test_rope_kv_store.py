@@ -1,5 +1,7 @@
 """Queries are normed and rotated, keys too, and keys and values are where they belong."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,6 +56,31 @@ def test_heads_are_as_in_torch(
     tolerance = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
     torch.testing.assert_close(queries, expected, **tolerance)
     torch.testing.assert_close(pages, expected_pages, **tolerance)
+
+
+@pytest.mark.parametrize("scaling", [Scaling.RMS, Scaling.LAYER_ONE_PLUS])
+@pytest.mark.parametrize("head_dim", [16, 10])
+def test_heads_are_normed_after_rope_and_limited_before_it(
+    head_dim: int, scaling: Scaling, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(9, 5 * head_dim, device=device) * 2
+    pages = torch.zeros(2, NUM_PAGES, PAGE_TOKENS, 1, head_dim, device=device)
+    expected_pages = pages.clone()
+    kv_rows = torch.randperm(NUM_PAGES * PAGE_TOKENS)[:9].to(device)
+    angles = torch.randn(9, 4, device=device)
+    weights = torch.randn(2, head_dim, device=device)
+    options: dict[str, Any] = {
+        "rotations": Rotations(1.3 * angles.cos(), 1.3 * angles.sin()),
+        "head_norm": HeadNorm(scaling, weights, 1e-3, is_after_rope=True),
+        "clip": 1.5,
+        "query_factors": torch.rand(9, device=device),
+    }
+    expected = reference(qkv, *expected_pages, kv_rows, **options)
+    queries = rope_store(qkv, *pages, kv_rows, **options)
+    torch.testing.assert_close(queries, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pages, expected_pages, atol=1e-5, rtol=1e-5)
+    assert pages[1].abs().max() == 1.5
 
 
 def test_no_tokens_are_no_work(device: torch.device) -> None:
