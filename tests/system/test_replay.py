@@ -74,6 +74,25 @@ def test_recording_of_a_real_engine_replays_on_the_mock(
     assert "engine 0: " in capsys.readouterr().out
 
 
+def test_recording_of_an_engine_that_listens_replays_alone(
+    record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would listen again, where no server comes, or where its server already is."""
+    burst = replay_module.read_burst(record, Seat("engine", 0))
+    assert burst is not None
+    gateway = {"listen": "tcp://127.0.0.1:*", "key_file": "gone", "terms": {}, "prefix_fd": -1}
+    config = msgspec.msgpack.decode(burst.note.config) | {"gateway": gateway}
+    note = msgspec.structs.replace(burst.note, config=msgspec.msgpack.encode(config))
+    listening = dataclasses.replace(burst, note=note)
+    monkeypatch.setattr(
+        replay_module,
+        "read_burst",
+        lambda folder, seat: listening if seat.role == "engine" else read_burst(folder, seat),
+    )
+    assert replay(record, Seat("engine", 0), keeps_pace=False) == 0
+    assert "engine 0: " in capsys.readouterr().out
+
+
 def test_an_answer_that_differs_is_reported(
     record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
