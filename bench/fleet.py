@@ -9,6 +9,8 @@ Method: throughput is of mock engines whose steps take as long as an estimate of
         the time until its first token is taken. Sleep is of the demo model behind 16 prompts
         of 720 tokens: memory, shared pages counted once, and first tokens, awake, asleep and
         unloaded.
+        One engine of its own or elsewhere gets requests one by one. Their first tokens are compared
+        in pairs, beside what a bare message takes from process to process.
         Deaths are of a remote engine's machine under 64 streams of the demo model: all of its
         processes are killed, or stopped. The texts are those without a death.
 Run:    python bench/fleet.py --rounds 2
@@ -24,6 +26,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from operator import sub
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
@@ -32,6 +35,7 @@ import psutil
 from headrace.client.client import Client
 from support import models
 from support.chats import chat
+from support.pings import KINDS, one_way_ms
 from support.ports import reserved_port
 from support.report import Quantity, Report, parser
 from support.servers import POLL_INTERVAL_S, Server, StartFailed, headrace
@@ -47,7 +51,7 @@ NUM_WAVES = 4  # of prompts that share a beginning
 WAVE = 16  # prompts
 PROMPT_TOKENS = 480
 SHARED_TOKENS = PROMPT_TOKENS * 26 // 100
-NUM_LONE = 400  # requests in a round, one by one
+NUM_LONE = 1000  # requests in a round to each server, one by one
 ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
@@ -146,8 +150,15 @@ def measure_routing(report: Report, rounds: int, name: str, source: Iterator[lis
 
 
 def measure_lone(report: Report, rounds: int, name: str, servers: dict[str, Server]) -> None:
-    """Measure first tokens of requests that come one by one, to each server in turn."""
+    """Measure first tokens of requests that come one by one, to each server in turn.
+
+    What the first server adds is the median of differences, so that the pace of the machine, which
+    changes, matters less. Beside them stands what a message takes from process to process.
+    """
+    first, second = servers
     wait = Quantity(name, "ms to a first token, median", {system: [] for system in servers})
+    added = Quantity(f"{name}, added", "ms, median of pairs", {first: []})
+    pace = Quantity(f"{name}, a message", "ms one way, median", {kind: [] for kind in KINDS})
     for _ in range(rounds):
         waits: dict[str, list[float]] = {system: [] for system in servers}
         for number in range(NUM_LONE):
@@ -156,7 +167,11 @@ def measure_lone(report: Report, rounds: int, name: str, servers: dict[str, Serv
                 waits[system].append(1e3 * (answer.first - answer.sent))
         for system, each in waits.items():
             wait.samples[system].append(statistics.median(each))
-    report.add(wait)
+        added.samples[first].append(statistics.median(map(sub, waits[first], waits[second])))
+        for kind in KINDS:
+            pace.samples[kind].append(one_way_ms(kind))
+    for quantity in (wait, added, pace):
+        report.add(quantity)
 
 
 def measure_choice(report: Report, rounds: int) -> None:
