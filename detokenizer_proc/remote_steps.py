@@ -33,7 +33,6 @@ class RemoteSteps:
             for engine, remote in config.remote_engines.items()
         }
         self._outputs = msgspec.msgpack.Decoder(Outputs)
-        self._steps = msgspec.msgpack.Decoder(StepOutput)
         self._unread: deque[tuple[StepOutput, Frame]] = deque()
 
     @property
@@ -63,15 +62,13 @@ class RemoteSteps:
             outputs = self._outputs.decode(frames[0])
             if outputs.session != link.session or outputs.detokenizer != self._index:
                 return
-            check_outputs(outputs, steps, limits)
+            self._unread.extend(check_outputs(outputs, steps, limits))
         except (msgspec.MsgspecError, WrongMessage) as error:
             log.error("engine %d, on another machine, sends what is wrong: %s", engine, error)
             link.give_up()
             return
         if self._tee is not None:
             self._tee.take(steps)
-        for encoded, tokens in zip(steps[::2], steps[1::2], strict=True):
-            self._unread.append((self._steps.decode(encoded), tokens))
 
     def close(self) -> None:
         """Drop all links."""

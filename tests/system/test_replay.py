@@ -74,7 +74,7 @@ def test_recording_of_a_real_engine_replays_on_the_mock(
     assert "engine 0: " in capsys.readouterr().out
 
 
-def test_recording_of_an_engine_that_listens_replays_alone(
+def test_recording_of_an_engine_that_listens_replays(
     record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would listen again, where no server comes, or where its server already is."""

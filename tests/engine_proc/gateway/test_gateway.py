@@ -277,3 +277,13 @@ def test_a_session_ends_when_too_much_waits(rig: Rig, monkeypatch: pytest.Monkey
     assert received is not None
     assert received[0] == Abort(REQUEST)
     assert backlog() == 0
+
+
+def test_a_record_has_the_requests_of_members(rig: Rig) -> None:
+    """The replay of an engine that listens plays these."""
+    frames = list[Frame]()
+    rig.gateway._tee = SimpleNamespace(take=frames.extend)  # type: ignore[assignment]
+    rig.begin()
+    rig.generate(SESSION)
+    assert len(frames) == 2
+    assert msgspec.msgpack.decode(frames[0], type=GenerateRequest).id == REQUEST
