@@ -9,6 +9,9 @@ Method: throughput is of mock engines whose steps take as long as an estimate of
         the time until its first token is taken. Sleep is of the demo model behind 16 prompts
         of 720 tokens: memory, shared pages counted once, and first tokens, awake, asleep and
         unloaded.
+        One engine of its own or elsewhere gets requests one by one. Their first tokens are compared
+        in pairs, beside what a bare message takes from process to process. Each round has servers
+        of its own.
         Deaths are of a remote engine's machine under 64 streams of the demo model: all of its
         processes are killed, or stopped. The texts are those without a death.
 Run:    python bench/fleet.py --rounds 2
@@ -21,9 +24,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from operator import sub
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
@@ -32,6 +36,7 @@ import psutil
 from headrace.client.client import Client
 from support import models
 from support.chats import chat
+from support.pings import KINDS, one_way_ms
 from support.ports import reserved_port
 from support.report import Quantity, Report, parser
 from support.servers import POLL_INTERVAL_S, Server, StartFailed, headrace
@@ -47,7 +52,8 @@ NUM_WAVES = 4  # of prompts that share a beginning
 WAVE = 16  # prompts
 PROMPT_TOKENS = 480
 SHARED_TOKENS = PROMPT_TOKENS * 26 // 100
-NUM_LONE = 400  # requests in a round, one by one
+NUM_LONE = 500  # requests in a round to each server, one by one,
+NUM_WARM = 50  # and those before them that do not count
 ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
@@ -57,6 +63,7 @@ KILLED, STILL = "killed", "stands still"
 DEATH_TOKENS = 96  # of each stream
 MIB = 1 << 20
 Turn = list[list[int]]  # a prompt of each conversation
+Maker = Callable[[ExitStack], Server]  # starts it, until the stack is left
 
 
 def conversations() -> Iterator[list[Turn]]:
@@ -145,30 +152,49 @@ def measure_routing(report: Report, rounds: int, name: str, source: Iterator[lis
     report.add(wait)
 
 
-def measure_lone(report: Report, rounds: int, name: str, servers: dict[str, Server]) -> None:
-    """Measure first tokens of requests that come one by one, to each server in turn."""
-    wait = Quantity(name, "ms to a first token, median", {system: [] for system in servers})
-    for _ in range(rounds):
-        waits: dict[str, list[float]] = {system: [] for system in servers}
-        for number in range(NUM_LONE):
-            for system, server in list(servers.items())[:: 1 if number % 2 else -1]:
-                (answer,) = complete(server.url, ["Once upon a time"], max_tokens=1)
-                waits[system].append(1e3 * (answer.first - answer.sent))
+def measure_lone(report: Report, rounds: int, name: str, makers: dict[str, Maker]) -> None:
+    """Measure first tokens of requests that come one by one, to two servers in turn.
+
+    What the first server adds is the median of differences, so that the pace of the machine, which
+    changes, matters less. Beside them stands what a message takes from process to process. Each
+    round has servers of its own, since two of one kind differ by up to 0.1 ms.
+    """
+    first, second = makers
+    wait = Quantity(name, "ms to a first token, median", {system: [] for system in makers})
+    added = Quantity(f"{name}, added", "ms, median of pairs", {first: []})
+    pace = Quantity(f"{name}, a message", "ms one way, median", {kind: [] for kind in KINDS})
+    for number in range(rounds):
+        order = list(makers)[:: 1 if number % 2 else -1]
+        waits: dict[str, list[float]] = {system: [] for system in makers}
+        with ExitStack() as stack:
+            servers = {system: makers[system](stack) for system in order}
+            for turn in range(NUM_WARM + NUM_LONE):
+                for system in order[:: 1 if turn % 2 else -1]:
+                    (answer,) = complete(servers[system].url, ["Once upon a time"], max_tokens=1)
+                    waits[system].append(1e3 * (answer.first - answer.sent))
         for system, each in waits.items():
+            del each[:NUM_WARM]
             wait.samples[system].append(statistics.median(each))
-    report.add(wait)
+        added.samples[first].append(statistics.median(map(sub, waits[first], waits[second])))
+        for kind in KINDS:
+            pace.samples[kind].append(one_way_ms(kind))
+    for quantity in (wait, added, pace):
+        report.add(quantity)
 
 
 def measure_choice(report: Report, rounds: int) -> None:
     """Measure what routing adds where there is one engine to choose."""
-    with ExitStack() as stack:
-        servers = {
-            "one of 16 seats": stack.enter_context(
-                headrace("--engine", "mock", "--admin-api-key", ADMIN_KEY)
-            ),
-            "no choice": stack.enter_context(headrace("--engine", "mock")),
-        }
-        measure_lone(report, rounds, "one engine", servers)
+
+    def one_of_many(stack: ExitStack) -> Server:
+        return stack.enter_context(headrace("--engine", "mock", "--admin-api-key", ADMIN_KEY))
+
+    makers = {"one of 16 seats": one_of_many, "no choice": own_engine}
+    measure_lone(report, rounds, "one engine", makers)
+
+
+def own_engine(stack: ExitStack) -> Server:
+    """Start a server with a mock engine of its own."""
+    return stack.enter_context(headrace("--engine", "mock"))
 
 
 @contextmanager
@@ -192,15 +218,14 @@ def remote_engine(*flags: str) -> Iterator[tuple[psutil.Process, tuple[str, ...]
 
 def measure_remote(report: Report, rounds: int) -> None:
     """Measure what an engine behind TCP and CURVE adds."""
-    mock = ("--engine", "mock")
-    with ExitStack() as stack:
+
+    def elsewhere(stack: ExitStack) -> Server:
+        mock = "--engine", "mock"
         _, flags = stack.enter_context(remote_engine(*mock))
-        remote = headrace(*mock, "--data-parallel-size", "0", *flags)
-        servers = {
-            "tcp with CURVE": stack.enter_context(remote),
-            "the machine's own": stack.enter_context(headrace(*mock)),
-        }
-        measure_lone(report, rounds, "one engine elsewhere", servers)
+        return stack.enter_context(headrace(*mock, "--data-parallel-size", "0", *flags))
+
+    makers = {"tcp with CURVE": elsewhere, "the machine's own": own_engine}
+    measure_lone(report, rounds, "one engine elsewhere", makers)
 
 
 def lose(node: psutil.Process, way: str) -> list[psutil.Process]:

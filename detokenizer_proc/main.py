@@ -8,12 +8,13 @@ from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, EngineField, Seating
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
+from headrace.detokenizer_proc.remote_steps import RemoteSteps
 from headrace.detokenizer_proc.response_stats import ResponseStatsCollector
 from headrace.detokenizer_proc.text import load_vocabulary
 from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.frontend_links import FrontendLinks
-from headrace.ipc.messages import ResponseFrames, ToDetokenizer
-from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
+from headrace.ipc.messages import ResponseFrames, StepOutput, ToDetokenizer
+from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, address, wait_for_any
 from headrace.runtime.process import Context
 from headrace.system.cpu_limit import CpuLimit
 from headrace.system.malloc import give_back
@@ -63,6 +64,9 @@ class Detokenizer:
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, self._slot
         )
+        self._remote = RemoteSteps(config, context.board, context.index, context.tee)
+        self._num_counted = 0  # of the steps in progress, those that the backlog has
+        self._is_quiet = False  # nothing has come in the last wait
         self._is_holding = False
         mark_start(self._slot)
 
@@ -74,7 +78,8 @@ class Detokenizer:
             wait_ms = POLL_INTERVAL_MS
         elif self._is_writing:
             wait_ms = 0
-        received = self._inbox.receive(wait_ms)
+        self._remote.follow()
+        received = self._receive(wait_ms)
         self._begin_anew(all_is_here=received is None)
         num_steps = 0
         while received is not None:
@@ -83,15 +88,32 @@ class Detokenizer:
                 self._stats.feed(received[0], time.monotonic_ns())
             self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
             num_steps += 1
-            received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
+            received = self._receive(0) if num_steps < MAX_STEPS else None
         if len(self._engines) > 1:
             self._begin_anew(all_is_here=num_steps < MAX_STEPS)
         if num_steps or self._is_holding or self._is_writing:
             self._send_frames()
-            self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
-        else:
+            self._slot.add(DetokenizerField.MESSAGES_TAKEN, self._num_counted)
+            self._num_counted = 0
+        elif self._is_quiet:
             self._backlog.settle_idle()
         self._slot[DetokenizerField.OPEN_RESPONSES] = sum(map(len, self._responses.values()))
+
+    def _receive(self, timeout_ms: int) -> tuple[StepOutput, Frame] | None:
+        """Return the next step with its frame, or None after `timeout_ms` or a link's change."""
+        received = self._take_next()
+        if received is None and timeout_ms:
+            polled = [*self._inbox.polled, *self._remote.polled]
+            self._is_quiet = not wait_for_any(polled, timeout_ms)
+            received = self._take_next()
+        return received
+
+    def _take_next(self) -> tuple[StepOutput, Frame] | None:
+        received = self._inbox.receive(0)
+        if received is None:
+            return self._remote.receive()
+        self._num_counted += 1
+        return received
 
     @property
     def _is_writing(self) -> bool:
@@ -175,6 +197,7 @@ class Detokenizer:
         self._inbox.close()
         self._links.close()
         self._frontends.close()
+        self._remote.close()
 
 
 class EngineWatch:

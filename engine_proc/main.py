@@ -84,7 +84,6 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
     if config.num_replicas > 1:
         take_share(config.replica, config.num_replicas)
     inbox = listen(config, context)
-    context.slot[EngineField.KERNELS] = kernels_number(config.execution.device)
     grammars = make_grammars(config)
     arena, area, vision, workers, store = None, None, None, None, None
     publisher, tower_bytes = KvEventPublisher(), 0
@@ -101,6 +100,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
             store = StoreClient(config, context)
         workers = WorkerGroup(config, context, area, tower_bytes)
         ready = workers.wait_ready()
+        context.slot[EngineField.KERNELS] = kernels_number(workers.gpus)
         tables = open_tables(config, ready, workers.cache_id)
         pools = make_pools(ready, config, tables)
         pool = pools.pages

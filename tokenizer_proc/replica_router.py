@@ -29,6 +29,7 @@ from headrace.ipc.engine_links import EngineLinks
 from headrace.ipc.messages import GenerateRequest, HttpRequest
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PrefixIndex
+from headrace.runtime.session_link import SessionLink
 from headrace.tokenizer_proc.jobs.stages import Ids
 from headrace.tokenizer_proc.load_queue import LoadQueue, Refusal, RoutedRequest
 
@@ -67,6 +68,10 @@ class ReplicaRouter:
         self._slot = slot
         self._engines = list(board.of("engine"))
         self._links = EngineLinks(config.run_dir, board, slot.beat)
+        self._remote = {
+            engine: SessionLink(config.run_dir, remote, self._engines[engine])
+            for engine, remote in config.remote_engines.items()
+        }
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
         self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
         self._replicas: list[list[int]] = [[] for _ in config.cards]  # engines, by model
@@ -124,7 +129,14 @@ class ReplicaRouter:
 
     def _send(self, parcels: Parcels) -> None:
         for engine, prompts in parcels.items():
-            self._links.send(engine, prompts)
+            link = self._remote.get(engine)
+            if link is None or not link.send(prompts):
+                self._links.send(engine, prompts)
+
+    def follow(self) -> None:
+        """Keep to the sessions of engines on other machines."""
+        for link in self._remote.values():
+            link.follow()
 
     def drop(self, is_aborted: Callable[[int], bool]) -> None:
         """Forget waiting requests whose clients have left."""
@@ -203,6 +215,8 @@ class ReplicaRouter:
 
     def close(self) -> None:
         """Drop all links."""
+        for link in self._remote.values():
+            link.close()
         self._links.close()
 
 

@@ -119,6 +119,7 @@ class Service:
         if self._images is not None:
             self._images.take_fetched()
         jobs = self._receive(min(timeout_ms, self._poll_ms or timeout_ms))
+        self._engines.follow()
         if self._engines.are_waiting:
             self._engines.drop(lambda id: id in self._aborts)
             self._refuse(self._engines.send_waiting())

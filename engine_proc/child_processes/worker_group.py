@@ -220,10 +220,16 @@ class WorkerGroup:
         """Note that a worker is ready. All have one layout of the cache, later ones, too."""
         assert isinstance(message, WorkerReady)
         self._readies[rank] = message
-        own = {"cache_id": b"", "page_bytes": 0, "state_bytes": 0, "numerics": ""}
+        own = {"cache_id": b"", "page_bytes": 0, "state_bytes": 0, "numerics": "", "gpu": ""}
         layout = msgspec.structs.replace(message, **own)
         assert self._layout in (None, layout), f"workers disagree: {self._layout}, {layout}"
         self._layout = layout
+
+    @property
+    def gpus(self) -> list[str]:
+        """The names of the kinds of GPUs that compute; none on CPUs."""
+        names = {ready.gpu for ready in self._readies if ready is not None}
+        return sorted(names - {""})
 
     @property
     def cache_id(self) -> bytes:

@@ -18,8 +18,9 @@ from headrace.config.process_configs import GatewayConfig
 from headrace.engine_proc.gateway.page_changes import PageChanges
 from headrace.engine_proc.gateway.session import Session
 from headrace.engine_proc.request_io.mirrored_words import read_words
+from headrace.engine_proc.request_io.turn import MESSAGE_BYTES
 from headrace.ipc.curve_key import read_key
-from headrace.ipc.curve_links import CurveListener
+from headrace.ipc.curve_links import CurveListener, PeerLeft
 from headrace.ipc.messages import (
     Abort,
     GenerateRequest,
@@ -31,6 +32,7 @@ from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.remote_messages import (
     CachedPages,
     Grant,
+    Member,
     Outputs,
     SessionState,
     SessionStatus,
@@ -44,6 +46,7 @@ WAIT_MS = 50
 LOOK_NS = 25_000_000  # between looks at the session, where something changes
 MAX_MESSAGES = 64  # of the peer, before the engine gets its turn
 HISTOGRAMS_NS = 10**9
+MAX_UNREAD_BYTES = 1 << 28  # of messages that wait for the engine: no server sends so many
 SILENCE = "the server has not been heard for too long"
 PEERS = ("frontend", "tokenizer", "detokenizer")  # in whose seats a gateway is
 
@@ -74,7 +77,8 @@ class Gateway:
         self._listener = CurveListener(config.listen, read_key(config.key_file), "--engine-listen")
         for index in range(len(self._detokenizers)):
             detokenizer_backlog(context.board, index).settle()
-        self._unread: deque[tuple[ToEngine, Frame]] = deque()  # for the engine
+        self._unread: deque[tuple[ToEngine, Frame]] = deque()  # for the engine,
+        self._unread_bytes = 0
         self._pages = PageChanges(PrefixIndex(config.prefix_fd))
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToGateway)
         self._encoder = msgspec.msgpack.Encoder()
@@ -122,7 +126,9 @@ class Gateway:
                 if now >= self._looked_at + LOOK_NS:
                     self._look()
                 wait_for_any(self._listener.polled, min(-(-(until - now) // 1_000_000), WAIT_MS))
-            return self._unread.popleft()
+            message, frame = self._unread.popleft()
+            self._unread_bytes -= MESSAGE_BYTES + len(frame)
+            return message, frame
 
     def outbox(self, detokenizer: int) -> "RemoteDetokenizer":
         """Return the way of steps to a detokenizer of the server."""
@@ -141,13 +147,22 @@ class Gateway:
             frames: list[Frame] = [self._encoder.encode(Outputs(session.id, detokenizer))]
             for step in steps:
                 frames += self._adapted(session, *step)
-            while not self._listener.send(session.peer, frames):
+            outlet = session.outlet(detokenizer)  # this one, whatever the session does meanwhile
+            while not self._try_send(session, outlet, frames):
                 self._engine.beat()
                 wait_for_any(self._listener.polled, WAIT_MS)
                 self._take_all()
                 self._look()
                 if self._session is not session:
                     return
+
+    def _try_send(self, session: Session, outlet: bytes, frames: list[Frame]) -> bool:
+        """Send steps to a peer, or by the seat where that has left; return whether that can be."""
+        try:
+            return self._listener.try_send(outlet, frames)
+        except PeerLeft:
+            session.detach(outlet)
+            return self._listener.send(session.peer, frames)
 
     def _has_lapsed(self, session: Session) -> bool:
         """Whether the engine has no time left. What has come is read first: it may be a grant."""
@@ -181,24 +196,42 @@ class Gateway:
 
     def _take(self, peer: bytes, frames: list[Frame]) -> None:
         """Handle a message of a peer. One that has no session has grants alone."""
-        for start in range(0, len(frames), 2):  # a lone message may have no bulk
-            pair = frames[start : start + 2]
-            try:
-                message = self._decoder.decode(pair[0])
-            except msgspec.MsgspecError as error:
-                log.warning("a server of another version: %s", error)
+        try:
+            head = self._decoder.decode(frames[0])
+            if isinstance(head, Grant):
+                self._take_grant(peer, head)
                 return
             session = self._session
-            if isinstance(message, Grant):
-                self._take_grant(peer, message)
-            elif session is not None and peer == session.peer and session.serves:
-                if self._tee is not None:
-                    self._tee.take(pair)
-                self._send_on(session, message, pair[1] if len(pair) > 1 else b"")
+            if session is None or not session.serves:
+                return
+            if isinstance(head, Member):
+                if head.session == session.id:
+                    if 0 <= head.detokenizer < len(self._detokenizers):
+                        session.attach(head.detokenizer, peer)
+                    self._take_all_of(session, frames[1:])
+            elif peer == session.peer:
+                self._take_all_of(session, frames)
+        except msgspec.MsgspecError as error:
+            log.warning("a server of another version: %s", error)
+
+    def _take_all_of(self, session: Session, frames: list[Frame]) -> None:
+        """Have the messages of a session wait for the engine, as long as it lasts."""
+        for start in range(0, len(frames), 2):  # a lone message may have no bulk
+            pair = frames[start : start + 2]
+            if self._session is not session:
+                return
+            if self._tee is not None:
+                self._tee.take(pair)
+            message: ToEngine = self._decoder.decode(pair[0])
+            self._send_on(session, message, pair[1] if len(pair) > 1 else b"")
 
     def _send_on(self, session: Session, message: ToEngine, frame: Frame) -> None:
-        """Have a message wait for the engine."""
+        """Have a message wait for the engine. The session ends where too much does."""
         num_bytes = len(frame)
+        self._unread_bytes += MESSAGE_BYTES + num_bytes
+        if self._unread_bytes > MAX_UNREAD_BYTES:
+            self._end(session, f"over {MAX_UNREAD_BYTES >> 20} MiB wait for the engine")
+            return
         session.sent(message, num_bytes)
         if isinstance(message, GenerateRequest):
             self._tokenizer.add(TokenizerField.SENT_TOKENS, num_bytes // 4)
@@ -270,13 +303,22 @@ class Gateway:
     def _end(self, session: Session, why: str) -> None:
         """End a session and all that the engine does for it."""
         log.warning("the session ends: %s", why)
+        self._drop_unread()
         for request in session.requests:
             self._unread.append((Abort(request), b""))
+            self._unread_bytes += MESSAGE_BYTES
         self._close_frontends()
         session.state = SessionState.LOST
         self._send_status(session, why)
         self._lost = session.id
         self._session = None
+
+    def _drop_unread(self) -> None:
+        """Drop what the engine has not taken of a session."""
+        counts = [len(ids) // 4 for one, ids in self._unread if isinstance(one, GenerateRequest)]
+        self._tokenizer.add(TokenizerField.SENT_TOKENS, -sum(counts))
+        self._unread.clear()
+        self._unread_bytes = 0
 
     def _open_frontends(self, session: Session) -> None:
         """Have the engine know the server's frontends."""

@@ -34,6 +34,9 @@ class Session:
         self.granted_at = 0
         self._until = now
         self._open: set[int] = set()  # sequences
+        self._outlets: dict[int, bytes] = {}  # peers, by the detokenizer that each one is,
+        self._coming: dict[int, bytes] = {}  # and those that become it
+        self._has_aborted = False  # since the last request
         self.renew(grant, now)
 
     def renew(self, grant: Grant, now: int) -> None:
@@ -60,16 +63,37 @@ class Session:
         before, self._work = self._work, work
         return before != work
 
+    def attach(self, detokenizer: int, peer: bytes) -> None:
+        """Have steps for a detokenizer go to a peer of its own, once no sequence is open.
+
+        So no step of a sequence overtakes one that has gone by the seat. The end of an aborted one
+        may be on its way: the next request does not change the way yet.
+        """
+        self._coming[detokenizer] = peer
+
+    def detach(self, peer: bytes) -> None:
+        """Have steps for a detokenizer go to the seat: the peer that it was has left."""
+        self._outlets = {index: each for index, each in self._outlets.items() if each != peer}
+
+    def outlet(self, detokenizer: int) -> bytes:
+        """Return the peer that steps for a detokenizer go to."""
+        return self._outlets.get(detokenizer, self.peer)
+
     def sent(self, message: ToEngine, num_bytes: int) -> None:
         """Note a message to the engine, with the bytes of its frame."""
         match message:
             case GenerateRequest(id):
+                if not self._open and not self._has_aborted:
+                    self._outlets |= self._coming
+                    self._coming.clear()
+                self._has_aborted = False
                 self._open.add(id)
                 self.num_tokens += num_bytes // 4
             case StopSequence(id):
                 self._open.discard(id)
             case Abort(request):
                 self._forget([request])
+                self._has_aborted = True
             case _:
                 pass
 

@@ -15,14 +15,6 @@ from headrace.board.fields import CommonField, EngineField
 from headrace.config.process_configs import EngineConfig, RemoteEngine
 from headrace.engine_proc.remote.grants import GRANT_S, ClockDifference, Grants
 from headrace.engine_proc.remote.held_requests import HeldRequests
-from headrace.engine_proc.remote.message_checks import (
-    OutputLimits,
-    WrongMessage,
-    check,
-    check_outputs,
-    check_pages,
-    check_status,
-)
 from headrace.engine_proc.remote.taken_tokens import TakenTokens
 from headrace.engine_proc.request_io.mirrored_words import MirroredWords
 from headrace.errors import HeadraceError
@@ -40,7 +32,15 @@ from headrace.ipc.remote_messages import (
     SessionStatus,
 )
 from headrace.ipc.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address, wait_for_any
-from headrace.runtime.placed_address import PlacedAddress
+from headrace.runtime.message_checks import (
+    OutputLimits,
+    WrongMessage,
+    check,
+    check_outputs,
+    check_pages,
+    check_status,
+)
+from headrace.runtime.placed_address import engine_address
 from headrace.runtime.process import Context
 from headrace.system.cpu_scheduling import take_turns
 
@@ -67,12 +67,11 @@ def main(config: EngineConfig, context: Context) -> NoReturn:
     backlog = engine_backlog(context.board, context.index)
     taken = TakenTokens(context.slot, backlog, time.monotonic())
     held = HeldRequests()
-    placed_at = PlacedAddress(config.run_dir, f"engine {context.index}")
     seat: RemoteSeat | None = None
     while seat is None or not seat.serves:
         context.slot.beat()
         held.take_all(inbox)
-        where = config.remote.address or placed_at.read()
+        where = engine_address(config.run_dir, context.index, config.remote)
         if where is not None and (seat is None or where != seat.where):
             if seat is not None:
                 seat.close()
@@ -206,6 +205,8 @@ class RemoteSeat:
             )
             if self.serves:
                 self._grants.lose()
+        if self._slot[EngineField.LOST_SESSION] == self._session:
+            self._grants.lose()
         self._keep_alive()
 
     def _keep_alive(self) -> None:
@@ -277,6 +278,7 @@ class RemoteSeat:
             check(does_fit, "the engine's words do not fit")
             self._taken.take(status.num_taken)
             self.serves = True
+            self._slot[EngineField.SESSION] = self._session
             return
         if self.serves:
             raise SessionEnded(f"the engine at {self.where}: {status.why}")

@@ -20,6 +20,8 @@ OWN = {
     EngineField.RETRY_NS,
     EngineField.CAN_SLEEP,
     EngineField.IS_ASLEEP,
+    EngineField.SESSION,
+    EngineField.LOST_SESSION,
 }
 MOMENTS = (EngineField.STEPPED_NS, EngineField.STEP_DUE_NS)
 FIRST = EngineField.first_word()

@@ -5,10 +5,10 @@ Rows go as they are, in the order of this processor, which is that of all that H
 
 import numpy as np
 
-from headrace.engine_proc.remote.message_checks import check
 from headrace.engine_proc.shm.hidden_link import FAILED, NUMBER_BYTES, HiddenLink
 from headrace.ipc.remote_messages import HiddenFrame
 from headrace.ipc.sockets import Frame
+from headrace.runtime.message_checks import check
 
 
 class FrameSource:

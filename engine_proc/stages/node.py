@@ -13,7 +13,6 @@ from headrace.board.admin_requests import PROFILE, note_counts
 from headrace.board.fields import StageField
 from headrace.config.process_configs import ExecutionConfig, StageConfig
 from headrace.config.weight_files import sampled_digest
-from headrace.engine_proc.remote.message_checks import MAX_WORD, check
 from headrace.engine_proc.stages.stage_run import RunEnded, StageRun
 from headrace.exit_status import ExitStatus
 from headrace.ipc.curve_key import read_key
@@ -29,6 +28,7 @@ from headrace.ipc.remote_messages import (
 from headrace.ipc.schema_fingerprint import code_version
 from headrace.ipc.sockets import Frame, wait_for_any
 from headrace.native_core import best_kernels
+from headrace.runtime.message_checks import MAX_WORD, check
 from headrace.runtime.process import Context
 
 WAIT_MS = 50

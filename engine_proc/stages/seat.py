@@ -15,7 +15,6 @@ from headrace.board.admin_requests import PROFILE, AdminRequests
 from headrace.board.fields import CommonField, WorkerField
 from headrace.config.process_configs import ExecutionConfig, RemoteStages, WorkerConfig
 from headrace.engine_proc.remote.grants import Grants
-from headrace.engine_proc.remote.message_checks import MAX_WORD, WrongMessage, check
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.hidden_link import HiddenLink
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -47,6 +46,7 @@ from headrace.ipc.worker_messages import (
     WorkerReady,
 )
 from headrace.native_core import best_kernels
+from headrace.runtime.message_checks import MAX_WORD, WrongMessage, check
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import Context
 

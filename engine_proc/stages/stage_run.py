@@ -20,7 +20,6 @@ from headrace.engine_proc.child_processes.worker_group import (
     result_bytes,
     step_bytes,
 )
-from headrace.engine_proc.remote.message_checks import check
 from headrace.engine_proc.shm.cache_memory import clear
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.hidden_link import HiddenLink
@@ -33,6 +32,7 @@ from headrace.ipc.curve_key import CurveKey
 from headrace.ipc.remote_messages import HiddenFrame, StageGrant, WorkerOutput
 from headrace.ipc.sockets import Frame
 from headrace.ipc.worker_messages import FromWorker, ToWorker, WorkerReady
+from headrace.runtime.message_checks import check
 from headrace.runtime.process import Context
 
 LAPSE_S = 10.0  # without a grant: the server, or the way to it, is lost

@@ -3,8 +3,10 @@ In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
 import os
 import pkgutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +110,7 @@ def work(config: WorkerConfig, context: Context) -> None:
             loaded.numerics,
             loaded.eagle_bytes,
             loaded.hidden_size,
+            gpu_name(config),
         )
     )
     while True:
@@ -145,3 +148,11 @@ def join(config: WorkerConfig, rank: int) -> ShmAllReduce | None:
     group = ShmAllReduce(config.group_fd, rank, config.execution.tp)
     os.close(config.group_fd)
     return group
+
+
+def gpu_name(config: WorkerConfig) -> str:
+    """Return the name of the GPU that this process computes on; none on CPUs."""
+    torch: Any = sys.modules.get("torch")  # it has been loaded where a GPU computes
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    return str(torch.cuda.get_device_name(config.rank if config.execution.tp > 1 else 0))

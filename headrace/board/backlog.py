@@ -1,5 +1,7 @@
 """Backlogs: messages sent to a process and not yet handled, by counters on the board."""
 
+from collections.abc import Callable
+
 from headrace.board.board import MESSAGES_SENT, Board, Slot
 from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
 
@@ -9,10 +11,25 @@ class Backlog:
 
     Senders count before they send. A death makes the counts wrong: messages in flight are lost.
     The receiver corrects them when it starts and after a long idle time.
+
+    Args:
+        senders: all that may send.
+        active: returns those that do, another list once others do; else all do. Vacant seats are
+            not read at each look: these are pages of memory that nothing else reads.
     """
 
-    def __init__(self, senders: list[Slot], sent: int, receiver: Slot, taken: int) -> None:
+    def __init__(
+        self,
+        senders: list[Slot],
+        sent: int,
+        receiver: Slot,
+        taken: int,
+        active: Callable[[], list[Slot]] | None = None,
+    ) -> None:
         self._senders = senders
+        self._active = active or (lambda: senders)
+        self._looked_for: list[Slot] = []
+        self._others = 0  # messages of senders that have left
         self._sent = sent
         self._receiver = receiver
         self._taken = taken
@@ -37,8 +54,11 @@ class Backlog:
         self._looked_at = total
 
     def _total(self) -> int:
-        sent = self._sent
-        return sum([slot[sent] for slot in self._senders])
+        sent, active = self._sent, self._active()
+        if active is not self._looked_for:
+            self._looked_for = active
+            self._others = sum([slot[sent] for slot in self._senders if slot not in active])
+        return self._others + sum([slot[sent] for slot in active])
 
 
 def tokenizer_backlog(board: Board, index: int) -> Backlog:
@@ -59,7 +79,11 @@ def detokenizer_backlog(board: Board, index: int) -> Backlog:
     """Return how many steps a detokenizer has still to handle."""
     receiver = board.slot("detokenizer", index)
     return Backlog(
-        list(board.of("engine")), MESSAGES_SENT + index, receiver, DetokenizerField.MESSAGES_TAKEN
+        list(board.of("engine")),
+        MESSAGES_SENT + index,
+        receiver,
+        DetokenizerField.MESSAGES_TAKEN,
+        lambda: board.seated_engines,
     )
 
 

@@ -202,6 +202,8 @@ class EngineField(BoardField):
     CAN_SLEEP = GAUGE  # 1 of one whose pages the system takes back while workers live,
     IS_ASLEEP = GAUGE  # and 1 while it has given them back, and has no requests
     KERNELS = GAUGE  # a `kernels_number`: of what decides about its bits
+    SESSION = GAUGE  # of the seat with an engine on another machine, while that serves,
+    LOST_SESSION = GAUGE  # and the one that ends; the process writes it whose link has broken
 
 
 class WorkerField(BoardField):

@@ -122,6 +122,15 @@ class FrontendConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemoteEngine:
+    """An engine on another machine."""
+
+    address: str | None  # tcp://HOST:PORT; None is where its `PlacedAddress` says
+    key_file: str
+    terms: dict[str, str]  # what both machines have to have alike
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """For a tokenizer process."""
 
@@ -151,6 +160,7 @@ class TokenizerConfig:
     max_num_queued: tuple[int, ...] = ()  # sequences that wait for an engine, by model
     tells_loads: bool = False  # whether models are loaded: they come and go
     demand_fd: int = -1  # where to write when a request waits for a model; -1 is nowhere
+    remote_engines: dict[int, RemoteEngine] = field(default_factory=dict)  # by seat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,15 +345,6 @@ class KvStoreConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteEngine:
-    """An engine on another machine."""
-
-    address: str | None  # tcp://HOST:PORT; None is where its `PlacedAddress` says
-    key_file: str
-    terms: dict[str, str]  # what both machines have to have alike
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlacementConfig:
     """For the process that has engines placed on other machines, or stages of the server's own."""
 
@@ -425,6 +426,8 @@ class DetokenizerConfig:
     num_frontends: int
     stream_interval: int
     traces: bool = False  # requests have spans
+    remote_engines: dict[int, RemoteEngine] = field(default_factory=dict)  # by seat
+    vocab_size: int = 0  # of the model that remote engines have
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,10 @@ def resolved(where: str) -> tuple[str, int] | None:
     return str(found[0][4][0]), int(port)
 
 
+class PeerLeft(ConnectionError):
+    """There is no connection to a peer any more."""
+
+
 class CurveListener:
     """The listening end. Several peers may connect; each message comes with its peer's name.
 
@@ -129,9 +133,22 @@ class CurveListener:
     def send(self, peer: bytes, frames: list[Frame]) -> bool:
         """Send a message; return False where the peer is gone, or too much waits for it."""
         try:
-            send_whole(self._socket, [peer, *frames])
-        except zmq.ZMQError:
+            return self.try_send(peer, frames)
+        except PeerLeft:
             return False
+
+    def try_send(self, peer: bytes, frames: list[Frame]) -> bool:
+        """Send a message; return False where too much waits for the peer.
+
+        Raises:
+            PeerLeft: the peer is gone.
+        """
+        try:
+            send_whole(self._socket, [peer, *frames])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            raise PeerLeft(str(error)) from None
         return True
 
     def close(self) -> None:
@@ -170,7 +187,8 @@ class CurveLink:
             self.close()
             raise ValueError(f"{where} is no address to connect to: {error}") from None
         self._where = where
-        self._peer: tuple[str, int] | None = None  # where it was last connected to
+        self._has_connected = False
+        self._peer: tuple[str, int] | None = None  # as far as it is known
         self._messages = [(self._socket, POLLIN)]
         self._changes = [(self._events, POLLIN)]
         self.is_connected = False
@@ -186,13 +204,14 @@ class CurveLink:
         while zmq.zmq_poll(self._changes, 0):
             event = EVENT.unpack_from(self._events.recv_multipart()[0])[0]
             self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if self.is_connected:
-                self._peer = resolved(self._where)
+            self._has_connected = self._has_connected or self.is_connected
             num_lost += not self.is_connected
         return num_lost
 
     def is_refused(self) -> bool:
         """Whether its machine answers that nothing listens there: the peer's process has ended."""
+        if self._peer is None and self._has_connected:  # may ask a name server
+            self._peer = resolved(self._where)
         if self._peer is None:
             return False
         try:

@@ -67,8 +67,8 @@ class EngineLinks:
         if seated is not self._seated:
             self._seated = seated
             self._present = [slot.seat.index for slot in seated]
-            for engine in self._outboxes.keys() - self._present:
-                self._outboxes.pop(engine).close()
+        for engine in self._outboxes.keys() - self._present:  # some have been made since
+            self._outboxes.pop(engine).close()
         return self._present
 
     def close(self) -> None:

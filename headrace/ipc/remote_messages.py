@@ -2,8 +2,9 @@
 
 The process in the seat grants a remote engine, or a stage's worker, some time, again and again. The
 gateway, or the stage, answers. Other messages to an engine follow as they are, and its outputs
-follow an `Outputs`. What an engine and a stage's worker have for each other goes as they encode it.
-Hidden states go from one stage's machine to the next.
+follow an `Outputs`. Behind a `Member`, requests come from tokenizers, and outputs go to
+detokenizers, without the seat. What an engine and a stage's worker have for each other goes as they
+encode it. Hidden states go from one stage's machine to the next.
 """
 
 import enum
@@ -55,8 +56,18 @@ class SessionStatus(Message, tag="status", frozen=True):
     num_taken: int = 0  # tokens of prompts that the engine has taken in this session
 
 
+class Member(Message, tag="member", frozen=True):
+    """The sender is of a session's server: tokenizer or detokenizer -> gateway.
+
+    Requests may follow, each as `GenerateRequest` and its frame.
+    """
+
+    session: int
+    detokenizer: int  # whose steps are to come to the sender; -1 is none
+
+
 class Outputs(Message, tag="outputs", frozen=True):
-    """Steps follow, each as `StepOutput` and its frame: gateway -> engine."""
+    """Steps follow, each as `StepOutput` and its frame: gateway -> engine or detokenizer."""
 
     session: int
     detokenizer: int
@@ -118,7 +129,7 @@ class HiddenFrame(Message, tag="hidden", frozen=True):
     num_rows: int
 
 
-ToGateway = Grant | GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedTokens
+ToGateway = Grant | Member | GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedTokens
 FromGateway = SessionStatus | Outputs | CachedPages
 ToStage = StageGrant | WorkerInput | HiddenFrame
 FromStage = StageStatus | WorkerOutput

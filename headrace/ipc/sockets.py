@@ -212,9 +212,9 @@ class Outbox:
         self._socket.close(linger=0)
 
 
-def wait_for_any(polled: list[tuple[Any, int]], timeout_ms: int) -> None:
-    """Wait until one of several links has a message."""
-    zmq.zmq_poll(polled, timeout_ms)
+def wait_for_any(polled: list[tuple[Any, int]], timeout_ms: int) -> bool:
+    """Wait until one of several links has a message; return whether one has."""
+    return bool(zmq.zmq_poll(polled, timeout_ms))
 
 
 def receive_whole(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:

@@ -193,6 +193,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
     numerics: str = ""  # of a GPU with a host tier: what decides about bits beside model and flags
     eagle_bytes: int = 0  # as `page_bytes`, of EAGLE-3's layer, whose pages have hidden states
     hidden_size: int = 0  # numbers of a token that go from a stage to the next; 0 without stages
+    gpu: str = ""  # its name, as the driver has it; none on CPUs
 
 
 ToWorker = Step | Masks | Resume | LoadAdapter | CopyPages | Rest

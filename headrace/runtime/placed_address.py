@@ -7,6 +7,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from headrace.config.process_configs import RemoteEngine
+
+
+def engine_address(run_dir: str, engine: int, remote: RemoteEngine) -> str | None:
+    """Return where a remote engine is, as far as that is known."""
+    return remote.address or PlacedAddress(run_dir, f"engine {engine}").read()
+
 
 class PlacedAddress:
     """The address of one of them, tcp://HOST:PORT.

@@ -120,6 +120,7 @@ class ChildConfigs:
                 max_num_queued=tuple(group.config.max_num_queued for group in self.groups),
                 tells_loads=self.tells_loads,
                 demand_fd=self.demand_fd,
+                remote_engines=self._remote_engines,
                 **self._arena_fields,
             )
         if role == "engine":
@@ -141,6 +142,8 @@ class ChildConfigs:
             num_frontends=c.frontend_procs,
             stream_interval=c.stream_interval,
             traces=self._traces,
+            remote_engines=self._remote_engines,
+            vocab_size=self.cards[0].vocab_size,
         )
 
     @property
@@ -198,6 +201,12 @@ class ChildConfigs:
             remote_stages=self._remote_stages,
             **self._arena_fields,
         )
+
+    @property
+    def _remote_engines(self) -> dict[int, RemoteEngine]:
+        """Where all engines on other machines are, by their seats."""
+        found = {index: self._remote_engine(index) for index in self._remote_seats}
+        return {index: remote for index, remote in found.items() if remote is not None}
 
     def _remote_engine(self, index: int) -> RemoteEngine | None:
         """Return where the engine of a seat is, if it is on another machine."""

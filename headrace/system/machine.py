@@ -4,7 +4,7 @@ import math
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -125,24 +125,14 @@ def memory_limit(root: Path = Path("/")) -> int:
     return min([total, *(limit for limit, _ in memory_limits(root))])
 
 
-def gpu_models(root: Path = Path("/")) -> list[str]:
-    """Return the names of the kinds of GPUs, as the driver has them."""
-    reports = (root / "proc/driver/nvidia/gpus").glob("*/information")
-    return sorted({field(read(report), "Model") for report in reports} - {""})
-
-
-def kernels_number(device: str, root: Path = Path("/")) -> int:
-    """Return a number of what computes on this machine: kernels of a CPU, or kinds of GPUs.
-
-    It is 0 where GPUs compute and the driver does not name them.
+def kernels_number(gpus: Sequence[str]) -> int:
+    """Return a number of what computes: kernels of a CPU, or kinds of GPUs.
 
     Args:
-        device: as the flag has it.
+        gpus: the names of the kinds; none where a CPU computes.
     """
-    on_gpus = device == "cuda" or (device == "auto" and has_gpus())
-    name = ", ".join(gpu_models(root)) if on_gpus else best_kernels()
-    digest = blake2b(name.encode(), digest_size=NUMBER_BYTES).digest()
-    return int.from_bytes(digest) if name else 0
+    name = ", ".join(gpus) or best_kernels()
+    return int.from_bytes(blake2b(name.encode(), digest_size=NUMBER_BYTES).digest())
 
 
 def free_space(folder: Path) -> int:

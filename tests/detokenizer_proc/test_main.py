@@ -4,6 +4,8 @@ is behind gets more text in fewer messages."""
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -151,3 +153,22 @@ def test_next_detokenizer_reports_the_response_of_the_last_death(bench: Bench) -
     )
     bench.tell(NEW, b"a")
     assert slot[DetokenizerField.LAST_RESPONSE_AT_HAND] == OLD, "until the next one dies"
+
+
+def test_steps_that_pass_the_seat_by_are_not_in_the_backlog(bench: Bench) -> None:
+    started = {NEW: msgspec.msgpack.encode(make_plan(stream=True))}
+    steps = [(StepOutput.of(started, [NEW], [2], [None]), array("I", list(b"ab")).tobytes())]
+    remote: Any = SimpleNamespace(
+        polled=[],
+        follow=lambda: None,
+        receive=lambda: steps.pop() if steps else None,
+        close=lambda: None,
+    )
+    bench.detokenizer._remote = remote
+    bench.detokenizer.work()
+    received = bench.frontend.receive(DEADLINE_MS)
+    assert received is not None
+    assert b'"ab"' in bytes(received[1])
+    assert bench.detokenizer._backlog() == 0
+    assert b'"c"' in bench.tell(OLD, b"c")
+    assert bench.detokenizer._backlog() == -1, "`tell` counts none as sent"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ LEFT = """
 import json, ray
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
 states = [group["state"] for group in ray.util.placement_group_table().values()]
-print(json.dumps([ray.available_resources().get("CPU", 0), states]))
+print("left:", json.dumps([ray.available_resources().get("CPU", 0), states]))
 """
 
 
@@ -140,7 +141,8 @@ class RayCluster:
             capture_output=True,
             text=True,
         )
-        found: Any = json.loads(done.stdout.splitlines()[-1])
+        (told,) = re.findall(r"^left: (.*)$", done.stdout, re.MULTILINE)  # Ray prints, too
+        found: Any = json.loads(told)
         return found[0], found[1]
 
     def close(self) -> None:

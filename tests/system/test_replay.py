@@ -57,20 +57,42 @@ def test_a_process_alone_gives_the_answers_that_were_recorded(
     assert int(same[1]) >= 20
 
 
-def test_recording_of_a_real_engine_replays_on_the_mock(
-    record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fields", "is_mock"),
+    [
+        ({"engine": "auto"}, True),  # has weights
+        (
+            {
+                "gateway": {
+                    "listen": "tcp://127.0.0.1:*",
+                    "key_file": "gone",
+                    "terms": {},
+                    "prefix_fd": 0,
+                }
+            },
+            False,
+        ),
+    ],
+)
+def test_recording_of_another_engine_replays_on_the_mock(
+    fields: dict[str, object],
+    is_mock: bool,
+    record: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also that of an engine that listened: it would wait for the server."""
     burst = replay_module.read_burst(record, Seat("engine", 0))
     assert burst is not None
-    config = msgspec.msgpack.decode(burst.note.config) | {"engine": "auto"}
+    config = msgspec.msgpack.decode(burst.note.config) | fields
     note = msgspec.structs.replace(burst.note, config=msgspec.msgpack.encode(config))
-    real = dataclasses.replace(burst, note=note)
+    other = dataclasses.replace(burst, note=note)
     monkeypatch.setattr(
         replay_module,
         "read_burst",
-        lambda folder, seat: real if seat.role == "engine" else read_burst(folder, seat),
+        lambda folder, seat: other if seat.role == "engine" else read_burst(folder, seat),
     )
-    assert replay(record, Seat("engine", 0), keeps_pace=False, is_mock=True) == 0
+    assert replay(record, Seat("engine", 0), keeps_pace=False, is_mock=is_mock) == 0
     assert "engine 0: " in capsys.readouterr().out
 
 

@@ -301,3 +301,25 @@ def test_requests_for_a_model_that_failed_are_refused(fleet: Fleet) -> None:
     assert dict(refusal.error.headers)["retry-after"] == "1000"
     fleet.slots[1][EngineField.RETRY_NS] = time.monotonic_ns()
     assert not fleet.router.send([routed(1)]), "it is time"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_requests_to_a_remote_engine_pass_its_seat_by(fleet: Fleet, is_open: bool) -> None:
+    taken = list[Any]()
+
+    class Link:
+        def send(self, prompts: list[Any]) -> bool:
+            taken.extend(prompts if is_open else [])
+            return is_open
+
+        def close(self) -> None: ...
+
+    links: Any = dict.fromkeys(range(3), Link())
+    fleet.router._remote = links
+    request = HttpRequest(request_id(0, 1), "POST", "/v1/completions", 0.0)
+    sequence = GenerateRequest(request.id, 0, 1, Sampling(), [], b"")
+    ids = memoryview(array("I", PROMPT).tobytes()).cast("I")
+    fleet.router.send([RoutedRequest(0, request, [(sequence, ids)])])
+    (engine,) = (index for index, num in enumerate(fleet.sent) if num)
+    by_seat = fleet.inboxes[engine].receive(0 if is_open else DEADLINE_MS)
+    assert (by_seat is None, taken == [(sequence, ids)]) == (is_open, is_open)

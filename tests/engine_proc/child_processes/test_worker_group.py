@@ -240,6 +240,29 @@ def test_stages_lost_while_others_load_never_end_the_server(
     assert delays == [*DELAYS_S, PATIENT_S, PATIENT_S, PATIENT_S]
 
 
+def test_gpus_are_those_of_the_workers(monkeypatch: pytest.MonkeyPatch, board: Board) -> None:
+    class OnGpu(Dying):
+        def __init__(self, gpu: str) -> None:
+            self.gpu = gpu
+
+        def receive(self, timeout_s: float) -> WorkerReady:
+            return WorkerReady(1, 16, gpu=self.gpu)
+
+    def kinds(*gpus: str) -> list[str]:
+        monkeypatch.setattr(
+            module, "start_worker", lambda _config, _context, place, *_: OnGpu(gpus[place.rank])
+        )
+        context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+        workers = WorkerGroup(CONFIG, context)
+        assert workers.gpus == []
+        workers.wait_ready()
+        return workers.gpus
+
+    assert kinds("H200", "H200") == ["H200"]
+    assert kinds("L4", "H200") == ["H200", "L4"]
+    assert kinds("", "") == []
+
+
 def test_the_crash_report_is_of_the_worker_in_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is the second one: its workers have the seats behind those of the first."""
     board = Board.create([Seat("engine", 0), *(Seat("worker", index) for index in range(5))])

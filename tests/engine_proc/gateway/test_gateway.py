@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from servers import wait_until
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField
 from headrace.config.process_configs import GatewayConfig
+from headrace.engine_proc.gateway import gateway as gateway_module
 from headrace.engine_proc.gateway.gateway import Gateway
 from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.curve_links import CurveLink
@@ -28,7 +30,14 @@ from headrace.ipc.messages import (
     request_id,
 )
 from headrace.ipc.prefix_index import create_prefix_index
-from headrace.ipc.remote_messages import FromGateway, Grant, Outputs, SessionState, SessionStatus
+from headrace.ipc.remote_messages import (
+    FromGateway,
+    Grant,
+    Member,
+    Outputs,
+    SessionState,
+    SessionStatus,
+)
 from headrace.ipc.sockets import Frame
 
 SESSION, ENGINE, AHEAD_NS = 5, 3, 1_000
@@ -55,7 +64,8 @@ class Rig:
         context: Any = SimpleNamespace(slot=self.engine, board=self.board, tee=None)
         self.gateway = Gateway(config, context)
         self.outbox = self.gateway.outbox(0)
-        self.server = CurveLink(self.gateway._listener.where, read_key(key_file))
+        self.make_link = partial(CurveLink, self.gateway._listener.where, read_key(key_file))
+        self.server, self.detokenizer = self.make_link(), self.make_link()
         self._decoder: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
         self.outputs: list[list[Frame]] = []
         self.state: SessionState | None = None
@@ -66,12 +76,16 @@ class Rig:
         self.send(Grant(session, now, AHEAD_NS, ENGINE, [1], {"model": "m"}))
 
     def send(self, message: Message, frame: bytes | None = None) -> None:
-        """Send a message of the server, once there is a connection."""
+        """Send a message of the server's seat."""
         frames: list[Frame] = [msgspec.msgpack.encode(message), *([] if frame is None else [frame])]
+        self.send_by(self.server, frames)
+
+    def send_by(self, link: CurveLink, frames: list[Frame]) -> None:
+        """Send a message, once there is a connection."""
 
         def is_sent() -> bool:
             self.gateway._listener.admit()
-            return self.server.send(frames)
+            return link.send(frames)
 
         wait_until(is_sent, "there is a connection")
 
@@ -97,10 +111,19 @@ class Rig:
         self.grant()
         wait_until(lambda: self.has(SessionState.SERVING), "the session has begun")
 
-    def generate(self) -> None:
-        """Send a request with a prompt of two tokens, and have the engine take it."""
+    def generate(self, session: int | None = None) -> None:
+        """Send a request with a prompt of two tokens, and have the engine take it.
+
+        Args:
+            session: it comes from a detokenizer, which gets the steps.
+        """
         request = GenerateRequest(REQUEST, 0, 4, Sampling(), [], b"")
-        self.send(request, array("I", [7, 8]).tobytes())
+        pair: list[Frame] = [msgspec.msgpack.encode(request), array("I", [7, 8]).tobytes()]
+        if session is None:
+            self.send_by(self.server, pair)
+        else:
+            member = msgspec.msgpack.encode(Member(session, 0))
+            self.send_by(self.detokenizer, [member, *pair])
         received = self.gateway.receive(DEADLINE_MS)
         assert received is not None
         assert received[0] == request
@@ -114,6 +137,7 @@ class Rig:
         self.outbox.send_all([(step, array("I", [9]).tobytes())])
 
     def close(self) -> None:
+        self.detokenizer.close()
         self.server.close()
         self.gateway.close()
 
@@ -194,3 +218,72 @@ def test_a_session_begins_when_the_engine_is_idle(rig: Rig) -> None:
     rig.engine[EngineField.IS_BUSY] = 0
     rig.grant()
     wait_until(lambda: rig.has(SessionState.SERVING), "the session has begun")
+
+
+def test_steps_come_to_a_detokenizer_that_is_a_member(rig: Rig) -> None:
+    rig.begin()
+    rig.generate(SESSION)
+    rig.send_step()
+    frames = list[Frame]()
+
+    def have_come() -> bool:
+        frames.extend(rig.detokenizer.receive() or ())
+        return bool(frames)
+
+    wait_until(have_come, "the step has come")
+    assert msgspec.msgpack.decode(frames[0], type=Outputs) == Outputs(SESSION, 0)
+    assert bytes(frames[2]) == array("I", [9]).tobytes()
+    rig.read()
+    assert not rig.outputs
+
+
+def test_steps_come_by_the_seat_when_a_detokenizer_has_left(rig: Rig) -> None:
+    rig.begin()
+    rig.generate(SESSION)
+    rig.detokenizer.close()
+    rig.detokenizer = rig.make_link()  # another process
+
+    def have_come() -> bool:
+        rig.send_step()
+        rig.read()
+        return bool(rig.outputs)
+
+    wait_until(have_come, "a step has come")
+
+
+def test_requests_of_members_of_another_session_are_dropped(rig: Rig) -> None:
+    rig.begin()
+    request = GenerateRequest(REQUEST + 256, 0, 4, Sampling(), [], b"")
+    member = msgspec.msgpack.encode(Member(SESSION + 1, 0))
+    rig.send_by(rig.detokenizer, [member, msgspec.msgpack.encode(request), b""])
+    rig.generate(SESSION)
+
+
+def test_a_session_ends_when_too_much_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "MAX_UNREAD_BYTES", 4096)
+    rig.begin()
+    backlog = rig.gateway._backlog
+    for id in range(REQUEST, REQUEST + 9):
+        request = GenerateRequest(id, 0, 4, Sampling(), [], b"")
+        rig.send(request, bytes(512))
+
+    def has_ended() -> bool:
+        rig.gateway._take_all()  # as where the engine is at a long step
+        rig.read()
+        return rig.state == SessionState.LOST
+
+    wait_until(has_ended, "the session ends")
+    received = rig.gateway.receive(0)
+    assert received is not None
+    assert received[0] == Abort(REQUEST)
+    assert backlog() == 0
+
+
+def test_a_record_has_the_requests_of_members(rig: Rig) -> None:
+    """The replay of an engine that listens plays these."""
+    frames = list[Frame]()
+    rig.gateway._tee = SimpleNamespace(take=frames.extend)  # type: ignore[assignment]
+    rig.begin()
+    rig.generate(SESSION)
+    assert len(frames) == 2
+    assert msgspec.msgpack.decode(frames[0], type=GenerateRequest).id == REQUEST

@@ -54,3 +54,26 @@ def test_a_grant_counts_from_when_it_was_sent() -> None:
     session.renew(grant(ahead + 100, ahead), LEASE_NS // 2)
     assert not session.has_lapsed(LEASE_NS + 100)
     assert session.has_lapsed(LEASE_NS + 101)
+
+
+def test_steps_go_to_a_detokenizer_once_no_sequence_is_open() -> None:
+    session = Session(b"seat", grant(), 0)
+    session.sent(generate(FIRST), 12)
+    session.attach(0, b"detokenizer")
+    session.sent(generate(SECOND), 12)
+    assert session.outlet(0) == b"seat"
+    session.came(StepOutput.of({}, [FIRST, SECOND], [1, 1], 2 * [FinishReason.STOP]))
+    assert session.outlet(0) == b"seat", "the step itself"
+    session.sent(generate(FIRST + 1), 12)
+    assert (session.outlet(0), session.outlet(1)) == (b"detokenizer", b"seat")
+    session.detach(b"detokenizer")
+    assert session.outlet(0) == b"seat"
+
+
+def test_an_aborted_end_goes_the_way_of_its_steps() -> None:
+    session = Session(b"seat", grant(), 0)
+    session.sent(generate(FIRST), 12)
+    session.attach(0, b"detokenizer")
+    session.sent(Abort(FIRST), 0)
+    session.sent(generate(SECOND), 12)
+    assert session.outlet(0) == b"seat"

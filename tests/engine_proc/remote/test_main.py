@@ -132,6 +132,17 @@ def test_a_token_beyond_the_vocabulary_ends_the_session(rig: Rig) -> None:
         wait_until(tend, "the session ends")
 
 
+def test_the_session_ends_with_the_link_of_another_process(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rig.slot[EngineField.SESSION] == rig._session
+    rig.seat.tend()
+    assert not rig.seat._grants.is_lost
+    rig.slot[EngineField.LOST_SESSION] = rig._session
+    rig.seat.tend()
+    assert rig.seat._grants.is_lost
+
+
 def test_steps_of_another_session_are_dropped(rig: Rig, tmp_path: Path) -> None:
     inbox: Inbox[StepOutput] = Inbox(address(str(tmp_path), "detokenizer"), StepOutput)
     rig.send_step(1, is_late=True)

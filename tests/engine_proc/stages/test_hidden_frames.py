@@ -10,7 +10,6 @@ import zmq
 from hidden_ends import both_ends
 from servers import wait_until
 
-from headrace.engine_proc.remote.message_checks import WrongMessage
 from headrace.engine_proc.shm.hidden_link import FAILED, HiddenLink
 from headrace.engine_proc.stages.hidden_frames import FrameSink, FrameSource
 from headrace.engine_proc.stages.pump import Pump
@@ -18,6 +17,7 @@ from headrace.ipc.curve_key import CurveKey
 from headrace.ipc.curve_links import CurveLink, CurveListener
 from headrace.ipc.remote_messages import HiddenFrame
 from headrace.ipc.sockets import Frame, wait_for_any
+from headrace.runtime.message_checks import WrongMessage
 from support.ports import reserved_port
 
 SIZES = NUM_FRAMES, MAX_ROWS, ROW_SIZE = 4, 50, 1000

@@ -1,8 +1,10 @@
 """Backlogs of processes, and their correction after a death."""
 
+import pytest
+
 from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokenizer_backlog
-from headrace.board.board import MESSAGES_SENT, Board, Seat
-from headrace.board.fields import FrontendField, TokenizerField
+from headrace.board.board import MESSAGES_SENT, Board, Seat, Slot
+from headrace.board.fields import FrontendField, Seating, TokenizerField
 
 SEATS = [Seat(role, i) for role in ("frontend", "tokenizer", "detokenizer") for i in range(2)]
 
@@ -32,6 +34,33 @@ def test_what_was_lost_is_forgotten_when_nothing_is_on_its_way() -> None:
     assert backlog() == 0
     board.slot("engine").add(MESSAGES_SENT)
     assert backlog() == 1
+
+
+def test_steps_of_an_engine_that_has_left_count() -> None:
+    board = Board.create([Seat("engine", 0), Seat("engine", 1), Seat("detokenizer", 0)])
+    backlog, second = detokenizer_backlog(board, 0), board.slot("engine", 1)
+    second.add(MESSAGES_SENT, 5)
+    assert backlog() == 5
+    board.seat(second, Seating.VACANT)
+    assert backlog() == 5
+    board.seat(second, Seating.SEATED)
+    second.add(MESSAGES_SENT)
+    assert backlog() == 6
+
+
+def test_seats_that_are_vacant_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board.create([Seat("engine", 0), Seat("engine", 1), Seat("detokenizer", 0)])
+    board.seat(board.slot("engine", 1), Seating.VACANT)
+    backlog, looks, look = detokenizer_backlog(board, 0), list[Seat](), Slot.__getitem__
+
+    def note(slot: Slot, field: int) -> int:
+        looks.append(slot.seat)
+        return look(slot, field)
+
+    assert backlog() == 0
+    monkeypatch.setattr(Slot, "__getitem__", note)
+    assert backlog() == 0
+    assert Seat("engine", 1) not in looks
 
 
 def test_what_was_sent_since_the_last_look_may_still_come() -> None:

@@ -62,6 +62,14 @@ def test_what_waits_for_an_engine_that_has_left_is_dropped(
     assert links[2].try_send(Abort(2)), "a link that is full"
 
 
+def test_a_link_made_after_an_engine_has_left_is_dropped(board: Board, links: EngineLinks) -> None:
+    assert links.present == [0, 2]
+    while links[1].try_send(Abort(1)):
+        pass  # no engine is in the seat
+    assert links.present == [0, 2]
+    assert links[1].try_send(Abort(2)), "a link that is full"
+
+
 def test_a_send_to_an_engine_that_leaves_does_not_wait_for_ever(
     board: Board, tmp_path: Path
 ) -> None:

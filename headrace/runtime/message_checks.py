@@ -54,8 +54,10 @@ class OutputLimits(NamedTuple):
     vocab_size: int
 
 
-def check_outputs(outputs: Outputs, steps: list[Frame], limits: OutputLimits) -> None:
-    """Check steps before detokenizers get them.
+def check_outputs(
+    outputs: Outputs, steps: list[Frame], limits: OutputLimits
+) -> list[tuple[StepOutput, Frame]]:
+    """Check steps before detokenizers get them, and return each with its tokens.
 
     Raises:
         WrongMessage: they are of another engine, for no detokenizer, incomplete, or have tokens
@@ -65,6 +67,7 @@ def check_outputs(outputs: Outputs, steps: list[Frame], limits: OutputLimits) ->
     index, (engine, num_detokenizers, vocab_size) = outputs.detokenizer, limits
     check(0 <= index < num_detokenizers, f"steps for detokenizer {index} of {num_detokenizers}")
     check(len(steps) % 2 == 0, f"{len(steps)} frames of steps")
+    checked = list[tuple[StepOutput, Frame]]()
     for encoded, tokens in zip(steps[::2], steps[1::2], strict=True):
         step = step_decoder.decode(encoded)
         if step.engine != engine:
@@ -81,6 +84,8 @@ def check_outputs(outputs: Outputs, steps: list[Frame], limits: OutputLimits) ->
             raise WrongMessage(f"{num_bytes} bytes of {num_tokens} tokens")
         if largest >= vocab_size:
             raise WrongMessage(f"token {largest} of a vocabulary of {vocab_size}")
+        checked.append((step, tokens))
+    return checked
 
 
 def count_tokens(step: StepOutput) -> int:

@@ -6,13 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.engine_proc.remote.message_checks import (
-    OutputLimits,
-    WrongMessage,
-    check_outputs,
-    check_pages,
-    check_status,
-)
 from headrace.engine_proc.request_io.step_output import step_output
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence.sequence_output import SequenceOutput
@@ -26,6 +19,13 @@ from headrace.ipc.messages import (
 from headrace.ipc.prefix_index import PLACES
 from headrace.ipc.remote_messages import CachedPages, Outputs, SessionState, SessionStatus
 from headrace.ipc.token_logprobs import TokenLogprob
+from headrace.runtime.message_checks import (
+    OutputLimits,
+    WrongMessage,
+    check_outputs,
+    check_pages,
+    check_status,
+)
 
 NOW = 1_000
 ENGINE, NUM_DETOKENIZERS, VOCAB_SIZE = 1, 2, 9

@@ -1,0 +1,97 @@
+"""Links that last as long as the session of a remote engine."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from servers import wait_until
+
+from headrace.board.board import Board, Seat
+from headrace.board.fields import EngineField
+from headrace.config.process_configs import RemoteEngine
+from headrace.ipc.curve_key import make_key, read_key
+from headrace.ipc.curve_links import CurveListener
+from headrace.ipc.messages import GenerateRequest, Sampling, request_id
+from headrace.ipc.remote_messages import Member
+from headrace.runtime.session_link import SessionLink
+
+SESSION, DETOKENIZER = 5, 2
+REQUEST = GenerateRequest(request_id(0, 1), 0, 4, Sampling(), [], b"")
+
+
+class Rig:
+    """A link, and the gateway that it is to."""
+
+    def __init__(self, folder: Path) -> None:
+        key_file = str(folder / "key")
+        make_key(key_file)
+        self.make_gateway = partial(CurveListener, "tcp://127.0.0.1:*", read_key(key_file), "")
+        self.gateway = self.make_gateway()
+        self.slot = Board.create([Seat("engine", 0)]).slot("engine")
+        remote = RemoteEngine(address=self.gateway.where, key_file=key_file, terms={})
+        self.link = SessionLink(str(folder), remote, self.slot, DETOKENIZER)
+        self.received = list[list[bytes]]()
+
+    def follow(self) -> bool:
+        """Let both ends work; return whether the link is open."""
+        self.gateway.admit()
+        while (received := self.gateway.receive()) is not None:
+            self.received.append([bytes(frame) for frame in received[1]])
+        return self.link.follow()
+
+    def open(self, session: int) -> None:
+        """Begin a session."""
+        self.slot[EngineField.SESSION] = session
+        wait_until(self.follow, "the link is open")
+
+    def close(self) -> None:
+        self.link.close()
+        self.gateway.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_messages_name_the_session_on_the_board(rig: Rig) -> None:
+    assert not rig.link.send([(REQUEST, b"")]), "there is no session"
+    assert not rig.link.polled
+    rig.open(SESSION)
+    assert rig.link.send([(REQUEST, b"1234")])
+
+    def have_come() -> bool:
+        return rig.follow() and len(rig.received) == 2
+
+    wait_until(have_come, "both messages have come")
+    head = msgspec.msgpack.encode(Member(SESSION, DETOKENIZER))
+    assert rig.received == [[head], [head, msgspec.msgpack.encode(REQUEST), b"1234"]]
+
+
+def test_a_link_ends_with_its_session(rig: Rig) -> None:
+    rig.open(SESSION)
+    rig.slot[EngineField.SESSION] = 0
+    assert not rig.link.follow()
+    assert not rig.link.polled
+    rig.open(SESSION + 1)
+    assert rig.slot[EngineField.LOST_SESSION] == 0, "nothing was lost"
+
+
+def test_a_session_ends_with_a_link_that_breaks(rig: Rig) -> None:
+    rig.open(SESSION)
+    rig.gateway.close()
+    rig.gateway = rig.make_gateway()
+    wait_until(lambda: not rig.link.follow(), "the loss is seen")
+    assert rig.slot[EngineField.LOST_SESSION] == SESSION
+    assert not rig.link.polled, "it does not connect again"
+
+
+def test_without_a_key_there_is_no_link_and_no_loss(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "key").unlink()
+    rig.slot[EngineField.SESSION] = SESSION
+    assert not rig.link.follow()
+    assert rig.slot[EngineField.LOST_SESSION] == 0
