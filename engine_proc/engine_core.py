@@ -101,6 +101,9 @@ class EngineCore:
         self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
         self._step_time = StepTimeModel()
         self._ahead_s = ahead_s
+        self._sends_full_ahead = (
+            config.embedding_size is not None and config.async_scheduling is None
+        )
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
         self._step_limit = OomBackoff()
@@ -445,7 +448,9 @@ class EngineCore:
         if len(self._sent) != 1:
             return False
         chunks, step = self._sent[0]
-        return self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s
+        if self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s:
+            return True
+        return self._sends_full_ahead and self._scheduler.can_fill_step
 
     def _send(self, workers: WorkerGroup) -> bool:
         """Send a step if one can be chosen now."""

@@ -195,6 +195,31 @@ def test_how_long_a_step_may_take_for_another_to_be_sent(
     assert ahead_s(config, WorkerReady(16, 16, looks_ahead=on_gpus)) == expected
 
 
+@pytest.mark.parametrize(
+    ("rig", "num_texts", "is_ahead"),
+    [
+        ({"embedding_size": 8, "max_num_batched_tokens": 3}, 2, True),
+        ({"embedding_size": 8, "max_num_batched_tokens": 4}, 2, False),
+        ({"embedding_size": 8, "max_num_batched_tokens": 3, "max_num_seqs": 1}, 2, False),
+        ({"embedding_size": 8, "max_num_batched_tokens": 3}, 1, False),
+        ({"max_num_batched_tokens": 3}, 2, False),
+        (
+            {"embedding_size": 8, "max_num_batched_tokens": 3, "async_scheduling": False},
+            2,
+            False,
+        ),
+    ],
+    indirect=["rig"],
+)
+def test_a_step_of_texts_is_sent_ahead_if_it_is_full(
+    rig: Rig, num_texts: int, is_ahead: bool
+) -> None:
+    rig.take(*(GenerateRequest(FIRST + i, 0, 1, Sampling(), [], b"") for i in range(num_texts)))
+    turns = [rig.turn().copy() for _ in range(2)]
+    later = [["start"], ["start", "finish"]] if is_ahead else [["start", "finish"]] * num_texts
+    assert turns[: len(later)] == later
+
+
 @ahead
 def test_sequence_aborted_during_a_step_says_nothing_more(rig: Rig) -> None:
     stopping = GenerateRequest(FIRST, 0, 9, Sampling(logprobs=0), [7], b"")
