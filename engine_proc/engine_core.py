@@ -96,6 +96,7 @@ class EngineCore:
         self._slot[EngineField.PAGE_TOKENS] = pool.page_tokens
         self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.execution.max_num_batched_tokens
+        self._max_num_seqs = config.execution.max_num_seqs
         self._num_micro_batches = config.num_micro_batches
         # Of a step: between two tokens of a sequence are as many as are in flight.
         self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
@@ -450,7 +451,13 @@ class EngineCore:
         chunks, step = self._sent[0]
         if self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s:
             return True
-        return self._sends_full_ahead and self._scheduler.can_fill_step
+        return self._sends_full_ahead and self._can_fill_step
+
+    @property
+    def _can_fill_step(self) -> bool:
+        """Whether the next step is full: texts that come before it begins would not join it."""
+        has_seats = 2 * len(self._scheduler.running) <= self._max_num_seqs  # as many are free
+        return has_seats and self._scheduler.waiting.num_tokens >= self._max_num_batched_tokens
 
     def _send(self, workers: WorkerGroup) -> bool:
         """Send a step if one can be chosen now."""

@@ -142,12 +142,6 @@ class Scheduler:
         """Tokens to compute for all sequences before each has another token."""
         return sum([s.num_pending for s in self.running]) + self.waiting.num_tokens
 
-    @property
-    def can_fill_step(self) -> bool:
-        """Whether the next step is full: texts that come before it begins would not join it."""
-        has_seats = 2 * len(self.running) <= self._limits.max_num_seqs  # for as many as there are
-        return has_seats and self.waiting.num_tokens >= self._limits.max_num_batched_tokens
-
     def add(self, sequence: Sequence, turn: int | None = None) -> None:
         """Queue a sequence, with the turn that it had. Its prompt and max_tokens must fit."""
         request, index = divmod(sequence.id, MAX_SEQUENCES)
