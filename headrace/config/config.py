@@ -140,7 +140,7 @@ class ServerConfig:
     )
     dtype: str = flag(
         "auto",
-        "type of products; auto is as stored, of encoders int16 where faster, on GPUs "
+        "type of products; auto is as stored, of encoders what is fast, on GPUs "
         "float16 or bfloat16; float16 is for GPUs",
         DTYPES,
     )
