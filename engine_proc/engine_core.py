@@ -96,11 +96,15 @@ class EngineCore:
         self._slot[EngineField.PAGE_TOKENS] = pool.page_tokens
         self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.execution.max_num_batched_tokens
+        self._max_num_seqs = config.execution.max_num_seqs
         self._num_micro_batches = config.num_micro_batches
         # Of a step: between two tokens of a sequence are as many as are in flight.
         self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
         self._step_time = StepTimeModel()
         self._ahead_s = ahead_s
+        self._sends_full_ahead = (
+            config.embedding_size is not None and config.async_scheduling is None
+        )
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
         self._step_limit = OomBackoff()
@@ -445,7 +449,15 @@ class EngineCore:
         if len(self._sent) != 1:
             return False
         chunks, step = self._sent[0]
-        return self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s
+        if self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s:
+            return True
+        return self._sends_full_ahead and self._can_fill_step
+
+    @property
+    def _can_fill_step(self) -> bool:
+        """Whether the next step is full: texts that come before it begins would not join it."""
+        has_seats = 2 * len(self._scheduler.running) <= self._max_num_seqs  # as many are free
+        return has_seats and self._scheduler.waiting.num_tokens >= self._max_num_batched_tokens
 
     def _send(self, workers: WorkerGroup) -> bool:
         """Send a step if one can be chosen now."""

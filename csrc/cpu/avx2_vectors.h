@@ -38,6 +38,7 @@ struct Avx2 {
     static Floats div(Floats a, Floats b) {
         return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
     }
+    static Floats inverse(Floats x) { return div(set(1.0f), x); }
     static Floats fma(Floats a, Floats b, Floats c) {
         return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
     }

@@ -36,6 +36,11 @@ struct Avx512 {
     static Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+    // 1 / x in half the time, with a relative error below 2^-22.
+    static Floats inverse(Floats x) {
+        const Floats near = _mm512_rcp14_ps(x);
+        return _mm512_fmadd_ps(near, _mm512_fnmadd_ps(x, near, set(1.0f)), near);
+    }
     static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
     // As fma, but onto the sum: GCC 12 else changes operands, and copies sums for it.
     static void add_product(Floats x, Floats w, Floats &sum) {

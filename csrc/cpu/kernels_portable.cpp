@@ -51,6 +51,7 @@ struct Portable {
     static Floats div(const Floats &a, const Floats &b) {
         return each([&](int i) { return a.lane[i] / b.lane[i]; });
     }
+    static Floats inverse(const Floats &x) { return div(set(1.0f), x); }
     static Floats fma(const Floats &a, const Floats &b, const Floats &c) { // rounds twice
         return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
     }

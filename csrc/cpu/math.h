@@ -43,7 +43,7 @@ template <class V> typename V::Floats gelu(typename V::Floats x) {
     const auto one = V::set(1.0f), zero = V::set(0.0f);
     const auto z = V::mul(x, V::set(0.7071067812f));
     const auto size = V::max(z, V::sub(zero, z));
-    const auto t = V::div(one, V::fma(V::set(0.3275911f), size, one));
+    const auto t = V::inverse(V::fma(V::set(0.3275911f), size, one));
     auto p = V::set(1.061405429f);
     p = V::fma(p, t, V::set(-1.453152027f));
     p = V::fma(p, t, V::set(1.421413741f));

@@ -51,6 +51,7 @@ struct Neon {
     INLINED Floats div(Floats a, Floats b) {
         return each([&](int i) { return vdivq_f32(a.part[i], b.part[i]); });
     }
+    INLINED Floats inverse(Floats x) { return div(set(1.0f), x); }
     INLINED Floats fma(Floats a, Floats b, Floats c) {
         return each([&](int i) { return vfmaq_f32(c.part[i], a.part[i], b.part[i]); });
     }

@@ -195,7 +195,7 @@ template <class V> void store_value(const HeadPlace &place, const float *value) 
         uint8_t *numbers = place.value + d / lanes * place.value_block;
         const int count = n - d < lanes ? n - d : lanes;
         if (place.format == Format::f32) {
-            std::memcpy(numbers, value + d, count * sizeof(float));
+            store_of<V>(reinterpret_cast<float *>(numbers), 0, count, load_of<V>(value, d, n));
             continue;
         }
         for (int lane = 0; lane < count; ++lane) {

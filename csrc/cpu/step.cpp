@@ -119,14 +119,14 @@ void embed(StepState &state) {
     state.model.peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
 }
 
-// normed = norm(residual), or a copy where the placement has no norm before the sublayer.
+// normed = norm(residual), or its numbers where the placement has no norm before the sublayer.
 void normalize(const StepState &s, const std::vector<float> &weight, const std::vector<float> &bias,
                int token) {
     const float *x = s.residual + size_t(token) * s.hidden_stride;
-    if (weight.empty()) {
-        std::memcpy(s.normed.row(token), x, s.config.hidden_size * sizeof(float));
-    } else {
+    if (!weight.empty()) {
         norm(s.model, weight, bias, x, s.normed.row(token));
+    } else if (s.normed.rows != s.residual) {
+        std::memcpy(s.normed.row(token), x, s.config.hidden_size * sizeof(float));
     }
 }
 

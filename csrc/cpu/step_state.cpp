@@ -139,7 +139,10 @@ void StepState::find_room() {
     const int outer = std::max({config.hidden_size, mixed, query_rank});
     float *rounded = space.rounded.floats(n * stride_of(outer));
     auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
-    normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
+    // What an encoder's sublayers read is the residual as it is: logits have no rows of their own.
+    const bool reads_residual = config.placement == Placement::post_sum && step.hidden;
+    normed = {reads_residual ? residual : space.normed.floats(n * hidden_stride), hidden_stride,
+              rounded, quantized};
     attended = {space.attended.floats(n * attended_stride), attended_stride, rounded, quantized};
     query_latents = {space.query_latents.floats(n * stride_of(query_rank)), stride_of(query_rank),
                      rounded, quantized};

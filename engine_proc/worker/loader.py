@@ -21,13 +21,14 @@ from headrace.engine_proc.worker.device_selection import (
     place,
 )
 from headrace.engine_proc.worker.draft_opener import BY_MODELS, HeldDecoder, open_draft
+from headrace.engine_proc.worker.encoder_arithmetic import arithmetic_of
 from headrace.engine_proc.worker.execution.adapter_loader import AdapterLoader
 from headrace.engine_proc.worker.execution.cache_fingerprint import cache_fingerprint
 from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes, page_bytes, state_bytes
 from headrace.engine_proc.worker.execution.cache_split import split_cache
 from headrace.engine_proc.worker.execution.cpu_adapters import CpuAdapters
 from headrace.engine_proc.worker.execution.cpu_encoder import CpuEncoder, most_pages
-from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype, prefers_fixed16
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.eagle_executor import EagleExecutor
 from headrace.engine_proc.worker.execution.embedder import Embedder
@@ -54,7 +55,6 @@ from headrace.engine_proc.worker.models.dense_layers import DenseLayer, dense_mo
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.tower_memory import tower_memory
-from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.engine_proc.worker.stages.stage import PipelineStage, models_of, stages
@@ -345,21 +345,15 @@ def encoder_in_core(
 ) -> LoadedModel:
     """Load an encoder into the C++ core.
 
-    By default its layers are multiplied in 16-bit integers where that is faster, which is about as
-    exact as fp16. Else it rounds nothing but for `--dtype bfloat16`, and where weights are stored
-    in fewer bits.
+    By default its layers are multiplied as suits the machine (`encoder_arithmetic.py`).
     """
     assert model.pooling is not None
-    weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    is_default = config.dtype == "auto" and config.quantization == "none"
-    names = [name for name, shape in weight_shapes(model.spec).items() if len(shape) == 2]
-    formats = {model.weights[name].format for name in names if name.startswith("layers.")}
-    if is_default and prefers_fixed16(formats):
-        weight_dtype = WeightDtype.FIXED16
-        log.info("layers are multiplied in 16-bit integers; --dtype float32 rounds nothing")
+    of_flags = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    arithmetic = arithmetic_of(config, of_flags, model)
+    weight_dtype, is_exact = arithmetic.weight_dtype, arithmetic.is_exact
+    if weight_dtype is not of_flags:
+        log.info("layers are multiplied in %s; --dtype float32 rounds nothing", arithmetic.name)
     check_weights(config, [model], weight_dtype, free_memory(config))
-    is_wide = model.stores_float32 or weight_dtype == WeightDtype.FIXED16
-    is_exact = config.dtype == "float32" or (is_default and is_wide)
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)
     executor = CpuExecutor(
         model.spec,

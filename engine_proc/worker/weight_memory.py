@@ -9,8 +9,16 @@ from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.backend_selection import chosen
 from headrace.engine_proc.worker.device_selection import NAMES, place
 from headrace.engine_proc.worker.draft_opener import BY_MODELS, draft_bytes, open_draft
+from headrace.engine_proc.worker.encoder_arithmetic import (
+    EncoderArithmetic,
+    arithmetic_of,
+)
 from headrace.engine_proc.worker.execution.cpu_executor import matrix_bytes
-from headrace.engine_proc.worker.execution.held_matrices import activation_bits, held_format
+from headrace.engine_proc.worker.execution.held_matrices import (
+    WeightDtype,
+    activation_bits,
+    held_format,
+)
 from headrace.engine_proc.worker.execution.memory_check import (
     adapter_bytes,
     core_bytes,
@@ -73,6 +81,29 @@ def foresee_memory(config: ExecutionConfig) -> list[HeldWeights]:
     return sorted(held.values(), key=lambda weights: -weights.held_bytes)
 
 
+def foresee_arithmetic(config: ExecutionConfig) -> str:
+    """Return what an encoder's layers multiply in the core, for people; "" of other models.
+
+    Raises:
+        ModelError: the model cannot be run.
+        ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
+    """
+    _, model = chosen(Path(config.model_path), config.model_impl, config.load_format)
+    if model is None or model.spec.encoder is None or place(config, model).name != "cpu":
+        return ""
+    return encoder_arithmetic(config, model).name
+
+
+def encoder_arithmetic(config: ExecutionConfig, model: DecoderModel) -> EncoderArithmetic:
+    """Return how the core multiplies an encoder's layers."""
+    return arithmetic_of(config, dtype_of_flags(config), model)
+
+
+def dtype_of_flags(config: ExecutionConfig) -> WeightDtype:
+    """Return the format of weights, as the flags have it."""
+    return QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+
+
 def foresee_draft(config: ExecutionConfig) -> int:
     """Return the bytes that the weights of a draft model take beside the model's; 0 without one.
 
@@ -87,7 +118,7 @@ def foresee_draft(config: ExecutionConfig) -> int:
     if model is None or where != NAMES["cpu"]:
         refuse_draft(config, where)
     assert model is not None
-    dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    dtype = dtype_of_flags(config)
     rounds = config.dtype != "float32"
     if config.speculative == MTP:
         whole = open_model(Path(config.model_path), config.load_format, drafts=True)
@@ -122,15 +153,19 @@ def foresee_second_embedding(config: ExecutionConfig) -> int:
     if config.pp == 1 or config.has_remote_stages:
         return 0
     model = open_model(Path(config.model_path), config.load_format)
-    dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
+    dtype = dtype_of_flags(config)
     twice = weights_of_all(config, models_of(model, config.pp), dtype)
     return twice - weights_of_all(config, [model], dtype)
 
 
 def in_core(config: ExecutionConfig, model: DecoderModel) -> Iterator[HeldWeights]:
     """Yield each weight as the C++ core holds it."""
-    dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
-    rounds = activation_bits(dtype, config.dtype != "float32") != 0
+    dtype = dtype_of_flags(config)
+    is_exact = config.dtype == "float32"
+    if model.spec.encoder is not None:
+        arithmetic = encoder_arithmetic(config, model)
+        dtype, is_exact = arithmetic.weight_dtype, arithmetic.is_exact
+    rounds = activation_bits(dtype, not is_exact) != 0
     for name, shape in weight_shapes(model.spec).items():
         weight, stored = model.weights[name], stored_bytes(model, name)
         if len(shape) == 1:

@@ -44,6 +44,7 @@ FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 SAME_KERNELS = "on CPUs, texts are equal where all machines have the same kernels"
 FORESEE_STAGES = "headrace.engine_proc.worker.backend_selection:foresee_stages"
 FORESEE_MEMORY = "headrace.engine_proc.worker.weight_memory:foresee_memory"
+FORESEE_ARITHMETIC = "headrace.engine_proc.worker.weight_memory:foresee_arithmetic"
 FORESEE_DRAFT = "headrace.engine_proc.worker.weight_memory:foresee_draft"
 FORESEE_ADAPTERS = "headrace.engine_proc.worker.weight_memory:foresee_adapters"
 FORESEE_SECOND_EMBEDDING = "headrace.engine_proc.worker.weight_memory:foresee_second_embedding"
@@ -111,8 +112,10 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     """
     if config.engine == "mock":
         return f"{NOTHING}: --engine mock runs no model"
-    choice = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
-    return f"{choice.executor}: {choice.why}"
+    execution = ExecutionConfig.of(config, card)
+    choice = pkgutil.resolve_name(FORESEE)(execution)
+    arithmetic = pkgutil.resolve_name(FORESEE_ARITHMETIC)(execution)
+    return f"{choice.executor}: {choice.why}" + f"; multiplies {arithmetic}" * bool(arithmetic)
 
 
 def all_reduce(

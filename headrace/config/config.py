@@ -140,7 +140,7 @@ class ServerConfig:
     )
     dtype: str = flag(
         "auto",
-        "type of products; auto is as stored, of encoders int16 where faster, on GPUs "
+        "type of products; auto is as stored, of encoders what is fast, on GPUs "
         "float16 or bfloat16; float16 is for GPUs",
         DTYPES,
     )
@@ -174,8 +174,8 @@ class ServerConfig:
     enable_prefix_caching: bool = flag(True, "compute a shared prefix once")
     async_scheduling: bool | None = flag(
         None,
-        "send a step while the previous one is computed; default: on GPUs, and while steps are "
-        "short",
+        "send a step while the previous one is computed; default: on GPUs, while steps are "
+        "short, and full ones of texts to embed",
     )
     speculative: str = flag(
         "off",

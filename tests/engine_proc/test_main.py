@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine_configs import engine_config
 from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
 from headrace.board.board import Timing
 from headrace.board.fields import EngineField
 from headrace.engine_proc.grammars import MatcherQueue
-from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
+from headrace.engine_proc.main import make_pool
 from headrace.engine_proc.request_io.intake import LAPSE_S
 from headrace.engine_proc.request_io.leases import LEASE_S
 from headrace.errors import ConfigError
@@ -165,34 +164,6 @@ def test_a_step_is_sent_before_the_last_has_its_result(rig: Rig) -> None:
         [],
     ), "no sequence is computed past its end"
     assert (rig.slot[EngineField.STEPS], rig.slot[EngineField.STEPS_AHEAD]) == (3, 2)
-
-
-@pytest.mark.parametrize("rig", [{"ahead_s": SHORT_STEP_S}], indirect=True)
-@pytest.mark.parametrize(("took_s", "is_ahead"), [(SHORT_STEP_S / 2, True), (60, False)])
-def test_a_step_is_sent_while_a_short_one_is_computed(
-    rig: Rig, took_s: float, is_ahead: bool
-) -> None:
-    rig.take(GenerateRequest(FIRST, 0, 9, Sampling(), [], b""))
-    assert rig.turn() == ["start", "finish"], "it is not known yet how long they take"
-    rig.engine._step_time.observe(1, took_s)
-    assert rig.turn() == (["start"] if is_ahead else ["start", "finish"])
-
-
-@pytest.mark.parametrize(
-    ("flag", "on_gpus", "embedding_size", "expected"),
-    [
-        (None, False, None, SHORT_STEP_S),
-        (None, False, 8, 0),
-        (None, True, None, math.inf),
-        (True, False, None, math.inf),
-        (False, True, None, 0),
-    ],
-)
-def test_how_long_a_step_may_take_for_another_to_be_sent(
-    flag: bool | None, on_gpus: bool, embedding_size: int | None, expected: float
-) -> None:
-    config = engine_config(async_scheduling=flag, embedding_size=embedding_size)
-    assert ahead_s(config, WorkerReady(16, 16, looks_ahead=on_gpus)) == expected
 
 
 @ahead

@@ -36,17 +36,16 @@ from headrace.engine_proc.worker.execution.cpu_mixture import why_not
 from headrace.engine_proc.worker.execution.eagle_executor import eagle_fields
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.held_matrices import (
-    BF12,
-    FIXED16,
     FORMATS,
     LANES,
+    CoreFormat,
+    HeldFormat,
     HeldMatrix,
     Place,
     WeightDtype,
     activation_bits,
     held_format,
     held_matrices,
-    is_fixed16,
     is_vector,
     place_of,
 )
@@ -300,14 +299,13 @@ class CpuExecutor:
     def allocate(self, matrix: HeldMatrix, weights: Weights, reader: FileReader) -> None:
         """Find memory for a matrix."""
         first = weights[matrix.names[0]]
-        number = FORMATS.index(matrix.format)
+        format = matrix.format
         if matrix.format == first.format == Format.BF16 and self.suits_bf12(
             reader.read(sample(first))
         ):
-            number = BF12
-        elif self.weight_dtype == WeightDtype.FIXED16 and is_fixed16(matrix):
-            number = FIXED16
+            format = CoreFormat.BF12
         where = (self.model, matrix.place.layer, matrix.place.slot)
+        number = FORMATS.index(format)
         if not self.core.headrace_cpu_allocate(*where, number, matrix.num_rows, first.shape[1]):
             raise MemoryError(f"weight {matrix.names[0]!r} does not fit")
 
@@ -512,7 +510,7 @@ def prefers_fixed16(formats: Set[Format]) -> bool:
     return is_wide and bool(declared_core().headrace_cpu_prefers_fixed16(Format.BF16 in formats))
 
 
-def matrix_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
+def matrix_bytes(format: HeldFormat, shape: tuple[int, ...]) -> int:
     """Return what a matrix takes in the core; None is int8. BF16 may take a quarter less."""
     nbytes: int = declared_core().headrace_cpu_matrix_bytes(FORMATS.index(format), *shape)
     return nbytes

@@ -9,15 +9,23 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.weight_shapes import XIELU, weight_shapes
 
 GROUP = 32  # numbers under one scale, of Q8_0 and Q4_0
+
+
+class CoreFormat(StrEnum):
+    """A format of the C++ core that no file has."""
+
+    BF12 = "BF12"  # bf16 in 12 bits, without loss
+    FIXED16 = "FIXED16"  # 13-bit integers under a scale of each 256 columns; so are activations
+
+
+HeldFormat = Format | CoreFormat | None  # None is int8
 # The order of these is the numbering of csrc/cpu.
-FORMATS: tuple[Format | None, ...] = (
+FORMATS: tuple[HeldFormat, ...] = (
     Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1,
     Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.Q5_1, Format.Q5_K, Format.Q2_K,
     Format.Q3_K, Format.IQ4_NL, Format.IQ4_XS, Format.MXFP4,
-    None,  # int8, which no file has
+    None, CoreFormat.BF12, CoreFormat.FIXED16,
 )  # fmt: skip
-BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
-FIXED16 = BF12 + 1  # 13-bit integers under a scale of each 256 columns; so are activations
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 # The order of these is the numbering of csrc/cpu/model.h.
 MATRICES = (
@@ -117,7 +125,7 @@ class HeldMatrix(NamedTuple):
     place: Place  # of the first
     names: list[str]
     num_rows: int
-    format: Format | None  # None is int8
+    format: HeldFormat
 
 
 def place_of(spec: DecoderSpec, name: str) -> Place:
@@ -151,7 +159,7 @@ def is_vector(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def held_matrices(
-    spec: DecoderSpec, format_of: Callable[[str], Format | None]
+    spec: DecoderSpec, format_of: Callable[[str], HeldFormat]
 ) -> dict[tuple[int, int], HeldMatrix]:
     """Return the matrices of the core by layer and slot; `format_of` says how a weight is held.
 
@@ -192,7 +200,7 @@ def activation_bits(dtype: WeightDtype, rounds_activations: bool) -> int:
     return 16 if rounds_activations and dtype != WeightDtype.INT8_WEIGHT_ONLY else 0
 
 
-def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) -> Format | None:
+def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) -> HeldFormat:
     """Return the format in which a stored matrix is held; None is int8, which no file has.
 
     Q8_0 is int8 as it is, in another order.
@@ -211,7 +219,7 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) 
             return None if stored == Format.Q8_0 and rounds_to_integers else stored
         case WeightDtype.FIXED16:
             is_wide = stored in (Format.F32, Format.BF16)
-            return Format.F32 if is_wide else stored
+            return CoreFormat.FIXED16 if is_wide else stored
         case WeightDtype.FLOAT32:
             return Format.F32
         case WeightDtype.BFLOAT16:
@@ -220,7 +228,7 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) 
 
 def held_format(
     name: str, tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool
-) -> Format | None:
+) -> HeldFormat:
     """Return the format in which a matrix is held.
 
     Routers are multiplied in fp32; embeddings of positions and types are added in it.
@@ -230,9 +238,3 @@ def held_format(
     if dtype == WeightDtype.FIXED16 and not name.startswith("layers."):
         dtype = WeightDtype.PACKED
     return packed_format(tensor, dtype, rounds_to_integers)
-
-
-def is_fixed16(matrix: HeldMatrix) -> bool:
-    """Return whether a matrix is held in 16-bit integers where `WeightDtype` says so."""
-    is_exact = matrix.place.layer < 0 or matrix.names[0].endswith("router")
-    return matrix.format == Format.F32 and not is_exact

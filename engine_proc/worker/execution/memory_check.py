@@ -8,6 +8,7 @@ from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import matrix_bytes
 from headrace.engine_proc.worker.execution.held_matrices import (
+    HeldFormat,
     WeightDtype,
     activation_bits,
     held_format,
@@ -259,14 +260,13 @@ def core_bytes(
     is_rounded = activation_bits(dtype, rounds_activations) != 0
     return sum(
         least_bytes(held_format(name, weights[name], dtype, is_rounded), shape)
-        // (2 if dtype == WeightDtype.FIXED16 and name.startswith("layers.") else 1)
         if len(shape) == 2
         else 4 * shape[0]
         for name, shape in weight_shapes(spec).items()
     )
 
 
-def least_bytes(format: Format | None, shape: tuple[int, ...]) -> int:
+def least_bytes(format: HeldFormat, shape: tuple[int, ...]) -> int:
     """Return what a matrix takes at least: one of bf16 may take a quarter less."""
     nbytes = matrix_bytes(format, shape)
     return nbytes * 3 // 4 if format == Format.BF16 else nbytes

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from embedding_models import minilm
 from mmproj_twins import write as write_gguf
 
 from headrace.cli import doctor
@@ -425,6 +426,14 @@ def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     (finding,) = doctor.examine_model(replace(config, kv_cache_dtype="float32"), demo)
     assert "--kv-cache-dtype float32 is not that of the weights" in finding.text
     assert finding.fatal
+
+
+@pytest.mark.parametrize(
+    ("dtype", "multiplied"), [("float32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_the_doctor_says_what_an_encoder_multiplies(dtype: str, multiplied: str) -> None:
+    config = ServerConfig(device="cpu", dtype=dtype, model=str(minilm()))
+    assert doctor.executor_of(config, read_card(config)).endswith(f"; multiplies {multiplied}")
 
 
 def test_an_encoder_that_is_not_lowered_runs_in_transformers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from headrace.engine_proc.worker.execution.memory_check import (
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.models.tower_memory import TowerMemory
+from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.stages.stage import models_of
 from headrace.errors import ConfigError
 
@@ -181,3 +183,13 @@ def test_a_default_kv_cache_that_cannot_fill_is_warned_of(caplog: pytest.LogCapt
 def test_bfloat16_counts_as_the_twelve_bits_it_may_take() -> None:
     weights = random_weights(SPEC, Format.BF16)
     assert core_bytes(SPEC, weights, WeightDtype.PACKED, True) < WIDE / 2
+
+
+def test_matrices_of_layers_in_16_bits_count_as_half() -> None:
+    of_layers = 4 * sum(
+        math.prod(shape)
+        for name, shape in weight_shapes(SPEC).items()
+        if name.startswith("layers.") and len(shape) == 2
+    )
+    saved = WIDE - core_bytes(SPEC, WEIGHTS, WeightDtype.FIXED16, False)
+    assert 0.4 * of_layers < saved < 0.5 * of_layers, "scales take the rest"
