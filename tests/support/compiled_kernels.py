@@ -33,8 +33,8 @@ from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_experts
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
-from headrace.engine_proc.worker.cuda.mixtures.expert_linear import gated_expert_linear
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import activated_expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
@@ -148,7 +148,7 @@ if __name__ == "__main__":
         experts = load_experts([part] * 4, None, rows.device, rows.dtype, "none")
         choice = choose_experts(MIXTURE, rows.float(), None, whole_rows)
         tiles = sort_by_expert(MIXTURE, choice, rows.dtype)
-        gated_expert_linear(rows, experts, tiles, ExpertGate(Activation.SILU))
+        activated_expert_linear(rows, experts, tiles, ExpertActivation(Activation.SILU))
     for size in (32, 128):
         num_groups = 256 // size
         zeros = torch.zeros(64, num_groups, dtype=torch.uint8)
