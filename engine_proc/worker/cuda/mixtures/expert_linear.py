@@ -42,6 +42,7 @@ FP8 = tl.constexpr(int(ExpertFormat.FP8))
 INT4 = tl.constexpr(int(ExpertFormat.INT4))
 MXFP4 = tl.constexpr(int(ExpertFormat.MXFP4))
 NO_ACTIVATION = tl.constexpr(-1)  # among its kinds
+SPREAD_ROWS = tl.constexpr(8)
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,23 @@ def add_block(
         if FORMAT != FP8:
             return dot(a, b, sums)
         else:
+            NUM_GROUPS: tl.constexpr = (NUM_TERMS + GROUP - 1) // GROUP
             group = first // GROUP
             of_rows = tl.load(x_scales + group)
-            of_columns = tl.load(scales + at * ((NUM_TERMS + GROUP - 1) // GROUP) + group)
+            of_columns = load_once(scales + at * NUM_GROUPS + group, at >= 0)
             part = dot(a, b.to(a.dtype), tl.zeros(sums.shape, tl.float32))
             return sums + part * of_rows[:, None] * of_columns[None, :]
+
+
+@triton.jit
+def load_once(place: tl.tensor, is_number: tl.tensor) -> tl.tensor:
+    """Load a number for each column, as the only row of a tile.
+
+    Triton would have each thread load all that it needs of fewer numbers than there are threads. On
+    Blackwell registers have no room for that.
+    """
+    is_loaded = (tl.arange(0, SPREAD_ROWS) == 0)[:, None] & is_number[None, :]
+    return tl.sum(tl.load(place[None, :], mask=is_loaded, other=0.0), 0)
 
 
 @triton.jit
