@@ -35,11 +35,11 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import Matrix
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
     ExpertFormat,
     ExpertWeights,
-    gated_expert_linear,
+    activated_expert_linear,
 )
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
@@ -154,7 +154,7 @@ def formats(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
     x = torch.randn(num_rows, num_terms, device=device, dtype=torch.bfloat16)
     logits = torch.randn(num_rows, MIXTURE.num_experts, device=device)
     choice = choose_experts(MIXTURE, logits, None, torch.zeros(num_rows, device=device))
-    tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertGate(Activation.SILU)
+    tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertActivation(Activation.SILU)
     codes = torch.randint(0, 120, (rows, num_terms), device=device, dtype=torch.uint8)
     pairs = codes[:, : num_terms // 2].contiguous()
     scales = torch.rand(rows, -(-num_terms // 128), device=device)
@@ -165,7 +165,7 @@ def formats(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
         "mxfp4": ExpertWeights(pairs, None, ExpertFormat.MXFP4, exponents, group_size=32),
     }
     return {
-        name: [partial(gated_expert_linear, x, weights, tiles, gate)]
+        name: [partial(activated_expert_linear, x, weights, tiles, gate)]
         for name, weights in held.items()
     }
 
@@ -178,7 +178,7 @@ def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
     x = torch.randn(num_rows, spec.hidden_size, **bf16)
     logits = torch.randn(num_rows, MIXTURE.num_experts, device=device)
     choice = choose_experts(MIXTURE, logits, None, torch.zeros(num_rows, device=device))
-    tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertGate(Activation.SILU)
+    tiles, gate = sort_by_expert(MIXTURE, choice, x.dtype), ExpertActivation(Activation.SILU)
     matrices = ExpertWeights(weight.flatten(0, 1))
     own = [(choice.experts == expert).any(1).nonzero()[:, 0] for expert in range(len(weight))]
     chosen = [(expert, rows) for expert, rows in enumerate(own) if len(rows)]
@@ -188,7 +188,10 @@ def experts(spec: DecoderSpec, num_rows: int, device: str) -> dict[str, list[Cal
             gates, ups = F.linear(x[rows], weight[expert]).chunk(2, 1)
             torch.mul(F.silu(gates), ups)
 
-    return {OURS: [lambda: gated_expert_linear(x, matrices, tiles, gate)], CUBLASLT: [one_by_one]}
+    return {
+        OURS: [lambda: activated_expert_linear(x, matrices, tiles, gate)],
+        CUBLASLT: [one_by_one],
+    }
 
 
 def attention(

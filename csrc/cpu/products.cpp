@@ -349,7 +349,9 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     }
     expand(state, p, part, out, out_stride);
     if (has_bias && !is_added) {
-        const int width = std::min(part.blocks * lanes, weight.rows - column);
+        // The last row of a router, the gate of a shared MLP, has no bias.
+        const int num = std::min(weight.rows, int(p.bias->size()));
+        const int width = std::min(part.blocks * lanes, num - column);
         for (int i = 0; i < part.rows; ++i, out += out_stride) {
             state.model.kernels->add(p.bias->data() + column, 1.0f, width, out);
         }

@@ -17,7 +17,6 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     DecoderSpec,
     RouterScore,
 )
-from headrace.engine_proc.worker.parallel.shard import cut, mamba2_layers, mamba2_unit
 from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ConfigError, ModelError
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
@@ -64,7 +63,6 @@ def place(config: ExecutionConfig, model: DecoderModel) -> Device:
         why_not = f"a {model.spec.architecture} model has {lack}, which GPU workers cannot run"
     else:
         why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
-        why_not = why_not or why_no_states(config, model)
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
         check_on_cpu(config, device.why)
@@ -130,10 +128,6 @@ def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
         "a softmax for each choice of an expert": any(own.score == sparse for own in mixtures),
         "weighted inputs of experts": any(own.weighs_inputs for own in mixtures),
         "norms of experts": any(own.own_norms or own.expert_scales for own in mixtures),
-        "experts without gates": len(mixtures) > 0 and not spec.gated_mlp,
-        "biases of a router beside a gate of its shared MLP": any(
-            own.router_bias and own.shared_gate for own in mixtures
-        ),
     }
 
 
@@ -149,20 +143,6 @@ def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
         return f"--quantization {config.quantization} is for CPUs"
     if config.kv_cache_dtype not in ("auto", "fp8", dtype):
         return f"--kv-cache-dtype {config.kv_cache_dtype} is not that of the weights, {dtype}"
-    return ""
-
-
-def why_no_states(config: ExecutionConfig, model: DecoderModel) -> str:
-    """Return why GPUs cannot keep a decoder's states with these flags; "" where they can."""
-    for i, mamba2 in mamba2_layers(model.spec) if config.tp > 1 else ():
-        unit = mamba2_unit(mamba2, model.weights[f"layers.{i}.out"])
-        starts = [heads.start for heads in cut(mamba2.num_heads, config.tp, unit)]
-        if mamba2.norm_size and any(head * mamba2.head_dim % mamba2.norm_size for head in starts):
-            heads_each = mamba2.norm_size // mamba2.head_dim
-            return (
-                f"--tp {config.tp} cuts norms of Mamba-2, of {heads_each} of {mamba2.num_heads} "
-                "heads each, and --tp 1 does not"
-            )
     return ""
 
 

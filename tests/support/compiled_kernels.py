@@ -9,18 +9,22 @@ import sys
 import numpy as np
 import torch
 import triton
-from kernel_compiler import CompiledLaunches, Variant, compile_variant
+from kernel_compiler import (
+    CompiledLaunches,
+    Variant,
+    compile_variant,
+    has_only_wgmma,
+    is_product,
+)
 from quantized_experts import FORMATS
 from random_decoders import NUM_PAGES, SPEC, batch, random_weights, with_latents
 from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.config.config import MAX_LORA_RANK
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import E4M3
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
-from headrace.engine_proc.worker.cuda.kernels.gated_linear import gated_linear
 from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
 from headrace.engine_proc.worker.cuda.kernels.linear import ENOUGH_PROGRAMS, linear
@@ -33,8 +37,8 @@ from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_experts
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
-from headrace.engine_proc.worker.cuda.mixtures.expert_linear import gated_expert_linear
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation
+from headrace.engine_proc.worker.cuda.mixtures.expert_linear import activated_expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
@@ -66,6 +70,7 @@ MIXTURE = MixtureSpec(
 )
 WITH_MIXTURE = dataclasses.replace(DECODER, layers=(LayerSpec(window=20, mixture=MIXTURE),))
 
+INT4_GROUP = 32
 SHARED_BYTES = 232448  # that a program has on Hopper
 LATENT = LatentAttentionSpec(query_rank=32, rank=64, nope_dim=32, rope_dim=16, value_dim=32)
 WITH_LATENTS = with_latents(dataclasses.replace(DECODER, layers=(LayerSpec(),)), LATENT)
@@ -73,19 +78,12 @@ WITH_LATENTS = with_latents(dataclasses.replace(DECODER, layers=(LayerSpec(),)),
 
 def compile_new(variant: Variant) -> None:
     """Compile a variant, and look at what has come of it."""
-    kernel, x = variant.name.split()[0], variant.values.get("x")
-    x = x.base if isinstance(x, TensorDescriptor) else x
+    kernel = variant.name.split()[0]
     compiled = compile_variant(variant, ARCH)
-    asm = compiled.asm
     assert compiled.metadata.shared <= SHARED_BYTES, variant.name
-    assert asm["cubin"][:4] == b"\x7fELF"
-    if (
-        ("linear" in kernel or kernel == "expert_kernel")
-        and x is not None
-        and x.dtype != torch.float32
-    ):
-        ptx = asm["ptx"]  # other instructions may have other bits
-        assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx, variant.name
+    assert compiled.asm["cubin"][:4] == b"\x7fELF"
+    if is_product(variant):
+        assert has_only_wgmma(compiled), variant.name
     print(kernel)
 
 
@@ -117,16 +115,14 @@ if __name__ == "__main__":
         device="cpu",
         tiling=Tiling(split_keys=64),
     )
-    for length in (80, 20):
-        mixture.forward(batch([(0, 0, length), (1, 0, 2)]))
-    for length in (20, 2):
-        cuda_executor.CudaExecutor(
-            WITH_LATENTS,
-            random_weights(WITH_LATENTS),
-            num_pages=NUM_PAGES,
-            page_tokens=16,
-            device="cpu",
-        ).forward(batch([(0, 0, length), (1, 0, 2)]))
+    mixture.forward(batch([(0, 0, 20), (1, 0, 2)]))
+    cuda_executor.CudaExecutor(
+        WITH_LATENTS,
+        random_weights(WITH_LATENTS),
+        num_pages=NUM_PAGES,
+        page_tokens=16,
+        device="cpu",
+    ).forward(batch([(0, 0, 20), (1, 0, 2)]))
     num_variants = len(launches.names)
     for length in (1, 7, 16):
         executor.forward(batch([(0, 0, length)]))
@@ -136,25 +132,20 @@ if __name__ == "__main__":
     rows = torch.zeros(3, 256, dtype=torch.bfloat16)
     whole_rows = torch.zeros(3, dtype=torch.int64)
     Fp8Matrix(fp8_weight, torch.ones(64, 2), 128).apply(rows)
-    for num_rows, num_terms in ((3, 512), (130, 64), (130, 512), (300, 64), (300, 512)):
-        many = torch.zeros(num_rows, num_terms, dtype=torch.bfloat16)  # in each tile, and in parts
+    for num_rows in (3, 130):
+        many = torch.zeros(num_rows, 512, dtype=torch.bfloat16)  # in parts, without TMA and with
         turns = new_turns(ENOUGH_PROGRAMS, many.device)
         act_mul(linear(many, many[:64].contiguous(), turns=turns), Activation.SILU)
-    for num_rows in (130, 300):
-        many = torch.zeros(num_rows, 64, dtype=torch.bfloat16)
-        gated_linear(many, many[:64].contiguous(), None, Activation.SILU)
-    for name in FORMATS:
+    for name in ("fp8 by block", "int4", "mxfp4"):
         part = FORMATS[name]((64, 256))
         experts = load_experts([part] * 4, None, rows.device, rows.dtype, "none")
         choice = choose_experts(MIXTURE, rows.float(), None, whole_rows)
         tiles = sort_by_expert(MIXTURE, choice, rows.dtype)
-        gated_expert_linear(rows, experts, tiles, ExpertGate(Activation.SILU))
-    for size in (32, 128):
-        num_groups = 256 // size
-        zeros = torch.zeros(64, num_groups, dtype=torch.uint8)
-        matrix = Int4Matrix(codes, zeros, zeros.float(), size, bias=rows[0, :64])
-        matrix.apply(rows)
-        matrix.decoded(torch.bfloat16)
+        activated_expert_linear(rows, experts, tiles, ExpertActivation(Activation.SILU))
+    zeros = torch.zeros(64, 256 // INT4_GROUP, dtype=torch.uint8)
+    matrix = Int4Matrix(codes, zeros, zeros.float(), INT4_GROUP, bias=rows[0, :64])
+    matrix.apply(rows)
+    matrix.decoded(torch.bfloat16)
     slots, gains = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 64)
     for factor in (torch.zeros(2, 8, 64, dtype=bf16), torch.zeros(2, MAX_LORA_RANK, 64)):
         x = torch.zeros(3, 64, dtype=factor.dtype)

@@ -206,6 +206,43 @@ STATES = {  # a layer with states beside one that attends
     ),
 }
 
+NEMOTRON_NANO = decoder(
+    131072,
+    2688,
+    1856,
+    32,
+    2,
+    ropes=(),
+    activation=Activation.RELU2,
+    gated_mlp=False,
+    layers=(
+        LayerSpec(
+            mixer=Mamba2Spec(
+                num_heads=64,
+                head_dim=64,
+                state_size=128,
+                num_groups=8,
+                kernel_size=4,
+                norm_size=512,
+            ),
+            has_mlp=False,
+        ),
+        LayerSpec(rope=None, has_mlp=False),
+        LayerSpec(
+            has_mixer=False,
+            mixture=MixtureSpec(
+                num_experts=128,
+                experts_per_token=6,
+                intermediate_size=1856,
+                score=RouterScore.SIGMOID,
+                selection_bias=True,
+                weight_scale=2.5,
+                shared_intermediate_size=3712,
+            ),
+        ),
+    ),
+)
+STATES |= {f"Nemotron 3 Nano 30B-A3B, {held}": NEMOTRON_NANO for held in ("dense", "fp8")}
 STATES["Jamba mini, fp8"] = with_experts(
     hybrid(
         replace(decoder(65536, 4096, 14336, 32, 8, ropes=()), layers=(LayerSpec(rope=None),)),

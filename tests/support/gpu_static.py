@@ -22,7 +22,9 @@ from kernel_compiler import (
     Usage,
     Variant,
     compile_variant,
+    has_only_wgmma,
     has_rows_of_one_warp,
+    is_product,
     stack_accesses,
     usage_of,
     usages,
@@ -55,10 +57,11 @@ from headrace.engine_proc.worker.cuda.matrices.matrices import (
     fused,
     laid_out,
 )
+from headrace.engine_proc.worker.cuda.mixers.gated_norm import CutNorms, GateOrder, gated_norm
 from headrace.engine_proc.worker.cuda.mixtures import expert_linear
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat, ExpertWeights
 from headrace.engine_proc.worker.cuda.step_inputs import ImageInputs
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, Mamba2Spec
 from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.ipc_kernels import compile_cubin, compiler_version
 from headrace.system.all_reduce_policy import WORLDS
@@ -147,6 +150,17 @@ def launch_decoder(spec: DecoderSpec, format: ExpertFormat, sees_ahead: bool) ->
             executor.compute(sizes, ImageInputs(None, last_seen))
 
 
+def launch_cut_norms(spec: DecoderSpec) -> None:
+    """Launch norms of Mamba-2 that two workers share: what the first of them does."""
+    mixers = (layer.mixer for layer in spec.layers)
+    for mamba2 in (own for own in mixers if isinstance(own, Mamba2Spec) and own.norm_size):
+        num, num_groups = mamba2.norm_size // 2, mamba2.inner_size // mamba2.norm_size
+        x = torch.empty(STEPS[0].num_tokens, num, device=META)
+        cut = CutNorms(0, num_groups, lambda squares: squares)
+        options: dict[str, Any] = {"group_size": mamba2.norm_size, "eps": spec.norm_eps}
+        gated_norm(x, x.bfloat16(), x[0], GateOrder.GATE_FIRST, **options, cut=cut)
+
+
 def launch_sampler(vocab_size: int) -> None:
     """Launch what chooses tokens of a vocabulary."""
     num_rows = STEPS[0].num_rows
@@ -179,6 +193,7 @@ def variants(models: str, arch: int) -> list[Variant]:
     chosen = {name: spec for name, spec in MODELS.items() if re.match(models, name)}
     for name, spec in chosen.items():
         launch_decoder(spec, format_of(name), name in SEES_AHEAD)
+        launch_cut_norms(spec)
     for vocab_size in {spec.vocab_size for spec in chosen.values()}:
         launch_sampler(vocab_size)
     return [variant for variant in found if arch >= 89 or "*fp8e4nv" not in variant.name]
@@ -198,8 +213,11 @@ def compile_all(chosen: list[Variant], arch: int) -> Iterator[tuple[str, Usage]]
     for done, variant in enumerate(chosen):
         print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
         compiled = compile_variant(variant, arch)
-        if "attention_kernel" in variant.name and arch // 10 == TMA_CAPABILITY[0]:
+        is_hopper = arch // 10 == TMA_CAPABILITY[0]
+        if "attention_kernel" in variant.name and is_hopper:
             check_attention(variant.name, compiled)
+        if is_product(variant) and is_hopper:
+            assert has_only_wgmma(compiled), f"{variant.name}: other instructions have other bits"
         yield variant.name, usage_of(compiled)
 
 

@@ -101,6 +101,20 @@ def compile_variant(variant: Variant, arch: int) -> Any:
     return triton.compile(variant.source, target=target, options=variant.options)
 
 
+def is_product(variant: Variant) -> bool:
+    """Whether a variant multiplies rows with a matrix on tensor cores."""
+    kernel, x = variant.name.split()[0], variant.values.get("x")
+    x = x.base if isinstance(x, TensorDescriptor) else x
+    is_named = "linear" in kernel or kernel == "expert_kernel"
+    return is_named and x is not None and x.dtype != torch.float32
+
+
+def has_only_wgmma(compiled: Any) -> bool:
+    """Whether tensor cores of a Hopper are asked in one way: others may have other bits."""
+    ptx = compiled.asm["ptx"]
+    return "wgmma.mma_async" in ptx and "mma.sync" not in ptx
+
+
 def has_rows_of_one_warp(compiled: Any) -> bool:
     """Whether a warp has all numbers of its rows of products: sums over them have one order."""
     return set(WARPS.findall(compiled.asm["ttgir"])) == {"1"}

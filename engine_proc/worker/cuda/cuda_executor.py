@@ -454,7 +454,8 @@ class CudaExecutor:
             case GatedDeltaNetSpec():
                 return run_gated_delta_net(self.loaded, name, mixer, eps, *moved)
             case Mamba2Spec():
-                return run_mamba2(self.loaded, name, mixer, eps, *moved)
+                cut = self.shard_group.cut_norms(index, mixer)
+                return run_mamba2(self.loaded, name, mixer, eps, *moved, cut)
             case MambaSpec():
                 return run_mamba(self.loaded, name, mixer, eps, *moved, self.shard_group.sum)
         raise AssertionError(f"no kernel runs {mixer}")

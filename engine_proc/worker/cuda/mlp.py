@@ -5,10 +5,10 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
+    activated_expert_linear,
     expert_linear,
-    gated_expert_linear,
 )
 from headrace.engine_proc.worker.cuda.mixtures.expert_sum import add_experts
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import sort_by_expert
@@ -50,8 +50,11 @@ def run_mixture(
     bias = weights.tensors.get(f"{name}.router.selection_bias")
     choice = choose_experts(mixture, logits, bias, kv_rows)
     tiles = sort_by_expert(mixture, choice, x.dtype)
-    gate = ExpertGate(spec.activation, mixture.clamp or 0.0, mixture.swish_beta)
-    inner = gated_expert_linear(x, weights.experts[f"{name}.experts.gate_up"], tiles, gate)
+    activation = ExpertActivation(
+        spec.activation, spec.gated_mlp, mixture.clamp or 0.0, mixture.swish_beta
+    )
+    gate_up = weights.experts[f"{name}.experts.gate_up"]
+    inner = activated_expert_linear(x, gate_up, tiles, activation)
     outputs = expert_linear(inner, weights.experts[f"{name}.experts.down"], tiles)
     has_shared = mixture.shared_intermediate_size > 0
     shared = run_mlp(weights, f"{name}.shared", spec, x) if has_shared else None

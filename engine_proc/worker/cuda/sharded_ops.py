@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.cuda.mixers.gated_norm import CutNorms
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, Mamba2Spec
 from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import cuts_norms
 
 PADDED_TOKENS = 8  # logits of each worker are a multiple: 16 bytes, which our kernels gather
 
@@ -95,3 +97,16 @@ class ShardedOps:
             scale = torch.rsqrt(squares[:, index] / self.num_numbers[index] + eps)
             factors = weight + 1 if scaling == Scaling.RMS_ONE_PLUS else weight
             x.copy_(x.float() * scale[:, None] * factors)
+
+    def cut_norms(self, layer: int, mamba2: Mamba2Spec) -> CutNorms | None:
+        """Return the norms of a layer that have heads of several workers; None is whole norms.
+
+        Args:
+            mamba2: the layer's, with our own heads.
+        """
+        if self.peers is None:
+            return None
+        if not cuts_norms(mamba2, [shard.mamba2_heads[layer] for shard in self.peers.shards]):
+            return None
+        num_groups = mamba2.num_heads * mamba2.head_dim // mamba2.norm_size
+        return CutNorms(mamba2.heads.start * mamba2.head_dim, num_groups, self.sum)

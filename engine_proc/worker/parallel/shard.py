@@ -27,7 +27,7 @@ there are fewer of them; quantized blocks stay whole.
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -265,6 +265,16 @@ def mamba2_layers(spec: DecoderSpec) -> list[tuple[int, Mamba2Spec]]:
 def mamba2_unit(mamba2: Mamba2Spec, out: Weight) -> int:
     """Return the heads that are cut as one: those of whole quantized blocks."""
     return out.block_numbers // math.gcd(out.block_numbers, mamba2.head_dim)
+
+
+def cuts_norms(mamba2: Mamba2Spec, shares: Iterable[range]) -> bool:
+    """Whether a norm of Mamba-2 is over heads of several workers.
+
+    Args:
+        shares: the heads of each worker.
+    """
+    size = mamba2.norm_size
+    return size > 0 and any(heads.start * mamba2.head_dim % size for heads in shares)
 
 
 def dense_layers(spec: DecoderSpec) -> list[int]:

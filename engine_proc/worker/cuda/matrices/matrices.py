@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from headrace.engine_proc.worker.checkpoints.fp8_weight import Fp8Weight
 from headrace.engine_proc.worker.checkpoints.int4_weight import Int4Weight
@@ -130,7 +131,7 @@ def load_weights(
             ]
             bias = to_device(biases, device, dtype) if biases else None
             if name.endswith(WIDE):
-                wide[name] = DenseMatrix(to_device(stored, device, dtype), bias)
+                wide[name] = load_wide(stored, bias, device, dtype)
             elif name.endswith(tuple(f".{which}" for which in HEAD_MATRICES)):
                 experts[name] = ExpertWeights(to_device(stored, device, dtype))
             elif EXPERTS in name:
@@ -170,6 +171,14 @@ def laid_out(spec: DecoderSpec, name: str, vector: Tensor) -> Tensor:
         sizes = torch.tensor((mixer.inner_size, mixer.group_numbers, mixer.group_numbers))
         taps *= torch.tensor(mixer.multipliers[1:4]).repeat_interleave(sizes).to(taps)
     return taps
+
+
+def load_wide(
+    parts: Sequence[Weight], bias: Tensor | None, device: torch.device, dtype: torch.dtype
+) -> DenseMatrix:
+    """Load a matrix whose products stay fp32. Its last rows may have no bias, as in routers."""
+    weight = to_device(parts, device, dtype)
+    return DenseMatrix(weight, None if bias is None else F.pad(bias, (0, len(weight) - len(bias))))
 
 
 def load_matrix(

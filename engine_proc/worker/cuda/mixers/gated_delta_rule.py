@@ -19,10 +19,7 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import (
 )
 from headrace.engine_proc.worker.cuda.mixers import token_blocks
 from headrace.engine_proc.worker.cuda.mixers.delta_rule import DeltaGates
-from headrace.engine_proc.worker.cuda.mixers.state_moves import (
-    StateMoves,
-    clear_rows,
-)
+from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.cuda.mixers.token_blocks import (
     BLOCK_COLUMNS,
     NUM_STAGES,
@@ -32,6 +29,7 @@ from headrace.engine_proc.worker.cuda.mixers.token_blocks import (
     decays_within,
     dot_rows,
     dot_wide,
+    find_part,
     kept_rows,
     load_matrix,
     load_rows,
@@ -127,18 +125,14 @@ def delta_block_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     VALUES: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    token, row = tl.arange(0, TOKENS), tl.arange(0, BLOCK_ROWS)
-    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    is_row, is_column = row < KEY_DIM, column < VALUE_DIM
-    if sequence == tl.num_programs(0) - 1:
-        clear_rows(read + head * VALUE_DIM + column, VALUES, start, end, is_column)
-        return
+    sequence, head, start, end, row, column, is_row, is_column = find_part(
+        read, query_starts, VALUES, KEY_DIM, VALUE_DIM, BLOCK_ROWS, BLOCK
+    )
     if start >= end:
         return
+    token = tl.arange(0, TOKENS)
     source, target, known, first, last, behind = load_span(slots, positions, sequence, start, end)
     state, place = load_matrix(states, source, state_stride, head, row, column, KEY_DIM, VALUE_DIM)
     key_head = head % KEY_HEADS if IS_TILED else head // (VALUE_HEADS // KEY_HEADS)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.matrices.matrices import DeviceWeights
 from headrace.engine_proc.worker.cuda.mixers.causal_conv import causal_conv
-from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm
+from headrace.engine_proc.worker.cuda.mixers.gated_norm import CutNorms, GateOrder, gated_norm
 from headrace.engine_proc.worker.cuda.mixers.ssd import scan_ssm
 from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
@@ -19,11 +19,13 @@ def run_mamba2(
     x: Tensor,
     states: Tensor,
     moves: StateMoves,
+    cut: CutNorms | None,
 ) -> Tensor:
     """Run the Mamba-2 of this name, [tokens, hidden] -> [tokens, hidden].
 
     Args:
         states: [slots, numbers of the layer]: what is convolved of tokens, and matrices.
+        cut: norms over heads of several workers; None is whole norms.
     """
     tensors, width = weights.tensors, mamba2.inner_size + 2 * mamba2.group_numbers
     parts = mamba2.inner_size, width, len(mamba2.heads)
@@ -41,6 +43,7 @@ def run_mamba2(
         group_size=mamba2.norm_size or mamba2.head_dim,
         eps=eps,
         multiplier=mamba2.multipliers[0],
+        cut=cut,
     )
     return weights.matrices[f"{name}.out"].apply(mixed)
 

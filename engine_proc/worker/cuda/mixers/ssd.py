@@ -16,10 +16,7 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import (
 )
 from headrace.engine_proc.worker.cuda.mixers import token_blocks
 from headrace.engine_proc.worker.cuda.mixers.ssm_scan import SsmHeads
-from headrace.engine_proc.worker.cuda.mixers.state_moves import (
-    StateMoves,
-    clear_rows,
-)
+from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.cuda.mixers.token_blocks import (
     BLOCK_COLUMNS,
     NUM_STAGES,
@@ -28,6 +25,7 @@ from headrace.engine_proc.worker.cuda.mixers.token_blocks import (
     advance,
     decays_within,
     dot_rows,
+    find_part,
     kept_rows,
     load_matrix,
     load_rows,
@@ -121,18 +119,14 @@ def ssd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
     INNER: tl.constexpr = NUM_HEADS * HEAD_DIM
     KEYS: tl.constexpr = NUM_GROUPS * STATE_SIZE
-    token, row = tl.arange(0, TOKENS), tl.arange(0, BLOCK_ROWS)
-    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    is_row, is_column = row < STATE_SIZE, column < HEAD_DIM
-    if sequence == tl.num_programs(0) - 1:
-        clear_rows(out + head * HEAD_DIM + column, INNER, start, end, is_column)
-        return
+    sequence, head, start, end, row, column, is_row, is_column = find_part(
+        out, query_starts, INNER, STATE_SIZE, HEAD_DIM, BLOCK_ROWS, BLOCK
+    )
     if start >= end:
         return
+    token = tl.arange(0, TOKENS)
     source, target, known, first, last, behind = load_span(slots, positions, sequence, start, end)
     state, place = load_matrix(
         states, source, state_stride, head, row, column, STATE_SIZE, HEAD_DIM

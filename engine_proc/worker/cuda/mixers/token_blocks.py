@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded, softplus
 from headrace.engine_proc.worker.cuda.mixers.state_moves import (
     StateMoves,
+    clear_rows,
     load_move,
     load_state,
 )
@@ -110,6 +111,31 @@ def kept_rows(sizes: RowSizes, states: Tensor, dtype: torch.dtype) -> KeptRows:
         keys.view(dtype)[:, : MOST_ROWS * sizes.keys],
         values.view(dtype)[:, : MOST_ROWS * sizes.values],
     )
+
+
+@triton.jit
+def find_part(
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return what a program has: a sequence, a head, and columns of its matrix, [ROWS, COLUMNS].
+
+    These are the sequence and the head, where its tokens in the step begin and end, rows and
+    columns, and which of them there are. The programs behind all sequences have no tokens. They
+    clear the output of padding, of which a row has WIDTH numbers.
+    """
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
+    row, column = tl.arange(0, BLOCK_ROWS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    if sequence == tl.num_programs(0) - 1:
+        clear_rows(out + head * COLUMNS + column, WIDTH, start, end, column < COLUMNS)
+        end = start
+    return sequence, head, start, end, row, column, row < ROWS, column < COLUMNS
 
 
 @triton.jit

@@ -15,12 +15,14 @@ from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import rounded_rows
 from headrace.engine_proc.worker.cuda.kernels.four_bits import decode_int4, decode_mxfp4
-from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS, activate
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_tma
 from headrace.engine_proc.worker.cuda.kernels.linear import BLOCK, GROUP_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv, dot, rounded
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate, join
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import reference as gate_in_torch
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation, join
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import (
+    reference as activate_in_torch,
+)
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
 
 FEW_COLUMNS = 32
@@ -39,6 +41,8 @@ class ExpertFormat(IntEnum):
 FP8 = tl.constexpr(int(ExpertFormat.FP8))
 INT4 = tl.constexpr(int(ExpertFormat.INT4))
 MXFP4 = tl.constexpr(int(ExpertFormat.MXFP4))
+NO_ACTIVATION = tl.constexpr(-1)  # among its kinds
+SPREAD_ROWS = tl.constexpr(8)
 
 
 @dataclass(frozen=True)
@@ -68,24 +72,24 @@ def expert_linear(x: Tensor, weights: ExpertWeights, tiles: ExpertTiles) -> Tens
     return out
 
 
-def gated_expert_linear(
-    x: Tensor, weights: ExpertWeights, tiles: ExpertTiles, gate: ExpertGate
+def activated_expert_linear(
+    x: Tensor, weights: ExpertWeights, tiles: ExpertTiles, activation: ExpertActivation
 ) -> Tensor:
-    """Return what `gate` makes of `x @ weight[expert].T + bias[expert]` of each pair.
+    """Return what `activation` makes of `x @ weight[expert].T + bias[expert]` of each pair.
 
     Args:
         x: [tokens, terms]
-        weights: of 2 * numbers columns, gates first.
+        weights: with a gate of 2 * numbers columns, gates first; else of [numbers].
     Returns:
         [pairs, numbers]; 0 for pairs that are not in `tiles`, where rows are rounded to e4m3 next.
     """
-    num = len(weights.numbers) // tiles.num_experts // 2
+    num = len(weights.numbers) // tiles.num_experts // (1 + activation.is_gated)
     new = x.new_zeros if weights.format == ExpertFormat.FP8 else x.new_empty
     out = new((len(tiles.pairs), num))
-    num_columns = tiles.tile.columns // 2
+    num_columns = tiles.tile.columns // (1 + activation.is_gated)
     if weights.format == ExpertFormat.MXFP4 and not has_tma(x.device):
         num_columns = min(num_columns, FEW_COLUMNS)  # registers have no room for more before Hopper
-    launch(out, x, weights, tiles, num_columns, gate)
+    launch(out, x, weights, tiles, num_columns, activation)
     return out
 
 
@@ -95,9 +99,9 @@ def launch(
     weights: ExpertWeights,
     tiles: ExpertTiles,
     num_columns: int,
-    gate: ExpertGate | None,
+    activation: ExpertActivation | None,
 ) -> None:
-    """Compute `out`, in tiles of so many columns."""
+    """Compute `out`, in tiles of so many columns. With an activation, rows of `x` are tokens."""
     num_pairs, num = out.shape
     num_terms, tile = x.shape[1], tiles.tile
     is_fp8 = weights.format == ExpertFormat.FP8
@@ -124,12 +128,12 @@ def launch(
         NUM=num,
         NUM_TERMS=num_terms,
         GROUP=weights.group_size,
-        PAIRS_PER_ROW=1 if gate is None else tiles.pairs_per_token,
+        PAIRS_PER_ROW=1 if activation is None else tiles.pairs_per_token,
         HAS_BIAS=weights.bias is not None,
-        IS_GATED=gate is not None,
-        KIND=0 if gate is None else KINDS.index(gate.activation),
-        CLAMP=0.0 if gate is None else gate.clamp,
-        BETA=0.0 if gate is None else gate.beta,
+        IS_GATED=activation is not None and activation.is_gated,
+        KIND=NO_ACTIVATION.value if activation is None else KINDS.index(activation.kind),
+        CLAMP=0.0 if activation is None else activation.clamp,
+        BETA=0.0 if activation is None else activation.beta,
         BLOCK_ROWS=tile.rows,
         BLOCK_COLUMNS=num_columns,
         BLOCK=FP8_BLOCK if is_fp8 else BLOCK,
@@ -196,12 +200,15 @@ def expert_kernel(
             )
     if HAS_BIAS:
         sums += tl.load(bias + at).to(tl.float32)[None, :]
+    if KIND != NO_ACTIVATION:
+        sums = rounded(sums, out.dtype.element_ty).to(tl.float32)
     if IS_GATED:
         if HAS_BIAS:
             ups += tl.load(bias + ups_at).to(tl.float32)[None, :]
-        sums = rounded(sums, out.dtype.element_ty).to(tl.float32)
         ups = rounded(ups, out.dtype.element_ty).to(tl.float32)
         sums = join(sums, ups, KIND, CLAMP, BETA)
+    elif KIND != NO_ACTIVATION:
+        sums = activate(sums, KIND)
     tl.store(
         out + pair[:, None] * NUM + columns[None, :],
         rounded(sums, out.dtype.element_ty),
@@ -237,11 +244,23 @@ def add_block(
         if FORMAT != FP8:
             return dot(a, b, sums)
         else:
+            NUM_GROUPS: tl.constexpr = (NUM_TERMS + GROUP - 1) // GROUP
             group = first // GROUP
             of_rows = tl.load(x_scales + group)
-            of_columns = tl.load(scales + at * ((NUM_TERMS + GROUP - 1) // GROUP) + group)
+            of_columns = load_once(scales + at * NUM_GROUPS + group, at >= 0)
             part = dot(a, b.to(a.dtype), tl.zeros(sums.shape, tl.float32))
             return sums + part * of_rows[:, None] * of_columns[None, :]
+
+
+@triton.jit
+def load_once(place: tl.tensor, is_number: tl.tensor) -> tl.tensor:
+    """Load a number for each column, as the only row of a tile.
+
+    Triton would have each thread load all that it needs of fewer numbers than there are threads. On
+    Blackwell registers have no room for that.
+    """
+    is_loaded = (tl.arange(0, SPREAD_ROWS) == 0)[:, None] & is_number[None, :]
+    return tl.sum(tl.load(place[None, :], mask=is_loaded, other=0.0), 0)
 
 
 @triton.jit
@@ -269,7 +288,11 @@ def find_pairs(
 
 
 def reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, gate: ExpertGate | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    experts: Tensor,
+    activation: ExpertActivation | None = None,
 ) -> Tensor:
     """Do as both, in plain torch; other pairs have zeros.
 
@@ -277,10 +300,12 @@ def reference(
         experts: [tokens, experts per token]; -1 is none that is here.
     """
     of_pairs = experts.flatten()
-    rows = x if gate is None else x.repeat_interleave(experts.shape[1], 0)
+    rows = x if activation is None else x.repeat_interleave(experts.shape[1], 0)
     out = x.new_zeros(len(of_pairs), weight.shape[1])
     for expert in range(len(weight)):
         own = of_pairs == expert
         offset = None if bias is None else bias[expert].float()
         out[own] = F.linear(rows[own].float(), weight[expert].float(), offset).to(x.dtype)
-    return out if gate is None else gate_in_torch(out, gate).masked_fill(of_pairs[:, None] < 0, 0)
+    if activation is None:
+        return out
+    return activate_in_torch(out, activation).masked_fill(of_pairs[:, None] < 0, 0)

@@ -9,12 +9,6 @@ from generation import NUM_STATES, PROMPTS, Generation, HalfRightProposer
 from hybrid_models import HYBRIDS
 from on_kernels import OnKernels
 
-from headrace.engine_proc.worker.device_selection import lacking_kernel
-
-REFUSED = {  # what has no kernel
-    "nemotron_h with experts and biases": "experts without gates",
-}
-SERVED = sorted(HYBRIDS.keys() - REFUSED)
 NUM_TOKENS = 4 if family_table.WRITES else 3
 PROMPT = PROMPTS[2]  # of several pages
 
@@ -28,7 +22,7 @@ def generation(made: DecoderCase, **options: Any) -> Generation:
     )
 
 
-@pytest.mark.parametrize("case", SERVED if family_table.WRITES else ["lfm2"])
+@pytest.mark.parametrize("case", sorted(HYBRIDS) if family_table.WRITES else ["lfm2"])
 def test_hybrids_on_gpus_generate_the_text_of_transformers(case: str) -> None:
     """In chunks, then from a checkpoint, and with drafts of which one in four is wrong."""
     made = decoder_case(case)
@@ -40,8 +34,3 @@ def test_hybrids_on_gpus_generate_the_text_of_transformers(case: str) -> None:
     counts = own.scheduler.counts
     assert counts.prefix_hits > 0
     assert counts.drafts > 0
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_hybrids_without_kernels_are_named(case: str) -> None:
-    assert lacking_kernel(decoder_case(case).ours.spec) == REFUSED[case]

@@ -13,13 +13,29 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    RouterScore,
+)
 
 TILING = Tiling(rows=16, keys=16, split_keys=16, enough_programs=6)
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "num_kv_heads": 1}
 NAMES = ["mixtral", "qwen2_moe", "deepseek", "group-limited", "gpt_oss", "ernie"]
 NAMES += ["parallel, one expert"]
 TINY = {name: dataclasses.replace(MIXTURES[name], **SIZES) for name in NAMES}
+UNGATED = "without gates, biases of the router beside a gate of the shared MLP"
+TINY[UNGATED] = with_mixture(
+    dataclasses.replace(
+        SPECS["llama"], **SIZES, activation=Activation.RELU2, gated_mlp=False, mlp_bias=True
+    ),
+    score=RouterScore.SIGMOID,
+    selection_bias=True,
+    router_bias=True,
+    expert_bias=True,
+    shared_intermediate_size=48,
+    shared_gate=True,
+)
 
 
 def make(
@@ -38,7 +54,7 @@ def make(
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY)
 def test_mixtures_have_the_logits_of_the_cpp_executor(name: str, device: torch.device) -> None:
     ours, theirs = make(TINY[name], device), cpu(TINY[name])
     for parts in ([(0, 0, 14), (2, 0, 3)], [(2, 3, 4), (0, 14, 18), (3, 0, 3)]):
@@ -48,7 +64,7 @@ def test_mixtures_have_the_logits_of_the_cpp_executor(name: str, device: torch.d
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("qwen2_moe", torch.bfloat16), ("deepseek", torch.float32)]
+    ("name", "dtype"), [(UNGATED, torch.bfloat16), ("deepseek", torch.float32)]
 )
 def test_batch_mates_change_no_bit_of_a_mixture(
     name: str, dtype: torch.dtype, device: torch.device

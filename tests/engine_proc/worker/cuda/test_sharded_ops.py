@@ -33,9 +33,11 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
     DecoderSpec,
     LatentAttentionSpec,
     LayerSpec,
+    Mamba2Spec,
     ShortConvSpec,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
@@ -79,6 +81,21 @@ DECODERS["mamba"] = dataclasses.replace(  # dt, B and C are sums over the worker
     **SIZES,
     num_kv_heads=3,
     layers=(LayerSpec(mixer=dataclasses.replace(MAMBA, channels=24), has_mlp=False),),
+)
+NORMS = Mamba2Spec(  # two norms and a half for each
+    num_heads=10, head_dim=8, state_size=9, num_groups=5, kernel_size=2, norm_size=16
+)
+DECODERS["norms of Mamba-2 that are cut, experts without gates"] = dataclasses.replace(
+    SPEC,
+    **SIZES,
+    num_kv_heads=3,
+    activation=Activation.RELU2,
+    gated_mlp=False,
+    layers=(
+        LayerSpec(mixer=NORMS, has_mlp=False),
+        LayerSpec(mixer=dataclasses.replace(NORMS, norm_size=80, norm_before_gate=True)),
+        dataclasses.replace(MIXTURE.layers[0], has_mixer=False),
+    ),
 )
 if family_table.WRITES:
     DECODERS["states"] = dataclasses.replace(

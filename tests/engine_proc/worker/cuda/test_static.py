@@ -28,24 +28,24 @@ STACK_BYTES = {
     | {"delta_block_kernel": 208, "ssd_kernel": 344},
     (PINNED, "90"): {"SEES_AHEAD=True": 392, "HEAD_DIM=256": 344, "attention_kernel": 328}
     | {"draw_kernel": 560}
-    | {"linear_kernel": 88, "expert_kernel": 40, "latent_attention_kernel": 744}
-    | {"delta_block_kernel": 8, "ssd_kernel": 256},
+    | {"linear_kernel": 88, "latent_attention_kernel": 744}
+    | {"delta_block_kernel": 16, "ssd_kernel": 256},
     (PINNED, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 288, "draw_kernel": 560}
     | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 112}
-    | {"latent_attention_kernel": 32, "delta_block_kernel": 32, "ssd_kernel": 248},
+    | {"latent_attention_kernel": 32, "delta_block_kernel": 40, "ssd_kernel": 248},
     (PINNED, "80"): {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 560}
     | {"gated_linear_kernel": 136, "linear_kernel": 120, "expert_kernel": 144}
     | {"latent_attention_kernel": 48, "norm_kernel": 8}
-    | {"delta_block_kernel": 48, "ssd_kernel": 264},
+    | {"delta_block_kernel": 56, "ssd_kernel": 264},
     (NEWER, "100"): {"HEAD_DIM=256": 416, "attention_kernel": 352, "router_kernel": 8}
     | {"linear_kernel": 56, "expert_kernel": 1984, "latent_attention_kernel": 1208}
     | {"delta_block_kernel": 184, "ssd_kernel": 352},
     (NEWER, "90"): {"SEES_AHEAD=True": 488, "HEAD_DIM=256": 496, "attention_kernel": 272}
     | {"draw_kernel": 104, "linear_kernel": 40}
-    | {"expert_kernel": 40, "latent_attention_kernel": 1200}
+    | {"latent_attention_kernel": 1200}
     | {"delta_block_kernel": 48, "ssd_kernel": 368},
     (NEWER, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 464, "gated_linear_kernel": 152}
-    | {"linear_kernel": 152, "expert_kernel": 16, "fp8_kernel": 8, "latent_attention_kernel": 32}
+    | {"linear_kernel": 152, "expert_kernel": 64, "fp8_kernel": 8, "latent_attention_kernel": 32}
     | {"ssd_kernel": 256},
     (NEWER, "80"): {"HEAD_DIM=256": 192, "attention_kernel": 640, "gated_linear_kernel": 136}
     | {"linear_kernel": 120, "latent_attention_kernel": 8}

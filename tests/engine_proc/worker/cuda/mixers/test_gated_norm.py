@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.mixers.gated_norm import GateOrder, gated_norm, reference
+from headrace.engine_proc.worker.cuda.mixers.gated_norm import (
+    CutNorms,
+    GateOrder,
+    gated_norm,
+    reference,
+)
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -40,3 +45,33 @@ def test_no_other_token_changes_a_bit_of_a_gate(device: torch.device) -> None:
     out = gated_norm(x, gate, weight, GateOrder.GATE_FIRST, **options)
     alone = gated_norm(x[10:], gate[10:], weight, GateOrder.GATE_FIRST, **options)
     assert torch.equal(alone, out[10:])
+
+
+@pytest.mark.parametrize("share", [range(0, 25), range(25, 48), range(8, 13), range(16, 48)])
+@pytest.mark.parametrize("order", [GateOrder.NORM_FIRST, GateOrder.GATE_FIRST])
+def test_norms_of_several_workers_are_those_of_one(
+    order: GateOrder, share: range, device: torch.device
+) -> None:
+    """Of three norms of 16 numbers; the other workers' squares are torch's."""
+    torch.manual_seed(0)
+    x, gate = torch.randn(2, 7, 48, device=device)
+    weight = torch.randn(48, device=device)
+    factors = torch.nn.functional.silu(0.7 * gate) if order == GateOrder.GATE_FIRST else 1.0
+    all_squares = (x * factors).square()
+    foreign = all_squares.clone()
+    foreign[:, share] = 0
+
+    def sums(squares: torch.Tensor) -> torch.Tensor:
+        return squares.view(len(squares), 3, 16).sum(2)
+
+    def run(rows: slice) -> torch.Tensor:
+        cut = CutNorms(share.start, 3, lambda own: own + sums(foreign[rows]))
+        parts = (whole[rows, share.start : share.stop].contiguous() for whole in (x, gate))
+        own_weight = weight[share.start : share.stop]
+        options: dict[str, Any] = {"group_size": 16, "eps": 1e-3, "multiplier": 0.7}
+        return gated_norm(*parts, own_weight, order, **options, cut=cut)
+
+    found = run(slice(None))
+    expected = reference(x, gate, weight, order, group_size=16, eps=1e-3, multiplier=0.7)
+    torch.testing.assert_close(found, expected[:, share.start : share.stop])
+    assert torch.equal(run(slice(6, 7)), found[6:])

@@ -15,16 +15,17 @@ from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix, product
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_experts
 from headrace.engine_proc.worker.cuda.matrices.upload import to_device
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
+    activated_expert_linear,
     expert_linear,
-    gated_expert_linear,
 )
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import MANY, sort_by_expert
 from headrace.engine_proc.worker.cuda.mixtures.router import choose_experts
 from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, MixtureSpec
 
 OF_3 = MixtureSpec(num_experts=3, experts_per_token=1, intermediate_size=48)
+SQUARED = ExpertActivation(Activation.RELU2, is_gated=False)
 SHAPE = (32, 160)  # gates and ups, of so many terms
 
 
@@ -62,9 +63,11 @@ def test_rows_have_the_bits_of_a_matrix_alone(
     larger = dataclasses.replace(tiles, tile=dataclasses.replace(MANY, rows=tiles.tile.rows))
     for own in (tiles, larger):
         out = expert_linear(x, weights, own)
-        gated = gated_expert_linear(x, weights, own, ExpertGate(Activation.SILU))
+        gated = activated_expert_linear(x, weights, own, ExpertActivation(Activation.SILU))
+        squared = activated_expert_linear(x, weights, own, SQUARED)
         for token in (0, 7, 19):
             expert = int(choice.experts[token])
             row = alone(parts[expert], biases[expert], x[token : token + 1])
             assert torch.equal(out[token], row[0])
             assert torch.equal(gated[token], act_mul(row, Activation.SILU)[0])
+            assert torch.equal(squared[token], act_mul(row, Activation.RELU2, is_gated=False)[0])

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.gated_linear import gated_linear
 from headrace.engine_proc.worker.cuda.kernels.linear import linear
-from headrace.engine_proc.worker.cuda.mixtures.expert_gate import ExpertGate
+from headrace.engine_proc.worker.cuda.mixtures.expert_activation import ExpertActivation
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import (
     ExpertWeights,
+    activated_expert_linear,
     expert_linear,
-    gated_expert_linear,
     reference,
 )
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import (
@@ -24,8 +24,9 @@ from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import (
 from headrace.engine_proc.worker.cuda.mixtures.router import ExpertChoice, choose_experts
 from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, MixtureSpec
 
-SILU = ExpertGate(Activation.SILU)
-CLAMPED = ExpertGate(Activation.SILU, clamp=0.7, beta=1.702)
+SILU = ExpertActivation(Activation.SILU)
+CLAMPED = ExpertActivation(Activation.SILU, clamp=0.7, beta=1.702)
+SQUARED = ExpertActivation(Activation.RELU2, is_gated=False)
 OF_5 = MixtureSpec(num_experts=5, experts_per_token=2, intermediate_size=35)
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 HIDDEN = 70
@@ -70,28 +71,34 @@ def expert_range(tiles: ExpertTiles, expert: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 90])
 @pytest.mark.parametrize(
-    ("has_bias", "dtype", "gate"),
+    ("has_bias", "dtype", "activation"),
     [
         (False, torch.float32, SILU),
         (True, torch.float32, CLAMPED),
         (True, torch.bfloat16, SILU),
         (False, torch.float16, CLAMPED),
+        (True, torch.float32, SQUARED),
     ],
 )
 def test_products_by_expert_are_those_of_torch(
-    num_tokens: int, has_bias: bool, dtype: torch.dtype, gate: ExpertGate, device: torch.device
+    num_tokens: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+    activation: ExpertActivation,
+    device: torch.device,
 ) -> None:
     torch.manual_seed(0)
     choice = choose(num_tokens, device)
     tiles = sort_by_expert(OF_5, choice, dtype)
     x = torch.randn(num_tokens, HIDDEN).to(device, dtype)
-    gates = draw(5, 70, HIDDEN, device=device, dtype=dtype)
+    num = 35 * (1 + activation.is_gated)
+    gates = draw(5, num, HIDDEN, device=device, dtype=dtype)
     downs = draw(5, HIDDEN, 35, device=device, dtype=dtype)
-    biases = [draw(5, n, device=device, dtype=dtype) if has_bias else None for n in (70, HIDDEN)]
-    inner = gated_expert_linear(x, dense(gates, biases[0]), tiles, gate)
+    biases = [draw(5, n, device=device, dtype=dtype) if has_bias else None for n in (num, HIDDEN)]
+    inner = activated_expert_linear(x, dense(gates, biases[0]), tiles, activation)
     out = expert_linear(inner, dense(downs, biases[1]), tiles)
     tolerance = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
-    expected = reference(x, gates, biases[0], choice.experts, gate)
+    expected = reference(x, gates, biases[0], choice.experts, activation)
     torch.testing.assert_close(inner, expected, **tolerance)
     expected = reference(inner, downs, biases[1], choice.experts)
     torch.testing.assert_close(out, expected, **tolerance)
@@ -106,7 +113,7 @@ def test_rows_have_the_bits_of_a_product_alone(dtype: torch.dtype, device: torch
     choice = choose(90, device)
     tiles = sort_by_expert(OF_5, choice, dtype)
     for own in (tiles, in_larger(tiles, choice)):
-        inner = gated_expert_linear(x, dense(gates), own, SILU)
+        inner = activated_expert_linear(x, dense(gates), own, SILU)
         out = expert_linear(inner, dense(downs), own)
         for token in (0, 57, 89):
             for slot, expert in enumerate(choice.experts[token].tolist()):

@@ -1,4 +1,4 @@
-"""The gate of experts."""
+"""The activation of experts, with a gate or without."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,12 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import Activation
 
 
 @dataclass(frozen=True)
-class ExpertGate:
-    """`act(gate) * up`; with a clamp, gpt-oss's `(up + 1) * gate * sigmoid(beta * gate)`."""
+class ExpertActivation:
+    """`act(gate) * up`, or `act(up)`; with a clamp, gpt-oss's `(up + 1) * gate * sigmoid(beta *
+    gate)`."""
 
-    activation: Activation
+    kind: Activation
+    is_gated: bool = True
     clamp: float = 0.0  # the largest gate, and the largest up of either sign; 0 is none
     beta: float = 1.0
 
@@ -24,7 +26,7 @@ class ExpertGate:
 def join(
     gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, CLAMP: tl.constexpr, BETA: tl.constexpr
 ) -> tl.tensor:
-    """Return what a `ExpertGate` makes of both, fp32."""
+    """Return what an `ExpertActivation` with a gate makes of both, fp32."""
     if CLAMP > 0:
         gate = tl.minimum(gate, CLAMP)
         up = tl.minimum(tl.maximum(up, -CLAMP), CLAMP)
@@ -33,10 +35,10 @@ def join(
         return activate(gate, KIND) * up
 
 
-def reference(gate_up: Tensor, gate: ExpertGate) -> Tensor:
-    """Do as `join`, in plain torch, of [rows, 2 * numbers], gates first."""
-    if not gate.clamp:
-        return act_mul_in_torch(gate_up, gate.activation)
-    x, up = gate_up.float().chunk(2, dim=-1)
-    x, up = x.clamp(max=gate.clamp), up.clamp(-gate.clamp, gate.clamp)
-    return ((up + 1) * (x * (gate.beta * x).sigmoid())).to(gate_up.dtype)
+def reference(products: Tensor, activation: ExpertActivation) -> Tensor:
+    """Do as the kernel, in plain torch, of [rows, 2 * numbers], gates first, or [rows, numbers]."""
+    if not activation.clamp:
+        return act_mul_in_torch(products, activation.kind, is_gated=activation.is_gated)
+    gate, up = products.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=activation.clamp), up.clamp(-activation.clamp, activation.clamp)
+    return ((up + 1) * (gate * (activation.beta * gate).sigmoid())).to(products.dtype)
