@@ -75,6 +75,11 @@ def with_mamba2(model: DecoderModel) -> DecoderModel:
     return dataclasses.replace(model, spec=dataclasses.replace(model.spec, layers=(layer,)))
 
 
+def activated_by(activation: Activation) -> DecoderModel:
+    model = stored_as(Format.F16)
+    return dataclasses.replace(model, spec=dataclasses.replace(model.spec, activation=activation))
+
+
 @pytest.mark.parametrize(
     ("asked", "model", "flags", "dtype"),
     [
@@ -82,6 +87,9 @@ def with_mamba2(model: DecoderModel) -> DecoderModel:
         ("auto", stored_as(Format.F16), {"quantization": "fp8"}, "bfloat16"),
         ("auto", stored_as(Format.F16, NormPlacement.PRE_POST), {}, "bfloat16"),
         ("auto", with_mamba2(stored_as(Format.F16)), {}, "bfloat16"),
+        ("auto", activated_by(Activation.RELU2), {}, "bfloat16"),
+        ("auto", activated_by(Activation.XIELU), {}, "bfloat16"),
+        ("auto", activated_by(Activation.GELU), {}, "float16"),
         ("auto", stored_as(Format.F16), {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
         ("auto", stored_as(Format.BF16), {}, "bfloat16"),
         ("auto", stored_as(Format.F32), {}, "bfloat16"),

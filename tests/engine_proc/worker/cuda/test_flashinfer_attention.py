@@ -167,6 +167,7 @@ def test_steps_of_single_tokens_are_for_our_kernel() -> None:
 
 BF16 = torch.bfloat16
 KNOWN = dataclasses.replace(SPECS["llama"], head_dim=128)
+CHUNKED = LayerSpec(window=7, is_chunked=True)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,7 @@ KNOWN = dataclasses.replace(SPECS["llama"], head_dim=128)
     [
         (KNOWN, BF16, BF16, ""),
         (dataclasses.replace(KNOWN, layers=(LayerSpec(window=7),)), BF16, BF16, ""),
+        (dataclasses.replace(KNOWN, layers=(CHUNKED,)), BF16, BF16, "in chunks"),
         (dataclasses.replace(KNOWN, attention_sinks=True), BF16, BF16, "attention sinks"),
         (SPECS["llama"], BF16, BF16, "heads have 16 numbers"),
         (KNOWN, torch.float16, torch.float16, ""),
