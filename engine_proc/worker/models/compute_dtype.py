@@ -3,7 +3,11 @@
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.model import DecoderModel
-from headrace.engine_proc.worker.models.specs.decoder_spec import Activation, Mamba2Spec, NormPlacement
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    Activation,
+    Mamba2Spec,
+    NormPlacement,
+)
 from headrace.errors import ModelError
 
 
