@@ -4,6 +4,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,34 @@ def test_engine_with_the_least_to_compute_is_chosen() -> None:
     assert choose(loads, 0) == 0, "10 tokens more than its prompt, not 20"
     assert choose([ReplicaLoad(True, 70, 40), *loads[1:]], 0) == 1, "its queue is too long"
     assert choose([ReplicaLoad(False, 9, 0), *loads[2:]], 0) == 1, "none serves"
+
+
+def test_a_slow_engine_gets_fewer_tokens() -> None:
+    fast, slow = ReplicaLoad(True, 500, 0, 1000), ReplicaLoad(True, 100, 0, 250)
+    assert choose([fast, slow], 0) == 1, "0.4 s, not 0.5"
+    assert choose([fast, replace(slow, num_pending=130)], 0) == 0, "0.52 s"
+    assert choose([replace(fast, num_pending=900), replace(slow, num_cached=90)], 0) == 1
+
+
+def test_tokens_are_shared_by_measured_rates(fleet: Fleet) -> None:
+    for slot, rate in zip(fleet.slots, (4000, 2000, 1000), strict=True):
+        slot[EngineField.PREFILL_RATE] = rate
+    for _ in range(70):
+        fleet.send(PROMPT)
+    shares = [num / (70 * len(PROMPT)) for num in fleet.sent]
+    assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.03)
+
+
+@pytest.mark.parametrize("rates", [(0, 0, 0), (900, 900, 900), (1000, 810, 0)])
+def test_engines_of_one_rate_or_of_none_yet_take_turns(rates: tuple[int, ...]) -> None:
+    loads = [ReplicaLoad(True, 5, 0, rate) for rate in rates]
+    assert [choose(loads, first) for first in range(3)] == [0, 1, 2]
+
+
+def test_an_engine_that_does_not_serve_makes_no_other_slow() -> None:
+    loads = [ReplicaLoad(False, 0, 0, 10**9), ReplicaLoad(True, 20, 0, 200)]
+    loads.append(ReplicaLoad(True, 9, 0, 100))
+    assert choose(loads, 0) == 2
 
 
 def test_equal_engines_take_turns() -> None:
