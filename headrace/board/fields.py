@@ -202,6 +202,7 @@ class EngineField(BoardField):
     CAN_SLEEP = GAUGE  # 1 of one whose pages the system takes back while workers live,
     IS_ASLEEP = GAUGE  # and 1 while it has given them back, and has no requests
     KERNELS = GAUGE  # a `kernels_number`: of what decides about its bits
+    LOAD_SIZE = KEPT  # of a model's first engine: how many it gets; the supervisor writes it
     PREFILL_RATE = GAUGE  # tokens per second of steps with prompts; 0 before the first
 
 
