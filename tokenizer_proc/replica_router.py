@@ -1,9 +1,10 @@
 """Chooses the engine of a request among those of its model, and sends it there.
 
 That is the engine that computes soonest what comes before the first token of the response. Those
-are the tokens of other sequences, and those of the prompt that its prefix cache lacks. The time for
-them is by the rate that the engine has measured of itself. What tokenizers have sent counts at
-once, by counters on the board. All sequences of a request go to one engine.
+are the tokens of other sequences, and those of the prompt that neither its prefix cache nor the
+memory of its KV store has. The time for them is by the rate that the engine has measured of itself.
+What tokenizers have sent counts at once, by counters on the board. All sequences of a request go to
+one engine.
 
 An engine that leaves its seat gets no new requests. It ends once it has taken all that is counted
 as sent to it. So a request is counted first, and its engine chosen anew where that has left.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board, Slot, State
@@ -80,7 +82,9 @@ class ReplicaRouter:
         self._engines = list(board.of("engine"))
         self._links = EngineLinks(config.run_dir, board, slot.beat)
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
-        self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
+        self._indexes = {
+            engine: [PrefixIndex(fd) for fd in fds] for engine, fds in config.prefix_fds.items()
+        }
         self._replicas: list[list[int]] = [[] for _ in config.cards]  # engines, by model
         for engine in self._engines:
             self._replicas[engine[EngineField.MODEL]].append(engine.seat.index)
@@ -203,7 +207,7 @@ class ReplicaRouter:
             ReplicaLoad(
                 self._is_ready(index),
                 self._num_pending(index) + num_tokens,
-                sum(page_tokens * self._indexes[index].count_cached(chain) for chain in chains),
+                sum(page_tokens * count_held(self._indexes[index], chain) for chain in chains),
                 self._engines[index][EngineField.PREFILL_RATE],
             )
             for index in replicas
@@ -229,6 +233,14 @@ def wake(fd: int) -> None:
     if fd >= 0:
         with suppress(BlockingIOError):
             os.write(fd, b"\0")
+
+
+def count_held(indexes: Sequence[PrefixIndex], digests: Sequence[bytes]) -> int:
+    """Return how many pages at the beginning of a chain an engine or its store has."""
+    count = 0
+    while more := max(index.count_cached(islice(digests, count, None)) for index in indexes):
+        count += more
+    return count
 
 
 def digests_of(request: GenerateRequest, ids: Ids, page_tokens: int) -> list[bytes]:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from types import FrameType
 
 import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have links
@@ -268,9 +269,9 @@ class Supervisor:
         if isinstance(config, EngineConfig):
             fds += config.cache_fds
             fds += [] if config.prefix_fd is None else [config.prefix_fd]
-            fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
+            fds += config.store_tiers.fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
-            fds += [*config.prefix_fds.values(), config.demand_fd]
+            fds += [*chain.from_iterable(config.prefix_fds.values()), config.demand_fd]
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(

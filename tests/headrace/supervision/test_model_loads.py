@@ -83,7 +83,7 @@ def test_sleep_that_is_wanted_next_loses_no_number() -> None:
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_a_model_that_is_loaded_again_has_as_many_engines_as_before(is_asked: bool) -> None:
+def test_a_model_that_is_loaded_again_has_its_engines(is_asked: bool) -> None:
     rig = Rig()
     slot = rig.board.slot("frontend")
     assert load_size(rig.board, 1) == 1, "by its flags"
