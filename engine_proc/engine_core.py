@@ -25,6 +25,7 @@ from headrace.engine_proc.page_copies import PageCopies
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
 from headrace.engine_proc.request_io.interrupted_streams import InterruptedStreams
+from headrace.engine_proc.request_io.prefill_rate import PrefillRate
 from headrace.engine_proc.request_io.resume_cache import ResumeCache
 from headrace.engine_proc.request_io.sequence_stats import SequenceStats
 from headrace.engine_proc.request_io.step_output import step_output
@@ -101,6 +102,7 @@ class EngineCore:
         # Of a step: between two tokens of a sequence are as many as are in flight.
         self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
         self._step_time = StepTimeModel()
+        self._prefill_rate = PrefillRate(slot)
         self._ahead_s = ahead_s
         self._sends_full_ahead = (
             config.embedding_size is not None and config.async_scheduling is None
@@ -513,6 +515,8 @@ class EngineCore:
             return
         self._step_limit.worked()
         self._step_time.observe(num_tokens, seconds, len(chunks))
+        if num_tokens > len(chunks) and any(chunk.is_prefill for chunk in chunks):
+            self._prefill_rate.observe(num_tokens, seconds)
         self._slot[EngineField.STEPPED_NS] = time.monotonic_ns()
         self._set_step_deadline()
         news = self._scheduler.update(

@@ -14,7 +14,7 @@ from headrace.board.backlog import engine_backlog
 from headrace.board.board import Slot
 from headrace.board.fields import EngineField, Seating
 from headrace.config.config import CPU_KV_BYTES
-from headrace.config.process_configs import EngineConfig
+from headrace.config.process_configs import EngineConfig, StoreTiers
 from headrace.engine_proc.adapter_loads import AdapterLoads
 from headrace.engine_proc.child_processes.store_client import StoreClient
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
@@ -104,7 +104,7 @@ def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
         tables = open_tables(config, ready, workers.cache_id)
         pools = make_pools(ready, config, tables)
         pool = pools.pages
-        tier = make_host_tier(pools, ready, workers, tables, store)
+        tier = make_host_tier(pools, ready, workers, tables, store, config.store_tiers)
         publisher = publish_events(config, pool)
         adapter_pool = make_adapters(config)
         scheduler = make_scheduler(
@@ -298,6 +298,7 @@ def make_host_tier(
     workers: WorkerGroup,
     tables: tuple[CacheTable, CacheTable],
     store: StoreClient | None,
+    tiers: StoreTiers | None,
 ) -> HostTier | None:
     """Return the tier beneath what GPUs have, and above a KV store on disk, if there is one.
 
@@ -307,7 +308,9 @@ def make_host_tier(
     if not ready.num_host_pages:
         return None
     layout = workers.cache_layout
-    pages = PagePool(layout.num_pages, device.pages.page_tokens, tables[0])
+    index_fd = None if tiers is None else tiers.index_fd
+    index = None if index_fd is None else PrefixIndex(index_fd)
+    pages = PagePool(layout.num_pages, device.pages.page_tokens, tables[0], index)
     host = CachePools(pages, StateSlots(layout.num_states, tables[1]))
     if store is None or not store.has_directory:
         return HostTier(device, host, layout)

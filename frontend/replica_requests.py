@@ -16,6 +16,7 @@ from headrace.board.replicas import (
     ReplicaCount,
     adapter_bytes,
     count_replicas,
+    load_size,
     own_engines,
     wish_replicas,
     wish_sleep,
@@ -127,7 +128,7 @@ class ReplicaRequests:
     def apply(self, name: str, action: ModelAction) -> AdminResponse | Rejection:
         """Note what is to become of a model, or return why it cannot.
 
-        What is loaded already keeps its replicas.
+        What is loaded keeps its replicas, what is loaded again has as many as before.
         """
         names = [model.name for model in self._models]
         if name not in names:
@@ -138,7 +139,7 @@ class ReplicaRequests:
         count = 0
         is_elsewhere = any(map(self._board.is_remote, engines_of(self._board, model)))
         if action is ModelAction.LOAD:
-            count = self._count(model).wanted or self._models[model].num_replicas
+            count = self._count(model).wanted or load_size(self._board, model)
             wish_sleep(self._slot, model, False)
         elif is_elsewhere:
             return NOT_HERE

@@ -1,9 +1,10 @@
 """Chooses the engine of a request among those of its model, and sends it there.
 
-That is the engine with the fewest tokens to compute before the first one of the response. They are
-those of other sequences, and those of the prompt that its prefix cache lacks. Replicas have equal
-shares of one machine, so tokens stand for time. What tokenizers have sent counts at once, by
-counters on the board. All sequences of a request go to one engine.
+That is the engine that computes soonest what comes before the first token of the response. Those
+are the tokens of other sequences, and those of the prompt that neither its prefix cache nor the
+memory of its KV store has. The time for them is by the rate that the engine has measured of itself.
+What tokenizers have sent counts at once, by counters on the board. All sequences of a request go to
+one engine.
 
 An engine that leaves its seat gets no new requests. It ends once it has taken all that is counted
 as sent to it. So a request is counted first, and its engine chosen anew where that has left.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board, Slot, State
@@ -42,23 +44,35 @@ class ReplicaLoad:
     """An engine, to a request."""
 
     is_ready: bool
-    num_pending: int  # tokens that it computes before, as far as is known
+    num_pending: int  # tokens that it computes for others and, without a cache, for the request
     num_cached: int  # tokens of the prompts in its prefix cache
+    prefill_rate: int = 0  # tokens per second, as it has measured; 0 before it has
 
 
 def choose(loads: Sequence[ReplicaLoad], first: int) -> int:
-    """Return the index of the engine with the fewest tokens to compute.
+    """Return the index of the engine that has computed the prompts soonest.
 
     Args:
         first: of equals, the one that comes first from here on is chosen.
     """
+    fastest = max(load.prefill_rate * load.is_ready for load in loads)
 
     def cost(index: int) -> tuple[bool, int, int]:
         load = loads[index]
+        num_tokens = load.num_pending - load.num_cached
         turn = (index - first) % len(loads)
-        return not load.is_ready, load.num_pending - load.num_cached, turn
+        return not load.is_ready, num_tokens * slowness(load.prefill_rate, fastest), turn
 
     return min(range(len(loads)), key=cost)
+
+
+def slowness(rate: int, fastest: int) -> int:
+    """Return how many halves of the fastest engine's time another takes, 2 at least.
+
+    Rates of equal engines differ by the steps they are of. So those that are within a quarter are
+    equal. An engine without a rate counts as the fastest: its next prompt tells.
+    """
+    return max(2, round(2 * fastest / rate)) if rate else 2
 
 
 class ReplicaRouter:
@@ -73,7 +87,9 @@ class ReplicaRouter:
             for engine, remote in config.remote_engines.items()
         }
         self._backlogs = [engine_backlog(board, i) for i in range(len(self._engines))]
-        self._indexes = {engine: PrefixIndex(fd) for engine, fd in config.prefix_fds.items()}
+        self._indexes = {
+            engine: [PrefixIndex(fd) for fd in fds] for engine, fds in config.prefix_fds.items()
+        }
         self._replicas: list[list[int]] = [[] for _ in config.cards]  # engines, by model
         for engine in self._engines:
             self._replicas[engine[EngineField.MODEL]].append(engine.seat.index)
@@ -197,15 +213,21 @@ class ReplicaRouter:
     def _loads(self, replicas: list[int], prompts: Prompts) -> list[ReplicaLoad]:
         page_tokens = max(self._engines[index][EngineField.PAGE_TOKENS] for index in replicas)
         distinct = {id(ids): (request, ids) for request, ids in prompts}.values()
+        num_tokens = sum(len(ids) for _, ids in distinct)
         chains = [digests_of(request, ids, page_tokens) for request, ids in distinct]
         return [
             ReplicaLoad(
                 self._is_ready(index),
-                max(self._backlogs[index](), 0) + self._engines[index][EngineField.PENDING_TOKENS],
-                sum(page_tokens * self._indexes[index].count_cached(chain) for chain in chains),
+                self._num_pending(index) + num_tokens,
+                sum(page_tokens * count_held(self._indexes[index], chain) for chain in chains),
+                self._engines[index][EngineField.PREFILL_RATE],
             )
             for index in replicas
         ]
+
+    def _num_pending(self, engine: int) -> int:
+        """Return how many tokens an engine has to compute, those on their way included."""
+        return max(self._backlogs[engine](), 0) + self._engines[engine][EngineField.PENDING_TOKENS]
 
     def _is_ready(self, engine: int) -> bool:
         """Whether an engine serves, even if it is leaving."""
@@ -225,6 +247,14 @@ def wake(fd: int) -> None:
     if fd >= 0:
         with suppress(BlockingIOError):
             os.write(fd, b"\0")
+
+
+def count_held(indexes: Sequence[PrefixIndex], digests: Sequence[bytes]) -> int:
+    """Return how many pages at the beginning of a chain an engine or its store has."""
+    count = 0
+    while more := max(index.count_cached(islice(digests, count, None)) for index in indexes):
+        count += more
+    return count
 
 
 def digests_of(request: GenerateRequest, ids: Ids, page_tokens: int) -> list[bytes]:

@@ -80,7 +80,7 @@ class StoreClient:
             tiers=tiers,
         )
         slot = self._context.board.slot("kv_store", self._context.index)
-        fds = (*config.cache_fds, *tiers.memory_fds)
+        fds = (*config.cache_fds, *tiers.fds)
         self._is_ready = self._is_asked = self.is_keeping = False
         return ChildProcess(
             self._context, slot, store_config, (asks, answers), fds, config.watchdog_timeout

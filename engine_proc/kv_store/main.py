@@ -20,6 +20,7 @@ from headrace.engine_proc.worker.execution.cache_fingerprint import (
     content_fingerprint,
 )
 from headrace.errors import ConfigError
+from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.worker_messages import (
     CacheLayout,
     Drain,
@@ -111,6 +112,10 @@ def open_tiers(config: KvStoreConfig, layout: CacheLayout, fingerprint: str) -> 
         headers = make_headers(config, layout, fingerprint, "--kv-store-bytes", tiers.memory_bytes)
         fds = dict(zip(RecordKind, tiers.memory_fds, strict=True))
         own = {k.value: SlotFile(fds[k], header, False) for k, header in headers.items()}
+        if tiers.index_fd is not None:
+            index = PrefixIndex(tiers.index_fd)
+            index.clear()
+            own[RecordKind.PAGES].tell(index.add, index.remove)
         found.append(StoreTier(TierName.MEMORY, own))
     if tiers.directory is not None:
         flag = "--kv-store-disk-bytes"

@@ -27,6 +27,7 @@ from headrace.engine_proc.mock.profile import Profile, read_profile
 from headrace.engine_proc.mock.rows import Rows, Words
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.intake import Intake, IntakeDecision
+from headrace.engine_proc.request_io.prefill_rate import PrefillRate
 from headrace.engine_proc.request_io.sequence_stats import TokenRate, begin, close
 from headrace.engine_proc.request_io.turn import EngineInbox, messages_of_turn
 from headrace.ipc.arena import Arena
@@ -170,6 +171,7 @@ class MockEngine:
         self._slot = slot
         self._slot[EngineField.PAGE_TOKENS] = PAGE_TOKENS
         self._rate = TokenRate(slot)
+        self._prefill_rate = PrefillRate(slot)
         execution = config.execution
         self._max_num_seqs = execution.max_num_seqs
         self._max_num_queued = config.max_num_queued
@@ -331,7 +333,10 @@ class MockEngine:
         begun, num_prompt_tokens = self._compute_prompts(self._max_tokens - num_generating)
         num_tokens = num_generating + num_prompt_tokens
         num_sequences = num_generating + len(begun)
-        self._wait(self._profile.seconds(num_tokens, num_sequences, self._num_context))
+        seconds = self._profile.seconds(num_tokens, num_sequences, self._num_context)
+        self._wait(seconds)
+        if num_prompt_tokens:
+            self._prefill_rate.observe(num_tokens, seconds)
         self._step += 1
         now = time.monotonic_ns()
         if num_generating:

@@ -18,6 +18,7 @@ OWN = {
     EngineField.LOADS,
     EngineField.FAILED_LOADS,
     EngineField.RETRY_NS,
+    EngineField.LOAD_SIZE,
     EngineField.CAN_SLEEP,
     EngineField.IS_ASLEEP,
     EngineField.SESSION,

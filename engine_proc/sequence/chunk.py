@@ -47,6 +47,11 @@ class Chunk:
         return self.count + len(self.drafts)
 
     @property
+    def is_prefill(self) -> bool:
+        """Whether tokens of the sequence's prompt are computed."""
+        return self.start < self.sequence.num_prompt
+
+    @property
     def end(self) -> int:
         """The position behind the last token, guesses aside."""
         return self.start + self.count

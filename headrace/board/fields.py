@@ -204,6 +204,8 @@ class EngineField(BoardField):
     KERNELS = GAUGE  # a `kernels_number`: of what decides about its bits
     SESSION = GAUGE  # of the seat with an engine on another machine, while that serves,
     LOST_SESSION = GAUGE  # and the one that ends; the process writes it whose link has broken
+    LOAD_SIZE = KEPT  # of a model's first engine: how many it gets; the supervisor writes it
+    PREFILL_RATE = GAUGE  # tokens per second of steps with prompts; 0 before the first
 
 
 class WorkerField(BoardField):

@@ -32,6 +32,15 @@ def own_engines(board: Board, model: int) -> list[Slot]:
     return [slot for slot in engines if not board.is_remote(slot)]
 
 
+def load_size(board: Board, model: int) -> int:
+    """Return how many engines here a model has once it is loaded, or loaded again."""
+    return next(
+        slot[EngineField.LOAD_SIZE]
+        for slot in board.of("engine")
+        if slot[EngineField.MODEL] == model
+    )
+
+
 def count_replicas(engines: Sequence[Slot]) -> ReplicaCount:
     """Return how many engines there are in the seats of a model."""
     seated = [slot for slot in engines if slot[EngineField.SEATING] == Seating.SEATED]

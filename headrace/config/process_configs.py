@@ -154,7 +154,8 @@ class TokenizerConfig:
     handles_gets: bool = True  # the last index does, and encodes nothing
     takes_scripts: bool = False  # the engine is a mock
     traces: bool = False  # requests have spans
-    prefix_fds: dict[int, int] = field(default_factory=dict)  # `PrefixIndex` by engine, of replicas
+    # Of replicas, by engine: each `PrefixIndex`, that of its pool before that of its store.
+    prefix_fds: dict[int, tuple[int, ...]] = field(default_factory=dict)
     enable_lora: bool = False
     lora_dir: str | None = None
     max_num_queued: tuple[int, ...] = ()  # sequences that wait for an engine, by model
@@ -304,10 +305,16 @@ class StoreTiers:
     """What is beneath the pool: memory, a directory on disk, or both."""
 
     memory_fds: tuple[int, ...] = ()  # of pages and of states
+    index_fd: int | None = None  # of the `PrefixIndex` of pages in memory, where tokenizers read it
     memory_bytes: int = 0
     directory: str | None = None
     disk_bytes: int = 0
     takes_images: bool = False
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return self.memory_fds if self.index_fd is None else (*self.memory_fds, self.index_fd)
 
     @property
     def disk_bytes_of_images(self) -> int:

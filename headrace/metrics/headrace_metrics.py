@@ -109,6 +109,7 @@ GAUGES: list[tuple[str, str, BoardField]] = [
     ("num_requests_running", "Sequences in the running batch", EngineField.RUNNING),
     ("num_requests_waiting", "Sequences waiting for a place", EngineField.WAITING),
     ("num_tokens_waiting", "Tokens to compute of those", EngineField.WAITING_TOKENS),
+    ("prefill_rate", "Tokens a second of steps with prompts", EngineField.PREFILL_RATE),
     ("kv_pages", "Pages of the KV cache", EngineField.PAGES_TOTAL),
     ("kv_pages_total", "As kv_pages; goes with the next release", EngineField.PAGES_TOTAL),
     ("kv_pages_free", "Free pages of the KV cache", EngineField.PAGES_FREE),

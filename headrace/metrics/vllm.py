@@ -210,9 +210,11 @@ def engine_gauges(readings: BoardTotals, families: Families) -> Iterator[Metric]
     usage = readings.kv_usage
     yield gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", [({}, usage)])
     pages = str(engine(EngineField.PAGES_TOTAL))
-    states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}  # it never sleeps
+    sleeps = engine(EngineField.IS_ASLEEP)
+    # Sleep is vLLM's of level 1, whose name this is. Here weights are in the CPU's memory anyway.
+    states = {"awake": 1 - sleeps, "weights_offloaded": sleeps, "discard_all": 0}
     sleep: list[tuple[Labels, float]] = [({"sleep_state": s}, n) for s, n in states.items()]
-    yield gauge("engine_sleep_state", "Whether the engine is awake: it always is", sleep)
+    yield gauge("engine_sleep_state", "Whether the engine is awake or sleeps", sleep)
     info = {"block_size": str(engine(EngineField.PAGE_TOKENS)), "num_gpu_blocks": pages}
     yield gauge("cache_config_info", "What the KV cache is, as labels", [(info, 1)])
 

@@ -188,6 +188,8 @@ class SlotFile(SlotFileReader):
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._clock = clock
+        self._on_written: Callable[[bytes], None] = lambda _: None
+        self._on_erased: Callable[[bytes], None] = lambda _: None
         if read_header(fd) != header:
             os.ftruncate(fd, 0)
             if reserves:
@@ -198,6 +200,12 @@ class SlotFile(SlotFileReader):
         super().__init__(fd, header)
         taken = {entry.slot for entry in self._entries.values()}
         self._free = [slot for slot in range(header.num_slots - 1, -1, -1) if slot not in taken]
+
+    def tell(self, on_written: Callable[[bytes], None], on_erased: Callable[[bytes], None]) -> None:
+        """Tell of the records that are here, and of each that comes or goes."""
+        self._on_written, self._on_erased = on_written, on_erased
+        for digest in self:
+            on_written(digest)
 
     def read(self, digest: bytes, into: memoryview) -> bool:
         """Read a record, and note that it was used."""
@@ -230,6 +238,7 @@ class SlotFile(SlotFileReader):
         self._free.pop()
         self._entries[digest] = entry
         self._note_change()
+        self._on_written(digest)
 
     def erase(self, digest: bytes) -> None:
         """Forget a record that is here."""
@@ -238,6 +247,7 @@ class SlotFile(SlotFileReader):
         del self._entries[digest]
         self._free.append(slot)
         self._note_change()
+        self._on_erased(digest)
 
     def _refuse(self, digest: bytes, entry: SlotEntry) -> None:
         self.num_refused += 1

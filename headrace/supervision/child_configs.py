@@ -114,7 +114,7 @@ class ChildConfigs:
                 handles_gets=self.listen_fds is not None,
                 takes_scripts=c.engine == "mock",
                 traces=self._traces,
-                prefix_fds=self.files.prefix_fds,
+                prefix_fds=self.files.all_prefix_fds,
                 enable_lora=c.enable_lora,
                 lora_dir=c.lora_dir,
                 max_num_queued=tuple(group.config.max_num_queued for group in self.groups),

@@ -30,7 +30,19 @@ class EngineFiles:
             if len(board.replicas_of(slot)) > 1 or config.engine_listen is not None:
                 self.prefix_fds[slot.seat.index] = create_prefix_index()
         num_stores = sum(1 for _ in board.of("kv_store"))
-        self.store_tiers = [make_store_tiers(configs[0], takes_images) for _ in range(num_stores)]
+        self.store_tiers = [
+            make_store_tiers(configs[0], takes_images, engine in self.prefix_fds)
+            for engine in range(num_stores)
+        ]
+
+    @property
+    def all_prefix_fds(self) -> dict[int, tuple[int, ...]]:
+        """By engine, of its pages and of those that its store has in memory."""
+        stores = dict(enumerate(tiers.index_fd for tiers in self.store_tiers))
+        return {
+            engine: (fd,) if (store := stores.get(engine)) is None else (fd, store)
+            for engine, fd in self.prefix_fds.items()
+        }
 
     def clear(self, engine: int) -> None:
         """Give the memory of an engine back to the system. Its processes have ended."""
@@ -39,8 +51,8 @@ class EngineFiles:
             fds += self.store_tiers[engine].memory_fds
         for fd in fds:
             os.ftruncate(fd, 0)
-        if engine in self.prefix_fds:
-            PrefixIndex(self.prefix_fds[engine]).clear()
+        for fd in self.all_prefix_fds.get(engine, ()):
+            PrefixIndex(fd).clear()
 
 
 def make_cache_files(num_workers: int) -> tuple[int, ...]:
@@ -49,11 +61,12 @@ def make_cache_files(num_workers: int) -> tuple[int, ...]:
     return tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
 
 
-def make_store_tiers(config: ServerConfig, takes_images: bool) -> StoreTiers:
+def make_store_tiers(config: ServerConfig, takes_images: bool, has_replicas: bool) -> StoreTiers:
     """Return the tiers of the KV store; those in memory outlive all other processes."""
     names = ("headrace-store-pages", "headrace-store-states") if config.kv_store_bytes else ()
     return StoreTiers(
         memory_fds=tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names),
+        index_fd=create_prefix_index() if config.kv_store_bytes and has_replicas else None,
         memory_bytes=config.kv_store_bytes,
         directory=None if config.kv_store is None else os.path.abspath(config.kv_store),
         disk_bytes=config.kv_store_disk_bytes,

@@ -12,7 +12,7 @@ from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board
 from headrace.board.fields import EngineField, FrontendField
 from headrace.board.model_status import ModelState, engines_of, model_state, num_waiting
-from headrace.board.replicas import ModelWishes, own_engines
+from headrace.board.replicas import ModelWishes, load_size, own_engines
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy, ModelDemand
@@ -38,12 +38,13 @@ class ModelLoads:
         self._board = board
         self._names = [group.card.name for group in groups]
         self._least = [group.config.num_own_engines for group in groups]
-        self._sizes = list(self._least)
         self._seats = seats
         self._policy = policy
         self._clock = clock
         self._wishes = ModelWishes(board, FrontendField.REPLICAS)
         self._engines = [engines_of(board, model) for model in range(len(groups))]
+        for model, size in enumerate(self._least):
+            self._note_size(model, size)
         self._backlogs = [engine_backlog(board, slot.seat.index) for slot in board.of("engine")]
 
     @property
@@ -60,9 +61,9 @@ class ModelLoads:
         started: list[int] = []
         for model, count in self._wishes.take().items():
             started += self._grant(model, count)
-        for model, size in enumerate(self._sizes):
-            num_engines = max(size, self._num_engines(model))
-            self._policy.resize(model, num_engines - self._least[model])
+        for model, least in enumerate(self._least):
+            num_engines = max(load_size(self._board, model), self._num_engines(model))
+            self._policy.resize(model, num_engines - least)
         demands = [self._demand_of(model) for model in range(len(self._names))]
         decision = self._policy.decide(demands, self._clock())
         for model in decision.unload:
@@ -70,7 +71,7 @@ class ModelLoads:
             self._seats.resize(model, 0)
         for model in decision.load:
             log.info("%s is loaded", self._names[model])
-            engines = self._seats.resize(model, self._sizes[model])
+            engines = self._seats.resize(model, load_size(self._board, model))
             for engine in engines[:1]:
                 self._board.slot("engine", engine).add(EngineField.LOADS)
             started += engines
@@ -98,11 +99,15 @@ class ModelLoads:
         if not count:
             self._policy.forget(model)
             return self._seats.resize(model, 0)
-        self._sizes[model] = count
+        self._note_size(model, count)
         if state in (ModelState.LOADED, ModelState.LOADING):
             return self._seats.resize(model, count)
         self._policy.ask(model)
         return []
+
+    def _note_size(self, model: int, size: int) -> None:
+        """Tell frontends how many engines a model gets when it is loaded."""
+        self._engines[model][0][EngineField.LOAD_SIZE] = size
 
     def _num_engines(self, model: int) -> int:
         """Return how many engines of a model there are here, those that leave included."""

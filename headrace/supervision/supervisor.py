@@ -18,9 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from types import FrameType
 
 import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have links
@@ -41,7 +40,7 @@ from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
 from headrace.ipc.recorder import prepare_folder
-from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
+from headrace.runtime.process import DRAIN, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.child_configs import ChildConfigs
@@ -58,7 +57,8 @@ from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.model_loads import ModelLoads
 from headrace.supervision.orphans import reap_orphans
-from headrace.supervision.restart_backoff import RestartBackoff
+from headrace.supervision.renewals import Renewals
+from headrace.supervision.seated_process import SeatedProcess
 from headrace.supervision.seats import seats_of
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
 from headrace.system.file_limit import raise_file_limit
@@ -84,18 +84,6 @@ class ChildDied(HeadraceError):
         self.how = f"{ending(code)}{f' ({why})' if why else ''}"
         super().__init__(f"{seat} {self.how}")
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
-
-
-@dataclass
-class SeatedProcess:
-    """The process in a seat, with the descriptor that reports its end."""
-
-    seat: Seat
-    process: Process
-    pidfd: int
-    restarts: RestartBackoff = field(default_factory=RestartBackoff)
-    start_at: float | None = None  # when another is to start, where this one has died
-    is_new: bool = False  # an engine that has not served yet, in a server that does
 
 
 class Supervisor:
@@ -177,8 +165,7 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
-        self._to_renew: deque[SeatedProcess] = deque()
-        self._renewing: tuple[SeatedProcess, Process] | None = None  # and its predecessor
+        self._renewals = Renewals(self.board, self._engine_seats)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
@@ -204,8 +191,8 @@ class Supervisor:
     def _renew_all(self, role: str) -> None:
         """Have the processes of a role replaced, each at its turn."""
         for child in self._children:
-            if child.seat.role == role and child not in self._to_renew:
-                self._to_renew.append(child)
+            if child.seat.role == role:
+                self._renewals.add(child)
 
     def _apply_admin_requests(self) -> None:
         """Execute admin requests."""
@@ -242,7 +229,7 @@ class Supervisor:
                 self._apply_admin_requests()
                 for engine in self._loads.look():
                     self._add_engine(engine)
-                self._renew()
+                self._renewals.go_on()
                 self._end_leaving()
         finally:
             self._stop()
@@ -282,9 +269,9 @@ class Supervisor:
         if isinstance(config, EngineConfig):
             fds += config.cache_fds
             fds += [] if config.prefix_fd is None else [config.prefix_fd]
-            fds += config.store_tiers.memory_fds if config.store_tiers is not None else ()
+            fds += config.store_tiers.fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
-            fds += [*config.prefix_fds.values(), config.demand_fd]
+            fds += [*chain.from_iterable(config.prefix_fds.values()), config.demand_fd]
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
         process = spawn(
@@ -340,46 +327,11 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(slot[CommonField.PID], signal.SIGKILL)
 
-    def _renew(self) -> None:
-        """Have the next process replaced that is to be, once the one before it has been."""
-        if self._renewing is not None:
-            child, before = self._renewing
-            if is_engine(child) and child.process is before and self._stays(child):
-                self._renewing = None  # more replicas are wanted meanwhile
-                return
-            slot = self.board.slot(child.seat.role, child.seat.index)
-            if child.process is before or slot[CommonField.STATE] != State.READY:
-                if child.process is before and child.seat.role not in ("frontend", "engine"):
-                    before.send_signal(signal.SIGTERM)  # once more: it may have got lost
-                return
-            self._renewing = None
-        if self._to_renew:
-            child = self._to_renew.popleft()
-            if is_engine(child):
-                self._renew_engine(child)
-                return
-            child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
-            self._renewing = child, child.process
-
-    def _renew_engine(self, child: SeatedProcess) -> None:
-        """Replace an engine, if others of its model serve meanwhile."""
-        if not self._engine_seats.has_replicas(child.seat.index):
-            log.info("%s is not replaced: its model has no other engine", child.seat)
-        elif child.start_at is None:  # else it is being replaced
-            if self._engine_seats.renew(child.seat.index):
-                self._renewing = child, child.process
-            else:  # the others start
-                self._to_renew.appendleft(child)
-
-    def _stays(self, child: SeatedProcess) -> bool:
-        """Whether an engine lives and is not leaving."""
-        return child.start_at is None and not self._engine_seats.is_leaving(child.seat.index)
-
     def _end_leaving(self) -> None:
         """End engines that leave and have no requests any more, or have had the time for them."""
         due = self._engine_seats.due()
         for child in list(self._children):
-            if is_engine(child) and child.seat.index in due:
+            if child.is_engine and child.seat.index in due:
                 if child.start_at is None:
                     child.process.send_signal(signal.SIGTERM)
                 else:  # it has died meanwhile
@@ -401,7 +353,7 @@ class Supervisor:
     def _may_lack(self, child: SeatedProcess) -> bool:
         """Whether the server goes on without an engine: a new one, or one that loads on demand."""
         is_on_demand = self._is_up and self._config.max_loaded_models is not None
-        return child.is_new or (is_engine(child) and is_on_demand)
+        return child.is_new or (child.is_engine and is_on_demand)
 
     def _give_up(self, child: SeatedProcess) -> None:
         """Have no other engine follow one that is leaving and has died."""
@@ -413,10 +365,7 @@ class Supervisor:
         self._children.remove(child)
         self._engine_seats.vacate(child.seat.index)
         self._files.clear(child.seat.index)
-        if child in self._to_renew:
-            self._to_renew.remove(child)
-        if self._renewing is not None and self._renewing[0] is child:
-            self._renewing = None
+        self._renewals.forget(child)
 
     def _inject_faults(self) -> None:
         """Inject the faults of --chaos."""
@@ -447,7 +396,7 @@ class Supervisor:
             ChildDied: the resource was lacking too often in a row.
         """
         child.start_at = None
-        if is_engine(child) and self._engine_seats.is_given_up(child.seat.index):
+        if child.is_engine and self._engine_seats.is_given_up(child.seat.index):
             self._give_up(child)
             return
         try:
@@ -515,9 +464,9 @@ class Supervisor:
         if slot[CommonField.STATE] == State.READY:
             child.restarts.worked()
             child.is_new = False
-        is_wanted = self._renewing is not None and self._renewing[0] is child
+        is_wanted = self._renewals.is_current(child)
         leaving = None
-        if is_engine(child):
+        if child.is_engine:
             leaving = self._engine_seats.end(child.seat.index, code)
         else:
             slot.die()
@@ -590,8 +539,3 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 left.append(child)
         return left
-
-
-def is_engine(child: SeatedProcess) -> bool:
-    """Whether a child has the seat of an engine."""
-    return child.seat.role == "engine"

@@ -1,6 +1,5 @@
 """What operators are told of replicas, and may ask for."""
 
-import dataclasses
 import json
 
 import pytest
@@ -138,8 +137,11 @@ def test_models_are_loaded_and_unloaded_by_name() -> None:
     assert rig._wishes.take() == {1: 0}
     for slot in rig.engines[4:]:
         slot[EngineField.SEATING] = Seating.VACANT
-    rig.requests.apply(name, ModelAction.LOAD)
-    assert rig._wishes.take() == {1: 2}, "as many as its flags say"
+    rig.engines[4][EngineField.LOAD_SIZE] = 2
+    loaded = rig.requests.apply(name, ModelAction.LOAD)
+    assert isinstance(loaded, AdminResponse)
+    assert json.loads(loaded.body)["replicas"] == 2
+    assert rig._wishes.take() == {1: 2}, "as many as it had"
     missing = rig.requests.apply("other", ModelAction.LOAD)
     assert isinstance(missing, Rejection)
     assert missing.status == 404
@@ -154,7 +156,6 @@ def test_engines_elsewhere_are_neither_counted_nor_unloaded() -> None:
     assert isinstance(refused, Rejection)
     assert (refused.status, refused.code) == (409, "model_cannot_unload")
     rig.engines[4][EngineField.IS_REMOTE] = 1
-    rig.requests._models[1] = dataclasses.replace(rig.requests._models[1], num_replicas=0)
     rig.requests.apply('b"\N{FOX FACE}', ModelAction.LOAD)
     assert not rig.wished, "which is no request for none"
 

@@ -4,6 +4,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from tiny_card import TINY_CARD
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, EngineField, Seating, TokenizerField
 from headrace.config.process_configs import TokenizerConfig
+from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.ipc.messages import GenerateRequest, HttpRequest, Sampling, ToEngine, request_id
 from headrace.ipc.page_digests import chain_digests
 from headrace.ipc.prefix_index import PrefixIndex, create_prefix_index
 from headrace.ipc.sockets import Inbox, address
+from headrace.storage.slot_file import SlotFile, SlotFileHeader
 from headrace.tokenizer_proc.load_queue import RoutedRequest
 from headrace.tokenizer_proc.replica_router import (
     ReplicaLoad,
@@ -44,10 +47,11 @@ class Fleet:
         for slot in self.slots:
             slot.enter(State.READY)
             slot[EngineField.PAGE_TOKENS] = PAGE
-        fds = {seat.index: create_prefix_index() for seat in engines}
+        fds = {seat.index: (create_prefix_index(), create_prefix_index()) for seat in engines}
         self.demands, demand_fd = os.pipe2(os.O_NONBLOCK)
         self._fds = self.demands, demand_fd
-        self.indexes = [PrefixIndex(fd) for fd in fds.values()]
+        self.indexes = [PrefixIndex(pool) for pool, _ in fds.values()]
+        self.stores = [PrefixIndex(store) for _, store in fds.values()]
         config = TokenizerConfig(
             run_dir=run_dir,
             cards=(TINY_CARD,),
@@ -126,6 +130,34 @@ def test_engine_with_the_least_to_compute_is_chosen() -> None:
     assert choose([ReplicaLoad(False, 9, 0), *loads[2:]], 0) == 1, "none serves"
 
 
+def test_a_slow_engine_gets_fewer_tokens() -> None:
+    fast, slow = ReplicaLoad(True, 500, 0, 1000), ReplicaLoad(True, 100, 0, 250)
+    assert choose([fast, slow], 0) == 1, "0.4 s, not 0.5"
+    assert choose([fast, replace(slow, num_pending=130)], 0) == 0, "0.52 s"
+    assert choose([replace(fast, num_pending=900), replace(slow, num_cached=90)], 0) == 1
+
+
+def test_tokens_are_shared_by_measured_rates(fleet: Fleet) -> None:
+    for slot, rate in zip(fleet.slots, (4000, 2000, 1000), strict=True):
+        slot[EngineField.PREFILL_RATE] = rate
+    for _ in range(70):
+        fleet.send(PROMPT)
+    shares = [num / (70 * len(PROMPT)) for num in fleet.sent]
+    assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.03)
+
+
+@pytest.mark.parametrize("rates", [(0, 0, 0), (900, 900, 900), (1000, 810, 0)])
+def test_engines_of_one_rate_or_of_none_yet_take_turns(rates: tuple[int, ...]) -> None:
+    loads = [ReplicaLoad(True, 5, 0, rate) for rate in rates]
+    assert [choose(loads, first) for first in range(3)] == [0, 1, 2]
+
+
+def test_an_engine_that_does_not_serve_makes_no_other_slow() -> None:
+    loads = [ReplicaLoad(False, 0, 0, 10**9), ReplicaLoad(True, 20, 0, 200)]
+    loads.append(ReplicaLoad(True, 9, 0, 100))
+    assert choose(loads, 0) == 2
+
+
 def test_equal_engines_take_turns() -> None:
     loads = [ReplicaLoad(True, 5, 0)] * 3
     assert [choose(loads, first) for first in range(3)] == [0, 1, 2]
@@ -150,6 +182,31 @@ def test_prompt_leaves_its_prefix_where_the_queue_is_longer(fleet: Fleet) -> Non
     fleet.slots[1][EngineField.PENDING_TOKENS] = len(PROMPT) + 1
     assert fleet.send([*PROMPT, 7]) != 1
     assert fleet.reasons() == [0, 1, 0]
+
+
+def test_a_conversation_goes_back_to_the_store_that_has_it(fleet: Fleet) -> None:
+    header = SlotFileHeader("pages", "", "", record_bytes=8, num_slots=8)
+    fd = os.memfd_create("store")
+    store = SlotFile(fd, header, reserves=False)
+    store.tell(fleet.stores[2].add, fleet.stores[2].remove)
+    pool = PagePool(len(PROMPT) // PAGE, PAGE, index=fleet.indexes[2])
+    digests: list[bytes] = []
+    chain_digests(digests, array("i", PROMPT), PAGE, len(PROMPT) // PAGE)
+    pages = pool.allocate(pool.num_pages)
+    for page, digest in zip(pages, digests, strict=True):
+        pool.cache(page, digest)
+        store.write(digest, memoryview(bytearray(8)))
+    pool.free(pages)
+    pool.free(pool.allocate(3))
+    assert 0 < fleet.indexes[2].count_cached(digests) < len(digests), "some are in the pool"
+    for _ in range(3):
+        assert fleet.send([*PROMPT, 7]) == 2
+        fleet.take()
+    assert fleet.slot[TokenizerField.ROUTED_CACHED_TOKENS] == 3 * len(PROMPT)
+    pool.free(pool.allocate(pool.num_pages))
+    store.erase(digests[0])
+    assert {fleet.send([*PROMPT, 7]) for _ in range(3)} == {0, 1, 2}, "its beginning is gone"
+    os.close(fd)
 
 
 def test_resumed_request_goes_to_its_engine_if_that_serves(fleet: Fleet) -> None:

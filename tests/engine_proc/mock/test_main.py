@@ -361,6 +361,15 @@ def test_steps_take_their_time() -> None:
     assert time.monotonic() - begun >= 9 * 0.005  # the first may make up for time lost before
 
 
+def test_the_rate_of_prompts_is_the_profiles() -> None:
+    rig = Rig(Profile(step_ms=[(0, 0), (10, 5)]))
+    rig.add(FIRST, num_prompt=8)
+    rig.engine.step()
+    assert rig.shown("PREFILL_RATE") == [2000]
+    rig.engine.step()
+    assert rig.shown("PREFILL_RATE") == [2000], "a step without a prompt"
+
+
 def test_rows_keep_their_places_when_others_leave() -> None:
     rows = Rows(3, WORDS)
     for id, step in ((10, 1), (20, 2), (30, 3)):

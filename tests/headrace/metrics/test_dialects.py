@@ -190,10 +190,18 @@ def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
     assert value(found["num_requests_waiting_by_reason"], reason="capacity") == 4
     assert value(found["num_requests_waiting_by_reason"], reason="deferred") == 0
     assert value(found["kv_cache_usage_perc"], **VLLM_LABELS) == 0.25
-    sleep = {s.labels["sleep_state"]: s.value for s in found["engine_sleep_state"].samples}
-    assert sleep == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
     info = {"block_size": "16", "num_gpu_blocks": "8", "engine": "0"}
     assert value(found["cache_config_info"], **info) == 1
+
+
+def test_a_model_that_sleeps_is_not_awake(board: Board) -> None:
+    def states() -> dict[str, float]:
+        samples = families(board, "vllm")["engine_sleep_state"].samples
+        return {sample.labels["sleep_state"]: sample.value for sample in samples}
+
+    assert states() == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    board.slot("engine")[EngineField.IS_ASLEEP] = 1
+    assert states() == {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
 
 
 def test_tool_call_readings_are_labeled_by_request_and_result() -> None:

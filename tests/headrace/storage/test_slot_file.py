@@ -221,3 +221,17 @@ def test_a_file_fits_into_its_bytes(num_slots: int) -> None:
     assert slots_within(header.num_bytes - 1, 100_000) < num_slots
     most = slots_within(header.num_bytes + ENTRY.size * 64, 100_000)
     assert SlotFileHeader("pages", "", "", 100_000, most).num_bytes <= header.num_bytes + 4096
+
+
+def test_what_comes_and_goes_is_told() -> None:
+    fd = os.memfd_create("records")
+    header = SlotFileHeader("pages", "", "", record_bytes=8, num_slots=2)
+    first, second, third = (bytes([number]) * 16 for number in (1, 2, 3))
+    SlotFile(fd, header, reserves=False).write(first, memoryview(bytearray(8)))
+    file, here = SlotFile(fd, header, reserves=False), set[bytes]()
+    file.tell(here.add, here.remove)
+    assert here == {first}, "what the writer before has left"
+    for digest in (second, third):
+        file.write(digest, memoryview(bytearray(8)))
+    assert here == {second, third}, "the least recently used record has given way"
+    os.close(fd)

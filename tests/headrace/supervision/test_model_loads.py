@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField, Seating, TokenizerField
-from headrace.board.replicas import wish_replicas, wish_sleep
+from headrace.board.replicas import load_size, wish_replicas, wish_sleep
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy
 from headrace.supervision.model_loads import ModelLoads
@@ -31,9 +33,8 @@ class Rig:
             for name in ("first", "second")
         ]
         policy = LoadPolicy(SHARES, 1, growths=SHARES)
-        self.loads = ModelLoads(
-            self.board, groups, EngineSeats(self.board, 60), policy, lambda: 0.0
-        )
+        self.seats = EngineSeats(self.board, 60)
+        self.loads = ModelLoads(self.board, groups, self.seats, policy, lambda: 0.0)
 
     def end(self, engine: int) -> None:
         slot = self.engines[engine]
@@ -79,3 +80,22 @@ def test_sleep_that_is_wanted_next_loses_no_number() -> None:
     wish_sleep(slot, 1, True)
     rig.loads.look()
     assert rig.seatings[1:] == [Seating.LEAVING, Seating.LEAVING]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_model_that_is_loaded_again_has_its_engines(is_asked: bool) -> None:
+    rig = Rig()
+    slot = rig.board.slot("frontend")
+    assert load_size(rig.board, 1) == 1, "by its flags"
+    wish_replicas(slot, 1, 2)
+    rig.loads.look()
+    wish_replicas(slot, 1, 0)
+    rig.loads.look()
+    for engine in (1, 2):
+        rig.seats.end(engine, 0)
+        rig.seats.vacate(engine)
+    if is_asked:
+        wish_replicas(slot, 1, load_size(rig.board, 1))
+    else:
+        rig.board.slot("tokenizer")[TokenizerField.WAITING + 1] = 1
+    assert rig.loads.look() == [1, 2]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,10 @@ from headrace.runtime.roles import ROLES, title
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import FIRST_RETRY_S, LoadPolicy
 from headrace.supervision.model_loads import ModelLoads
+from headrace.supervision.renewals import Renewals
+from headrace.supervision.seated_process import SeatedProcess
 from headrace.supervision.seats import seats_of
-from headrace.supervision.supervisor import ChildDied, SeatedProcess, Supervisor
+from headrace.supervision.supervisor import ChildDied, Supervisor
 
 
 def test_there_is_a_seat_per_process() -> None:
@@ -89,7 +90,7 @@ class Rig:
         self.supervisor._engine_seats = self.seats
         self.supervisor._children = list(self.children)
         self.supervisor._files = SimpleNamespace(clear=lambda _engine: None)
-        self.supervisor._to_renew, self.supervisor._renewing = deque(), None
+        self.supervisor._renewals = Renewals(self.board, self.seats)
 
 
 def test_an_engine_that_died_and_leaves_has_no_successor() -> None:
@@ -101,20 +102,6 @@ def test_an_engine_that_died_and_leaves_has_no_successor() -> None:
     assert rig.supervisor._children == rig.children[:1]
     assert rig.board.slot("engine", 1)[EngineField.SEATING] == Seating.VACANT
     assert not rig.seats.are_changing
-
-
-def test_a_renewal_that_more_replicas_end_is_over() -> None:
-    rig = Rig()
-    rig.supervisor._renew_all("engine")
-    rig.supervisor._to_renew.reverse()
-    rig.supervisor._renew()
-    rig.supervisor._to_renew.clear()
-    rig.supervisor._renew()
-    assert rig.supervisor._renewing == (rig.children[1], rig.children[1].process)
-    rig.seats.resize(0, 1)
-    rig.seats.resize(0, 2)
-    rig.supervisor._renew()
-    assert rig.supervisor._renewing is None
 
 
 class OnDemandRig(Rig):

@@ -1,0 +1,92 @@
+"""Which process is replaced next, of those that are to be: one at a time."""
+
+import logging
+import signal
+from collections import deque
+
+from headrace.board.board import Board, Seat
+from headrace.board.replacements import is_ready
+from headrace.runtime.process import LEAVE, Process
+from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.seated_process import SeatedProcess
+
+log = logging.getLogger(__name__)
+
+
+class Renewals:
+    """The processes that are to be replaced, in order.
+
+    An engine whose replicas do not serve goes to the end of the queue, so all others pass it.
+    """
+
+    def __init__(self, board: Board, engine_seats: EngineSeats) -> None:
+        self._board = board
+        self._engine_seats = engine_seats
+        self._waiting: deque[SeatedProcess] = deque()
+        self._current: tuple[SeatedProcess, Process] | None = None  # and its predecessor
+        self._put_off: set[Seat] = set()  # engines of which the log tells that they wait
+
+    def add(self, child: SeatedProcess) -> None:
+        """Have a process replaced at its turn."""
+        if child not in self._waiting:
+            self._waiting.append(child)
+
+    def forget(self, child: SeatedProcess) -> None:
+        """Have a process not replaced."""
+        self._put_off.discard(child.seat)
+        if child in self._waiting:
+            self._waiting.remove(child)
+        if self.is_current(child):
+            self._current = None
+
+    def is_current(self, child: SeatedProcess) -> bool:
+        """Whether a process is being replaced."""
+        return self._current is not None and self._current[0] is child
+
+    def go_on(self) -> None:
+        """Have the next process replaced, once the one before it has been."""
+        if self._current is not None and self._is_over(*self._current):
+            self._current = None
+        if self._current is None and self._waiting:
+            self._begin(self._waiting.popleft())
+
+    def _is_over(self, child: SeatedProcess, before: Process) -> bool:
+        """Whether a successor serves. An engine's may wait for another machine, so that is over."""
+        if child.process is not before:
+            slot = self._board.slot(child.seat.role, child.seat.index)
+            return is_ready(slot) or self._board.is_remote(slot)
+        if child.is_engine:
+            return self._stays(child)  # more replicas are wanted meanwhile
+        if child.seat.role != "frontend":
+            before.send_signal(signal.SIGTERM)  # once more: it may have got lost
+        return False
+
+    def _begin(self, child: SeatedProcess) -> None:
+        if child.is_engine:
+            self._begin_engine(child)
+            return
+        child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
+        self._current = child, child.process
+
+    def _begin_engine(self, child: SeatedProcess) -> None:
+        """Replace an engine, if others of its model serve meanwhile."""
+        if not self._engine_seats.has_replicas(child.seat.index):
+            log.info("%s is not replaced: its model has no other engine", child.seat)
+        elif child.start_at is None:  # else it is being replaced
+            if self._engine_seats.renew(child.seat.index):
+                self._current = child, child.process
+            else:
+                self._wait(child)
+                return
+        self._put_off.discard(child.seat)
+
+    def _wait(self, child: SeatedProcess) -> None:
+        """Have an engine wait until another of its model serves."""
+        self._waiting.append(child)
+        if child.seat not in self._put_off:
+            self._put_off.add(child.seat)
+            log.info("%s is replaced once another engine of its model serves", child.seat)
+
+    def _stays(self, child: SeatedProcess) -> bool:
+        """Whether an engine lives and is not leaving."""
+        return child.start_at is None and not self._engine_seats.is_leaving(child.seat.index)

@@ -1,0 +1,144 @@
+"""Processes are replaced one at a time, and none waits for an engine that cannot be."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField, EngineField
+from headrace.runtime.process import LEAVE
+from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.renewals import Renewals
+from headrace.supervision.seated_process import SeatedProcess
+
+ENGINES = [Seat("engine", 0), Seat("engine", 1)]
+
+
+class PlayedProcess:
+    """A process that notes its signals."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        """Note a signal."""
+        self.signals.append(number)
+
+
+class Rig:
+    """Replicas, a frontend and a tokenizer, all of which serve."""
+
+    def __init__(self) -> None:
+        self.board = Board.create([*ENGINES, Seat("frontend", 0), Seat("tokenizer", 0)])
+        for slot in self.board.slots:
+            slot.enter(State.READY)
+        self.seats = EngineSeats(self.board, 60)
+        self.renewals = Renewals(self.board, self.seats)
+        self.children = {slot.seat: played(slot.seat) for slot in self.board.slots}
+
+    def renew(self, *seats: Seat) -> None:
+        """Have processes replaced."""
+        for seat in seats:
+            self.renewals.add(self.children[seat])
+
+    @property
+    def current(self) -> Seat | None:
+        """The seat whose process is being replaced, after the next look."""
+        self.renewals.go_on()
+        found = [seat for seat in self.children if self.renewals.is_current(self.children[seat])]
+        return found[0] if found else None
+
+    def enter(self, seat: Seat, state: State) -> None:
+        """Have a process get into a state."""
+        self.board.slot(seat.role, seat.index)[CommonField.STATE] = state
+
+    def replace(self, seat: Seat, state: State = State.READY) -> None:
+        """Have another process take a seat."""
+        if seat.role == "engine":
+            self.seats.end(seat.index, 0)
+        self.children[seat].process = played(seat).process
+        self.enter(seat, state)
+
+
+def played(seat: Seat) -> SeatedProcess:
+    """Return a seat whose process is played."""
+    process: Any = PlayedProcess()
+    return SeatedProcess(seat, process, -1)
+
+
+def test_the_next_renewal_waits_for_the_successor() -> None:
+    rig, frontend, tokenizer = Rig(), Seat("frontend", 0), Seat("tokenizer", 0)
+    leaving: Any = rig.children[frontend].process
+    rig.renew(frontend, tokenizer, frontend)
+    assert [rig.current, rig.current] == [frontend] * 2
+    assert leaving.signals == [LEAVE], "it ends once its requests have"
+    rig.replace(frontend, State.STARTING)
+    assert rig.current == frontend
+    rig.enter(frontend, State.READY)
+    assert [rig.current, rig.current] == [tokenizer] * 2
+    ending: Any = rig.children[tokenizer].process
+    assert ending.signals == [signal.SIGTERM] * 2, "a signal may get lost"
+    rig.replace(tokenizer)
+    assert rig.current is None
+
+
+def test_an_absent_replica_delays_no_other_renewal(caplog: pytest.LogCaptureFixture) -> None:
+    rig, tokenizer = Rig(), Seat("tokenizer", 0)
+    caplog.set_level("INFO")
+    rig.enter(ENGINES[1], State.STARTING)
+    rig.renew(ENGINES[0], tokenizer)
+    assert [rig.current, rig.current] == [None, tokenizer]
+    rig.replace(tokenizer)
+    assert [rig.current for _ in range(3)] == [None] * 3
+    told = "engine 0 is replaced once another engine of its model serves"
+    assert [record.message for record in caplog.records] == [told]
+    rig.enter(ENGINES[1], State.READY)
+    assert rig.current == ENGINES[0], "it is its turn still"
+
+
+def test_a_lost_machine_ends_the_renewal_of_its_seat() -> None:
+    rig, tokenizer = Rig(), Seat("tokenizer", 0)
+    rig.board.slot("engine", 1)[EngineField.IS_REMOTE] = 1
+    rig.renew(ENGINES[1], tokenizer)
+    assert rig.current == ENGINES[1]
+    rig.replace(ENGINES[1], State.STARTING)
+    assert rig.current == tokenizer
+
+
+def test_a_renewal_waits_for_the_successor_of_a_local_engine() -> None:
+    rig = Rig()
+    rig.renew(*ENGINES)
+    assert rig.current == ENGINES[0]
+    rig.replace(ENGINES[0], State.STARTING)
+    assert rig.current == ENGINES[0]
+    rig.enter(ENGINES[0], State.READY)
+    assert rig.current == ENGINES[1]
+
+
+def test_a_renewal_that_more_replicas_end_is_over() -> None:
+    rig = Rig()
+    rig.renew(ENGINES[1])
+    assert rig.current == ENGINES[1]
+    rig.seats.resize(0, 1)
+    rig.seats.resize(0, 2)
+    assert rig.current is None
+
+
+def test_an_engine_without_others_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    caplog.set_level("INFO")
+    rig.seats.vacate(1)
+    rig.renew(ENGINES[0])
+    assert [rig.current, rig.current] == [None] * 2
+    told = "engine 0 is not replaced: its model has no other engine"
+    assert [record.message for record in caplog.records] == [told]
+
+
+def test_a_seat_that_is_given_up_has_no_renewal() -> None:
+    rig = Rig()
+    rig.renew(*ENGINES)
+    assert rig.current == ENGINES[0]
+    for seat in ENGINES:
+        rig.renewals.forget(rig.children[seat])
+    assert rig.current is None
