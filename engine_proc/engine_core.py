@@ -102,7 +102,7 @@ class EngineCore:
         # Of a step: between two tokens of a sequence are as many as are in flight.
         self._target_itl_s = config.target_itl_ms / 1000 / self._num_micro_batches
         self._step_time = StepTimeModel()
-        self._prefill_rate = PrefillRate(slot)
+        self._prefill_rate = PrefillRate(slot, clock)
         self._ahead_s = ahead_s
         self._sends_full_ahead = (
             config.embedding_size is not None and config.async_scheduling is None
@@ -136,6 +136,7 @@ class EngineCore:
         Wait for one only if there is no other work.
         """
         wait_ms = 0
+        self._prefill_rate.expire()
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
             self._slot[EngineField.IS_BUSY] = self._is_busy

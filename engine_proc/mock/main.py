@@ -171,7 +171,7 @@ class MockEngine:
         self._slot = slot
         self._slot[EngineField.PAGE_TOKENS] = PAGE_TOKENS
         self._rate = TokenRate(slot)
-        self._prefill_rate = PrefillRate(slot)
+        self._prefill_rate = PrefillRate(slot, time.monotonic)
         execution = config.execution
         self._max_num_seqs = execution.max_num_seqs
         self._max_num_queued = config.max_num_queued

@@ -7,7 +7,7 @@ from headrace.runtime.process import Process
 from headrace.supervision.restart_backoff import RestartBackoff
 
 
-@dataclass
+@dataclass(eq=False)  # a signal's handler may change a queue that is being compared with
 class SeatedProcess:
     """The process in a seat, with the descriptor that reports its end."""
 

@@ -7,6 +7,7 @@ import pytest
 from engine_rig import Rig, Sevens, generate
 
 from headrace.board.fields import EngineField
+from headrace.engine_proc.request_io import prefill_rate
 from headrace.ipc.worker_messages import StepFailed, StepResult
 
 STEP_S = 0.5
@@ -19,7 +20,11 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def test_only_steps_with_prompts_tell_the_rate_of_prompts(rig: Rig) -> None:
+def test_only_steps_with_prompts_tell_the_rate_of_prompts(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_rate, "MIN_TOKENS", 1)
+
     class Timed(Sevens):
         def finish(self, patience_s: float | None = None) -> StepResult | StepFailed:
             rig.now += STEP_S

@@ -18,6 +18,7 @@ from headrace.config.config import ServerConfig
 from headrace.engine_proc.mock.main import MockEngine, read_words
 from headrace.engine_proc.mock.profile import Profile, read_profile, shipped_profiles
 from headrace.engine_proc.mock.rows import Rows
+from headrace.engine_proc.request_io import prefill_rate
 from headrace.engine_proc.request_io.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.request_io.turn import MAX_TURN_BYTES
 from headrace.errors import ConfigError
@@ -361,7 +362,8 @@ def test_steps_take_their_time() -> None:
     assert time.monotonic() - begun >= 9 * 0.005  # the first may make up for time lost before
 
 
-def test_the_rate_of_prompts_is_the_profiles() -> None:
+def test_the_rate_of_prompts_is_the_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_rate, "MIN_TOKENS", 1)
     rig = Rig(Profile(step_ms=[(0, 0), (10, 5)]))
     rig.add(FIRST, num_prompt=8)
     rig.engine.step()
