@@ -23,33 +23,46 @@ SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * K
 # Bytes of a thread's stack: what a kernel may lack in registers, at most. The first word that a
 # variant's name has counts. Loops over keys use none on a Hopper: `gpu_static.py` refuses that.
 STACK_BYTES = {
-    (PINNED, "100"): {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 568}
-    | {"linear_kernel": 32, "int4_kernel": 8, "latent_attention_kernel": 2144}
-    | {"delta_block_kernel": 208, "ssd_kernel": 344},
-    (PINNED, "90"): {"SEES_AHEAD=True": 392, "HEAD_DIM=256": 344, "attention_kernel": 328}
-    | {"draw_kernel": 560}
-    | {"linear_kernel": 88, "latent_attention_kernel": 744}
-    | {"delta_block_kernel": 16, "ssd_kernel": 256},
-    (PINNED, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 288, "draw_kernel": 560}
-    | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 112}
-    | {"latent_attention_kernel": 32, "delta_block_kernel": 40, "ssd_kernel": 248},
-    (PINNED, "80"): {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 560}
-    | {"gated_linear_kernel": 136, "linear_kernel": 120, "expert_kernel": 144}
-    | {"latent_attention_kernel": 48, "norm_kernel": 8}
-    | {"delta_block_kernel": 56, "ssd_kernel": 264},
-    (NEWER, "100"): {"HEAD_DIM=256": 416, "attention_kernel": 352, "router_kernel": 8}
-    | {"linear_kernel": 56, "expert_kernel": 1984, "latent_attention_kernel": 1208}
-    | {"delta_block_kernel": 184, "ssd_kernel": 352},
-    (NEWER, "90"): {"SEES_AHEAD=True": 488, "HEAD_DIM=256": 496, "attention_kernel": 272}
-    | {"draw_kernel": 104, "linear_kernel": 40}
-    | {"latent_attention_kernel": 1200}
-    | {"delta_block_kernel": 48, "ssd_kernel": 368},
-    (NEWER, "89"): {"HEAD_DIM=256": 0, "attention_kernel": 464, "gated_linear_kernel": 152}
-    | {"linear_kernel": 152, "expert_kernel": 64, "fp8_kernel": 8, "latent_attention_kernel": 32}
+    (PINNED, "100"): {
+        "latent_attention_kernel": 2144,
+        "SEES_AHEAD=True": 440,
+        "IS_CHUNKED=True": 416,
+    }
+    | {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 568}
+    | {"gated_linear_kernel": 0, "linear_kernel": 32, "expert_kernel": 8}
+    | {"int4_kernel": 8, "delta_block_kernel": 208, "ssd_kernel": 344},
+    (PINNED, "90"): {"latent_attention_kernel": 744, "SEES_AHEAD=True": 392, "IS_CHUNKED=True": 320}
+    | {"HEAD_DIM=256": 344, "attention_kernel": 312, "draw_kernel": 560}
+    | {"gated_linear_kernel": 0, "linear_kernel": 88, "delta_block_kernel": 16}
     | {"ssd_kernel": 256},
-    (NEWER, "80"): {"HEAD_DIM=256": 192, "attention_kernel": 640, "gated_linear_kernel": 136}
-    | {"linear_kernel": 120, "latent_attention_kernel": 8}
-    | {"delta_block_kernel": 72, "ssd_kernel": 264},
+    (PINNED, "89"): {"latent_attention_kernel": 32, "SEES_AHEAD=True": 216, "IS_CHUNKED=True": 392}
+    | {"HEAD_DIM=256": 0, "attention_kernel": 296, "draw_kernel": 536}
+    | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 112}
+    | {"router_kernel": 8, "delta_block_kernel": 40, "ssd_kernel": 248},
+    (PINNED, "80"): {"latent_attention_kernel": 48, "SEES_AHEAD=True": 312, "IS_CHUNKED=True": 496}
+    | {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 536}
+    | {"gated_linear_kernel": 136, "linear_kernel": 120, "expert_kernel": 144}
+    | {"norm_kernel": 8, "delta_block_kernel": 56, "ssd_kernel": 264},
+    (NEWER, "100"): {
+        "latent_attention_kernel": 1208,
+        "SEES_AHEAD=True": 424,
+        "IS_CHUNKED=True": 392,
+    }
+    | {"HEAD_DIM=256": 416, "attention_kernel": 352, "draw_kernel": 64}
+    | {"gated_linear_kernel": 0, "linear_kernel": 56, "expert_kernel": 8}
+    | {"router_kernel": 8, "delta_block_kernel": 184, "ssd_kernel": 352},
+    (NEWER, "90"): {"latent_attention_kernel": 1200, "SEES_AHEAD=True": 488, "IS_CHUNKED=True": 248}
+    | {"HEAD_DIM=256": 496, "attention_kernel": 272, "draw_kernel": 104}
+    | {"gated_linear_kernel": 0, "linear_kernel": 40, "delta_block_kernel": 48}
+    | {"ssd_kernel": 368},
+    (NEWER, "89"): {"latent_attention_kernel": 32, "SEES_AHEAD=True": 392, "IS_CHUNKED=True": 344}
+    | {"HEAD_DIM=256": 0, "attention_kernel": 472, "draw_kernel": 88}
+    | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 64}
+    | {"fp8_kernel": 8, "ssd_kernel": 256},
+    (NEWER, "80"): {"latent_attention_kernel": 8, "SEES_AHEAD=True": 384, "IS_CHUNKED=True": 472}
+    | {"HEAD_DIM=256": 192, "attention_kernel": 632, "draw_kernel": 48}
+    | {"gated_linear_kernel": 136, "linear_kernel": 120, "delta_block_kernel": 72}
+    | {"ssd_kernel": 264},
 }
 NEWER_WHOLE = [arch for compiler, arch in STACK_BYTES if compiler == NEWER]
 OF_EACH = ["inputs_kernel", "schedule_kernel", "norm_kernel", "linear_kernel", "draw_kernel"]
