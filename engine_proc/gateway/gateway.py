@@ -48,6 +48,7 @@ MAX_MESSAGES = 64  # of the peer, before the engine gets its turn
 HISTOGRAMS_NS = 10**9
 MAX_UNREAD_BYTES = 1 << 28  # of messages that wait for the engine: no server sends so many
 SILENCE = "the server has not been heard for too long"
+BROKEN = "a connection that its steps go by has broken"
 PEERS = ("frontend", "tokenizer", "detokenizer")  # in whose seats a gateway is
 
 log = logging.getLogger(__name__)
@@ -148,21 +149,16 @@ class Gateway:
             for step in steps:
                 frames += self._adapted(session, *step)
             outlet = session.outlet(detokenizer)  # this one, whatever the session does meanwhile
-            while not self._try_send(session, outlet, frames):
-                self._engine.beat()
-                wait_for_any(self._listener.polled, WAIT_MS)
-                self._take_all()
-                self._look()
-                if self._session is not session:
-                    return
-
-    def _try_send(self, session: Session, outlet: bytes, frames: list[Frame]) -> bool:
-        """Send steps to a peer, or by the seat where that has left; return whether that can be."""
-        try:
-            return self._listener.try_send(outlet, frames)
-        except PeerLeft:
-            session.detach(outlet)
-            return self._listener.send(session.peer, frames)
+            try:
+                while not self._listener.try_send(outlet, frames):
+                    self._engine.beat()
+                    wait_for_any(self._listener.polled, WAIT_MS)
+                    self._take_all()
+                    self._look()
+                    if self._session is not session:
+                        return
+            except PeerLeft:  # steps may be lost with it, so none may follow by another way
+                self._end(session, BROKEN)
 
     def _has_lapsed(self, session: Session) -> bool:
         """Whether the engine has no time left. What has come is read first: it may be a grant."""

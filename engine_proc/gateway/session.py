@@ -71,10 +71,6 @@ class Session:
         """
         self._coming[detokenizer] = peer
 
-    def detach(self, peer: bytes) -> None:
-        """Have steps for a detokenizer go to the seat: the peer that it was has left."""
-        self._outlets = {index: each for index, each in self._outlets.items() if each != peer}
-
     def outlet(self, detokenizer: int) -> bytes:
         """Return the peer that steps for a detokenizer go to."""
         return self._outlets.get(detokenizer, self.peer)

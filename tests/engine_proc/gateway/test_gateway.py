@@ -237,18 +237,24 @@ def test_steps_come_to_a_detokenizer_that_is_a_member(rig: Rig) -> None:
     assert not rig.outputs
 
 
-def test_steps_come_by_the_seat_when_a_detokenizer_has_left(rig: Rig) -> None:
+def test_a_session_ends_when_a_detokenizer_has_left(rig: Rig) -> None:
+    """Steps that were on their way are lost, so the next one may not come by the seat."""
     rig.begin()
     rig.generate(SESSION)
+    rig.send_step()
     rig.detokenizer.close()
-    rig.detokenizer = rig.make_link()  # another process
+    rig.detokenizer = rig.make_link()  # another process, or the same once more
 
-    def have_come() -> bool:
+    def has_ended() -> bool:
         rig.send_step()
         rig.read()
-        return bool(rig.outputs)
+        return rig.state == SessionState.LOST
 
-    wait_until(have_come, "a step has come")
+    wait_until(has_ended, "the session ends")
+    assert not rig.outputs
+    received = rig.gateway.receive(DEADLINE_MS)
+    assert received is not None
+    assert received[0] == Abort(REQUEST)
 
 
 def test_requests_of_members_of_another_session_are_dropped(rig: Rig) -> None:

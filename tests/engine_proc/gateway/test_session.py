@@ -66,8 +66,6 @@ def test_steps_go_to_a_detokenizer_once_no_sequence_is_open() -> None:
     assert session.outlet(0) == b"seat", "the step itself"
     session.sent(generate(FIRST + 1), 12)
     assert (session.outlet(0), session.outlet(1)) == (b"detokenizer", b"seat")
-    session.detach(b"detokenizer")
-    assert session.outlet(0) == b"seat"
 
 
 def test_an_aborted_end_goes_the_way_of_its_steps() -> None:
