@@ -18,7 +18,7 @@ from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.messages import GenerateRequest
 from headrace.ipc.remote_messages import Member
-from headrace.ipc.sockets import Frame
+from headrace.ipc.sockets import STEP_HIGH_WATER, Frame
 from headrace.runtime.placed_address import engine_address
 
 NO_DETOKENIZER = -1
@@ -104,6 +104,7 @@ class SessionLink:
             return
         self._head = self._encoder.encode(Member(session, self._detokenizer))
         try:
-            self._link = CurveLink(where, read_key(self._remote.key_file), keeps_alive=True)
+            key = read_key(self._remote.key_file)
+            self._link = CurveLink(where, key, keeps_alive=True, high_water=STEP_HIGH_WATER)
         except (ConfigError, ValueError):
             return

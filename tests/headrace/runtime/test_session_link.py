@@ -1,23 +1,28 @@
 """Links that last as long as the session of a remote engine."""
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 from servers import wait_until
 
 from headrace.board.board import Board, Seat
 from headrace.board.fields import EngineField
 from headrace.config.process_configs import RemoteEngine
+from headrace.ipc import curve_links
 from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.curve_links import CurveListener
 from headrace.ipc.messages import GenerateRequest, Sampling, request_id
 from headrace.ipc.remote_messages import Member
+from headrace.ipc.sockets import STEP_HIGH_WATER
 from headrace.runtime.session_link import SessionLink
 
 SESSION, DETOKENIZER = 5, 2
+READ_MS = 20  # of a slow reader, for each message
 REQUEST = GenerateRequest(request_id(0, 1), 0, 4, Sampling(), [], b"")
 
 
@@ -32,12 +37,14 @@ class Rig:
         self.slot = Board.create([Seat("engine", 0)]).slot("engine")
         remote = RemoteEngine(address=self.gateway.where, key_file=key_file, terms={})
         self.link = SessionLink(str(folder), remote, self.slot, DETOKENIZER)
+        self.peer = b""
         self.received = list[list[bytes]]()
 
     def follow(self) -> bool:
         """Let both ends work; return whether the link is open."""
         self.gateway.admit()
         while (received := self.gateway.receive()) is not None:
+            self.peer = received[0]
             self.received.append([bytes(frame) for frame in received[1]])
         return self.link.follow()
 
@@ -88,6 +95,20 @@ def test_a_session_ends_with_a_link_that_breaks(rig: Rig) -> None:
     wait_until(lambda: not rig.link.follow(), "the loss is seen")
     assert rig.slot[EngineField.LOST_SESSION] == SESSION
     assert not rig.link.polled, "it does not connect again"
+
+
+def test_a_slow_reader_keeps_its_link(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve_links, "SILENCE_MS", 1000)
+    rig.open(SESSION)
+    num_read, until = 0, time.monotonic() + 2
+    while time.monotonic() < until:
+        while rig.gateway.send(rig.peer, [bytes(1 << 14)]):  # as much as there is room for
+            pass
+        num_read += rig.link.receive() is not None
+        assert rig.follow()
+        _, changes = rig.link.polled
+        zmq.zmq_poll([changes], READ_MS)  # a loss is known at once
+    assert num_read > STEP_HIGH_WATER
 
 
 def test_without_a_key_there_is_no_link_and_no_loss(rig: Rig, tmp_path: Path) -> None:
