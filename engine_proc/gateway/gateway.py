@@ -30,6 +30,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.remote_messages import (
+    NO_SESSION,
     CachedPages,
     Grant,
     Member,
@@ -198,17 +199,25 @@ class Gateway:
                 self._take_grant(peer, head)
                 return
             session = self._session
-            if session is None or not session.serves:
-                return
             if isinstance(head, Member):
-                if head.session == session.id:
-                    if 0 <= head.detokenizer < len(self._detokenizers):
-                        session.attach(head.detokenizer, peer)
-                    self._take_all_of(session, frames[1:])
-            elif peer == session.peer:
+                self._take_of_member(peer, head, frames[1:])
+            elif session is not None and session.serves and peer == session.peer:
                 self._take_all_of(session, frames)
         except msgspec.MsgspecError as error:
             log.warning("a server of another version: %s", error)
+
+    def _take_of_member(self, peer: bytes, member: Member, requests: list[Frame]) -> None:
+        """Take requests of a member. Without requests it asks whether its session is here."""
+        session = self._session
+        if session is None or not session.serves or session.id != member.session:
+            session = None
+        elif 0 <= member.detokenizer < len(self._detokenizers):
+            session.attach(member.detokenizer, peer)
+        if not requests:
+            answer = Member(session.id if session else NO_SESSION, member.detokenizer)
+            self._listener.send(peer, [self._encoder.encode(answer)])
+        elif session is not None:
+            self._take_all_of(session, requests)
 
     def _take_all_of(self, session: Session, frames: list[Frame]) -> None:
         """Have the messages of a session wait for the engine, as long as it lasts."""

@@ -44,7 +44,8 @@ class SessionLink:
         self._slot = slot
         self._detokenizer = detokenizer
         self._link: CurveLink | None = None
-        self._is_open = False
+        self._has_asked = False  # whether its gateway has the session,
+        self._is_open = False  # and it has
         self._encoder = msgspec.msgpack.Encoder()
         self._head = b""
         self.session = 0
@@ -62,11 +63,19 @@ class SessionLink:
         if self._link is None:
             return False
         num_lost = self._link.lost_connections()
-        if num_lost and self._is_open:
+        if num_lost and self._has_asked:
             self.give_up()
-        elif self._link.is_connected and not self._is_open:
-            self._is_open = self._link.send([self._head])
+        elif self._link.is_connected and not self._has_asked:
+            self._has_asked = self._link.send([self._head])
+        elif self._has_asked and not self._is_open:
+            self._open(self._link.receive())
         return self._is_open
+
+    def _open(self, answer: list[Frame] | None) -> None:
+        """Open the link if its gateway has the session; one of another engine has not."""
+        self._is_open = answer == [self._head]
+        if not (answer is None or self._is_open):
+            self.close()
 
     def send(self, requests: Sequence[tuple[GenerateRequest, Frame]]) -> bool:
         """Send requests as one message; return False, with nothing sent, where that cannot be."""
@@ -80,7 +89,7 @@ class SessionLink:
 
     def receive(self) -> list[Frame] | None:
         """Return the next message of the engine, or None."""
-        return None if self._link is None else self._link.receive()
+        return self._link.receive() if self._link is not None and self._is_open else None
 
     def give_up(self) -> None:
         """Have the session end."""
@@ -91,7 +100,7 @@ class SessionLink:
         """Drop the connection with what waits; there is another one in the next session."""
         if self._link is not None:
             self._link.close()
-        self._link, self._is_open = None, False
+        self._link, self._has_asked, self._is_open = None, False, False
 
     def _begin(self, session: int) -> None:
         """Connect for a session; 0 is none. What cannot be reached has its seat's link alone."""

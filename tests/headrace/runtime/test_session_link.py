@@ -17,7 +17,7 @@ from headrace.ipc import curve_links
 from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.curve_links import CurveListener
 from headrace.ipc.messages import GenerateRequest, Sampling, request_id
-from headrace.ipc.remote_messages import Member
+from headrace.ipc.remote_messages import NO_SESSION, Member
 from headrace.ipc.sockets import STEP_HIGH_WATER
 from headrace.runtime.session_link import SessionLink
 
@@ -38,6 +38,7 @@ class Rig:
         remote = RemoteEngine(address=self.gateway.where, key_file=key_file, terms={})
         self.link = SessionLink(str(folder), remote, self.slot, DETOKENIZER)
         self.peer = b""
+        self.answered = self.answer = msgspec.msgpack.encode(Member(SESSION, DETOKENIZER))
         self.received = list[list[bytes]]()
 
     def follow(self) -> bool:
@@ -46,6 +47,8 @@ class Rig:
         while (received := self.gateway.receive()) is not None:
             self.peer = received[0]
             self.received.append([bytes(frame) for frame in received[1]])
+            if received[1] == [self.answered]:
+                assert self.gateway.send(self.peer, [self.answer])
         return self.link.follow()
 
     def open(self, session: int) -> None:
@@ -84,6 +87,7 @@ def test_a_link_ends_with_its_session(rig: Rig) -> None:
     rig.slot[EngineField.SESSION] = 0
     assert not rig.link.follow()
     assert not rig.link.polled
+    rig.answered = rig.answer = msgspec.msgpack.encode(Member(SESSION + 1, DETOKENIZER))
     rig.open(SESSION + 1)
     assert rig.slot[EngineField.LOST_SESSION] == 0, "nothing was lost"
 
@@ -95,6 +99,26 @@ def test_a_session_ends_with_a_link_that_breaks(rig: Rig) -> None:
     wait_until(lambda: not rig.link.follow(), "the loss is seen")
     assert rig.slot[EngineField.LOST_SESSION] == SESSION
     assert not rig.link.polled, "it does not connect again"
+
+
+def test_a_link_opens_when_the_gateway_answers(rig: Rig) -> None:
+    rig.answered = b""
+    rig.slot[EngineField.SESSION] = SESSION
+    wait_until(lambda: rig.follow() or bool(rig.received), "it has asked")
+    assert not rig.link.send([(REQUEST, b"")])
+    assert rig.gateway.send(rig.peer, [rig.answer])
+    wait_until(rig.follow, "the link is open")
+    assert len(rig.received) == 1, "it asks once"
+
+
+def test_a_link_to_another_engine_stays_closed(rig: Rig) -> None:
+    """Several machines may have one name, and the seat's session be with another of them."""
+    rig.answer = msgspec.msgpack.encode(Member(NO_SESSION, DETOKENIZER))
+    rig.slot[EngineField.SESSION] = SESSION
+    wait_until(lambda: bool(rig.follow() or rig.link.polled), "it connects")
+    wait_until(lambda: rig.follow() or not rig.link.polled, "it is refused")
+    assert not rig.link.send([(REQUEST, b"")])
+    assert rig.slot[EngineField.LOST_SESSION] == 0, "nothing was lost"
 
 
 def test_a_slow_reader_keeps_its_link(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
