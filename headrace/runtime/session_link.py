@@ -1,8 +1,9 @@
 """The link of a tokenizer or detokenizer to an engine on another machine.
 
 It spares messages the way through the process in the engine's seat. That has the session, and
-publishes it on the board. Messages name their session, and both ends drop those of another one. A
-link that breaks may have lost messages, so its session ends.
+publishes it on the board. A link opens once its gateway answers that it has this session. Messages
+name their session, and both ends drop those of another one. A link that breaks may have lost
+messages, so its session ends.
 """
 
 from collections.abc import Sequence
