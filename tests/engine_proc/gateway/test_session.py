@@ -49,7 +49,7 @@ def test_an_end_of_a_request_closes_all_its_sequences(end: FinishReason) -> None
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_sequence_that_comes_after_the_end_of_its_request_is_not_open(is_refused: bool) -> None:
+def test_a_sequence_after_the_end_of_its_request_is_not_open(is_refused: bool) -> None:
     """An abort may overtake its request. The engine drops that without output."""
     session = Session(b"seat", grant(), 0)
     if is_refused:
