@@ -41,9 +41,13 @@ class RemoteSteps:
         return [polled for link in self._links.values() for polled in link.polled]
 
     def follow(self) -> None:
-        """Keep to the sessions of all engines."""
-        for link in self._links.values():
+        """Keep to the sessions of all engines. What is unread of one that has ended is dropped."""
+        for engine, link in self._links.items():
+            session = link.session
             link.follow()
+            if link.session != session:
+                kept = [each for each in self._unread if each[0].engine != engine]
+                self._unread = deque(kept)
 
     def receive(self) -> tuple[StepOutput, Frame] | None:
         """Return the next step with its frame, or None."""

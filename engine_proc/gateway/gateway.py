@@ -30,6 +30,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.remote_messages import (
+    NO_SESSION,
     CachedPages,
     Grant,
     Member,
@@ -48,6 +49,7 @@ MAX_MESSAGES = 64  # of the peer, before the engine gets its turn
 HISTOGRAMS_NS = 10**9
 MAX_UNREAD_BYTES = 1 << 28  # of messages that wait for the engine: no server sends so many
 SILENCE = "the server has not been heard for too long"
+BROKEN = "a connection that its steps go by has broken"
 PEERS = ("frontend", "tokenizer", "detokenizer")  # in whose seats a gateway is
 
 log = logging.getLogger(__name__)
@@ -148,21 +150,16 @@ class Gateway:
             for step in steps:
                 frames += self._adapted(session, *step)
             outlet = session.outlet(detokenizer)  # this one, whatever the session does meanwhile
-            while not self._try_send(session, outlet, frames):
-                self._engine.beat()
-                wait_for_any(self._listener.polled, WAIT_MS)
-                self._take_all()
-                self._look()
-                if self._session is not session:
-                    return
-
-    def _try_send(self, session: Session, outlet: bytes, frames: list[Frame]) -> bool:
-        """Send steps to a peer, or by the seat where that has left; return whether that can be."""
-        try:
-            return self._listener.try_send(outlet, frames)
-        except PeerLeft:
-            session.detach(outlet)
-            return self._listener.send(session.peer, frames)
+            try:
+                while not self._listener.try_send(outlet, frames):
+                    self._engine.beat()
+                    wait_for_any(self._listener.polled, WAIT_MS)
+                    self._take_all()
+                    self._look()
+                    if self._session is not session:
+                        return
+            except PeerLeft:  # steps may be lost with it, so none may follow by another way
+                self._end(session, BROKEN)
 
     def _has_lapsed(self, session: Session) -> bool:
         """Whether the engine has no time left. What has come is read first: it may be a grant."""
@@ -202,17 +199,25 @@ class Gateway:
                 self._take_grant(peer, head)
                 return
             session = self._session
-            if session is None or not session.serves:
-                return
             if isinstance(head, Member):
-                if head.session == session.id:
-                    if 0 <= head.detokenizer < len(self._detokenizers):
-                        session.attach(head.detokenizer, peer)
-                    self._take_all_of(session, frames[1:])
-            elif peer == session.peer:
+                self._take_of_member(peer, head, frames[1:])
+            elif session is not None and session.serves and peer == session.peer:
                 self._take_all_of(session, frames)
         except msgspec.MsgspecError as error:
             log.warning("a server of another version: %s", error)
+
+    def _take_of_member(self, peer: bytes, member: Member, requests: list[Frame]) -> None:
+        """Take requests of a member. Without requests it asks whether its session is here."""
+        session = self._session
+        if session is None or not session.serves or session.id != member.session:
+            session = None
+        elif 0 <= member.detokenizer < len(self._detokenizers):
+            session.attach(member.detokenizer, peer)
+        if not requests:
+            answer = Member(session.id if session else NO_SESSION, member.detokenizer)
+            self._listener.send(peer, [self._encoder.encode(answer)])
+        elif session is not None:
+            self._take_all_of(session, requests)
 
     def _take_all_of(self, session: Session, frames: list[Frame]) -> None:
         """Have the messages of a session wait for the engine, as long as it lasts."""

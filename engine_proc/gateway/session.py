@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from headrace.ipc.aborted_ids import AbortedIds
 from headrace.ipc.messages import (
     NOT_FINISHED,
     Abort,
@@ -34,6 +35,7 @@ class Session:
         self.granted_at = 0
         self._until = now
         self._open: set[int] = set()  # sequences
+        self._ended = AbortedIds()  # requests; the engine drops what comes of them later
         self._outlets: dict[int, bytes] = {}  # peers, by the detokenizer that each one is,
         self._coming: dict[int, bytes] = {}  # and those that become it
         self._has_aborted = False  # since the last request
@@ -71,10 +73,6 @@ class Session:
         """
         self._coming[detokenizer] = peer
 
-    def detach(self, peer: bytes) -> None:
-        """Have steps for a detokenizer go to the seat: the peer that it was has left."""
-        self._outlets = {index: each for index, each in self._outlets.items() if each != peer}
-
     def outlet(self, detokenizer: int) -> bytes:
         """Return the peer that steps for a detokenizer go to."""
         return self._outlets.get(detokenizer, self.peer)
@@ -87,7 +85,8 @@ class Session:
                     self._outlets |= self._coming
                     self._coming.clear()
                 self._has_aborted = False
-                self._open.add(id)
+                if request_of(id) not in self._ended:
+                    self._open.add(id)
                 self.num_tokens += num_bytes // 4
             case StopSequence(id):
                 self._open.discard(id)
@@ -110,6 +109,8 @@ class Session:
 
     def _forget(self, requests: Iterable[int]) -> None:
         gone = set(requests)
+        for request in gone:
+            self._ended.add(request)
         self._open = {id for id in self._open if request_of(id) not in gone}
 
     @property

@@ -163,15 +163,20 @@ class CurveLink:
 
     Args:
         keeps_alive: a connection through which nothing comes is lost, though nothing closes it.
+        high_water: messages that are received ahead. Where they are not read, no answer to a
+            heartbeat is: half of them should take the reader far less than `SILENCE_MS`.
     """
 
-    def __init__(self, where: str, key: CurveKey, keeps_alive: bool = False) -> None:
+    def __init__(
+        self, where: str, key: CurveKey, keeps_alive: bool = False, high_water: int = HIGH_WATER
+    ) -> None:
         """Begin to connect.
 
         Raises:
             ValueError: it is no address.
         """
         self._socket = curve_socket(zmq.DEALER, key, where)
+        self._socket.set(zmq.RCVHWM, high_water)
         if keeps_alive:
             self._socket.heartbeat_ivl = HEARTBEAT_MS
             self._socket.heartbeat_timeout = SILENCE_MS

@@ -19,6 +19,7 @@ from headrace.ipc.messages import (
 )
 
 LEASE_S = 1.0  # that a grant lasts
+NO_SESSION = 0
 
 
 class SessionState(enum.IntEnum):
@@ -59,7 +60,8 @@ class SessionStatus(Message, tag="status", frozen=True):
 class Member(Message, tag="member", frozen=True):
     """The sender is of a session's server: tokenizer or detokenizer -> gateway.
 
-    Requests may follow, each as `GenerateRequest` and its frame.
+    Requests may follow, each as `GenerateRequest` and its frame. Where none do, the gateway answers
+    with the same message, or with `NO_SESSION` where it has another session.
     """
 
     session: int

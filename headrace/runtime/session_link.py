@@ -1,8 +1,9 @@
 """The link of a tokenizer or detokenizer to an engine on another machine.
 
 It spares messages the way through the process in the engine's seat. That has the session, and
-publishes it on the board. Messages name their session, and both ends drop those of another one. A
-link that breaks may have lost messages, so its session ends.
+publishes it on the board. A link opens once its gateway answers that it has this session. Messages
+name their session, and both ends drop those of another one. A link that breaks may have lost
+messages, so its session ends.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from headrace.ipc.curve_key import read_key
 from headrace.ipc.curve_links import CurveLink
 from headrace.ipc.messages import GenerateRequest
 from headrace.ipc.remote_messages import Member
-from headrace.ipc.sockets import Frame
+from headrace.ipc.sockets import STEP_HIGH_WATER, Frame
 from headrace.runtime.placed_address import engine_address
 
 NO_DETOKENIZER = -1
@@ -44,7 +45,8 @@ class SessionLink:
         self._slot = slot
         self._detokenizer = detokenizer
         self._link: CurveLink | None = None
-        self._is_open = False
+        self._has_asked = False  # whether its gateway has the session,
+        self._is_open = False  # and it has
         self._encoder = msgspec.msgpack.Encoder()
         self._head = b""
         self.session = 0
@@ -62,11 +64,19 @@ class SessionLink:
         if self._link is None:
             return False
         num_lost = self._link.lost_connections()
-        if num_lost and self._is_open:
+        if num_lost and self._has_asked:
             self.give_up()
-        elif self._link.is_connected and not self._is_open:
-            self._is_open = self._link.send([self._head])
+        elif self._link.is_connected and not self._has_asked:
+            self._has_asked = self._link.send([self._head])
+        elif self._has_asked and not self._is_open:
+            self._open(self._link.receive())
         return self._is_open
+
+    def _open(self, answer: list[Frame] | None) -> None:
+        """Open the link if its gateway has the session; one of another engine has not."""
+        self._is_open = answer == [self._head]
+        if not (answer is None or self._is_open):
+            self.close()
 
     def send(self, requests: Sequence[tuple[GenerateRequest, Frame]]) -> bool:
         """Send requests as one message; return False, with nothing sent, where that cannot be."""
@@ -80,7 +90,7 @@ class SessionLink:
 
     def receive(self) -> list[Frame] | None:
         """Return the next message of the engine, or None."""
-        return None if self._link is None else self._link.receive()
+        return self._link.receive() if self._link is not None and self._is_open else None
 
     def give_up(self) -> None:
         """Have the session end."""
@@ -91,7 +101,7 @@ class SessionLink:
         """Drop the connection with what waits; there is another one in the next session."""
         if self._link is not None:
             self._link.close()
-        self._link, self._is_open = None, False
+        self._link, self._has_asked, self._is_open = None, False, False
 
     def _begin(self, session: int) -> None:
         """Connect for a session; 0 is none. What cannot be reached has its seat's link alone."""
@@ -104,6 +114,7 @@ class SessionLink:
             return
         self._head = self._encoder.encode(Member(session, self._detokenizer))
         try:
-            self._link = CurveLink(where, read_key(self._remote.key_file), keeps_alive=True)
+            key = read_key(self._remote.key_file)
+            self._link = CurveLink(where, key, keeps_alive=True, high_water=STEP_HIGH_WATER)
         except (ConfigError, ValueError):
             return

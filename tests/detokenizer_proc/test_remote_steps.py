@@ -17,6 +17,7 @@ from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.curve_links import CurveListener
 from headrace.ipc.messages import StepOutput, request_id
 from headrace.ipc.remote_messages import Outputs
+from headrace.ipc.sockets import Frame
 
 SESSION, ENGINE, VOCAB_SIZE = 5, 1, 9
 
@@ -50,16 +51,22 @@ class Rig:
         self.steps.follow()
         received = self.gateway.receive()
         if received is not None:
-            self._peer = received[0]
+            self._peer, frames = received
+            assert self.gateway.send(self._peer, frames), "it has the session"
         return bool(self._peer)
 
-    def send_step(self, *tokens: int, session: int = SESSION) -> None:
-        """Send a step with tokens of a sequence."""
+    def receive(self) -> tuple[StepOutput, Frame] | None:
+        """Return the next step with its frame, if it has come."""
+        self.steps.follow()
+        return self.steps.receive()
+
+    def send_step(self, *tokens: int, session: int = SESSION, num: int = 1) -> None:
+        """Send a step with tokens of a sequence, or `num` of them as one message."""
         step = StepOutput.of({}, [request_id(0, 1)], [len(tokens)], [None])
         step = msgspec.structs.replace(step, engine=ENGINE)
-        parts: list[Any] = [Outputs(session, 0), step]
-        frames = [msgspec.msgpack.encode(part) for part in parts]
-        assert self.gateway.send(self._peer, [*frames, array("I", tokens).tobytes()])
+        head, encoded = map(msgspec.msgpack.encode, (Outputs(session, 0), step))
+        frames: list[Frame] = [encoded, array("I", tokens).tobytes()]
+        assert self.gateway.send(self._peer, [head, *num * frames])
 
     def close(self) -> None:
         self.steps.close()
@@ -79,7 +86,7 @@ def test_steps_of_the_session_come_and_others_do_not(rig: Rig) -> None:
     received = list[Any]()
 
     def has_come() -> bool:
-        received.append(rig.steps.receive())
+        received.append(rig.receive())
         return received[-1] is not None
 
     wait_until(has_come, "a step comes")
@@ -88,13 +95,20 @@ def test_steps_of_the_session_come_and_others_do_not(rig: Rig) -> None:
     assert list(memoryview(tokens).cast("B").cast("I")) == [2]
 
 
+def test_steps_of_a_session_that_has_ended_are_dropped(rig: Rig) -> None:
+    rig.send_step(1, num=2)
+    wait_until(lambda: rig.receive() is not None, "the first one comes")
+    rig.slot[EngineField.SESSION] = 0
+    assert rig.receive() is None
+
+
 def test_a_token_beyond_the_vocabulary_ends_the_session(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.send_step(VOCAB_SIZE)
 
     def has_ended() -> bool:
-        assert rig.steps.receive() is None
+        assert rig.receive() is None
         return rig.slot[EngineField.LOST_SESSION] == SESSION
 
     wait_until(has_ended, "the session ends")

@@ -31,6 +31,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.prefix_index import create_prefix_index
 from headrace.ipc.remote_messages import (
+    NO_SESSION,
     FromGateway,
     Grant,
     Member,
@@ -237,18 +238,24 @@ def test_steps_come_to_a_detokenizer_that_is_a_member(rig: Rig) -> None:
     assert not rig.outputs
 
 
-def test_steps_come_by_the_seat_when_a_detokenizer_has_left(rig: Rig) -> None:
+def test_a_session_ends_when_a_detokenizer_has_left(rig: Rig) -> None:
+    """Steps that were on their way are lost, so the next one may not come by the seat."""
     rig.begin()
     rig.generate(SESSION)
+    rig.send_step()
     rig.detokenizer.close()
-    rig.detokenizer = rig.make_link()  # another process
+    rig.detokenizer = rig.make_link()  # another process, or the same once more
 
-    def have_come() -> bool:
+    def has_ended() -> bool:
         rig.send_step()
         rig.read()
-        return bool(rig.outputs)
+        return rig.state == SessionState.LOST
 
-    wait_until(have_come, "a step has come")
+    wait_until(has_ended, "the session ends")
+    assert not rig.outputs
+    received = rig.gateway.receive(DEADLINE_MS)
+    assert received is not None
+    assert received[0] == Abort(REQUEST)
 
 
 def test_requests_of_members_of_another_session_are_dropped(rig: Rig) -> None:
@@ -257,6 +264,23 @@ def test_requests_of_members_of_another_session_are_dropped(rig: Rig) -> None:
     member = msgspec.msgpack.encode(Member(SESSION + 1, 0))
     rig.send_by(rig.detokenizer, [member, msgspec.msgpack.encode(request), b""])
     rig.generate(SESSION)
+
+
+@pytest.mark.parametrize(("session", "answered"), [(SESSION, SESSION), (SESSION + 1, NO_SESSION)])
+def test_a_member_is_told_whether_its_session_is_here(
+    rig: Rig, session: int, answered: int
+) -> None:
+    rig.begin()
+    rig.send_by(rig.detokenizer, [msgspec.msgpack.encode(Member(session, 0))])
+    frames = list[Frame]()
+
+    def is_answered() -> bool:
+        assert rig.gateway.receive(1) is None
+        frames.extend(rig.detokenizer.receive() or ())
+        return bool(frames)
+
+    wait_until(is_answered, "the answer comes")
+    assert frames == [msgspec.msgpack.encode(Member(answered, 0))]
 
 
 def test_a_session_ends_when_too_much_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
