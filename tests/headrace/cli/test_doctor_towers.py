@@ -33,8 +33,7 @@ def test_a_tower_is_where_its_decoder_is(
     assert told(smol, capsys) == told(gemma, capsys) == core
     monkeypatch.setattr(device_selection, "find_gpus", lambda _asked, _num: "")
     modules = "taken; the tower runs in transformers' modules (the decoder runs on GPUs)"
-    assert told(smol, capsys, "a GPU") == modules
-    assert told(gemma, capsys, "a GPU") == core, "tokens of its images see each other"
+    assert told(smol, capsys, "a GPU") == told(gemma, capsys, "a GPU") == modules
 
 
 def test_a_tower_that_the_core_cannot_take_is_told(
