@@ -174,6 +174,7 @@ def no_more_files(process: psutil.Process) -> Iterator[None]:
 def test_frontend_out_of_files_keeps_clients_and_recovers(
     mock_server: RunningServer,
 ) -> None:
+    assert completes(mock_server.url)  # so what a first request opens is open
     frontend = mock_server.ring["headrace: frontend 0"]
     address = httpx.URL(mock_server.url)
     for_ever = httpx.Limits(keepalive_expiry=None)
