@@ -239,7 +239,7 @@ install: .venv/installed
 # Templates come with llama-cpp-python's source, an encoder with SGLang, a vocabulary with litellm.
 .venv/renderers: .venv/dev
 	rm -rf $@
-	$(PIP) --quiet --target $@ openai-harmony==0.0.8
+	$(PIP) --quiet --no-deps --target $@ openai-harmony==0.0.8
 	$(BIN)/pip download --no-binary :all: --no-deps --dest $@/got llama-cpp-python==0.3.36
 	$(BIN)/pip download --no-deps --dest $@/got sglang==0.5.23 litellm==1.110.2
 	tar -xzf $@/got/llama_cpp_python-*.tar.gz -C $@ --strip-components 4 \

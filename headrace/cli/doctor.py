@@ -115,7 +115,8 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     execution = ExecutionConfig.of(config, card)
     choice = pkgutil.resolve_name(FORESEE)(execution)
     arithmetic = pkgutil.resolve_name(FORESEE_ARITHMETIC)(execution)
-    return f"{choice.executor}: {choice.why}" + f"; multiplies {arithmetic}" * bool(arithmetic)
+    told = f"{choice.executor}: {choice.why}"
+    return f"{told}; multiplies {arithmetic}" if arithmetic else told
 
 
 def all_reduce(
