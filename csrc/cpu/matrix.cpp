@@ -108,8 +108,8 @@ void pack_fixed16_row(int cols, const float *source, uint8_t *block, int lane) {
         const float inverse = largest > 0.0f ? fixed16_steps / largest : 0.0f;
         std::memcpy(fixed16_scale(block, lane, k), &scale, 4);
         for (int i = k; i < end; ++i) {
-            // Adding 1.5 * 2^23 rounds to nearest, ties to even.
-            const auto steps = int16_t((source[i] * inverse + 0x1.8p23f) - 0x1.8p23f);
+            // Ties to even. A sum here would be fused with the product on arm64: other bits.
+            const auto steps = int16_t(std::lrint(source[i] * inverse));
             std::memcpy(fixed16_number(block, lane, i), &steps, 2);
         }
     }
