@@ -149,7 +149,10 @@ def check_twice(served: Served, is_uncached: bool = False) -> None:
 
 
 def check_hostile_images(served: Served) -> None:
-    """Images that lie are refused, and thin ones too or seen as by transformers. Health lasts."""
+    """Images that lie are refused, and thin ones too or seen as by transformers.
+
+    Health lasts, and a chat that comes behind them is answered.
+    """
 
     async def run() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=served.server.url, timeout=TIMEOUT_S) as client:
@@ -160,8 +163,9 @@ def check_hostile_images(served: Served) -> None:
             return await asking
 
     thin = [[message(shown(6, *size), "Well?")] for size in THIN]
-    chats = [*([message(image_part(url))] for url, _ in BAD), *thin]
-    answers = asyncio.run(run())
+    chats = [*([message(image_part(url))] for url, _ in BAD), *thin, LOOK]
+    *answers, last = asyncio.run(run())
+    served.check(LOOK, last.json())
     for (_, why), answer in zip(BAD, answers, strict=False):
         assert (answer.status_code, why in answer.text) == (400, True), answer.text
     for chat, answer in zip(thin, answers[len(BAD) :], strict=True):
@@ -212,6 +216,7 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Serv
 
 def test_every_answer_is_the_reference_s(served: Served) -> None:
     check_twice(served)
+    check_hostile_images(served)
 
 
 def test_every_family_s_answers_are_the_reference_s(other: tuple[Served, str]) -> None:
