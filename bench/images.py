@@ -51,6 +51,7 @@ FAMILY_CLIENTS = 12
 FAMILY_CHAT_S = 2
 PAGES_ALONE = 3
 BESIDE = "beside images"
+REFUSAL = "400 for a bad image, max"
 PATH = "/v1/chat/completions"
 MOCK = ("--engine", "mock", "--mock-profile", "zero")
 BEFORE = b'{"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": '
@@ -159,7 +160,7 @@ class Results:
         self.rate = Quantity("images", "1/s", {s: [] for s in systems}, higher_is_better=True)
         self.memory = Quantity("RSS of a process that prepares", "MiB", {s: [] for s in systems})
         self.ttft = Result("TTFT", [ALONE, BESIDE])
-        self.refusal = Quantity("400 for a bad image, max", "ms", {s: [] for s in systems})
+        self.refusal = Quantity(REFUSAL, "ms", {s: [] for s in systems})
 
     def measure(self, folder: Path, num_procs: int, salt: str) -> None:
         """Measure one round with one server."""
@@ -198,6 +199,7 @@ class FamilyResults:
         self.health = Result(f"{family}: /health", [ALONE, BESIDE])
         self.ttft = Result(f"{family}: TTFT", [ALONE, BESIDE])
         self.page = Quantity(f"{family}: one page at a time", "ms", {ALONE: []})
+        self.refusal = Quantity(f"{family}: {REFUSAL}", "ms", {ALONE: []})
         self.rate = Quantity(f"{family}: images", "1/s", {BESIDE: []}, higher_is_better=True)
 
     def measure(self, folder: Path, salt: str) -> None:
@@ -218,11 +220,14 @@ class FamilyResults:
             self.health.add(BESIDE, probe.latencies_ms)
             with posting(server, pages, salt + "b", num_clients):
                 self.ttft.add(BESIDE, ask_burst("chats", server.url, FAMILY_CHAT_S))
+            wait_until_empty(server)  # the posting clients have disconnected
+            self.refusal.samples[ALONE].append(max(refusals_ms(server)))
 
     @property
     def quantities(self) -> list[Quantity]:
         """All rows."""
-        return [*self.health.quantities, *self.ttft.quantities, self.page, self.rate]
+        rows = (self.page, self.rate, self.refusal)
+        return [*self.health.quantities, *self.ttft.quantities, *rows]
 
 
 def main() -> None:
