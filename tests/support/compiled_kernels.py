@@ -50,6 +50,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LayerSpec,
     MixtureSpec,
     QKNorm,
+    RouterScore,
 )
 
 DECODER = dataclasses.replace(  # of sizes that make few variants
@@ -61,6 +62,7 @@ DECODER = dataclasses.replace(  # of sizes that make few variants
     num_kv_heads=1,
     layers=(LayerSpec(window=20),),
     qk_norm=QKNorm.PER_HEAD,
+    value_norm=True,
     attention_softcap=2.0,
     attention_sinks=True,
 )
@@ -144,6 +146,8 @@ if __name__ == "__main__":
         many = torch.zeros(num_rows, 512, dtype=torch.bfloat16)  # in parts, without TMA and with
         turns = new_turns(ENOUGH_PROGRAMS, many.device)
         act_mul(linear(many, many[:64].contiguous(), turns=turns), Activation.SILU)
+    sparse = dataclasses.replace(MIXTURE, score=RouterScore.SPARSEMIXER, normalized=False)
+    choose_experts(sparse, rows.float(), None, whole_rows)
     for name in ("fp8 by block", "int4", "mxfp4"):
         part = FORMATS[name]((64, 256))
         experts = load_experts([part] * 4, None, rows.device, rows.dtype, "none")
