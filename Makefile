@@ -112,13 +112,16 @@ families: .venv/dev
 # What kernels take of a GPU's processors: bench/results/cuda_static.json is written, so `git diff`
 # shows what a change costs. They are compiled for all that the models of
 # tests/support/gpu_models.py launch, with the Triton of torch's wheels for GPUs. A whole run
-# compiles 2,698 variants, at about a second of a core each. No GPU is needed. Rows are written one
-# by one: `ARGS=--missing` goes on where a run was cut.
+# compiles 2,852 variants, at about a second of a core each. No GPU is needed. Rows are written one
+# by one. `ARGS=--missing` compiles those alone that the file lacks, or has of another source: it
+# goes on where a run was cut, and follows a change of kernels. Then all tests of kernels for GPUs,
+# of which `make test` runs some.
 GPU_ARCHITECTURES ?= 80,89,90,100
 TRITON ?= 3.7.1
-gpu-static: .venv/triton-$(TRITON)
+gpu-static: .venv/dev .venv/triton-$(TRITON)
 	TRITON_INTERPRET=0 PYTHONPATH=.venv/triton-$(TRITON):tests/support $(BIN)/python tests/support/gpu_static.py \
 		$(GPU_ARCHITECTURES) --write bench/results/cuda_static.json $(ARGS)
+	GPU_STATIC=1 $(BIN)/pytest -n 2 tests/engine_proc/worker/cuda tests/engine_proc/worker/parallel
 
 # Files that people download, beside transformers: Qwen2.5-Coder-Instruct of 0.5B and of 1.5B in
 # Q4_K_M. They are fetched once, 1.6 GB, and take 9 GB of memory; `make test` skips them.

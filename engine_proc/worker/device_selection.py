@@ -13,10 +13,7 @@ from headrace import extras
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel
-from headrace.engine_proc.worker.models.specs.decoder_spec import (
-    DecoderSpec,
-    RouterScore,
-)
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ConfigError, ModelError
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
@@ -110,25 +107,22 @@ def falls_to_modules(config: ExecutionConfig, model: DecoderModel) -> bool:
 
 def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
+    layers = spec.layers
+    mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
     lacks = {
-        **mixture_lacks(spec),
+        "norms of experts": any(own.own_norms or own.expert_scales for own in mixtures),
         "windows of latent attention": spec.latent is not None
-        and any(layer.window is not None for layer in spec.layers),
+        and any(own.window is not None for own in layers),
         "tokens that see their whole text": spec.encoder is not None,
-        "norms of values": spec.value_norm,
+        "embeddings for each layer": spec.per_layer is not None,
+        "heads of several sizes": any(own.head_dim or own.num_kv_heads for own in layers),
+        "keys that layers share": any(own.keys_of is not None for own in layers),
+        "keys that are values": not all(own.has_values for own in layers),
+        "factors of layers": spec.layer_scale,
+        "several residuals": spec.altup is not None,
+        "gates that are cut": any(own.gate_cut is not None for own in layers),
     }
     return next((what for what, is_there in lacks.items() if is_there), "")
-
-
-def mixture_lacks(spec: DecoderSpec) -> dict[str, bool]:
-    """Return what mixtures may have that no kernel of GPUs computes, and whether they do."""
-    mixtures = [layer.mixture for layer in spec.layers if layer.mixture is not None]
-    sparse = RouterScore.SPARSEMIXER
-    return {
-        "a softmax for each choice of an expert": any(own.score == sparse for own in mixtures),
-        "weighted inputs of experts": any(own.weighs_inputs for own in mixtures),
-        "norms of experts": any(own.own_norms or own.expert_scales for own in mixtures),
-    }
 
 
 def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:

@@ -1,7 +1,8 @@
 """What kernels take of a GPU's processors, compiled for all that `gpu_models.py` launches.
 
 Prints a JSON object: of each variant of a kernel, by architecture, bytes of shared memory,
-registers of a thread, and bytes of its stack. No GPU is needed, and nothing runs.
+registers of a thread, and bytes of its stack. A hash of the source that Triton reads comes last.
+No GPU is needed, and nothing runs.
 """
 
 import argparse
@@ -19,12 +20,12 @@ import triton
 from gpu_models import GROUPS, MODELS, SEES_AHEAD, format_of
 from kernel_compiler import (
     CompiledLaunches,
-    Usage,
     Variant,
     compile_variant,
     has_only_wgmma,
     has_rows_of_one_warp,
     is_product,
+    source_hash,
     stack_accesses,
     usage_of,
     usages,
@@ -66,7 +67,8 @@ from headrace.engine_proc.worker.models.weight_shapes import weight_shapes
 from headrace.engine_proc.worker.parallel.ipc_kernels import compile_cubin, compiler_version
 from headrace.system.all_reduce_policy import WORLDS
 
-Table = dict[str, dict[str, list[int]]]  # by variant, then by architecture
+Row = list[int | str]  # a usage, and the hash of a source
+Table = dict[str, dict[str, Row]]  # by variant, then by architecture
 
 META = torch.device("meta")
 STEPS = (Sizes(4, 4, 4), Sizes(256, 256, 256), Sizes(2048, 8, 8))  # in each kind of tile
@@ -208,8 +210,14 @@ def without_old(table: Table, names: set[str], arch: int) -> Table:
     return {name: row for name, row in kept.items() if row}
 
 
-def compile_all(chosen: list[Variant], arch: int) -> Iterator[tuple[str, Usage]]:
-    """Compile variants, and yield what each takes."""
+def is_stale(variant: Variant, table: Table, arch: int) -> bool:
+    """Whether a table lacks a variant, or has it of another source."""
+    row = table.get(variant.name, {}).get(str(arch))
+    return row is None or row[-1] != source_hash(variant, arch)
+
+
+def compile_all(chosen: list[Variant], arch: int) -> Iterator[tuple[str, Row]]:
+    """Compile variants, and yield the row of each."""
     for done, variant in enumerate(chosen):
         print(f"sm_{arch}: {done} of {len(chosen)}: {variant.name}", file=sys.stderr)
         compiled = compile_variant(variant, arch)
@@ -218,7 +226,7 @@ def compile_all(chosen: list[Variant], arch: int) -> Iterator[tuple[str, Usage]]
             check_attention(variant.name, compiled)
         if is_product(variant) and is_hopper:
             assert has_only_wgmma(compiled), f"{variant.name}: other instructions have other bits"
-        yield variant.name, usage_of(compiled)
+        yield variant.name, [*usage_of(compiled), source_hash(variant, arch)]
 
 
 def check_attention(name: str, compiled: Any) -> None:
@@ -265,7 +273,7 @@ def main() -> None:
         "--write", type=Path, help="a file of tables, those of other compilers stay"
     )
     options.add_argument(
-        "--missing", action="store_true", help="compile no row of Triton that the file has"
+        "--missing", action="store_true", help="compile no row that the file has of this source"
     )
     args = options.parse_args()
     numbers = [int(arch) for arch in args.architectures.split(",")]
@@ -279,9 +287,9 @@ def main() -> None:
         tables[compiler] = table
         chosen = [variant for variant in found if re.search(args.pattern, variant.name)]
         if args.missing:
-            chosen = [variant for variant in chosen if str(arch) not in table.get(variant.name, {})]
-        for name, usage in compile_all(chosen, arch):
-            table.setdefault(name, {})[str(arch)] = list(usage)
+            chosen = [variant for variant in chosen if is_stale(variant, table, arch)]
+        for name, row in compile_all(chosen, arch):
+            table.setdefault(name, {})[str(arch)] = row
             if args.write is not None:
                 write(args.write, tables)
     if not args.pattern and not args.missing:

@@ -3,6 +3,7 @@
 Tensors may be on the CPU or, where nothing reads them, on torch's meta device.
 """
 
+import hashlib
 import re
 import subprocess
 import tempfile
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 from triton.runtime.jit import mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -99,6 +102,19 @@ def compile_variant(variant: Variant, arch: int) -> Any:
     """Return what Triton makes of a variant for an architecture, as 90."""
     target = GPUTarget("cuda", arch, 32)
     return triton.compile(variant.source, target=target, options=variant.options)
+
+
+def source_hash(variant: Variant, arch: int) -> str:
+    """Return a hash of what Triton reads of a variant's source: comments change nothing in it."""
+    target = GPUTarget("cuda", arch, 32)
+    backend = make_backend(target)
+    options = backend.parse_options(dict(variant.options))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = variant.source.make_ir(target, options, *functions, context)
+    return hashlib.sha256(module.str_nodebug().encode()).hexdigest()[:8]
 
 
 def is_product(variant: Variant) -> bool:

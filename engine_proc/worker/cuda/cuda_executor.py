@@ -495,6 +495,7 @@ class CudaExecutor:
             head_norm=self.head_norm(name, layer),
             clip=spec.qkv_clip,
             query_factors=None if temperature is None else step.query_factors[temperature],
+            value_eps=spec.norm_eps if spec.value_norm else None,
             kv_scales=self.kv_scales[index],
         )
         if step.prompts is not None:

@@ -1,13 +1,14 @@
 """Numbers go to the device in one copy, into memory that stays where it is.
 
 They are written into pinned memory, of which there are two pieces: while one is on its way, the
-other can be written to.
+other can be written to. What few steps have is copied to pinned memory of torch's, piece by piece.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.pinned_memory import MakeRoom, room_for
 from headrace.engine_proc.worker.execution.executor import Int32s
@@ -70,3 +71,13 @@ class ArraySender:
         self._turn = (self._turn + 1) % NUM_PIECES
         self.received[:num].copy_(piece[:num], non_blocking=True)
         sent.record()
+
+
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of the host's numbers on a device, which is there once it has come so far.
+
+    The host does not wait, as it would for a copy from memory that is not pinned.
+    """
+    if device.type == "cpu":
+        return numbers.clone()
+    return numbers.pin_memory().to(device, non_blocking=True)

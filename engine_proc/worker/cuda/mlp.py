@@ -1,5 +1,8 @@
 """MLPs and mixtures of experts of a layer, as far as a worker has them."""
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
@@ -53,8 +56,12 @@ def run_mixture(
     activation = ExpertActivation(
         spec.activation, spec.gated_mlp, mixture.clamp or 0.0, mixture.swish_beta
     )
-    gate_up = weights.experts[f"{name}.experts.gate_up"]
-    inner = activated_expert_linear(x, gate_up, tiles, activation)
+    gate_up, rows, row_tiles = weights.experts[f"{name}.experts.gate_up"], x, tiles
+    if mixture.weighs_inputs:
+        rows = (x[:, None] * choice.weights[:, :, None]).to(x.dtype).flatten(0, 1)
+        row_tiles = replace(tiles, pairs_per_token=1)  # each pair has a row of its own
+        choice = replace(choice, weights=torch.ones_like(choice.weights))
+    inner = activated_expert_linear(rows, gate_up, row_tiles, activation)
     outputs = expert_linear(inner, weights.experts[f"{name}.experts.down"], tiles)
     has_shared = mixture.shared_intermediate_size > 0
     shared = run_mlp(weights, f"{name}.shared", spec, x) if has_shared else None

@@ -22,6 +22,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Schedule, Stretches
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.host_to_device import sent
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import Rotations
 from headrace.engine_proc.worker.cuda.mixers.state_moves import StateMoves
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import ExpertTiles
@@ -154,8 +155,8 @@ def image_inputs(
     rows = image_rows(batch, device, dtype, num_parts)
     if rows is None and batch.last_seen is None:
         return None
-    last_seen = None if batch.last_seen is None else torch.tensor(batch.last_seen, device=device)
-    return ImageInputs(rows, last_seen)
+    seen = batch.last_seen
+    return ImageInputs(rows, None if seen is None else sent(torch.from_numpy(seen), device))
 
 
 def image_rows(
@@ -170,8 +171,8 @@ def image_rows(
     rows = batch.embeds[batch.embed_rows[tokens]]
     parts = np.stack(np.split(rows, num_parts, axis=1))
     return ImageRows(
-        tokens=torch.from_numpy(tokens).to(device),
-        parts=torch.from_numpy(parts).to(device, dtype),
+        tokens=sent(torch.from_numpy(tokens), device),
+        parts=sent(torch.from_numpy(parts).to(dtype), device),
     )
 
 

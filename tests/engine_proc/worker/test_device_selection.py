@@ -25,12 +25,14 @@ from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
+    AltUpSpec,
     GatedDeltaNetSpec,
     LayerSpec,
     Mamba2Spec,
     Mixer,
     MixtureSpec,
     NormPlacement,
+    PerLayerSpec,
     RouterScore,
     ShortConvSpec,
 )
@@ -156,9 +158,11 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
     assert lacking_kernel(dataclasses.replace(SPEC, **mixture())) == ""
     ungated = mixture(router_bias=True, shared_gate=True) | {"gated_mlp": False}
     assert lacking_kernel(dataclasses.replace(SPEC, activation=Activation.RELU2, **ungated)) == ""
-    spec = dataclasses.replace(SPEC, **mixture(weighs_inputs=True))
-    model = DecoderModel(spec, {}, ())
-    why = "a LlamaForCausalLM model has weighted inputs of experts, which GPU workers cannot run"
+    assert lacking_kernel(dataclasses.replace(SPEC, **mixture(weighs_inputs=True))) == ""
+    sparse = mixture(score=RouterScore.SPARSEMIXER, normalized=False)
+    assert lacking_kernel(dataclasses.replace(SPEC, **sparse)) == ""
+    model = DecoderModel(dataclasses.replace(SPEC, **mixture(own_norms=True)), {}, ())
+    why = "a LlamaForCausalLM model has norms of experts, which GPU workers cannot run"
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
     with pytest.raises(ModelError, match=f"^--device cuda: {why}; use --device cpu$"):
         place(execution_config("model.gguf", device="cuda"), model)
@@ -167,9 +171,14 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
 @pytest.mark.parametrize(
     ("differences", "lack"),
     [
-        (mixture(score=RouterScore.SPARSEMIXER), "a softmax for each choice of an expert"),
-        (mixture(own_norms=True), "norms of experts"),
-        ({"value_norm": True}, "norms of values"),
+        (mixture(expert_scales=True), "norms of experts"),
+        ({"per_layer": PerLayerSpec(size=8, vocab_size=9)}, "embeddings for each layer"),
+        ({"layers": (LayerSpec(head_dim=32), LayerSpec())}, "heads of several sizes"),
+        ({"layers": (LayerSpec(), LayerSpec(keys_of=0))}, "keys that layers share"),
+        ({"layers": (LayerSpec(has_values=False),)}, "keys that are values"),
+        ({"layer_scale": True}, "factors of layers"),
+        ({"altup": AltUpSpec(num_inputs=2, rank=3)}, "several residuals"),
+        ({"layers": (LayerSpec(gate_cut=0.5),)}, "gates that are cut"),
         (
             {"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent, window=8),)},
             "windows of latent attention",
@@ -204,13 +213,13 @@ def test_layers_with_states_run_on_gpus(mixer: Mixer, monkeypatch: pytest.Monkey
 
 
 def test_models_of_images_do_not_fall_to_modules(tmp_path: Path) -> None:
-    model = DecoderModel(dataclasses.replace(SPEC, value_norm=True), {}, ())
+    model = DecoderModel(dataclasses.replace(SPEC, layer_scale=True), {}, ())
     config = execution_config(tmp_path, device="cuda")
     assert falls_to_modules(config, model)
     takes_images = dataclasses.replace(config, image_row_size=64)
     assert not falls_to_modules(takes_images, model)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="has norms of values, which GPU workers cannot run"):
+    with pytest.raises(ModelError, match="has factors of layers, which GPU workers cannot run"):
         place(takes_images, model)
 
 

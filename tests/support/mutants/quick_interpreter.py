@@ -20,6 +20,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 Array = npt.NDArray[Any]
+KEPT = {"int1", "int32", "uint32", "int64", "uint64", "fp32"}  # an operation of two gives the same
 BF16_BITS = np.uint32(16)  # that float32 has behind those of bf16
 
 
@@ -113,6 +114,23 @@ def like_shapes(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     return broadcasted
 
 
+def like_types(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave operands of one type as they are, where that is the type of the result."""
+
+    def converted(self: Any, one: Any, other: Any, *args: Any, **named: Any) -> Any:
+        are_tensors = type(one) is type(other) is tl.tensor
+        if are_tensors and one.type.name == other.type.name and one.dtype.name in KEPT:
+            return one, other
+        return convert(self, one, other, *args, **named)
+
+    return converted
+
+
+def unasked(_check: Callable[..., None]) -> Callable[..., None]:
+    """Reckon no overflows: without Triton's `debug` the interpreter says nothing of them."""
+    return lambda *_: None
+
+
 QUICKER: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (interpreter, "_patch_lang", prepared),
     (interpreter, "_get_np_dtype", by_name),
@@ -120,6 +138,8 @@ QUICKER: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (tl.block_type, "__init__", known_blocks),
     (tl.tensor, "__init__", known_tensors),
     (TritonSemantic, "broadcast_impl_value", like_shapes),
+    (TritonSemantic, "binary_op_type_checking_impl", like_types),
+    (TritonSemantic, "binary_op_sanitize_overflow_impl", unasked),
 )
 
 if __name__ == "__main__":

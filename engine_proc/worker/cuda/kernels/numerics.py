@@ -22,7 +22,7 @@ class Scaling(IntEnum):
     LAYER_ONE_PLUS = 4
 
 
-LAYER = tl.constexpr(int(Scaling.LAYER))
+RMS, LAYER = tl.constexpr(int(Scaling.RMS)), tl.constexpr(int(Scaling.LAYER))
 
 
 def cdiv(a: int, b: int) -> int:

@@ -9,10 +9,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from headrace.engine_proc.worker.cuda.kernels.norm import reference as norm_in_torch
 from headrace.engine_proc.worker.cuda.kernels.numerics import (
     LAYER,
+    RMS,
     Scaling,
     cdiv,
     moments,
@@ -61,6 +63,7 @@ def rope_store(
     head_norm: HeadNorm | None = None,
     clip: float | None = None,
     query_factors: Tensor | None = None,
+    value_eps: float | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Norm and rotate queries and keys; store keys and values.
@@ -72,6 +75,7 @@ def rope_store(
         rotations: None rotates nothing.
         clip: the largest query, key and value before RoPE, of either sign.
         query_factors: [tokens], fp32, of `temperatures_at`; None is 1.
+        value_eps: of the norm of each head's values, which has no weights; None is no norm.
         kv_scales: what stored keys and values are to be multiplied with.
     Returns:
         The queries, [tokens, heads, head_dim].
@@ -113,6 +117,7 @@ def rope_store(
         NORMS_AFTER=head_norm is not None and head_norm.is_after_rope,
         CLIP=clip or 0.0,
         HAS_FACTORS=query_factors is not None,
+        VALUE_EPS=value_eps or 0.0,
         num_warps=1,
         enable_fp_fusion=False,
     )
@@ -146,11 +151,11 @@ def rope_store_kernel(
     NORMS_AFTER: tl.constexpr,
     CLIP: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
+    VALUE_EPS: tl.constexpr,
 ) -> None:
     SCALING_BEFORE: tl.constexpr = NO_SCALING if NORMS_AFTER else SCALING
     token = (tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
-    head = tl.program_id(1)
-    is_token = token < num_tokens
+    head, is_token = tl.program_id(1), token < num_tokens
     x = qkv + ((token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM)[:, None]
     kv_row = tl.load(kv_rows + token, mask=is_token, other=-1)
     is_stored = kv_row >= 0
@@ -160,6 +165,8 @@ def rope_store_kernel(
     numbers = tl.load(x + dim[None, :], mask=is_number, other=0.0).to(tl.float32)
     if head >= NUM_HEADS + NUM_KV_HEADS:
         kv_head = head - NUM_HEADS - NUM_KV_HEADS
+        if VALUE_EPS > 0:
+            numbers *= moments(numbers, is_number, HEAD_DIM, VALUE_EPS, RMS)[1][:, None]
         to_values = values + ((kv_row * NUM_KV_HEADS + kv_head) * HEAD_DIM)[:, None]
         write(to_values, dim, is_stored, is_dim, clipped(numbers, CLIP) * value_factor)
         return
@@ -307,6 +314,7 @@ def reference(
     head_norm: HeadNorm | None = None,
     clip: float | None = None,
     query_factors: Tensor | None = None,
+    value_eps: float | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Do as `rope_store`, in plain torch."""
@@ -317,6 +325,8 @@ def reference(
     q, k, v = heads.float().tensor_split((num_heads, num_stored), dim=1)
     if head_norm is not None and not head_norm.is_after_rope:
         q, k = norm_both(q, k, head_norm)
+    if value_eps is not None:
+        v = rms_norm(v, (head_dim,), eps=value_eps)
     if clip is not None:
         q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
     if rotations is not None:

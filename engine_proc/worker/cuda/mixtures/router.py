@@ -40,7 +40,7 @@ def choose_experts(
         kv_rows: [tokens], below 0 for padding.
     """
     num_tokens, num_chosen = len(logits), mixture.experts_per_token
-    assert mixture.score != RouterScore.SPARSEMIXER
+    is_sparse = mixture.score == RouterScore.SPARSEMIXER
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
     num_blocks = cdiv(num_tokens, BLOCK_TOKENS)
@@ -60,6 +60,7 @@ def choose_experts(
             NUM_EXPERTS=mixture.num_experts,
             NUM_CHOSEN=num_chosen,
             IS_SOFTMAX=mixture.score == RouterScore.SOFTMAX,
+            FAR=2 * mixture.sparsemixer_eps if is_sparse else 0.0,
             HAS_BIAS=selection_bias is not None,
             NUM_GROUPS=mixture.num_groups,
             NUM_KEPT_GROUPS=mixture.groups_per_token,
@@ -93,6 +94,7 @@ def router_kernel(
     NUM_EXPERTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     IS_SOFTMAX: tl.constexpr,
+    FAR: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     NUM_KEPT_GROUPS: tl.constexpr,
@@ -111,7 +113,7 @@ def router_kernel(
     is_token, is_expert = (token < num_tokens)[:, None], expert < NUM_EXPERTS
     is_real = is_token & (tl.load(kv_rows + token, mask=token < num_tokens, other=-1) >= 0)[:, None]
     x = tl.load(logits + token[:, None] * stride + expert, mask=is_token & is_expert, other=0.0)
-    scores = score(x, is_expert, IS_SOFTMAX)
+    scores = x if FAR > 0 else score(x, is_expert, IS_SOFTMAX)
     ranks = scores
     if HAS_BIAS:
         ranks += tl.load(selection_bias + expert, mask=is_expert, other=0.0)
@@ -133,6 +135,8 @@ def router_kernel(
         best = best_of(ranks, is_taken, expert)
         is_best = expert == best[:, None]
         weight = tl.sum(tl.where(is_best, scores, 0.0), 1)
+        if FAR > 0:
+            weight = share_of_near(scores, weight[:, None], is_taken, FAR)
         chosen = tl.where(slot == n, best[:, None], chosen)
         own = tl.where(slot == n, weight[:, None], own)
         is_taken = is_taken | is_best
@@ -156,6 +160,16 @@ def score(x: tl.tensor, is_expert: tl.tensor, IS_SOFTMAX: tl.constexpr) -> tl.te
         return x / tl.sum(x, 1)[:, None]
     else:
         return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def share_of_near(
+    x: tl.tensor, largest: tl.tensor, is_taken: tl.tensor, FAR: tl.constexpr
+) -> tl.tensor:
+    """Return the share that the largest logit has in a softmax of those not far below it."""
+    factor = tl.maximum(tl.abs(x), largest)
+    is_near = (largest - x) / tl.where(factor == 0, 1.0, factor) <= FAR
+    return 1.0 / tl.sum(tl.where(is_near & (is_taken == 0), tl.exp(x - largest), 0.0), 1)
 
 
 @triton.jit

@@ -72,8 +72,8 @@ STEPS = {
     "guesses": batch([(0, 18, 22), (2, 4, 8)]),  # in 10
     "one alone": batch([(1, 3, 4)]),  # in 4
     "no rows": dataclasses.replace(batch([(2, 8, 20)]), logit_rows=np.empty(0, np.int32)),
-    "too large": last_rows(batch([(3, 0, 60)])),  # in none
-    "shuffled": batch([(1, 4, 5), (3, 60, 61), (0, 22, 23)]),
+    "too large": last_rows(batch([(3, 0, 26)])),  # in none
+    "shuffled": batch([(1, 4, 5), (3, 26, 27), (0, 22, 23)]),
 }
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from random_decoders import SPEC, batch, with_images
 
 from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
 from headrace.engine_proc.worker.cuda.pinned_memory import pinned
+from headrace.engine_proc.worker.cuda.step_inputs import image_inputs
 
 
 class SaidEvent:
@@ -37,6 +39,35 @@ def test_a_piece_is_written_to_again_when_it_has_been_sent() -> None:
     assert events[0::2] == events[1::2]
     assert events[0] is events[4] is not events[2]
     assert events[2] is events[6]
+
+
+def test_no_copy_to_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of images, and of what tokens see, which a step without a graph has."""
+    pinned_ones: list[torch.Tensor] = []
+    copied: list[tuple[torch.Tensor, torch.device, bool]] = []
+
+    def pin_memory(numbers: torch.Tensor) -> torch.Tensor:
+        pinned_ones.append(numbers.clone())
+        return pinned_ones[-1]
+
+    def to(numbers: torch.Tensor, device: Any, non_blocking: bool = False) -> torch.Tensor:
+        copied.append((numbers, device, non_blocking))
+        return numbers
+
+    step = with_images(batch([(0, 0, 23)]), SPEC)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    on_host = image_inputs(step, cpu, torch.float32, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        patch.setattr(torch.Tensor, "to", to)
+        on_gpu = image_inputs(step, gpu, torch.float32, 1)
+    copied = [copy for copy in copied if copy[1] == gpu]
+    assert [id(numbers) for numbers, _, _ in copied] == [id(numbers) for numbers in pinned_ones]
+    assert [is_asynchronous for _, _, is_asynchronous in copied] == [True] * 3
+    assert on_host is not None and on_gpu is not None
+    assert step.last_seen is not None and on_host.last_seen is not None
+    assert on_host.last_seen.data_ptr() != step.last_seen.ctypes.data
+    assert on_gpu.last_seen is not None and torch.equal(on_gpu.last_seen, on_host.last_seen)
 
 
 class Pages:

@@ -6,6 +6,7 @@ import family_table
 import pytest
 from decoder_cases import DecoderCase, decoder_case
 from generation import NUM_STATES, PROMPTS, Generation, HalfRightProposer
+from gpu_tests import rarely
 from hybrid_models import HYBRIDS
 from on_kernels import OnKernels
 
@@ -22,6 +23,7 @@ def generation(made: DecoderCase, **options: Any) -> Generation:
     )
 
 
+@rarely
 @pytest.mark.parametrize("case", sorted(HYBRIDS) if family_table.WRITES else ["lfm2"])
 def test_hybrids_on_gpus_generate_the_text_of_transformers(case: str) -> None:
     """In chunks, then from a checkpoint, and with drafts of which one in four is wrong."""

@@ -95,9 +95,9 @@ def test_decoders_without_a_kernel_run_in_modules(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert find_gpus("cuda", 1) == ""
     told = foresee(execution_config(tmp_path, device="cuda"))
-    why = "no kernel of GPUs has norms of values; on GPUs: --device says so"
+    why = "no kernel of GPUs has embeddings for each layer; on GPUs: --device says so"
     assert told == (TRANSFORMERS, why, True)
     assert foresee(execution_config(tmp_path)).executor == "the C++ core"
-    why = "has norms of values, which GPU workers cannot run"
+    why = "has embeddings for each layer, which GPU workers cannot run"
     with pytest.raises(ModelError, match=why):
         foresee(execution_config(tmp_path, device="cuda", model_impl="headrace"))

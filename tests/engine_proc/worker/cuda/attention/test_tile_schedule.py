@@ -5,6 +5,7 @@ from math import ceil
 
 import pytest
 import torch
+from gpu_tests import first_of
 
 from headrace.engine_proc.worker.cuda.attention import tile_schedule
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
@@ -75,9 +76,11 @@ def longest(items: list[list[int]]) -> int:
     return max(ceil(ceil(end / 256) / shares) for end, shares in zip(ends, sharing, strict=True))
 
 
-@pytest.mark.parametrize(("window", "is_chunked"), [(None, False), (70, False), (70, True)])
+@pytest.mark.parametrize(
+    ("window", "is_chunked"), first_of(2, [(None, False), (70, True), (70, False)])
+)
 @pytest.mark.parametrize("max_partial_bytes", [1 << 20, 4 * 4 * 20 * 40, 0])
-@pytest.mark.parametrize("enough_programs", [0, 12, 100])
+@pytest.mark.parametrize("enough_programs", first_of(2, [12, 0, 100]))
 def test_items_are_those_of_plain_python(
     window: int | None,
     is_chunked: bool,

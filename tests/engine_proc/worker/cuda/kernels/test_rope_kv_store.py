@@ -75,6 +75,7 @@ def test_heads_are_normed_after_rope_and_limited_before_it(
         "head_norm": HeadNorm(scaling, weights, 1e-3, is_after_rope=True),
         "clip": 1.5,
         "query_factors": torch.rand(9, device=device),
+        "value_eps": 1e-3 if scaling == Scaling.RMS else None,
     }
     expected = reference(qkv, *expected_pages, kv_rows, **options)
     queries = rope_store(qkv, *pages, kv_rows, **options)

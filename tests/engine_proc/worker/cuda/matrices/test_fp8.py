@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_tests import RUNS_ALL, first_of
 
 from headrace.engine_proc.worker.cuda.kernels.e4m3_rows import (
     E4M3,
@@ -40,7 +41,7 @@ def test_rows_are_rounded_as_torch_rounds(
     ("columns", "terms", "group"), [(32, 64, 64), (17, 130, 130), (40, 272, 128)]
 )
 @pytest.mark.parametrize("rows", [1, 66])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", first_of(1, [torch.bfloat16, torch.float32]))
 def test_products_are_those_of_torch(
     columns: int, terms: int, group: int, rows: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -59,12 +60,12 @@ def test_a_row_has_the_same_bits_in_every_place_in_blocks(
 ) -> None:
     """Parts are those of programs that share a tile, then those of one that has it alone."""
     matrix = random_matrix(20, 600, 128, device)
-    x = torch.randn(70, 600, device=device)
+    x = torch.randn(70 if RUNS_ALL else 25, 600, device=device)
     assert fp8.part_terms(20, 600) == 256  # three parts, two of which have two blocks
     out = matrix.apply(x)
-    for part in (slice(69, 70), slice(13, 24)):
+    for part in (slice(len(x) - 1, None), slice(13, 24)):
         torch.testing.assert_close(matrix.apply(x[part]), out[part], atol=0, rtol=0)
         assert not matrix.turns.any()
     monkeypatch.setattr(fp8, "ENOUGH_PROGRAMS", 1)
-    for part in (slice(0, 70), slice(69, 70), slice(13, 24)):
+    for part in (slice(None), slice(len(x) - 1, None), slice(13, 24)):
         torch.testing.assert_close(matrix.apply(x[part]), out[part], atol=0, rtol=0)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu_tests import first_of
 from quantized_folders import awq, compressed, fp8_tensors, gptq, int4_tensors, write_folder
 from random_decoders import NUM_PAGES, SPEC, batch, cpu, random_weights, stored
 from recorded_graphs import RecordedGraphs, device_tensors
@@ -129,14 +130,14 @@ def test_fp8_kv_is_near_and_nearer_with_scales(
     assert errors[1] < errors[0]
 
 
-@pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0])
+@pytest.mark.parametrize("format", first_of(1, [Format.Q8_0, Format.BF16]))
 def test_blocks_of_gguf_are_decoded(format: Format, device: torch.device) -> None:
     weights = random_weights(SPEC, format)
     ours = executor(DecoderModel(SPEC, weights, ()), device)
     assert_near(ours.forward(step()), cpu(SPEC, weights).forward(step()), 1e-3)
 
 
-@pytest.mark.parametrize("name", ["awq", "fp8"])
+@pytest.mark.parametrize("name", first_of(1, ["fp8", "awq"]))
 def test_graphs_have_every_format(name: str, tmp_path: Path, device: torch.device) -> None:
     settings, make, _ = CHECKPOINTS[name]
     model = open_model(write_folder(tmp_path / "quantized", make()[0], settings))
