@@ -2,6 +2,10 @@
 
 Method: throughput is of mock engines whose steps take as long as an estimate of a GPU's, so the
         ring alone limits it. 64 clients per replica chat at once, each chat followed by the next.
+        Then requests come at random, as a Poisson process: short chats of 32 tokens and 64 more, or
+        1,024 and 128. Bisection finds the highest rate at which 95 % of them are in time. That is a
+        first token within 200 ms, and others within 20 ms each on average, as
+        `headrace bench serve --goodput ttft:200 tpot:20` has it.
         Routing is of the demo model: conversations over four replicas, of which each turn adds to
         the one before, all at once. Beside them, four servers take the turns by rotation, as a load
         balancer does that knows no prefixes. Work is counted by the servers. The order alternates.
@@ -27,23 +31,43 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from operator import sub
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
+import numpy as np
 import psutil
 
+from headrace.bench.arrivals import arrival_times
+from headrace.bench.figures import RequestTimes
+from headrace.bench.load import LoadRequest, Target, run_load
+from headrace.bench.workload import TokenRates, body_of, random_prompts
 from headrace.client.client import Client
 from support import models
-from support.chats import chat
+from support.chats import PATH, chat
 from support.pings import KINDS, one_way_ms
 from support.ports import reserved_port
 from support.report import Quantity, Report, parser
 from support.servers import POLL_INTERVAL_S, Server, StartFailed, headrace
 from support.streams import Stream, complete
 
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are alike, and of which a replica takes less than `max_rate` a second."""
+
+    num_input: int  # tokens
+    num_output: int
+    max_rate: float
+
+
 REPLICAS = (1, 2, 4)
 STREAMS = 64  # of each replica
+GOALS = {"ttft": 200.0, "tpot": 20.0}  # ms, which
+MIN_SHARE = 0.95  # of requests have to keep
+NUM_BISECTIONS = 6
 NUM_CONVERSATIONS = 32
 NUM_TURNS = 8
 TURN_TOKENS = 120
@@ -57,13 +81,25 @@ NUM_WARM = 50  # and those before them that do not count
 ADMIN_KEY = "fleet"  # with one, a server has seats for further engines
 WORK = "headrace:computed_tokens_total"
 ROUTED, ROTATED = "replicas", "rotation"
-ROWS = ("throughput", "conversations", "alike", "choice", "remote", "loads", "sleep", "deaths")
+WORKLOADS = {"short chats": Workload(32, 64, 208.0), "long prompts": Workload(1024, 128, 32.0)}
+ROWS = (
+    "throughput",
+    *WORKLOADS,
+    "conversations",
+    "alike",
+    "choice",
+    "remote",
+    "loads",
+    "sleep",
+    "deaths",
+)
 LOADED, ON_DEMAND, ASLEEP = "loaded", "on demand", "asleep"
 KILLED, STILL = "killed", "stands still"
 DEATH_TOKENS = 96  # of each stream
 MIB = 1 << 20
 Turn = list[list[int]]  # a prompt of each conversation
 Maker = Callable[[ExitStack], Server]  # starts it, until the stack is left
+Load = Callable[[Server, int], float]  # on so many replicas
 
 
 def conversations() -> Iterator[list[Turn]]:
@@ -116,11 +152,9 @@ def talk(servers: list[Server], turns: list[Turn], shift: int) -> tuple[float, f
     return work_of(servers) - before, statistics.median(waits)
 
 
-def measure_throughput(report: Report, rounds: int, seconds: float) -> None:
-    """Measure mock engines."""
+def measure_mock(report: Report, rounds: int, quantity: Quantity, measure: Load) -> None:
+    """Measure mock engines: one, and replicas of it."""
     flags = ("--engine", "mock", "--mock-profile", "h200-8b", "--max-num-seqs", str(STREAMS))
-    names = {count: f"{count} replica{'s' if count > 1 else ''}" for count in REPLICAS}
-    rate = Quantity("mock engines", "tok/s", {name: [] for name in names.values()}, True)
     with ExitStack() as stack:
         servers = {
             count: stack.enter_context(headrace(*flags, "--data-parallel-size", str(count)))
@@ -128,9 +162,53 @@ def measure_throughput(report: Report, rounds: int, seconds: float) -> None:
         }
         for _ in range(rounds):
             for count, server in servers.items():
-                result = asyncio.run(chat(server.url, count * STREAMS, seconds))
-                rate.samples[names[count]].append(result.tokens_per_s)
-    report.add(rate)
+                name = f"{count} replica{'s' if count > 1 else ''}"
+                quantity.samples.setdefault(name, []).append(measure(server, count))
+    report.add(quantity)
+
+
+def throughput(seconds: float, server: Server, count: int) -> float:
+    """Return the tokens per second of so many replicas that are as busy as can be."""
+    return asyncio.run(chat(server.url, count * STREAMS, seconds)).tokens_per_s
+
+
+def goodput(workload: Workload, seconds: float, server: Server, count: int) -> float:
+    """Return the most requests a second that replicas answer in time."""
+    low, high = 0.0, count * workload.max_rate
+    for _ in range(NUM_BISECTIONS):
+        rate = (low + high) / 2
+        if share_in_time(server, workload, rate, seconds) >= MIN_SHARE:
+            low = rate
+        else:
+            high = rate
+    return low
+
+
+def share_in_time(server: Server, workload: Workload, rate: float, seconds: float) -> float:
+    """Return the share of requests, sent at that rate, that keep all goals."""
+    random = np.random.default_rng(0)
+    num_requests = round(rate * seconds)
+    prompts = random_prompts(
+        num_requests,
+        input_len=workload.num_input,
+        output_len=workload.num_output,
+        range_ratio=0.0,
+        prefix_len=0,
+        rates=TokenRates(),
+        random=random,
+    )
+    due = arrival_times(num_requests, rate, 1.0, random).tolist()
+    requests = [
+        LoadRequest(i, due[i], body_of(prompt, "chat", None, {"ignore_eos": True}))
+        for i, prompt in enumerate(prompts)
+    ]
+    result = asyncio.run(run_load(Target(server.url + PATH), requests))
+    times = RequestTimes.of([record for record in result.records if not record.error])
+    share = times.good(GOALS) / num_requests
+    print(
+        f"{rate:.0f} req/s: {share:.1%} in time, load {max(result.busy):.0%} of a core", flush=True
+    )
+    return share
 
 
 def measure_routing(report: Report, rounds: int, name: str, source: Iterator[list[Turn]]) -> None:
@@ -321,7 +399,11 @@ def main() -> None:
     args = options.parse_args()
     report = Report("fleet", args)
     if "throughput" in args.only:
-        measure_throughput(report, args.rounds, args.seconds)
+        rate = Quantity("mock engines", "tok/s", {}, True)
+        measure_mock(report, args.rounds, rate, partial(throughput, args.seconds))
+    for name in filter(WORKLOADS.get, args.only):
+        rate = Quantity(f"mock engines, {name}", "req/s in time", {}, True)
+        measure_mock(report, args.rounds, rate, partial(goodput, WORKLOADS[name], args.seconds))
     if "conversations" in args.only:
         measure_routing(report, args.rounds, "conversations", conversations())
     if "alike" in args.only:

@@ -9,6 +9,7 @@ from headrace.board.fields import EngineField
 
 QUIET_S = 2.0  # without a request: the first one often comes the moment that `/health` is 200
 LATEST_S = 10.0  # after the server is up, steps or none
+POLL_INTERVAL_S = 0.5  # between looks at the board, which takes longer the more seats it has
 
 
 class FastLoader:
@@ -26,6 +27,7 @@ class FastLoader:
         self._clock = clock
         self._latest: float | None = None  # known once the server is up
         self._quiet_since = 0.0
+        self._look_at = 0.0
         self.thread: threading.Thread | None = None
 
     def poll(self, is_busy: bool) -> None:
@@ -34,12 +36,19 @@ class FastLoader:
         Args:
             is_busy: whether the process has just handled requests.
         """
-        if self.thread is not None or self._board.unhealthy():
+        if self.thread is not None:
             return
         now = self._clock()
+        if is_busy:
+            self._quiet_since = now
+            if now < self._look_at:
+                return
+        self._look_at = now + POLL_INTERVAL_S
+        if self._board.unhealthy():
+            return
         if self._latest is None:
             self._latest, self._quiet_since = now + LATEST_S, now
-        if is_busy or self._has_sequences():
+        if self._has_sequences():
             self._quiet_since = now
         if now - self._quiet_since >= QUIET_S or now >= self._latest:
             self.thread = threading.Thread(target=self._load, name="loader")
@@ -47,4 +56,4 @@ class FastLoader:
 
     def _has_sequences(self) -> bool:
         fields = EngineField.RUNNING, EngineField.WAITING
-        return any(slot[field] for slot in self._board.of("engine") for field in fields)
+        return any(slot[field] for slot in self._board.seated_engines for field in fields)

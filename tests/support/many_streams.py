@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -13,6 +14,16 @@ from servers import RunningServer
 NUM_STREAMS, NUM_TOKENS = 64, 300
 NUM_PIECES = 1000  # of all streams, before something happens
 TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a stream has said, in all."""
+
+    text: str
+    finish_reason: str | None
+    num_prompt: int
+    num_completion: int
 
 
 class Listener:
@@ -42,8 +53,8 @@ class Listener:
         self._actor.shutdown()
 
 
-async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
-    """Return the text of a stream."""
+async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> Answer:
+    """Return what a stream says, whose last event counts tokens."""
     body: dict[str, Any] = {
         "prompt": f"{seed} Once",
         "seed": seed,
@@ -51,8 +62,9 @@ async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
         "max_tokens": NUM_TOKENS,
         "ignore_eos": True,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
-    text, heard_at = "", 0.0
+    events, heard_at = list[dict[str, Any]](), 0.0
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
@@ -60,28 +72,34 @@ async def read(client: httpx.AsyncClient, seed: int, listener: Listener) -> str:
                 now = time.monotonic()
                 listener.hear(now - heard_at if heard_at else 0.0)
                 heard_at = now
-                text += json.loads(line[6:])["choices"][0]["text"]
-    return text
+                events.append(json.loads(line[6:]))
+    usage, choices = events[-1]["usage"], [event["choices"][0] for event in events[:-1]]
+    return Answer(
+        "".join(choice["text"] for choice in choices),
+        choices[-1]["finish_reason"],
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
 
 
-def read_all(url: str, listener: Listener) -> list[str]:
-    """Return the texts of all streams, which run at once."""
+def read_all(url: str, listener: Listener) -> list[Answer]:
+    """Return what all streams say, which run at once."""
 
-    async def read_together() -> list[str]:
+    async def read_together() -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
             return await asyncio.gather(
                 *(read(client, seed, listener) for seed in range(NUM_STREAMS))
             )
 
-    texts = asyncio.run(read_together())
+    answers = asyncio.run(read_together())
     listener.close()
-    return texts
+    return answers
 
 
-def texts_alone(*flags: str) -> list[str]:
-    """Return the texts of a server with these flags, which nothing disturbs."""
+def answers_alone(*flags: str) -> list[Answer]:
+    """Return what the streams of a server with these flags say, which nothing disturbs."""
     alone = RunningServer(*flags)
-    texts = read_all(alone.url, Listener())
+    answers = read_all(alone.url, Listener())
     assert alone.stop() == 0
-    return texts
+    return answers

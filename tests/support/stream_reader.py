@@ -17,23 +17,25 @@ SCHEMA = {
 }
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 OPEN = {"max_tokens": 48, "ignore_eos": True, "stream": True}
+COUNTED = {"stream_options": {"include_usage": True}}
 TALK = OPEN | {"messages": [STORY]}
 TEXT = OPEN | {"prompt": "Once upon a time"}
 JSON_SCHEMA = {"name": "person", "schema": SCHEMA, "strict": True}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, TALK | {"temperature": 0}),
     (CHAT, TALK | {"temperature": 1, "seed": 1}),
-    (CHAT, TALK | {"temperature": 1, "seed": 2, "n": 2}),
-    (CHAT, TALK | {"seed": 3, "frequency_penalty": 1.5, "top_p": 0.9, "stop": ["the"]}),
+    (CHAT, TALK | COUNTED | {"temperature": 1, "seed": 2, "n": 2}),
+    (CHAT, TALK | COUNTED | {"seed": 3, "frequency_penalty": 1.5, "top_p": 0.9, "stop": ["the"]}),
     (CHAT, TALK | {"temperature": 0, "logprobs": True, "top_logprobs": 3}),
-    (CHAT, TALK | {"seed": 4, "stream_options": {"include_usage": True}}),
+    (CHAT, TALK | COUNTED | {"seed": 4}),
     (
         CHAT,
         TALK
+        | COUNTED
         | {"seed": 4, "ignore_eos": False}
         | {"response_format": {"type": "json_schema", "json_schema": JSON_SCHEMA}},
     ),
-    (COMPLETION, TEXT | {"temperature": 0, "return_token_ids": True}),
+    (COMPLETION, TEXT | COUNTED | {"temperature": 0, "return_token_ids": True}),
     (COMPLETION, TEXT | {"temperature": 0, "stream": False, "logprobs": 2}),
     (COMPLETION, TEXT | {"seed": 5, "stream": False, "n": 2, "best_of": 3}),
     (
@@ -48,31 +50,40 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ),
 ]
 TIMEOUT_S = 600  # of an answer, which is late where processes die
-NOT_TEXT = (
-    "created",
-    "created_at",
-    "completed_at",
-    "id",
-    "item_id",
-    "sequence_number",
-    "meta_info",
-    "usage",
-)
+NOT_COMPARED = ("created", "created_at", "completed_at", "id", "item_id", "sequence_number")
+# Texts and lists that go on in later events, and a name that comes once.
+GROWING = (".content", ".text", ".delta", ".arguments", ".function[].name", "_ids")
 
 
 def gather(found: dict[str, Any], part: Any, path: str) -> None:
     """Merge an event by key: texts and lists grow, other values are replaced."""
     if isinstance(part, dict):
         for name, value in part.items():
-            if name not in NOT_TEXT:
+            if name in ("usage", "meta_info") and value is not None:
+                found[f"{path}.usage"] = counts_of(value)
+            elif name not in NOT_COMPARED:
                 gather(found, value, f"{path}[{part.get('index', '')}].{name}")
+    elif isinstance(part, list) and path.endswith("].logprobs[].content"):
+        found[path] = found.get(path, []) + part
     elif isinstance(part, list) and part and isinstance(part[0], dict):
         for place, one in enumerate(part):
             gather(found, one, path if "index" in one else f"{path}{place}")
-    elif isinstance(part, str | list) and path.endswith((".content", ".text", ".delta", "_ids")):
+    elif isinstance(part, str | list) and path.endswith(GROWING):
         found[path] = found[path] + part if found.get(path) else part
     elif part is not None:
         found[path] = part
+
+
+def counts_of(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return how many tokens there were, wherever they came from, and why there are no more."""
+    counts = {
+        name: value
+        for name, value in usage.items()
+        if name == "finish_reason" or (name.endswith("_tokens") and not name.startswith("cache"))
+    }
+    if "cache_read_input_tokens" in usage:  # Anthropic's `input_tokens` are those of no cache
+        counts["input_tokens"] += usage["cache_read_input_tokens"]
+    return counts
 
 
 async def read(
@@ -87,10 +98,9 @@ async def read(
             if line.startswith(("data: {", "{")):
                 event = json.loads(line.removeprefix("data: "))
                 assert "error" not in event or event["error"] is None, event
-                if path == "/generate":  # tells all the text each time
-                    found["text"] = event["text"]
-                else:
-                    gather(found, event, event.get("type", ""))
+                if path == "/generate":  # each event has all of the text so far
+                    found |= {name: event.pop(name) for name in ("text", "output_ids")}
+                gather(found, event, event.get("type", ""))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
+from many_streams import NUM_STREAMS, Answer, Listener, answers_alone, read_all
 from network_namespace import NetworkNamespace
 from ray_nodes import NUM_CPUS, RayCluster, titled
 from servers import RunningServer, survivors, wait_until
@@ -73,9 +73,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[str]:
-    """The texts of a server that is not disturbed."""
-    return texts_alone(str(model), *FLAGS)
+def expected(model: Path) -> list[Answer]:
+    """The answers of a server that is not disturbed."""
+    return answers_alone(str(model), *FLAGS)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def await_nothing_left(cluster: RayCluster) -> None:
 
 
 def check_texts(
-    fleet: Fleet, expected: list[str], listener: Listener, max_silence_s: float = MAX_SILENCE_S
+    fleet: Fleet, expected: list[Answer], listener: Listener, max_silence_s: float = MAX_SILENCE_S
 ) -> None:
     """Read all streams, which are as expected, and none of which is silent for long."""
     assert read_all(fleet.head.url, listener) == expected
@@ -107,7 +107,7 @@ def check_texts(
     assert listener.silence_s <= max_silence_s
 
 
-def check_both_serve(fleet: Fleet, expected: list[str]) -> None:
+def check_both_serve(fleet: Fleet, expected: list[Answer]) -> None:
     """Wait for both engines, and see that both compute."""
     fleet.await_health()
     before = fleet.steps
@@ -117,7 +117,7 @@ def check_both_serve(fleet: Fleet, expected: list[str]) -> None:
 
 
 def test_streams_go_on_when_a_node_dies_and_it_comes_back(
-    fleet: Fleet, cluster: RayCluster, expected: list[str]
+    fleet: Fleet, cluster: RayCluster, expected: list[Answer]
 ) -> None:
     check_both_serve(fleet, expected)
     check_texts(fleet, expected, Listener(cluster.kill_node))
@@ -128,7 +128,7 @@ def test_streams_go_on_when_a_node_dies_and_it_comes_back(
 
 
 def test_streams_go_on_when_the_link_of_a_node_is_cut(
-    fleet: Fleet, namespace: NetworkNamespace, expected: list[str]
+    fleet: Fleet, namespace: NetworkNamespace, expected: list[Answer]
 ) -> None:
     healings: list[Future[None]] = []
 
@@ -153,7 +153,7 @@ def test_streams_go_on_when_the_link_of_a_node_is_cut(
 
 
 def test_a_narrow_link_that_drops_packets_changes_no_text(
-    fleet: Fleet, namespace: NetworkNamespace, expected: list[str]
+    fleet: Fleet, namespace: NetworkNamespace, expected: list[Answer]
 ) -> None:
     namespace.narrow(RATE)
     try:
@@ -164,7 +164,7 @@ def test_a_narrow_link_that_drops_packets_changes_no_text(
 
 
 def test_a_slow_link_changes_no_text(
-    fleet: Fleet, slow_link: SlowLink, expected: list[str]
+    fleet: Fleet, slow_link: SlowLink, expected: list[Answer]
 ) -> None:
     check_both_serve(fleet, expected)
     assert slow_link.num_dropped > 0
@@ -181,7 +181,7 @@ def await_replacement(fleet: Fleet, count: int) -> None:
 
 @pytest.mark.parametrize("victim", ["ray::EngineActor", "headrace: supervisor"])
 def test_an_engine_is_placed_again_when_its_process_dies(
-    fleet: Fleet, expected: list[str], cluster: RayCluster, victim: str
+    fleet: Fleet, expected: list[Answer], cluster: RayCluster, victim: str
 ) -> None:
     victims = titled(cluster.processes, victim)
     assert len(victims) == 2
@@ -191,7 +191,7 @@ def test_an_engine_is_placed_again_when_its_process_dies(
 
 
 def test_engines_are_placed_again_when_placement_dies(
-    fleet: Fleet, expected: list[str], cluster: RayCluster
+    fleet: Fleet, expected: list[Answer], cluster: RayCluster
 ) -> None:
     placement = fleet.head.ring["headrace: placement"]
     check_texts(fleet, expected, Listener(placement.kill), PLACED_S)

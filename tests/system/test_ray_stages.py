@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
+from many_streams import NUM_STREAMS, Answer, Listener, answers_alone, read_all
 from network_namespace import NetworkNamespace
 from ray_nodes import NUM_CPUS, RayCluster, RayNode, titled
 from servers import RunningServer, StartFailed, wait_until
@@ -39,9 +39,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[str]:
-    """The texts of a server without stages."""
-    return texts_alone(str(model), *FLAGS)
+def expected(model: Path) -> list[Answer]:
+    """The answers of a server without stages."""
+    return answers_alone(str(model), *FLAGS)
 
 
 def await_nothing_left(cluster: RayCluster) -> None:
@@ -60,7 +60,7 @@ def test_three_stages_on_three_nodes_change_no_text(
     """Also where the worker of the last stage dies, and then its node."""
     larger = model.with_name("of three layers")
     make_byte_folder(larger, num_hidden_layers=3)
-    expected = texts_alone(str(larger), *FLAGS)
+    expected = answers_alone(str(larger), *FLAGS)
     startings: list[Future[RayNode]] = []
     with ExitStack() as stack:
         node = cluster.new_node(namespace.there_too)
@@ -115,7 +115,7 @@ def status(server: RunningServer) -> int:
     return httpx.get(f"{server.url}/health").status_code
 
 
-def check_texts(server: RunningServer, expected: list[str], action: Callable[[], None]) -> None:
+def check_texts(server: RunningServer, expected: list[Answer], action: Callable[[], None]) -> None:
     """Read all streams, which are as expected, and have something happen meanwhile."""
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
     listener = Listener(action)
@@ -124,7 +124,7 @@ def check_texts(server: RunningServer, expected: list[str], action: Callable[[],
 
 
 def test_stages_on_two_nodes_change_no_text(
-    server: RunningServer, cluster: RayCluster, expected: list[str]
+    server: RunningServer, cluster: RayCluster, expected: list[Answer]
 ) -> None:
     for title in ("headrace: stage", "headrace: worker 1"):
         assert titled(cluster.node_processes, title)
@@ -144,7 +144,7 @@ def test_stages_on_two_nodes_change_no_text(
 def test_streams_go_on_when_a_process_of_a_stage_ends_or_stops(
     server: RunningServer,
     cluster: RayCluster,
-    expected: list[str],
+    expected: list[Answer],
     victim: str,
     how: signal.Signals,
 ) -> None:
@@ -158,7 +158,7 @@ def test_streams_go_on_when_a_process_of_a_stage_ends_or_stops(
     "victim", ["worker 0", "worker 1", "engine", "placement"], ids=lambda victim: f"server-{victim}"
 )
 def test_streams_go_on_when_a_process_of_the_server_dies(
-    server: RunningServer, expected: list[str], victim: str
+    server: RunningServer, expected: list[Answer], victim: str
 ) -> None:
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
     process = server.processes[f"headrace: {victim}"]
@@ -167,7 +167,7 @@ def test_streams_go_on_when_a_process_of_the_server_dies(
 
 
 def test_streams_go_on_when_the_node_of_a_stage_comes_back(
-    server: RunningServer, cluster: RayCluster, expected: list[str]
+    server: RunningServer, cluster: RayCluster, expected: list[Answer]
 ) -> None:
     def replace() -> None:
         cluster.kill_node()
@@ -180,7 +180,7 @@ def test_streams_go_on_when_the_node_of_a_stage_comes_back(
 
 
 def test_streams_go_on_when_the_link_to_a_stage_is_cut(
-    server: RunningServer, namespace: NetworkNamespace, expected: list[str]
+    server: RunningServer, namespace: NetworkNamespace, expected: list[Answer]
 ) -> None:
     def cut() -> None:
         namespace.cut()
@@ -201,7 +201,7 @@ def test_streams_go_on_when_the_link_to_a_stage_is_cut(
 
 
 def test_a_narrow_link_to_a_stage_changes_no_text(
-    server: RunningServer, namespace: NetworkNamespace, expected: list[str]
+    server: RunningServer, namespace: NetworkNamespace, expected: list[Answer]
 ) -> None:
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
     namespace.narrow(RATE)
@@ -212,7 +212,7 @@ def test_a_narrow_link_to_a_stage_changes_no_text(
 
 
 def test_a_slow_link_to_a_stage_changes_no_text(
-    server: RunningServer, slow_link: SlowLink, expected: list[str]
+    server: RunningServer, slow_link: SlowLink, expected: list[Answer]
 ) -> None:
     check_texts(server, expected, lambda: None)
     assert slow_link.num_dropped > 0

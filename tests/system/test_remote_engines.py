@@ -16,7 +16,7 @@ import pytest
 from psutil import Process
 from remote_nodes import Link, RunningNode
 from servers import RunningServer, StartFailed, wait_until
-from stream_reader import answers_of, difference, read_all
+from stream_reader import answers_of, counts_of, difference, read_all
 
 HAS_MODEL = "REMOTE_MODEL" in os.environ
 MODEL = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8")
@@ -86,11 +86,12 @@ def undisturbed() -> list[Any]:
     return answers_of(*FLAGS)
 
 
-def complete(url: str) -> int:
-    """Return how many tokens a text has that should have `NUM_TOKENS`."""
-    body = {"prompt": "Once", "max_tokens": NUM_TOKENS, "ignore_eos": True}
+def complete(url: str) -> tuple[str, str, dict[str, int]]:
+    """Return a text of `NUM_TOKENS`, why it has ended, and how many tokens there were."""
+    body = {"prompt": "Once", "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-    return int(answer["usage"]["completion_tokens"])
+    (choice,) = answer["choices"]
+    return choice["text"], choice["finish_reason"], counts_of(answer["usage"])
 
 
 @pytest.fixture(scope="module")
@@ -104,34 +105,35 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_work_is_shared_and_goes_on_when_the_link_is_cut(fleet: Fleet) -> None:
+    expected = complete(fleet.head.url)
     with ThreadPoolExecutor(NUM_TEXTS) as pool:
         texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
         wait_until(lambda: all(one["running"] for one in fleet.engines), "both engines run")
         fleet.link.is_cut = True
-        assert [text.result() for text in texts] == [NUM_TOKENS] * NUM_TEXTS
+        assert [text.result() for text in texts] == [expected] * NUM_TEXTS
     wait_until(lambda: fleet.health.status_code == 503, "the engine is missed")
     fleet.link.is_cut = False
     fleet.await_health()
 
 
 def test_an_engine_comes_back_after_its_process(fleet: Fleet) -> None:
-    process = fleet.node.ring["headrace: engine"]
+    expected, process = complete(fleet.head.url), fleet.node.ring["headrace: engine"]
     with ThreadPoolExecutor(NUM_TEXTS) as pool:
         texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
         wait_until(lambda: all(one["running"] for one in fleet.engines), "both engines run")
         process.send_signal(signal.SIGKILL)
-        assert [text.result() for text in texts] == [NUM_TOKENS] * NUM_TEXTS
+        assert [text.result() for text in texts] == [expected] * NUM_TEXTS
     wait_until(lambda: not process.is_running(), "it has ended")
     fleet.await_health()
 
 
 def test_a_server_outlives_the_key_of_its_remote_engine(fleet: Fleet) -> None:
-    seat = fleet.seat
+    expected, seat = complete(fleet.head.url), fleet.seat
     aside = fleet.key_file.rename(fleet.key_file.with_name("aside"))
     before = fleet.engines[1]["restarts"]
     seat.send_signal(signal.SIGKILL)
     wait_until(lambda: fleet.engines[1]["restarts"] > before + 1, "its successor has ended")
-    assert complete(fleet.head.url) == NUM_TOKENS
+    assert complete(fleet.head.url) == expected
     aside.rename(fleet.key_file)
     fleet.await_health()
 

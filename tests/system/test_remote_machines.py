@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from many_streams import NUM_STREAMS, Listener, read_all, texts_alone
+from many_streams import NUM_STREAMS, Answer, Listener, answers_alone, read_all
 from network_namespace import NetworkNamespace
 from remote_nodes import RunningNode
 from servers import RunningServer, wait_until
@@ -61,9 +61,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[str]:
-    """The texts of a server that is not disturbed."""
-    return texts_alone(str(folder / "model"), *FLAGS)
+def expected(folder: Path) -> list[Answer]:
+    """The answers of a server that is not disturbed."""
+    return answers_alone(str(folder / "model"), *FLAGS)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def machines(folder: Path, namespace: NetworkNamespace) -> Iterator[Machines]:
 
 
 def test_a_link_that_is_cut_for_long_fails_no_stream(
-    machines: Machines, namespace: NetworkNamespace, expected: list[str]
+    machines: Machines, namespace: NetworkNamespace, expected: list[Answer]
 ) -> None:
     healings: list[Future[None]] = []
 
@@ -105,7 +105,7 @@ def test_a_link_that_is_cut_for_long_fails_no_stream(
 
 
 def test_a_link_that_drops_packets_changes_no_text(
-    machines: Machines, namespace: NetworkNamespace, expected: list[str]
+    machines: Machines, namespace: NetworkNamespace, expected: list[Answer]
 ) -> None:
     namespace.narrow(RATE)
     before, listener = machines.num_steps, Listener()
@@ -116,7 +116,7 @@ def test_a_link_that_drops_packets_changes_no_text(
 
 
 def test_a_slow_link_changes_no_text(
-    machines: Machines, slow_link: SlowLink, expected: list[str]
+    machines: Machines, slow_link: SlowLink, expected: list[Answer]
 ) -> None:
     before, listener = machines.num_steps, Listener()
     assert read_all(machines.head.url, listener) == expected

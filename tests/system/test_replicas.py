@@ -1,17 +1,36 @@
 """Replicas of a model: their streams are those of one engine, and go on elsewhere at a death."""
 
 import asyncio
+import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from killer import Killer
 from servers import RunningServer, wait_until
-from stream_reader import answers_of, difference, read_all
+from stream_reader import CHAT, COUNTED, STORY, TIMEOUT_S, answers_of, difference, read, read_all
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
+NUM_CALLS = 6
+FUNCTION = "[].choices[0].delta[].tool_calls[0].function[]"
+TALE = 8 * 'A fox met "Åse" \\ a hen,\nand 🦊 ran. '
+TOOL = {
+    "name": "tell",
+    "parameters": {
+        "type": "object",
+        "properties": {"tale": {"type": "string", "enum": [TALE]}},
+        "required": ["tale"],
+        "additionalProperties": False,
+    },
+}
+CALL: dict[str, Any] = COUNTED | {
+    "messages": [STORY],
+    "tools": [{"type": "function", "function": TOOL}],
+    "tool_choice": {"type": "function", "function": {"name": "tell"}},
+    "stream": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +70,23 @@ def test_streams_of_replicas_go_on_at_a_death(
     wait_until(lambda: httpx.get(f"{replicas.url}/health").status_code == 200, "good health again")
     replicas.settle()
     replicas.await_free("kv_pages")
+
+
+async def call_tools(url: str, seen: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    """Return calls of a tool, streamed at once."""
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
+        return await asyncio.gather(*(read(client, CHAT, CALL, seen) for _ in range(NUM_CALLS)))
+
+
+@pytest.mark.parametrize("victim", ["engine 0", "worker 1", "detokenizer 0"])
+def test_arguments_of_a_tool_go_on_at_a_death(replicas: RunningServer, victim: str) -> None:
+    expected = asyncio.run(call_tools(replicas.url))
+    assert json.loads(expected[0][f"{FUNCTION}.arguments"]) == {"tale": TALE}
+    assert expected[0][f"{FUNCTION}.name"] == "tell"
+    killer = Killer(replicas, victim, moments=(60,))
+    assert asyncio.run(call_tools(replicas.url, killer)) == expected == NUM_CALLS * expected[:1]
+    assert killer.killed
+    wait_until(lambda: httpx.get(f"{replicas.url}/health").status_code == 200, "good health again")
 
 
 def test_sighup_renews_engines_without_a_pause(

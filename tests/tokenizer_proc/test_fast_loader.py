@@ -1,8 +1,10 @@
 """When a tokenizer loads what makes encoding fast."""
 
+import pytest
+
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField
-from headrace.tokenizer_proc.fast_loader import LATEST_S, QUIET_S, FastLoader
+from headrace.tokenizer_proc.fast_loader import LATEST_S, POLL_INTERVAL_S, QUIET_S, FastLoader
 
 
 class Rig:
@@ -65,3 +67,20 @@ def test_a_tokenizer_that_is_never_idle_loads_at_last() -> None:
     assert rig.loads(is_busy=True) == 0
     rig.now += LATEST_S
     assert rig.loads(is_busy=True) == 1
+
+
+def test_a_busy_tokenizer_seldom_looks_at_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, looks = Rig(), list[float]()
+
+    def look() -> list[Seat]:
+        looks.append(rig.now)
+        return []
+
+    monkeypatch.setattr(rig.board, "unhealthy", look)
+    rig.serve()
+    for _ in range(100):
+        rig.loads(is_busy=True)
+    assert looks == [rig.now]
+    rig.now += POLL_INTERVAL_S
+    rig.loads(is_busy=True)
+    assert len(looks) == 2
