@@ -30,7 +30,7 @@ from headrace.model.mistral_tokenizer import (
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
-from headrace.model.output_formats import thought_format, tool_format
+from headrace.model.output_formats import HARMONY_OPENING, thought_format, tool_format
 from headrace.model.own_templates import own_template
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
@@ -160,7 +160,7 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
-    marks = card.chat_template
+    marks = HARMONY_OPENING if card.writes_harmony else card.chat_template
     if card.mistral_tokenizer is not None:
         extras.require("mistral", f"{card.mistral_tokenizer}: a file that mistral-common reads")
         marks = mistral_marks(Path(card.mistral_tokenizer))
@@ -170,8 +170,8 @@ def read_card(config: ServerConfig) -> ModelCard:
                 f"--chat-template {config.chat_template}: mistral-common writes the chats of "
                 f"{path}; leave it out, or use --tokenizer-mode hf with a tokenizer.json"
             )
-        card = replace(card, chat_template=read_template(Path(config.chat_template).expanduser()))
-        marks = card.chat_template
+        marks = read_template(Path(config.chat_template).expanduser())
+        card = replace(card, chat_template=marks, writes_harmony=False)
     if config.generation_config == "vllm":
         card = replace(card, sampling_defaults=OPENAI)
     return replace(
@@ -272,6 +272,7 @@ def card_of_gguf(file: GgufFile) -> ModelCard:
         vocab_size=len(tokens),
         eos_token_ids=sorted(end_token_ids(metadata)),
         chat_template=template if isinstance(template, str) else None,
+        writes_harmony=architecture == "gpt-oss",
         special_tokens=special,
         infill_token_ids=infill_token_ids(metadata, len(tokens)),
         tied_bytes=tied_bytes_of_gguf(file),
@@ -371,6 +372,7 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
         vocab_size=_need(text, "vocab_size", path / "config.json", Count),
         eos_token_ids=_ends(path, generation, text, config),
         chat_template=_folder_template(path, tokenizer) or own_template(config.get("model_type")),
+        writes_harmony=config.get("model_type") == "gpt_oss",
         special_tokens={
             kind: token.content if isinstance(token, AddedToken) else token
             for kind in ("bos_token", "eos_token")
