@@ -101,7 +101,9 @@ def load_template(
     if card.mistral_tokenizer is not None:
         from headrace.tokenizer_proc.encoding.mistral_template import MistralTemplate
 
-        return MistralTemplate(card.mistral_tokenizer, card.special_tokens, patience_s)
+        return MistralTemplate(
+            card.mistral_tokenizer, card.special_tokens, patience_s, card.takes_images
+        )
     if card.writes_harmony:
         return HarmonyTemplate(card.special_tokens, config.trust_request_chat_template, patience_s)
     return ChatTemplate(

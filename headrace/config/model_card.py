@@ -21,8 +21,14 @@ from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
 from headrace.model.config_json import decode_config
 from headrace.model.gguf import GgufFile, read_metadata
-from headrace.model.gguf_metadata import end_token_ids, trained_length, vocabulary_of
+from headrace.model.gguf_metadata import (
+    GgufVocabulary,
+    end_token_ids,
+    trained_length,
+    vocabulary_of,
+)
 from headrace.model.mistral_tokenizer import (
+    IMAGE_MARKS,
     TEKKEN,
     find_mistral_tokenizer,
     read_mistral_vocabulary,
@@ -37,6 +43,7 @@ from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.sparse_attention import dense_length
 from headrace.model.vision_families import (
     FAMILIES,
+    VisionFamily,
     decoder_config,
     num_deepstack,
     sees_whole,
@@ -304,7 +311,10 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
     text, family = decoder_config(config), vision_family(config)
     card = card_of(path, config, text)
     if file is not None:
-        return with_mistral_tokenizer(card, file)
+        vocabulary, _ = read_mistral_vocabulary(file)
+        card = with_mistral_tokenizer(card, file, vocabulary)
+        if family is not None and not writes_images(vocabulary, config, family):
+            return card
     if family is None:
         return card
     size: int = _need(text, "hidden_size", path / "config.json", Count)
@@ -337,9 +347,17 @@ def image_run_of(path: Path, config: Mapping[str, Any]) -> int:
     return int({**within, **own}.get("max_soft_tokens", 280))
 
 
-def with_mistral_tokenizer(card: ModelCard, file: Path) -> ModelCard:
-    """Return the card of a folder whose chats mistral-common writes: texts only."""
-    vocabulary, _ = read_mistral_vocabulary(file)
+def writes_images(
+    vocabulary: GgufVocabulary, config: Mapping[str, Any], family: VisionFamily
+) -> bool:
+    """Whether a file that mistral-common reads has the tokens of images that the model has."""
+    image, special = IMAGE_MARKS[0], vocabulary.special_tokens
+    has_all = all(mark in special for mark in IMAGE_MARKS)
+    return has_all and vocabulary.tokens.index(image) == config.get(family.image_token)
+
+
+def with_mistral_tokenizer(card: ModelCard, file: Path, vocabulary: GgufVocabulary) -> ModelCard:
+    """Return the card of a folder whose chats mistral-common writes."""
     ends = [id for id in [vocabulary.eos_token_id] if id is not None]
     return replace(
         card,
