@@ -239,15 +239,15 @@ install: .venv/installed
 	tar -xzf $@/jsonschema-4.26.0.tar.gz -C $@ --strip-components 2 jsonschema-4.26.0/json
 	touch $@
 
-# Templates come with llama-cpp-python's source, an encoder with SGLang, a vocabulary with litellm.
+# Templates come with llama-cpp-python's source, an encoder with mlx-lm, a vocabulary with litellm.
 .venv/renderers: .venv/dev
 	rm -rf $@
 	$(PIP) --quiet --no-deps --target $@ openai-harmony==0.0.8
 	$(BIN)/pip download --no-binary :all: --no-deps --dest $@/got llama-cpp-python==0.3.36
-	$(BIN)/pip download --no-deps --dest $@/got sglang==0.5.23 litellm==1.110.2
+	$(BIN)/pip download --no-deps --dest $@/got mlx-lm==0.32.2 litellm==1.110.2
 	tar -xzf $@/got/llama_cpp_python-*.tar.gz -C $@ --strip-components 4 \
 		--wildcards '*/llama.cpp/models/templates/*.jinja'
-	unzip -q -j $@/got/sglang-*.whl '*/openai/encoding_dsv32.py' -d $@
+	unzip -q -j $@/got/mlx_lm-*.whl '*/chat_templates/deepseek_v32.py' -d $@
 	unzip -p $@/got/litellm-*.whl '*/fb374d419588a4632f3f557e76b4b70aebbca790' > $@/o200k_base.tiktoken
 	rm -rf $@/got
 	touch $@

@@ -21,6 +21,7 @@ from headrace.tokenizer_proc.adapter_routes import AdapterRoutes
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.encoding.encoder import Encoder
+from headrace.tokenizer_proc.encoding.harmony_template import HarmonyTemplate
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammar.grammars import Grammars
 from headrace.tokenizer_proc.images.images import Images
@@ -100,7 +101,11 @@ def load_template(
     if card.mistral_tokenizer is not None:
         from headrace.tokenizer_proc.encoding.mistral_template import MistralTemplate
 
-        return MistralTemplate(card.mistral_tokenizer, card.special_tokens, patience_s)
+        return MistralTemplate(
+            card.mistral_tokenizer, card.special_tokens, patience_s, card.takes_images
+        )
+    if card.writes_harmony:
+        return HarmonyTemplate(card.special_tokens, config.trust_request_chat_template, patience_s)
     return ChatTemplate(
         card.chat_template,
         card.special_tokens,

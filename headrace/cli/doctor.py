@@ -226,8 +226,7 @@ def plan(
         yield "kind", f"embeddings of {card.embedding_size} numbers"
     else:
         yield "KV cache", kv_cache(config, on_gpus)
-        template = "from the model" if card.chat_template else "none"
-        yield "chat template", template
+        yield "chat template", template_source(card)
 
 
 def stages_of(config: ServerConfig, card: ModelCard) -> str:
@@ -237,6 +236,15 @@ def stages_of(config: ServerConfig, card: ModelCard) -> str:
     workers = f", each with {config.tp} workers" if config.tp > 1 else ""
     nodes = f", each on a machine of its own; {SAME_KERNELS}" if config.has_remote_stages else ""
     return f"{len(found)} of layers {layers}{workers}{nodes}"
+
+
+def template_source(card: ModelCard) -> str:
+    """Return what writes a model's chats."""
+    if card.writes_harmony:
+        return "harmony"
+    if card.mistral_tokenizer is not None:
+        return "mistral-common"
+    return "from the model" if card.chat_template else "none"
 
 
 def elsewhere(config: ServerConfig) -> str:
@@ -428,7 +436,7 @@ def wrong_with_models(
             fatal=True,
         )
     for config, card in ((group.config, group.card) for group in groups):
-        if config.engine != "mock" and not card.embeds and not card.chat_template:
+        if config.engine != "mock" and not card.embeds and not card.takes_chats:
             which = "the model" if len(groups) == 1 else card.name
             yield Finding(f"{which} has no chat template: /v1/chat/completions will refuse")
 

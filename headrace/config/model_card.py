@@ -21,8 +21,14 @@ from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
 from headrace.model.config_json import decode_config
 from headrace.model.gguf import GgufFile, read_metadata
-from headrace.model.gguf_metadata import end_token_ids, trained_length, vocabulary_of
+from headrace.model.gguf_metadata import (
+    GgufVocabulary,
+    end_token_ids,
+    trained_length,
+    vocabulary_of,
+)
 from headrace.model.mistral_tokenizer import (
+    IMAGE_MARKS,
     TEKKEN,
     find_mistral_tokenizer,
     read_mistral_vocabulary,
@@ -30,13 +36,14 @@ from headrace.model.mistral_tokenizer import (
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
-from headrace.model.output_formats import thought_format, tool_format
+from headrace.model.output_formats import HARMONY_OPENING, thought_format, tool_format
 from headrace.model.own_templates import own_template
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.sparse_attention import dense_length
 from headrace.model.vision_families import (
     FAMILIES,
+    VisionFamily,
     decoder_config,
     num_deepstack,
     sees_whole,
@@ -160,7 +167,7 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
-    marks = card.chat_template
+    marks = HARMONY_OPENING if card.writes_harmony else card.chat_template
     if card.mistral_tokenizer is not None:
         extras.require("mistral", f"{card.mistral_tokenizer}: a file that mistral-common reads")
         marks = mistral_marks(Path(card.mistral_tokenizer))
@@ -170,8 +177,8 @@ def read_card(config: ServerConfig) -> ModelCard:
                 f"--chat-template {config.chat_template}: mistral-common writes the chats of "
                 f"{path}; leave it out, or use --tokenizer-mode hf with a tokenizer.json"
             )
-        card = replace(card, chat_template=read_template(Path(config.chat_template).expanduser()))
-        marks = card.chat_template
+        marks = read_template(Path(config.chat_template).expanduser())
+        card = replace(card, chat_template=marks, writes_harmony=False)
     if config.generation_config == "vllm":
         card = replace(card, sampling_defaults=OPENAI)
     return replace(
@@ -272,6 +279,7 @@ def card_of_gguf(file: GgufFile) -> ModelCard:
         vocab_size=len(tokens),
         eos_token_ids=sorted(end_token_ids(metadata)),
         chat_template=template if isinstance(template, str) else None,
+        writes_harmony=architecture == "gpt-oss",
         special_tokens=special,
         infill_token_ids=infill_token_ids(metadata, len(tokens)),
         tied_bytes=tied_bytes_of_gguf(file),
@@ -303,7 +311,10 @@ def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
     text, family = decoder_config(config), vision_family(config)
     card = card_of(path, config, text)
     if file is not None:
-        return with_mistral_tokenizer(card, file)
+        vocabulary, _ = read_mistral_vocabulary(file)
+        card = with_mistral_tokenizer(card, file, vocabulary)
+        if family is not None and not writes_images(vocabulary, config, family):
+            return card
     if family is None:
         return card
     size: int = _need(text, "hidden_size", path / "config.json", Count)
@@ -336,9 +347,17 @@ def image_run_of(path: Path, config: Mapping[str, Any]) -> int:
     return int({**within, **own}.get("max_soft_tokens", 280))
 
 
-def with_mistral_tokenizer(card: ModelCard, file: Path) -> ModelCard:
-    """Return the card of a folder whose chats mistral-common writes: texts only."""
-    vocabulary, _ = read_mistral_vocabulary(file)
+def writes_images(
+    vocabulary: GgufVocabulary, config: Mapping[str, Any], family: VisionFamily
+) -> bool:
+    """Whether a file that mistral-common reads has the tokens of images that the model has."""
+    image, special = IMAGE_MARKS[0], vocabulary.special_tokens
+    has_all = all(mark in special for mark in IMAGE_MARKS)
+    return has_all and vocabulary.tokens.index(image) == config.get(family.image_token)
+
+
+def with_mistral_tokenizer(card: ModelCard, file: Path, vocabulary: GgufVocabulary) -> ModelCard:
+    """Return the card of a folder whose chats mistral-common writes."""
     ends = [id for id in [vocabulary.eos_token_id] if id is not None]
     return replace(
         card,
@@ -371,6 +390,7 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
         vocab_size=_need(text, "vocab_size", path / "config.json", Count),
         eos_token_ids=_ends(path, generation, text, config),
         chat_template=_folder_template(path, tokenizer) or own_template(config.get("model_type")),
+        writes_harmony=config.get("model_type") == "gpt_oss",
         special_tokens={
             kind: token.content if isinstance(token, AddedToken) else token
             for kind in ("bos_token", "eos_token")

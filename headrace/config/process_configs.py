@@ -43,6 +43,13 @@ class ModelCard:
     tied_bytes: int = 0  # of an embedding that is the head, too
     image_text: str = ""  # for an image, where a chat template has no place for one; "" is none
     mistral_tokenizer: str | None = None  # path of a file that mistral-common reads: no template
+    writes_harmony: bool = False  # of chats, as gpt-oss has them, in place of the template
+
+    @property
+    def takes_chats(self) -> bool:
+        """Whether conversations become prompts."""
+        others = self.mistral_tokenizer is not None or self.writes_harmony
+        return self.chat_template is not None or others
 
     @property
     def tokenizer_path(self) -> str:

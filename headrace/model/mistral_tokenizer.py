@@ -26,6 +26,7 @@ OLD_SPECIAL = (
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
     "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
+IMAGE_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")  # of a token, between lines, at the end
 BPE = 2  # of SentencePiece's `model_type`
 
 
@@ -49,12 +50,27 @@ class TekkenConfig(msgspec.Struct):
     default_num_special_tokens: int
 
 
+class ImageLimits(msgspec.Struct):
+    """How images become tokens: pixels of a patch and of a side, and patches of a token's side."""
+
+    image_patch_size: int
+    max_image_size: int
+    spatial_merge_size: int = 1
+
+
 class TekkenFile(msgspec.Struct):
     """The relevant part of a `tekken.json`."""
 
     config: TekkenConfig
     vocab: list[TekkenToken]
     special_tokens: list[TekkenSpecialToken] | None = None
+
+
+class TekkenImages(msgspec.Struct):
+    """The part of a `tekken.json` that is about images, under either name."""
+
+    image: ImageLimits | None = None
+    multimodal: ImageLimits | None = None
 
 
 def find_mistral_tokenizer(folder: Path) -> Path | None:
@@ -84,6 +100,22 @@ def read_mistral_vocabulary(path: Path) -> tuple[GgufVocabulary, PreTokenizer | 
         raise ModelError(f"{path}: not a tokenizer of its name: {error}") from None
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def read_image_limits(folder: Path) -> ImageLimits | None:
+    """Return what a folder's `tekken.json` says of images, if it has one that does.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    path = folder / TEKKEN
+    if not path.is_file():
+        return None
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=TekkenImages)
+    except (OSError, *BAD_JSON) as error:
+        raise ModelError(f"{path}: what it says of images cannot be read: {error}") from None
+    return found.image or found.multimodal
 
 
 def tekken_vocabulary(data: bytes) -> tuple[GgufVocabulary, PreTokenizer]:

@@ -119,6 +119,7 @@ THOUGHT_MARKS = {
     ThoughtFormat.GEMMA4: ("<|channel>thought", "<channel|>"),
     ThoughtFormat.SEED_OSS: ("<seed:think>", "</seed:think>"),
 }
+HARMONY_OPENING = "<|start|>assistant<|channel|>analysis<|message|>"  # of thoughts
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
 # Tokens that a reader of thoughts has to see.
 THOUGHT_TOKENS = THOUGHT_MARKS | {

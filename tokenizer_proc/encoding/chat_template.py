@@ -31,6 +31,7 @@ from headrace.tokenizer_proc.encoding.message_content import (
     with_images,
 )
 from headrace.tokenizer_proc.jobs.stages import Text
+from headrace.tokenizer_proc.requests.constraints import JsonSchemaFormat
 from headrace.tokenizer_proc.requests.openai import (
     IMAGE_PART,
     ChatRequest,
@@ -137,6 +138,11 @@ class Conversation(Protocol):
     @property
     def variables(self) -> dict[str, Any]:
         """More variables, the client's, tools and documents among them."""
+        ...
+
+    @property
+    def answer_format(self) -> JsonSchemaFormat | None:
+        """The schema of the answer, which harmony alone writes into a prompt."""
         ...
 
 

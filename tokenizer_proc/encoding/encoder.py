@@ -191,12 +191,16 @@ class Encoder:
             places = [
                 i
                 for i, text in enumerate(texts)
-                if text.ids is None and text.add_special_tokens is special
+                if text.ids is None and not text.pieces and text.add_special_tokens is special
             ]
             if places:
                 ids = self._encode([texts[i].text for i in places], special)
                 for place, one in zip(places, ids, strict=True):
                     found[place] = one
+        for place, text in enumerate(texts):
+            if text.pieces:
+                ids = self._encode(list(text.pieces), special=False)
+                found[place] = memoryview(b"".join(ids)).cast("I")
         return found
 
     def _encode(self, texts: list[str], special: bool) -> list[Ids]:

@@ -11,13 +11,16 @@ import logging
 import warnings
 from typing import Any
 
+import numpy as np
 from mistral_common.exceptions import MistralCommonException
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.protocol.instruct.validator import ValidationMode
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+from mistral_common.tokens.tokenizers.image import ImageEncoding
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from headrace.errors import InvalidValue, ModelError, Unsupported, in_a_line
+from headrace.model.mistral_tokenizer import IMAGE_MARKS
 from headrace.system.cpu_limit import CpuLimitExceeded
 from headrace.tokenizer_proc.encoding.chat_template import (
     ChatTemplate,
@@ -28,9 +31,10 @@ from headrace.tokenizer_proc.encoding.chat_template import (
 from headrace.tokenizer_proc.encoding.encoder import panics_as_errors
 from headrace.tokenizer_proc.encoding.message_content import parts_of, plain_text
 from headrace.tokenizer_proc.jobs.stages import Text, ids_of
-from headrace.tokenizer_proc.requests.openai import RequestMessage, text_of
+from headrace.tokenizer_proc.requests.openai import RequestMessage
 
 CALL_ID, MAX_CALL_ID = "tool_call_id", 9  # characters
+ANY_IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}  # only its place is looked at
 REFUSALS = (MistralCommonException, AssertionError, ValueError, TypeError, KeyError)
 MAX_CHARACTERS = 2 << 20  # of a conversation: a message is encoded in one native call
 
@@ -38,19 +42,30 @@ MAX_CHARACTERS = 2 << 20  # of a conversation: a message is encoded in one nativ
 class MistralTemplate(ChatTemplate):
     """The template of a model whose chats mistral-common writes."""
 
-    def __init__(self, file: str, special_tokens: dict[str, str], patience_s: float | None = None):
+    def __init__(
+        self,
+        file: str,
+        special_tokens: dict[str, str],
+        patience_s: float | None = None,
+        takes_images: bool = False,
+    ) -> None:
         """Load `file`; `patience_s` is as `ChatTemplate` has it.
+
+        With `takes_images`, a prompt has one token for each image.
 
         Raises:
             ModelError: mistral-common cannot read the file.
         """
-        super().__init__(None, special_tokens, patience_s=patience_s)
+        super().__init__(None, special_tokens, patience_s=patience_s, takes_images=takes_images)
         logging.getLogger("mistral_common").setLevel(logging.WARNING)
         try:
             with warnings.catch_warnings(action="ignore"):  # of what it will no longer have
                 self._tokenizer = MistralTokenizer.from_file(file, ValidationMode.test)
         except REFUSALS as error:
             raise ModelError(f"{file}: mistral-common cannot read it: {error}") from error
+        if takes_images:
+            written: Any = self._tokenizer.instruct_tokenizer
+            written.image_encoder = Placeholder(written.tokenizer.get_special_token(IMAGE_MARKS[0]))
 
     def prompt(self, request: Conversation) -> Text:
         """Return the prompt of a conversation, encoded.
@@ -64,7 +79,7 @@ class MistralTemplate(ChatTemplate):
         self._check(request, variables)
         takes_settings = self._tokenizer.version.supports_model_settings
         effort = variables.get("reasoning_effort") if takes_settings else None
-        messages = [as_message(one, place) for place, one in enumerate(request.messages)]
+        messages = [self._as_message(one, place) for place, one in enumerate(request.messages)]
         try:
             with self._limit, panics_as_errors(), warnings.catch_warnings(action="ignore"):
                 chat = ChatCompletionRequest.from_openai(
@@ -107,7 +122,7 @@ class MistralTemplate(ChatTemplate):
                 "'continue_final_message': true",
                 "messages",
             )
-        size = sum(len(text_of(message.content or "", "messages")) for message in request.messages)
+        size = sum(map(num_characters, request.messages))
         if size > MAX_CHARACTERS:
             raise InvalidValue(
                 f"messages: {size} characters are more than {MAX_CHARACTERS} in a conversation "
@@ -115,15 +130,35 @@ class MistralTemplate(ChatTemplate):
                 "messages",
             )
 
+    def _as_message(self, message: RequestMessage, place: int) -> dict[str, Any]:
+        """Return a message as OpenAI has it; parts stay apart."""
+        where = f"messages[{place}].content"
+        content: Any = None
+        if not (self._takes_images and isinstance(message.content, list)):
+            content = plain_text(message, where)  # to check it
+        if isinstance(message.content, list):
+            parts = parts_of(message, where)
+            content = [part if part["type"] == "text" else ANY_IMAGE for part in parts]
+        fields = as_template_message(message, place, content)
+        calls = fields.get("tool_calls", ())
+        for named, key in (*((call, "id") for call in calls), (fields, CALL_ID)):
+            if key in named:
+                named[key] = named[key][-MAX_CALL_ID:]
+        return fields
 
-def as_message(message: RequestMessage, place: int) -> dict[str, Any]:
-    """Return a message as OpenAI has it; parts stay apart, and all are texts."""
-    where = f"messages[{place}].content"
-    content: Any = plain_text(message, where)  # to check it
+
+class Placeholder:
+    """In the place of mistral-common's image encoder: writes one token for an image."""
+
+    def __init__(self, token: int) -> None:
+        self._encoding = ImageEncoding([token], np.zeros(0))
+
+    def __call__(self, _image: object) -> ImageEncoding:
+        return self._encoding
+
+
+def num_characters(message: RequestMessage) -> int:
+    """Return the length of a message's text."""
     if isinstance(message.content, list):
-        content = parts_of(message, where)
-    fields = as_template_message(message, place, content)
-    for named, key in (*((call, "id") for call in fields.get("tool_calls", ())), (fields, CALL_ID)):
-        if key in named:
-            named[key] = named[key][-MAX_CALL_ID:]
-    return fields
+        return sum(len(part.text or "") for part in message.content)
+    return len(message.content or "")

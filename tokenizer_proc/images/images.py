@@ -4,7 +4,8 @@ They are prepared in order, and a prompt's are sent together. One that has been 
 while its request was laid aside, is prepared again.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,7 @@ from headrace.board.fields import TokenizerField
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import GenerateRequest, Image
 from headrace.tokenizer_proc.images.sources import ImageSource, Remote, image_parts, sources_of
-from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences, Text
+from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences, Text, ids_of
 from headrace.tokenizer_proc.requests.openai import RequestMessage
 from headrace.tokenizer_proc.requests.videos import MediaOptions
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # loaded only for models that take images
     from headrace.tokenizer_proc.images.processor import ImageProcessor
     from headrace.tokenizer_proc.images.store import ImageStore, Stored
 
+MARK = re.compile(r"\[\w+\]")  # a special token of Mistral AI's
+
 
 class Images:
     """Images of conversations, in a process that prepares them.
@@ -30,6 +33,7 @@ class Images:
     Args:
         image_token: stands for each row of an image.
         max_images: of a request.
+        special_tokens: ids by name, for prompts that are encoded before their images are written.
         look: sees to it that nothing counts as sent to an engine that has died.
         wait: returns after a moment in which the engine may be done with some.
         check: raises `Abandoned` where the client of a request has left.
@@ -49,6 +53,7 @@ class Images:
         check: Callable[[int], None],
         slot: Slot,
         fetches: "ImageFetches | None" = None,
+        special_tokens: Mapping[str, int] | None = None,
     ) -> None:
         self._processor = processor
         self._store = store
@@ -59,6 +64,7 @@ class Images:
         self._check = check
         self._slot = slot
         self._fetches = fetches
+        self._special_tokens = special_tokens or {}
 
     def of(
         self,
@@ -155,6 +161,18 @@ class Images:
         texts = [stored.text for stored in images]
         return "".join(part for pair in zip(pieces, [*texts, ""], strict=True) for part in pair)
 
+    def write_ids(self, ids: Ids, images: "Sequence[Stored]") -> Ids:
+        """Write images into a prompt that is encoded already, and has a token for each."""
+        self._check_places(sum(id == self._image_token for id in ids), len(images))
+        texts = iter(images)
+        written: list[int] = []
+        for id in ids:
+            if id == self._image_token:
+                written += [self._special_tokens[mark] for mark in MARK.findall(next(texts).text)]
+            else:
+                written.append(id)
+        return ids_of(written)
+
     def find(self, ids: Ids, images: "Sequence[Stored]") -> list[Image]:
         """Return where in a prompt images are, their tensors still missing."""
         places = [place for place, id in enumerate(ids) if id == self._image_token]
@@ -234,7 +252,10 @@ class PromptImages:
         assert self._images is not None
         self._sources = yield from self._images.fetch(self._named)
         self._stored = self._images.prepare(self._sources, self._request, self._salt)
-        return prompt._replace(text=self._images.write(prompt.text, self._stored))
+        written = prompt._replace(text=self._images.write(prompt.text, self._stored))
+        if prompt.ids is None:
+            return written
+        return written._replace(ids=self._images.write_ids(prompt.ids, self._stored))
 
     def find(self, ids: Ids) -> None:
         """Find their positions in the prompt."""

@@ -1,6 +1,7 @@
 """The image processor and arena region of a tokenizer process that prepares images."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.board.admin_requests import RESET_MM_CACHE, AdminRequests
@@ -11,7 +12,8 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.fetcher_messages import FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.model.gguf import read_metadata
-from headrace.model.mmproj import read_mmproj
+from headrace.model.mistral_tokenizer import ImageLimits, read_image_limits
+from headrace.model.mmproj import FolderConfig, read_mmproj
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.fetches import ImageFetches
@@ -68,6 +70,7 @@ def load_images(
         check=aborts.check,
         slot=context.slot,
         fetches=fetches_of(config, context),
+        special_tokens=encoder.special_tokens,
     )
 
 
@@ -93,6 +96,22 @@ def load_processor(path: Path, encoder: Encoder, mmproj: str | None = None) -> I
         made = read_mmproj(Path(mmproj), read_metadata(path)).folder
         spelling = spelling_of(made.config, made.settings, token)
         return ImageProcessor(made_processor(made), spelling)
+    files = (path / f"{kind}_config.json" for kind in ("preprocessor", "processor"))
+    if not any(map(Path.exists, files)) and (limits := read_image_limits(path)) is not None:
+        return mistral_processor(path, limits, token)
     settings = read_json(path / "processor_config.json", optional=True)
     spelling = spelling_of(read_json(path / "config.json"), settings, token)
     return ImageProcessor(stored_processor(path), spelling)
+
+
+def mistral_processor(
+    path: Path, limits: ImageLimits, token: Callable[[int], str]
+) -> ImageProcessor:
+    """Return the image processor of a folder whose `tekken.json` alone describes it."""
+    side = limits.image_patch_size * limits.spatial_merge_size
+    settings = {"size": {"longest_edge": limits.max_image_size}, "patch_size": side}
+    written = {"patch_size": side}
+    made = FolderConfig(
+        read_json(path / "config.json"), "PixtralImageProcessorPil", settings, written
+    )
+    return ImageProcessor(made_processor(made), spelling_of(made.config, written, token))

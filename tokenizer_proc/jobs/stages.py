@@ -34,6 +34,7 @@ class Text(NamedTuple):
     text: str
     add_special_tokens: bool
     ids: Ids | None = None  # where it is encoded already
+    pieces: tuple[str, ...] = ()  # of it, where no token may span two of them
 
 
 @dataclass(eq=False, slots=True)

@@ -105,7 +105,7 @@ def meets(card: ModelCard, need: Need) -> bool:
         case Need.GENERATION | Need.ADAPTERS:
             return generates
         case Need.CHAT_TEMPLATE:
-            return generates and card.chat_template is not None
+            return generates and card.takes_chats
         case Need.EMBEDDINGS:
             return card.embeds
         case Need.SCORES:

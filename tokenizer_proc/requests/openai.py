@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.errors import BAD_JSON, InvalidBody, InvalidValue, Unsupported
 from headrace.ipc.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.requests.constraints import JsonSchemaFormat
 from headrace.tokenizer_proc.requests.custom_tools import CustomTool
 from headrace.tokenizer_proc.requests.field_names import as_written, refuse
 from headrace.tokenizer_proc.requests.function_calls import NAMES as FUNCTION_NAMES
@@ -168,6 +169,13 @@ class ChatRequest(ToolFields, kw_only=True):
         }
         return template_variables(self.chat_template_kwargs, given)
 
+    @property
+    def answer_format(self) -> JsonSchemaFormat | None:
+        """The schema that `response_format` has for the answer."""
+        wanted = self.response_format
+        is_schema = wanted is not None and wanted.type == "json_schema"
+        return wanted.json_schema if wanted is not None and is_schema else None
+
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """The body of `/v1/completions`. A prompt is text or token ids; there may be several."""
@@ -243,6 +251,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         tools = [as_function(tool) for tool in self.tools or ()]
         given = {"tools": msgspec.to_builtins(tools) or None}
         return template_variables(self.chat_template_kwargs, given)
+
+    @property
+    def answer_format(self) -> None:
+        """There is none: vLLM's `/tokenize` has no such field."""
 
 
 def template_variables(kwargs: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:

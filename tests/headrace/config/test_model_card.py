@@ -1,6 +1,7 @@
 """What is read of a model before any weight is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,30 @@ def test_what_a_mistral_tokenizer_can_write_is_read(tmp_path: Path) -> None:
         read_card(ServerConfig(model=str(path), **flags))
     with pytest.raises(ConfigError, match=r"takes a folder with a tekken\.json"):
         read_card(ServerConfig(tokenizer_mode="mistral"))
+
+
+def test_chats_of_gpt_oss_are_harmony_s_without_a_flag(tmp_path: Path) -> None:
+    config = CONFIG | {"model_type": "gpt_oss"}
+    path = write_folder(tmp_path, config, tokenizer_config={"chat_template": "{{ messages }}"})
+    card = read_card(ServerConfig(model=str(path)))
+    assert card.writes_harmony
+    assert card.tool_format is ToolFormat.HARMONY
+    assert card.thought_format is ThoughtFormat.HARMONY
+    (tmp_path / "chat.jinja").write_text("x")
+    card = read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "chat.jinja")))
+    assert not card.writes_harmony
+    assert (card.chat_template, card.tool_format) == ("x", ToolFormat.HERMES)
+    assert read_gguf(write_gguf(tmp_path / "a.gguf", 64, 0, "gpt-oss")).writes_harmony
+
+
+def test_a_card_says_whether_there_are_chats(tmp_path: Path) -> None:
+    path = write_folder(tmp_path)
+    card = read_folder(path)
+    assert not card.takes_chats
+    assert replace(card, chat_template="x").takes_chats
+    assert replace(card, writes_harmony=True).takes_chats
+    write_tekken(tmp_path)
+    assert read_folder(path, "mistral").takes_chats
 
 
 def test_a_folder_says_what_is_needed(tmp_path: Path) -> None:
@@ -257,12 +282,12 @@ def test_a_template_of_a_flag_goes_before_the_model_s(tmp_path: Path) -> None:
         read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "nothing")))
 
 
-def write_gguf(path: Path, length: object, bos: int) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
+def write_gguf(path: Path, length: object, bos: int, architecture: str = "llama") -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
     if isinstance(length, int):
-        writer.add_uint32("llama.context_length", length)
+        writer.add_uint32(f"{architecture}.context_length", length)
     else:
-        writer.add_string("llama.context_length", str(length))
+        writer.add_string(f"{architecture}.context_length", str(length))
     writer.add_int32("tokenizer.ggml.bos_token_id", bos)
     writer.add_array("tokenizer.ggml.tokens", ["<s>", "a"])
     writer.write_header_to_file()

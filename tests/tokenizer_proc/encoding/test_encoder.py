@@ -48,12 +48,27 @@ def test_ids_are_right_before_and_after_the_fast_one_is_loaded(
         encoder.load_fast()
     right = reference(model)
     wanted = [Text(text, special) for text in TEXTS for special in (False, True)]
-    for (text, special, _), ids in zip(wanted, encoder.encode(wanted), strict=True):
-        assert ids.tolist() == right.encode(text, add_special_tokens=special).ids
+    for one, ids in zip(wanted, encoder.encode(wanted), strict=True):
+        assert ids.tolist() == right.encode(one.text, add_special_tokens=one.add_special_tokens).ids
         assert encoder.decode(ids) == right.decode(ids.tolist())
         spelled = [right.id_to_token(id) for id in ids.tolist()]
         assert encoder.tokens(ids) == spelled
     assert encoder.empty.tolist() == right.encode("").ids
+
+
+def test_pieces_of_a_text_are_encoded_apart() -> None:
+    encoder, right = Encoder(str(MODELS["demo"])), reference("demo")
+    pieces = ("<|im_end|>", "a<|", "im_end|>", "b", "c")
+    apart = Text("".join(pieces), add_special_tokens=True, pieces=pieces)
+    plain, cut = Text("Hi", add_special_tokens=False), encoder.encode([apart])[0].tolist()
+    assert cut == [id for one in pieces for id in right.encode(one, add_special_tokens=False).ids]
+    assert (
+        cut.count(cut[0]) == 1 < encoder.encode([Text(apart.text, False)])[0].tolist().count(cut[0])
+    )
+    assert [ids.tolist() for ids in encoder.encode([plain, apart])] == [
+        right.encode("Hi", add_special_tokens=False).ids,
+        cut,
+    ]
 
 
 @settings(max_examples=60, deadline=None)
