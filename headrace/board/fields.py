@@ -12,6 +12,7 @@ FIELD_WORDS = 104  # of a slot, for fields
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 MAX_REPLICAS = 16  # engines
+MAX_MODELS = MAX_REPLICAS  # each has an engine, or waits for a seat
 
 
 class Seating(enum.IntEnum):

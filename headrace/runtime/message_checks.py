@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.board.fields import MAX_MODELS
 from headrace.ipc.messages import NOT_FINISHED, FinishReason, StepOutput
 from headrace.ipc.prefix_index import PLACES, WORD_BYTES
 from headrace.ipc.remote_messages import CachedPages, Outputs, SessionStatus
@@ -72,6 +73,8 @@ def check_outputs(
         step = step_decoder.decode(encoded)
         if step.engine != engine:
             raise WrongMessage(f"a step of engine {step.engine}, not {engine}")
+        for times in step.times.values():
+            check(0 <= times.model < MAX_MODELS, f"times of model {times.model} of {MAX_MODELS}")
         try:
             num_tokens = count_tokens(step)
             largest = max(memoryview(tokens).cast("B").cast("I"), default=0)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.board.fields import MAX_MODELS
 from headrace.engine_proc.request_io.step_output import step_output
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence.sequence_output import SequenceOutput
@@ -14,6 +15,7 @@ from headrace.ipc.messages import (
     GenerateRequest,
     Sampling,
     StepOutput,
+    Times,
     request_id,
 )
 from headrace.ipc.prefix_index import PLACES
@@ -67,6 +69,8 @@ def test_times_and_counts_out_of_range_are_refused(
         (0, [step()]),
         (0, [step(), bytes(4)]),
         (0, [step(engine=0), bytes(8)]),
+        (0, [step(times={FIRST: Times(1, model=MAX_MODELS)}), bytes(8)]),
+        (0, [step(times={FIRST: Times(1, model=-1)}), bytes(8)]),
         (0, [step(counts=bytes(8)), bytes(8)]),
         (0, [step(ids=b"x"), bytes(8)]),
         (0, [step(finished=b"\x7f"), bytes(8)]),
