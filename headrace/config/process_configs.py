@@ -379,7 +379,7 @@ class GatewayConfig:
     listen: str  # tcp://HOST:PORT
     key_file: str
     terms: dict[str, str]  # as in `RemoteEngine`
-    prefix_fd: int  # of the engine's `PrefixIndex`
+    prefix_fds: tuple[int, ...]  # as in `EngineConfig`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,7 +410,8 @@ class EngineConfig:
     first_worker: int = 0  # index of the first of its workers
     num_replicas: int = 1  # engines of this model; each has a share of the cores,
     replica: int = 0  # this one's place among them
-    prefix_fd: int | None = None  # of the `PrefixIndex`, where there are several
+    # Of each `PrefixIndex`, its pool's before its store's; none of an engine without replicas.
+    prefix_fds: tuple[int, ...] = ()
     store_tiers: StoreTiers | None = None  # None has no KV store
     kv_events: KvEventsConfig | None = None  # None publishes none
     mistral_tokenizer: str | None = None  # as in `ModelCard`

@@ -13,6 +13,7 @@ from headrace.ipc.sockets import Frame
 
 TOKEN_BYTES = 4
 PLACE_BYTES = 4
+NUM_INDEXES = 2  # of an engine: its own, and its store's
 MAX_WORD = 1 << 63
 ENDS = frozenset({NOT_FINISHED, *FinishReason})
 
@@ -137,11 +138,12 @@ def ranked_tokens(rows: bytes, count: int) -> Iterator[int]:
 
 
 def check_pages(pages: CachedPages, frames: list[Frame]) -> None:
-    """Check changes of the prefix index.
+    """Check changes of a prefix index.
 
     Raises:
         WrongMessage: they are out of range or incomplete.
     """
+    check(0 <= pages.index < NUM_INDEXES, f"pages of index {pages.index} of {NUM_INDEXES}")
     num_places, rest = divmod(len(pages.places), PLACE_BYTES)
     sizes = [memoryview(frame).nbytes for frame in frames]
     check(not rest and sizes == [WORD_BYTES * num_places], f"{num_places} places, {sizes} bytes")

@@ -268,7 +268,7 @@ class Supervisor:
             fds.append(self._arena.fd)
         if isinstance(config, EngineConfig):
             fds += config.cache_fds
-            fds += [] if config.prefix_fd is None else [config.prefix_fd]
+            fds += config.prefix_fds
             fds += config.store_tiers.fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
             fds += [*chain.from_iterable(config.prefix_fds.values()), config.demand_fd]

@@ -137,3 +137,9 @@ def test_steps_that_are_none_are_refused() -> None:
 def test_places_beyond_the_index_are_refused(places: list[int], frames: list[bytes]) -> None:
     with pytest.raises(WrongMessage):
         check_pages(CachedPages(1, array("I", places).tobytes()), [*frames])
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_pages_of_an_unknown_index_are_refused(index: int) -> None:
+    with pytest.raises(WrongMessage):
+        check_pages(CachedPages(1, b"", index), [b""])
