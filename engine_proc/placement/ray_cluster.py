@@ -35,7 +35,7 @@ Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
 class RayCluster:
-    """The cluster that Ray finds: by RAY_ADDRESS, else one of this machine."""
+    """The cluster at an address, or that Ray finds: by RAY_ADDRESS, else one of this machine."""
 
     def __init__(self, config: PlacementConfig, key: CurveKey) -> None:
         """Join it.
@@ -44,13 +44,16 @@ class RayCluster:
             ConfigError: there is none, or one of another version.
         """
         flag = STAGES_FLAG if config.are_stages else FLAG
-        check_reachable(os.environ.get("RAY_ADDRESS", ""))
+        if config.address is None:
+            check_reachable(os.environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS")
+        else:
+            check_reachable(config.address, "--address")
         try:
-            ray.init(address="auto", log_to_driver=False, configure_logging=False)
+            ray.init(address=config.address or "auto", log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
             raise ConfigError(
                 f"{flag} finds no cluster; run `ray start --head` on one machine and `ray start "
-                f"--address=HEAD:6379` on the others and here, or set RAY_ADDRESS: {plain(error)}"
+                f"--address=HEAD:6379` on the others and here, or give --address: {plain(error)}"
             ) from None
         except FAILURES as error:
             raise ConfigError(f"{flag} cannot join the cluster: {plain(error)}") from None

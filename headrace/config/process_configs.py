@@ -361,6 +361,7 @@ class PlacementConfig:
     num_cpus: int  # that each takes, like the next
     num_gpus: int
     flags: dict[str, Any]  # of the server on an engine's machine; those that a stage heeds
+    address: str | None = None  # of the cluster; None is where Ray finds one
     are_stages: bool = False
 
 

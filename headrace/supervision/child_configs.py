@@ -257,6 +257,7 @@ class ChildConfigs:
                 num_cpus=2,  # its worker, and what is between that and the links
                 num_gpus=0,
                 flags={"log_level": self.config.log_level},
+                address=self.config.address,
                 are_stages=True,
             )
         engines = self._remote_seats[len(self.config.remote_engines) :]
@@ -267,6 +268,7 @@ class ChildConfigs:
             num_cpus=self.config.num_workers + 1,
             num_gpus=self.config.tp if expects_gpus(self.config) else 0,
             flags=node_flags(self.config, expects_gpus(self.config)),
+            address=self.config.address,
         )
 
     @cached_property
