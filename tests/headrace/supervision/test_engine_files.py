@@ -25,7 +25,7 @@ STORE = {"kv_store_bytes": 1 << 20}
         (LISTENS | STORE, [2]),
     ],
 )
-def test_engines_with_replicas_have_an_index_and_one_of_their_store(
+def test_engines_with_replicas_have_an_index_and_their_store_one(
     flags: dict[str, object], num_indexes: list[int]
 ) -> None:
     config = ServerConfig(**flags)  # type: ignore[arg-type]
