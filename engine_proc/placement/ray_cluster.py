@@ -10,7 +10,12 @@ from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.process_configs import PlacementConfig
@@ -138,6 +143,15 @@ class RayCluster:
         if actor is not None:
             with suppress(*FAILURES):  # it has ended, or does with its node or this process
                 ray.kill(actor)
+
+    def leave(self, name: str) -> None:
+        """End the actor of an engine, and free what its group has reserved."""
+        self.end(name)
+        self._failures.pop(name, None)
+        group = self._groups.pop(name, None)
+        if group is not None:
+            with suppress(*FAILURES):  # it goes with this process otherwise
+                remove_placement_group(group)
 
     def _node_of(self, name: str) -> str:
         """Return the address of the node that has the bundle of an engine, or had it last."""

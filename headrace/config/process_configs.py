@@ -92,7 +92,7 @@ class ModelCapacity:
     encoded_name: str  # as JSON
     max_num_requests: int  # open in each of its engines
     replica_bytes: int  # of a CPU's memory, that each of its engines may take
-    num_replicas: int = 1  # by its flags
+    why_fixed: str = ""  # it gets no more engines, and what to do; "" of one that does
 
 
 @dataclass(frozen=True, kw_only=True)

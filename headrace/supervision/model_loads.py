@@ -37,7 +37,7 @@ class ModelLoads:
     ) -> None:
         self._board = board
         self._names = [group.card.name for group in groups]
-        self._least = [group.config.num_own_engines for group in groups]
+        self._least = [group.config.data_parallel_size for group in groups]
         self._seats = seats
         self._policy = policy
         self._clock = clock
@@ -122,11 +122,12 @@ class ModelLoads:
     def _restore_size(self, engine: int, model: int) -> None:
         """Take back a number of engines that could not be reached, as far as they are missing."""
         if load_size(self._board, model) > self._served[model]:
-            staying = [s for s in self._seats.staying(engine) if not self._board.is_remote(s)]
-            self._note_size(model, max(self._served[model], len(staying)))
+            own = own_engines(self._board, model)
+            num_staying = sum(slot in own for slot in self._seats.staying(engine))
+            self._note_size(model, max(self._served[model], num_staying))
 
     def _num_engines(self, model: int) -> int:
-        """Return how many engines of a model there are here, those that leave included."""
+        """Return how many engines a model has of this server, those that leave included."""
         return sum(not self._board.is_vacant(slot) for slot in own_engines(self._board, model))
 
     def _demand_of(self, model: int) -> ModelDemand:

@@ -1,5 +1,6 @@
 """What the placement process makes of a cluster that is in trouble, by a double of Ray."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -90,3 +91,27 @@ def test_an_actor_that_cannot_be_ended_is_let_go(
     monkeypatch.setattr(module.ray, "kill", failing(module.RayError("no answer")))
     cluster.end(NAMES[0])
     assert not (cluster._actors or cluster._starts), "an answer that wakes `wait` for ever"
+
+
+class IdleActor:
+    """An actor that starts nothing."""
+
+    def start(self, *_: object) -> str:
+        """Have an address at once."""
+        return "tcp://node:1"
+
+
+def test_an_engine_that_leaves_frees_its_group(module: ModuleType) -> None:
+    config = replace(CONFIG, seats={"engine 1": ("engine", 1)}, are_stages=False)
+    cluster = module.RayCluster(config, CurveKey(b"", b""))
+    cluster._actor_class = IdleActor
+    cluster.start("engine 1")
+    (group,) = cluster._groups.values()
+    cluster.leave("engine 1")
+    removed = sys.modules["ray.util.placement_group"].removed
+    assert removed[-1] is group and not cluster._groups
+    cluster.leave("engine 1")
+    assert removed.count(group) == 1, "there is none any more"
+    cluster.start("engine 1")
+    assert cluster._groups, "a new one"
+    cluster.leave("engine 1")

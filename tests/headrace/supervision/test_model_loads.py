@@ -28,7 +28,7 @@ class Rig:
         self.end(0)
         groups: Any = [
             SimpleNamespace(
-                card=SimpleNamespace(name=name), config=SimpleNamespace(num_own_engines=1)
+                card=SimpleNamespace(name=name), config=SimpleNamespace(data_parallel_size=1)
             )
             for name in ("first", "second")
         ]

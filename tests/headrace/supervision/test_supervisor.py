@@ -114,7 +114,7 @@ class OnDemandRig(Rig):
         self.supervisor._config = SimpleNamespace(max_loaded_models=1)
         groups: Any = [
             SimpleNamespace(
-                card=SimpleNamespace(name="model"), config=SimpleNamespace(num_own_engines=2)
+                card=SimpleNamespace(name="model"), config=SimpleNamespace(data_parallel_size=2)
             )
         ]
         policy = LoadPolicy([1], 1)
