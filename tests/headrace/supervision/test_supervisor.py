@@ -191,7 +191,8 @@ def test_a_successor_that_dies_is_not_told_as_replaced(
 ) -> None:
     caplog.set_level("INFO")
     rig = Rig()
-    rig.supervisor.board = board = Board.create([*map(Seat, ["engine"] * 2, range(2)), seat])
+    seats_once = dict.fromkeys([Seat("engine", 0), Seat("engine", 1), seat])
+    rig.supervisor.board = board = Board.create(list(seats_once))
     for slot in board.slots:
         slot.enter(State.READY)
     rig.supervisor._engine_seats = seats = EngineSeats(board, 60)
