@@ -1,5 +1,7 @@
 """Memory that outlives engines."""
 
+from typing import Any
+
 import pytest
 
 from headrace.board.board import Board
@@ -26,9 +28,9 @@ STORE = {"kv_store_bytes": 1 << 20}
     ],
 )
 def test_engines_with_replicas_have_an_index_and_their_store_one(
-    flags: dict[str, object], num_indexes: list[int]
+    flags: dict[str, Any], num_indexes: list[int]
 ) -> None:
-    config = ServerConfig(**flags)  # type: ignore[arg-type]
+    config = ServerConfig(**flags)
     board = Board.create(seats_of(config))
     write_places(board, [config])
     files = EngineFiles(board, [config], takes_images=False)
