@@ -116,7 +116,7 @@ def test_more_engines_that_cannot_start_are_not_loaded_again() -> None:
     assert load_size(rig.board, 1) == 1
 
 
-def test_engines_that_have_served_are_loaded_again_after_a_failure() -> None:
+def test_engines_that_have_served_outlast_a_failure() -> None:
     rig = Rig()
     wish_replicas(rig.board.slot("frontend"), 1, 2)
     assert rig.loads.look() == []
