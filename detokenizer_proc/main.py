@@ -4,7 +4,7 @@ In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 import time
 
 from headrace.board.backlog import detokenizer_backlog
-from headrace.board.board import Slot, State
+from headrace.board.board import Counts, Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, EngineField, Seating
 from headrace.config.process_configs import DetokenizerConfig
 from headrace.detokenizer_proc.inflight_responses import InflightResponses
@@ -83,10 +83,11 @@ class Detokenizer:
         self._begin_anew(all_is_here=received is None)
         num_steps = 0
         while received is not None:
-            self._responses_of(received[0].engine).feed(*received)
+            engine = received[0].engine
+            self._responses_of(engine).feed(*received)
             if self._stats is not None:
                 self._stats.feed(received[0], time.monotonic_ns())
-            self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
+            self._counts_of(engine).add(DetokenizerField.TOKENS, len(received[1]) // 4)
             num_steps += 1
             received = self._receive(0) if num_steps < MAX_STEPS else None
         if len(self._engines) > 1:
@@ -126,7 +127,7 @@ class Detokenizer:
             for stop in responses.stops():
                 self._links.send(engine, [(stop, b"")])
             for place, times in responses.readings().items():
-                self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
+                self._counts_of(engine).add(DetokenizerField.TOOL_READINGS + place, times)
         self._is_holding = False
         for frontend in range(len(self._frontends)):
             if self._frontends.backlog(frontend) >= MAX_BEHIND:
@@ -173,6 +174,10 @@ class Detokenizer:
                     self._links.send(other, [generated])
             if self._stats is not None:
                 self._stats.clear()
+
+    def _counts_of(self, engine: int) -> Counts:
+        """Return the counts of an engine's model."""
+        return self._slot.of_model(self._engines[engine].model)
 
     def _responses_of(self, engine: int) -> InflightResponses:
         """Return the responses of an engine."""

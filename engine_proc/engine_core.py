@@ -123,7 +123,7 @@ class EngineCore:
         self._interrupted = InterruptedStreams()
         self._frontends = list(frontends)
         self._prompts = prompts
-        self._may_have_replicas = config.prefix_fd is not None
+        self._may_have_replicas = bool(config.prefix_fds)
         self._can_step = True
         self._has_new_workers = False
         self._quiet_since = clock()

@@ -261,7 +261,7 @@ def make_pool(
             f"{num_tokens} tokens, less than one sequence of --max-model-len "
             f"{execution.max_model_len}; raise it or lower that"
         )
-    index = None if config.prefix_fd is None else PrefixIndex(config.prefix_fd)
+    index = PrefixIndex(config.prefix_fds[0]) if config.prefix_fds else None
     return PagePool(ready.num_pages, ready.page_tokens, table, index)
 
 

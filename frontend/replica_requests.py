@@ -26,10 +26,6 @@ from headrace.frontend.http.rejections import Rejection
 
 GIB = 1 << 30
 NUMBER = re.compile("[0-9]{1,9}")
-FIXED = (
-    "; models on GPUs, models that take images, and servers with --kv-events-config have no more "
-    "engines than --data-parallel-size says"
-)
 USAGE = "/admin/replicas takes replicas=NUMBER and, of several models, model=NAME"
 NO_MODEL = Rejection(
     404, "there is no such model; see /v1/models", "invalid_request_error", "model_not_found"
@@ -52,7 +48,7 @@ SLEEPLESS = Rejection(
 NOT_HERE = Rejection(
     409,
     "the model has engines on other machines, which are not unloaded; /admin/replicas changes "
-    "those on this one",
+    "how many the server starts",
     "invalid_request_error",
     "model_cannot_unload",
 )
@@ -118,8 +114,9 @@ class ReplicaRequests:
         most, text = len(own_engines(self._board, model)), fields["replicas"]
         count = int(text) if NUMBER.fullmatch(text) else 0
         if not 1 <= count <= most:
-            why = "" if most > self._models[model].num_replicas else FIXED
-            return invalid(400, f"replicas must be 1 to {most}{why}")
+            allowed = f"replicas must be 1 to {most}" if most else ""
+            why = self._models[model].why_fixed
+            return invalid(400, "; ".join(filter(None, (allowed, why))))
         if (rejection := self._refuse_memory(model, count)) is not None:
             return rejection
         wish_replicas(self._slot, model, count)
@@ -163,7 +160,7 @@ class ReplicaRequests:
         return f'{{"is_sleeping":{"false" if awake else "true"}}}'.encode()
 
     def _count(self, model: int) -> ReplicaCount:
-        """Return how many engines a model has on this machine."""
+        """Return how many engines a model has that this server starts."""
         return count_replicas(own_engines(self._board, model))
 
     def _put_to_sleep(self, model: int) -> AdminResponse | Rejection:

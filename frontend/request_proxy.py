@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.board.board import Slot, Timing
+from headrace.board.board import Counts, Slot, Timing
 from headrace.board.fields import FrontendField
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HttpExchange, ignore
@@ -55,7 +55,7 @@ class RequestProxy:
         self._on_end = on_end
         self._num_kept = 0
         self._has_place = False  # its body is kept, and a POST is counted at the door
-        self._is_timed = False
+        self._counts: Counts | None = None  # of its model, where the engine had a part in it
 
     def enter(self, body: bytes, key: int) -> None:
         """Send the request into the ring; `key` is whose part it has of the engine."""
@@ -132,8 +132,8 @@ class RequestProxy:
             return
         self._write_last(data, open_request.head.is_cut)
         self._slot.add(FrontendField.RESPONSES)
-        if self._is_timed:
-            whole = self._slot.histogram(Timing.WHOLE)
+        if self._counts is not None:
+            whole = self._counts.histogram(Timing.WHOLE)
             whole.observe(time.monotonic_ns() - request.received_at)
         self.end()
 
@@ -196,12 +196,12 @@ class RequestProxy:
         else:
             headers.append((b"cache-control", b"no-cache"))
         if head.times is not None:
-            self._is_timed = True
+            counts = self._counts = self._slot.of_model(head.times.model)
             timings = RequestTimings(self._request.received_at, head.times)
-            timings.observe(self._slot)
+            timings.observe(counts)
             if not open_request.complete:
                 written_ns = time.monotonic_ns() - head.times.rendered
-                self._slot.histogram(Timing.WRITE).observe(written_ns)
+                counts.histogram(Timing.WRITE).observe(written_ns)
             if open_request.wants_timing:
                 headers.append((b"server-timing", timings.header()))
         self._request.begin(head.status, headers, length if open_request.complete else None)

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from headrace.board.board import Slot, Timing
+from headrace.board.board import Counts, Timing
 from headrace.ipc.messages import Times
 
 SPANS = (
@@ -34,12 +34,12 @@ class RequestTimings:
         self._durations = [end - start for start, end in pairwise(marks)]  # in the order of SPANS
         self._first_token_ns = times.rendered - received_at
 
-    def observe(self, slot: Slot) -> None:
+    def observe(self, counts: Counts) -> None:
         """Count all spans."""
-        histograms = slot.histograms
+        histograms = counts.histograms
         for span, duration_ns in zip(SPANS, self._durations, strict=True):
             histograms[span].observe(duration_ns)
-        slot.histogram(Timing.FIRST_TOKEN).observe(self._first_token_ns)
+        counts.histogram(Timing.FIRST_TOKEN).observe(self._first_token_ns)
 
     def header(self) -> bytes:
         """Return the value of `Server-Timing`, in ms (https://www.w3.org/TR/server-timing/)."""

@@ -184,8 +184,9 @@ class ReplicaRouter:
 
     def _engine_of(self, replicas: list[int], request: HttpRequest, prompts: Prompts) -> int | None:
         """Choose an engine, and count why."""
+        counts = self._slot.of_model(self._engines[replicas[0]][EngineField.MODEL])
         if request.engine in replicas and self._is_ready(request.engine):
-            self._slot.add(TokenizerField.RESUME_ROUTED, len(replicas) > 1)
+            counts.add(TokenizerField.RESUME_ROUTED, len(replicas) > 1)
             return request.engine
         replicas = self._takers(replicas)
         if len(replicas) <= 1:
@@ -194,8 +195,8 @@ class ReplicaRouter:
         chosen = choose(loads, next(self._turns) % len(loads))
         num_cached = loads[chosen].num_cached
         is_best = 0 < num_cached == max(load.num_cached for load in loads)
-        self._slot.add(TokenizerField.PREFIX_ROUTED if is_best else TokenizerField.LOAD_ROUTED)
-        self._slot.add(TokenizerField.ROUTED_CACHED_TOKENS, num_cached)
+        counts.add(TokenizerField.PREFIX_ROUTED if is_best else TokenizerField.LOAD_ROUTED)
+        counts.add(TokenizerField.ROUTED_CACHED_TOKENS, num_cached)
         return replicas[chosen]
 
     def _takers(self, replicas: list[int]) -> list[int]:

@@ -227,13 +227,14 @@ class Service:
         """Count the completed work on the board."""
         slot = self._slot
         for job in jobs:
+            counts = slot.of_model(job.model)
             match outcome := job.outcome:
                 case ImmediateResponse():
                     slot.add(TokenizerField.REFUSED, outcome.status >= 400)
                 case Sequences():
-                    slot.add(TokenizerField.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
+                    counts.add(TokenizerField.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
                     for _, same in itertools.groupby(outcome.prompts, key=id):
-                        slot.histogram(Timing.N).observe(len(list(same)))
+                        counts.histogram(Timing.N).observe(len(list(same)))
                 case Dropped():
                     slot.add(TokenizerField.ABANDONED)
         slot.add(TokenizerField.HANDLED, len(jobs))

@@ -13,6 +13,7 @@ from headrace.engine_proc.kv_cache.page_fetcher import PageFetcher
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.ipc.page_digests import DIGEST_BYTES
+from headrace.ipc.prefix_index import PrefixIndex
 from headrace.ipc.worker_messages import (
     Drain,
     Drained,
@@ -233,3 +234,11 @@ class StoreClient:
         self._is_ready = self._is_asked = self.is_keeping = False
         if self._fetcher is not None:
             self._fetcher.cancel()
+        self._clear_index()
+
+    def _clear_index(self) -> None:
+        """Have no request come for pages that no store has now; a successor tells of them anew."""
+        tiers, opening = self._config.store_tiers, self._opening
+        has_memory = opening is not None and not opening.numerics  # else a host tier has it
+        if has_memory and tiers is not None and tiers.index_fd is not None:
+            PrefixIndex(tiers.index_fd).clear()

@@ -81,7 +81,7 @@ class Gateway:
             detokenizer_backlog(context.board, index).settle()
         self._unread: deque[tuple[ToEngine, Frame]] = deque()  # for the engine,
         self._unread_bytes = 0
-        self._pages = PageChanges(PrefixIndex(config.prefix_fd))
+        self._pages = [PageChanges(PrefixIndex(fd)) for fd in config.prefix_fds]
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToGateway)
         self._encoder = msgspec.msgpack.Encoder()
         self._session: Session | None = None
@@ -253,7 +253,8 @@ class Gateway:
                 self._answer(peer, grant, SessionState.LOST, "it has ended")
                 return
             self._session = session = Session(peer, grant, now)
-            self._pages.begin()
+            for pages in self._pages:
+                pages.begin()
             self._send_status(session)
         elif peer != session.peer:
             self._answer(peer, grant, SessionState.WAITING, "another server has the engine")
@@ -349,11 +350,19 @@ class Gateway:
             why = "the engine ends other requests" if self._is_ready else "the engine starts"
         status = SessionStatus(session.id, session.granted_at, now, session.state, why, num_taken)
         self._listener.send(session.peer, [self._encoder.encode(status), *frames])
-        if session.serves and (changes := self._pages.take(now)) is not None:
+        if session.serves:
+            self._send_pages(session, now)
+
+    def _send_pages(self, session: Session, now: int) -> None:
+        """Tell the peer which pages the engine and its store have, when that is due."""
+        for index, pages in enumerate(self._pages):
+            changes = pages.take(now)
+            if changes is None:
+                continue
             places, words = changes
-            pages = self._encoder.encode(CachedPages(session.id, places))
-            if not self._listener.send(session.peer, [pages, words]):
-                self._pages.begin()  # lost: all come again
+            head = self._encoder.encode(CachedPages(session.id, places, index))
+            if not self._listener.send(session.peer, [head, words]):
+                pages.begin()  # lost: all come again
 
 
 def shifted(times: Times, clock_ahead: int) -> Times:

@@ -1,4 +1,4 @@
-"""Which words of an engine's prefix index have changed since the last look."""
+"""Which words of a prefix index have changed since the last look."""
 
 import numpy as np
 import numpy.typing as npt

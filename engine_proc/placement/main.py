@@ -7,7 +7,8 @@ import time
 from functools import partial
 from typing import NoReturn
 
-from headrace.board.fields import PlacementField
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField, EngineField, PlacementField, Seating
 from headrace.board.replacements import is_ready
 from headrace.config.process_configs import PlacementConfig
 from headrace.engine_proc.placement.placed_engine import PlacedEngine
@@ -39,20 +40,27 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
     cluster = RayCluster(config, read_key(config.key_file))
     try:
         context.ready()
-        engines = [
-            PlacedEngine(
-                name,
-                cluster,
-                address.write,
-                partial(is_ready, context.board.slot(*config.seats[name])),
-            )
+        slots = {name: context.board.slot(*seat) for name, seat in config.seats.items()}
+        engines = {
+            name: PlacedEngine(name, cluster, address.write, partial(is_ready, slots[name]))
             for name, address in addresses.items()
-        ]
+        }
         while True:
             heartbeat.begin()
-            for engine in engines:
-                engine.look(time.monotonic())
-            context.slot[PlacementField.PLACED] = sum(engine.is_placed for engine in engines)
+            for name, engine in engines.items():
+                if is_wanted(slots[name]):
+                    engine.look(time.monotonic())
+                else:
+                    engine.leave()
+            num_placed = sum(engine.is_placed for engine in engines.values())
+            context.slot[PlacementField.PLACED] = num_placed
             cluster.wait(LOOK_S)
     finally:
         cluster.close()
+
+
+def is_wanted(slot: Slot) -> bool:
+    """Whether something is to be placed for a seat: operators have engines come and go."""
+    if slot.seat.role != "engine" or slot[EngineField.SEATING] != Seating.VACANT:
+        return True
+    return slot[CommonField.STATE] != State.ABSENT  # it ends its last requests, or is renewed

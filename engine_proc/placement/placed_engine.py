@@ -55,6 +55,9 @@ class Cluster(Protocol):
     def end(self, name: str) -> None:
         """End what has started of an engine."""
 
+    def leave(self, name: str) -> None:
+        """End what has started of an engine, and give up its room."""
+
     def shortage(self, name: str) -> str:
         """Return what an engine lacks that has no room; "" where it has, and starts."""
 
@@ -86,6 +89,7 @@ class PlacedEngine:
         self._lacks = False  # room, which has been told
         self._where: str | None = None
         self._told = ""
+        self._is_wanted = False
 
     @property
     def is_placed(self) -> bool:
@@ -94,6 +98,7 @@ class PlacedEngine:
 
     def look(self, now: float) -> None:
         """Take the next step, if it is due. `now` are seconds that never go back."""
+        self._is_wanted = True
         if self._ask_at is not None:
             if now >= self._ask_at:
                 self._ask(now)
@@ -120,6 +125,15 @@ class PlacedEngine:
                 self._fail(why, now)
             case _:
                 assert_never(outcome)
+
+    def leave(self) -> None:
+        """Have no engine until the next look."""
+        if self._is_wanted:
+            self._is_wanted = False
+            self._publish(None)
+            self._where, self._ask_at, self._told = None, 0.0, ""
+            self._backoff.worked()
+            self._cluster.leave(self._name)
 
     def _ask(self, now: float) -> None:
         """Start an engine, or watch the one that there is."""

@@ -10,7 +10,12 @@ from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.process_configs import PlacementConfig
@@ -35,7 +40,7 @@ Answer: TypeAlias = "ray.ObjectRef[str]"
 
 
 class RayCluster:
-    """The cluster that Ray finds: by RAY_ADDRESS, else one of this machine."""
+    """The cluster at an address, or that Ray finds: by RAY_ADDRESS, else one of this machine."""
 
     def __init__(self, config: PlacementConfig, key: CurveKey) -> None:
         """Join it.
@@ -44,13 +49,16 @@ class RayCluster:
             ConfigError: there is none, or one of another version.
         """
         flag = STAGES_FLAG if config.are_stages else FLAG
-        check_reachable(os.environ.get("RAY_ADDRESS", ""))
+        if config.address is None:
+            check_reachable(os.environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS")
+        else:
+            check_reachable(config.address, "--address")
         try:
-            ray.init(address="auto", log_to_driver=False, configure_logging=False)
+            ray.init(address=config.address or "auto", log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
             raise ConfigError(
                 f"{flag} finds no cluster; run `ray start --head` on one machine and `ray start "
-                f"--address=HEAD:6379` on the others and here, or set RAY_ADDRESS: {plain(error)}"
+                f"--address=HEAD:6379` on the others and here, or give --address: {plain(error)}"
             ) from None
         except FAILURES as error:
             raise ConfigError(f"{flag} cannot join the cluster: {plain(error)}") from None
@@ -135,6 +143,15 @@ class RayCluster:
         if actor is not None:
             with suppress(*FAILURES):  # it has ended, or does with its node or this process
                 ray.kill(actor)
+
+    def leave(self, name: str) -> None:
+        """End the actor of an engine, and free what its group has reserved."""
+        self.end(name)
+        self._failures.pop(name, None)
+        group = self._groups.pop(name, None)
+        if group is not None:
+            with suppress(*FAILURES):  # it goes with this process otherwise
+                remove_placement_group(group)
 
     def _node_of(self, name: str) -> str:
         """Return the address of the node that has the bundle of an engine, or had it last."""

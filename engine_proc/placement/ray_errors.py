@@ -10,8 +10,11 @@ NO_CODE = re.compile(r"No module named '(headrace[\w.]*)'")
 CAUSE = re.compile(r"The actor (?:is dead|died) because (?:of )?(.*?)(?:\. Worker exit|\.?\n|$)")
 
 
-def check_reachable(where: str) -> None:
+def check_reachable(where: str, name: str) -> None:
     """Refuse an address of a cluster at which nothing listens: Ray tries for minutes.
+
+    Args:
+        name: of the flag or variable that has it.
 
     Raises:
         ConfigError: it is such a one, or of no cluster that this machine is a node of. Others than
@@ -19,8 +22,8 @@ def check_reachable(where: str) -> None:
     """
     if where == "local" or where.startswith("ray://"):
         raise ConfigError(
-            f"RAY_ADDRESS {where} is of no cluster that this machine is a node of; set HOST:PORT "
-            "of its head"
+            f"{name} {where} is of no cluster that this machine is a node of; set HOST:PORT of "
+            "its head"
         )
     host, _, port = where.rpartition(":")
     if not port.isdecimal() or "//" in host:
@@ -29,7 +32,7 @@ def check_reachable(where: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"RAY_ADDRESS {where} cannot be reached: {error}; run `ray start --head` there"
+            f"{name} {where} cannot be reached: {error}; run `ray start --head` there"
         ) from None
 
 

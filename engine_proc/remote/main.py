@@ -114,9 +114,9 @@ class RemoteSeat:
             Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER, self._keep_alive)
             for i in range(config.num_detokenizers)
         ]
-        self._index = None if config.prefix_fd is None else PrefixIndex(config.prefix_fd)
-        if self._index is not None:
-            self._index.clear()
+        self._indexes = [PrefixIndex(fd) for fd in config.prefix_fds]
+        for index in self._indexes:
+            index.clear()
         self._session = new_session()
         self._grants = Grants(time.monotonic())
         self._clocks = ClockDifference()
@@ -258,8 +258,8 @@ class RemoteSeat:
                 self._outboxes[message.detokenizer].send_frames(steps)
             case CachedPages():
                 check_pages(message, frames[1:])
-                if self._index is not None:
-                    self._index.write(message.places, frames[1])
+                if message.index < len(self._indexes):
+                    self._indexes[message.index].write(message.places, frames[1])
             case _:
                 assert_never(message)
 

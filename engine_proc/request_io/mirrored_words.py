@@ -14,6 +14,7 @@ OWN = {
     EngineField.SEATINGS,
     EngineField.IS_SPARE,
     EngineField.IS_REMOTE,
+    EngineField.IS_PLACED,
     EngineField.TAKEN_TOKENS,
     EngineField.LOADS,
     EngineField.FAILED_LOADS,

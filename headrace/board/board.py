@@ -17,6 +17,7 @@ from itertools import islice
 from headrace.board.fields import (
     FIELD_WORDS,
     FIELDS,
+    MAX_MODELS,
     TIMER_GAUGE,
     CommonField,
     EngineField,
@@ -28,12 +29,14 @@ from headrace.board.http_counts import HTTP_WORDS
 from headrace.board.last_death import DEATH_WORDS, LastDeath
 from headrace.errors import ConfigError
 
-SLOT_WORDS = 5632  # of 8 bytes: whole pages, so neighbors never share a cache line
+OWN_WORDS = 5632  # of 8 bytes: whole pages, so neighbors never share a cache line
+PART_WORDS = 2048  # behind them, of what a process counts for each model but the first
+SLOT_WORDS = OWN_WORDS + (MAX_MODELS - 1) * PART_WORDS  # only what is used takes memory
 LAST_WORDS = FIELD_WORDS  # here a slot's text begins, 512 bytes
 MESSAGES_SENT = LAST_WORDS + 64  # here how many messages it has sent to each frontend
 HISTOGRAMS = MESSAGES_SENT + 64  # and here its histograms
 LOG_WORDS = 1024
-LOG = SLOT_WORDS - LOG_WORDS  # here the end of its log: how many bytes there were, and a ring
+LOG = OWN_WORDS - LOG_WORDS  # here the end of its log: how many bytes there were, and a ring
 HTTP = LOG - HTTP_WORDS  # here what it counts of HTTP
 MAX_IDS = 64
 IDS = HTTP - MAX_IDS  # and here ids of requests that are open
@@ -103,32 +106,22 @@ class Seat:
         return f"{self.role} {self.index}"
 
 
-class Slot:
-    """One process's part of the board.
+class Counts:
+    """Fields and histograms of a process; with several models, those of one.
 
     Attributes:
         histograms: by `Timing`.
     """
 
-    def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
+    def __init__(self, words: "memoryview[int]", seat: Seat, start: int, end: int) -> None:
+        """Have histograms between two words."""
         self.seat = seat
         self._words = words
-        self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
-        starts = range(HISTOGRAMS, DEATH - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        starts = range(start, end - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
         self.histograms = [
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
             for start, span in zip(starts, Timing, strict=False)
         ]
-        self._ids = words[IDS:HTTP]
-        fields = FIELDS[seat.role]
-        gauges = [field for field in (*CommonField, *fields) if field.is_gauge]
-        self._gauge_words = [word for field in gauges for word in field.words]
-        self._work_words = [
-            word for field in fields if field.kind != TIMER_GAUGE for word in field.words
-        ]
-        self.last_death = LastDeath(words[DEATH:IDS])
-        self.http_words = words[HTTP:LOG]  # of `HttpCounts`
-        self._log = words[LOG + 1 :].cast("B")
 
     def __getitem__(self, field: int) -> int:
         return self._words[field]
@@ -143,6 +136,38 @@ class Slot:
     def histogram(self, span: Timing) -> Histogram:
         """Return one of the histograms."""
         return self.histograms[span]
+
+
+class Slot(Counts):
+    """One process's part of the board."""
+
+    def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
+        super().__init__(words, seat, HISTOGRAMS, DEATH)
+        self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
+        self._ids = words[IDS:HTTP]
+        fields = FIELDS[seat.role]
+        gauges = [field for field in (*CommonField, *fields) if field.is_gauge]
+        self._gauge_words = [word for field in gauges for word in field.words]
+        self._work_words = [
+            word for field in fields if field.kind != TIMER_GAUGE for word in field.words
+        ]
+        self.last_death = LastDeath(words[DEATH:IDS])
+        self.http_words = words[HTTP:LOG]  # of `HttpCounts`
+        self._log = words[LOG + 1 : OWN_WORDS].cast("B")
+        self._parts: dict[int, Counts] = {0: self}
+
+    def of_model(self, model: int) -> Counts:
+        """Return what a process that serves several models counts for one; the first has the slot.
+
+        Args:
+            model: its place among the server's.
+        """
+        part = self._parts.get(model)
+        if part is None:
+            start = OWN_WORDS + (model - 1) * PART_WORDS
+            words = self._words[start : start + PART_WORDS]
+            part = self._parts[model] = Counts(words, self.seat, FIELD_WORDS, PART_WORDS)
+        return part
 
     @property
     def histogram_words(self) -> "memoryview[int]":
@@ -308,6 +333,17 @@ class Board:
                 return self.slot("engine", slot.seat.index)
             case _:
                 return None
+
+    @property
+    def num_models(self) -> int:
+        """Number of models that the server has."""
+        return 1 + max([slot[EngineField.MODEL] for slot in self._engines], default=0)
+
+    def parts_of(self, slot: Slot) -> list[Counts]:
+        """Return the counts of a process by model; those of one model's process are its own."""
+        if self.engine_of(slot) is not None:
+            return [slot]
+        return [slot.of_model(model) for model in range(self.num_models)]
 
     def is_remote(self, slot: Slot) -> bool:
         """Whether a slot is of an engine on another machine."""

@@ -12,6 +12,7 @@ FIELD_WORDS = 104  # of a slot, for fields
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 MAX_REPLICAS = 16  # engines
+MAX_MODELS = MAX_REPLICAS  # each has an engine, or waits for a seat
 
 
 class Seating(enum.IntEnum):
@@ -195,7 +196,8 @@ class EngineField(BoardField):
     SEATING = KEPT  # a `Seating`,
     SEATINGS = KEPT  # of the first engine's slot: how often the seats of all have changed
     IS_SPARE = KEPT  # 1 of a seat that is vacant when the server starts,
-    IS_REMOTE = KEPT  # and 1 where it runs on another machine
+    IS_REMOTE = KEPT  # 1 where it runs on another machine,
+    IS_PLACED = KEPT  # and 1 where Ray places it there
     LOADS = COUNTER  # how often its model was loaded by this engine,
     FAILED_LOADS = COUNTER  # and how often it could not be;
     RETRY_NS = KEPT  # CLOCK_MONOTONIC, before which that is not tried again

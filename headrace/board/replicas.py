@@ -24,16 +24,16 @@ class ReplicaCount(NamedTuple):
 
 
 def own_engines(board: Board, model: int) -> list[Slot]:
-    """Return the seats of a model's engines on this machine: operators have as many as they want.
+    """Return the seats of engines that this server starts, here or by Ray, for a model.
 
-    The model is given by its place among the server's.
+    Operators have as many of them as they want. The model is given by its place among the server's.
     """
     engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
-    return [slot for slot in engines if not board.is_remote(slot)]
+    return [slot for slot in engines if slot[EngineField.IS_PLACED] or not board.is_remote(slot)]
 
 
 def load_size(board: Board, model: int) -> int:
-    """Return how many engines here a model has once it is loaded, or loaded again."""
+    """Return how many engines this server starts for a model when that is loaded, or again."""
     return next(
         slot[EngineField.LOAD_SIZE]
         for slot in board.of("engine")

@@ -103,6 +103,9 @@ class ServerConfig:
     data_parallel_size_local: int | None = flag(
         None, "replicas of --data-parallel-size on this machine, with ray; default: 0"
     )
+    address: str | None = flag(
+        None, "HOST:PORT of the Ray cluster's head; default: RAY_ADDRESS, else that of this machine"
+    )
     remote_engines: tuple[str, ...] = flag(
         (), "a replica on another machine, tcp://HOST:PORT; may be repeated"
     )
@@ -413,6 +416,13 @@ class ServerConfig:
             )
 
     def _check_placement(self) -> None:
+        if self.address is not None and not (
+            self.has_remote_stages or self.data_parallel_backend == "ray"
+        ):
+            raise ConfigError(
+                f"--address {self.address} is of a Ray cluster; give --data-parallel-backend ray "
+                "or --distributed-executor-backend ray, or leave it out"
+            )
         local = self.data_parallel_size_local
         if local is None:
             return

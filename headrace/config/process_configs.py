@@ -99,7 +99,7 @@ class ModelCapacity:
     encoded_name: str  # as JSON
     max_num_requests: int  # open in each of its engines
     replica_bytes: int  # of a CPU's memory, that each of its engines may take
-    num_replicas: int = 1  # by its flags
+    why_fixed: str = ""  # it gets no more engines, and what to do; "" of one that does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,6 +368,7 @@ class PlacementConfig:
     num_cpus: int  # that each takes, like the next
     num_gpus: int
     flags: dict[str, Any]  # of the server on an engine's machine; those that a stage heeds
+    address: str | None = None  # of the cluster; None is where Ray finds one
     are_stages: bool = False
 
 
@@ -386,7 +387,7 @@ class GatewayConfig:
     listen: str  # tcp://HOST:PORT
     key_file: str
     terms: dict[str, str]  # as in `RemoteEngine`
-    prefix_fd: int  # of the engine's `PrefixIndex`
+    prefix_fds: tuple[int, ...]  # as in `EngineConfig`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,7 +418,8 @@ class EngineConfig:
     first_worker: int = 0  # index of the first of its workers
     num_replicas: int = 1  # engines of this model; each has a share of the cores,
     replica: int = 0  # this one's place among them
-    prefix_fd: int | None = None  # of the `PrefixIndex`, where there are several
+    # Of each `PrefixIndex`, its pool's before its store's; none of an engine without replicas.
+    prefix_fds: tuple[int, ...] = ()
     store_tiers: StoreTiers | None = None  # None has no KV store
     kv_events: KvEventsConfig | None = None  # None publishes none
     mistral_tokenizer: str | None = None  # as in `ModelCard`

@@ -140,6 +140,7 @@ class Times(Message, frozen=True):
     scheduled: int = 0  # began to compute it,
     first_token: int = 0  # and had a token
     rendered: int = 0  # which a detokenizer process turned into text
+    model: int = 0  # whose request it is: its place among the server's
 
 
 # To the engine

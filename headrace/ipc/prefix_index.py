@@ -1,9 +1,9 @@
 """Which pages an engine holds, in shared memory: tokenizers choose a replica by it.
 
 One memfd per engine, which is its only writer. Any process reads it without a lock. An entry is one
-aligned word: the first 8 bytes of a digest, in the place that they name. Two digests of one place
-displace each other, so a page may be missing here. A wrong or missing entry costs speed and nothing
-else.
+aligned word: the first 8 bytes of a digest. They name its place. Where that is taken the entry is
+in another one of the same cache line, and stays there. In a full line it displaces another entry,
+so a page may be missing here. A wrong or missing entry costs speed and nothing else.
 """
 
 import mmap
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 PLACES = 1 << 18  # a power of 2; only what is written takes memory
 WORD_BYTES = 8
+LINE_PLACES = 8  # of a cache line
 
 
 def create_prefix_index() -> int:
@@ -31,13 +32,20 @@ class PrefixIndex:
     def add(self, digest: bytes) -> None:
         """Note that a page is cached."""
         key = key_of(digest)
-        self._words[key % PLACES] = key
+        place = key % PLACES
+        if self._words[place]:
+            start, line = self._line(place)
+            if key in line:
+                return
+            place = start + line.index(0) if 0 in line else place
+        self._words[place] = key
 
     def remove(self, digest: bytes) -> None:
         """Note that a page is cached no more."""
         key = key_of(digest)
-        if self._words[key % PLACES] == key:
-            self._words[key % PLACES] = 0
+        start, line = self._line(key % PLACES)
+        if key in line:
+            self._words[start + line.index(key)] = 0
 
     def clear(self) -> None:
         """Note that no page is cached; the system takes the memory back."""
@@ -59,10 +67,16 @@ class PrefixIndex:
         count = 0
         for digest in digests:
             key = key_of(digest)
-            if self._words[key % PLACES] != key:
+            place = key % PLACES
+            if self._words[place] != key and key not in self._line(place)[1]:
                 break
             count += 1
         return count
+
+    def _line(self, place: int) -> tuple[int, list[int]]:
+        """Return the first place of a cache line, and the entries there."""
+        start = place - place % LINE_PLACES
+        return start, self._words[start : start + LINE_PLACES].tolist()
 
 
 def key_of(digest: bytes) -> int:

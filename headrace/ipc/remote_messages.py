@@ -76,10 +76,11 @@ class Outputs(Message, tag="outputs", frozen=True):
 
 
 class CachedPages(Message, tag="pages", frozen=True):
-    """Changes of the prefix index: gateway -> engine. Frame: the new words, u64."""
+    """Changes of a prefix index: gateway -> engine. Frame: the new words, u64."""
 
     session: int
     places: bytes  # u32
+    index: int = 0  # 0 is the engine's, 1 that of its store's memory
 
 
 class StageGrant(Message, tag="stage_grant", frozen=True):

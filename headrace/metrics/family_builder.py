@@ -8,7 +8,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from headrace.board.board import Slot, Timing
+from headrace.board.board import Board, Counts, Timing
 from headrace.board.fields import EngineField
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import Bounds
@@ -18,12 +18,19 @@ Labels = dict[str, str]
 
 
 class BoardTotals:
-    """Sums over some processes, such as all of a board or one engine, by role."""
+    """Sums over some processes, or what they count for one model, by role."""
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
-        self._by_role: dict[str, list[Slot]] = {}
+    def __init__(self, slots: Iterable[Counts]) -> None:
+        self._by_role: dict[str, list[Counts]] = {}
         for slot in slots:
             self._by_role.setdefault(slot.seat.role, []).append(slot)
+
+    @classmethod
+    def of_model(cls, board: Board, model: int) -> "BoardTotals":
+        """Return what processes that serve all models count for one, and its engines count."""
+        engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
+        others = [slot for slot in board.slots if board.engine_of(slot) is None]
+        return cls([*engines, *(slot.of_model(model) for slot in others)])
 
     def total(self, role: str, field: int) -> int:
         """Return the sum of a field."""

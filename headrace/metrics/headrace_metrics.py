@@ -4,7 +4,7 @@ Families called `headrace:` tell of each process. Those that tell of the server 
 would are beside them, in the dialect that is asked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,7 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from headrace.board.backlog import frontend_backlog, tokenizer_backlog
-from headrace.board.board import Board, State, Timing
+from headrace.board.board import Board, Counts, Slot, State, Timing
 from headrace.board.fields import (
     BoardField,
     CommonField,
@@ -99,6 +99,14 @@ COUNTERS: list[tuple[str, str, BoardField]] = [
     ("finished_sequences", "Sequences run to their end", EngineField.FINISHED),
     ("detokenized_tokens", "Tokens turned into text", DetokenizerField.TOKENS),
 ]
+BY_MODEL = {  # what processes that serve several models count for each
+    TokenizerField.PROMPT_TOKENS,
+    TokenizerField.PREFIX_ROUTED,
+    TokenizerField.LOAD_ROUTED,
+    TokenizerField.RESUME_ROUTED,
+    TokenizerField.ROUTED_CACHED_TOKENS,
+    DetokenizerField.TOKENS,
+}
 GAUGES: list[tuple[str, str, BoardField]] = [
     ("http_requests_open", "HTTP requests in progress", FrontendField.OPEN_REQUESTS),
     ("http_connections", "Open connections", FrontendField.CONNECTIONS),
@@ -183,7 +191,8 @@ class BoardCollector(Collector):
         for name, help, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
             for slot in self._board.occupied(field.role):
-                counter.add_metric(self._labels.of(slot), slot[field])
+                for labels, counts in self._rows(slot, field in BY_MODEL):
+                    counter.add_metric(labels, counts[field])
             yield counter
         for name, help, field in GAUGES:
             gauge = GaugeMetricFamily(f"headrace:{name}", help, labels=LABELS)
@@ -295,8 +304,13 @@ class BoardCollector(Collector):
 
     def _add(self, family: HistogramFamily, span: Timing, *labels: str) -> None:
         for slot in self._board.of("frontend"):
-            histogram_sum = HistogramSum([slot.histogram(span)])
-            family.add([*self._labels.of(slot), *labels], histogram_sum, HEADRACE)
+            for own, counts in self._rows(slot, span != Timing.LOOP_LAG):
+                histogram_sum = HistogramSum([counts.histogram(span)])
+                family.add([*own, *labels], histogram_sum, HEADRACE)
+
+    def _rows(self, slot: Slot, is_by_model: bool) -> Iterable[tuple[tuple[str, str], Counts]]:
+        """Return labels and counts of a process, by model where it counts so."""
+        return self._labels.by_model(slot) if is_by_model else [(self._labels.of(slot), slot)]
 
 
 class MetricsPage:

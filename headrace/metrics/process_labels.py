@@ -1,8 +1,8 @@
 """The labels of a process: the model that it serves, and its seat."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from headrace.board.board import Board, Seat, Slot
+from headrace.board.board import Board, Counts, Seat, Slot
 from headrace.board.fields import EngineField
 from headrace.config.process_configs import ModelCard
 
@@ -10,7 +10,7 @@ LABELS = ["model_name", "process"]
 
 
 class ProcessLabels:
-    """Values of `LABELS`. A process that serves several models has an empty `model_name`.
+    """Values of `LABELS`. What is of no model has an empty `model_name`, where there are several.
 
     Attributes:
         names: of all models.
@@ -37,3 +37,11 @@ class ProcessLabels:
         if found is None:
             found = self._known[slot.seat] = self.name_of(slot), str(slot.seat)
         return found
+
+    def by_model(self, slot: Slot) -> Iterator[tuple[tuple[str, str], Counts]]:
+        """Yield the values and the counts of a process for each model that it serves."""
+        if self._board.engine_of(slot) is not None:
+            yield self.of(slot), slot
+            return
+        for model, name in enumerate(self.names):
+            yield (name, str(slot.seat)), slot.of_model(model)

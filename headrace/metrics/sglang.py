@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 from headrace.board import histogram_bounds
 from headrace.board.board import Board, Timing
 from headrace.board.fields import EngineField
+from headrace.board.model_status import engines_of
 from headrace.config.process_configs import ModelCard
 from headrace.metrics.family_builder import BoardTotals, Families, Labels, merged
-from headrace.metrics.process_labels import ProcessLabels
 
 # Histograms: name, the role that keeps it, bucket bounds.
 HISTOGRAMS = [
@@ -84,25 +84,19 @@ class SglangCollector(Collector):
         self._models, self._engines = [], []
         is_single = len(board.occupied("engine")) == 1
         for model, card in enumerate(cards):
-            engines = [slot for slot in board.of("engine") if slot[EngineField.MODEL] == model]
+            engines = engines_of(board, model)
             labels = {"model_name": card.name, "engine_type": "unified"}
-            self._models.append((BoardTotals(engines), Families("sglang:", labels)))
+            self._models.append((BoardTotals.of_model(board, model), Families("sglang:", labels)))
             for rank, slot in enumerate(engines):
                 if board.is_vacant(slot):
                     continue
                 own = labels | ranks | ({} if is_single else {"dp_rank": str(rank)})
                 self._engines.append((BoardTotals([slot]), Families("sglang:", own), card))
-        self._all = BoardTotals(board.slots)
-        shared = {"model_name": ProcessLabels(board, cards).shared, "engine_type": "unified"}
-        self._shared = Families("sglang:", shared)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         yield from merged(chain.from_iterable(front_families(*one) for one in self._models))
         yield from merged(chain.from_iterable(scheduler_families(*one) for one in self._engines))
-        for name, help, role, span, bounds in HISTOGRAMS:
-            if role != "engine":
-                yield self._shared.histogram(name, help, self._all.spread(role, span), bounds)
 
 
 def scheduler_families(
@@ -162,7 +156,7 @@ def scheduler_counters(readings: BoardTotals, families: Families) -> Iterator[Me
 
 
 def front_families(readings: BoardTotals, families: Families) -> Iterator[Metric]:
-    """Yield what the front end reports of a model's engines."""
+    """Yield what the front end reports of a model."""
     engine = readings.engine
     computed, cached = engine(EngineField.PREFILLED_TOKENS), engine(EngineField.CACHED_TOKENS)
     generated, aborted = engine(EngineField.GENERATED_TOKENS), engine(EngineField.ABORTED)
@@ -184,8 +178,7 @@ def front_families(readings: BoardTotals, families: Families) -> Iterator[Metric
         "cached_tokens", "Tokens of prompts found in the cache", [(source, cached)]
     )
     for name, help, role, span, bounds in HISTOGRAMS:
-        if role == "engine":
-            yield families.histogram(name, help, readings.spread(role, span), bounds)
+        yield families.histogram(name, help, readings.spread(role, span), bounds)
 
 
 def share(part: int, whole: int) -> float:

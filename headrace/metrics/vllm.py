@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 from headrace.board import histogram_bounds
 from headrace.board.board import Board, Timing
 from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
+from headrace.board.model_status import engines_of
 from headrace.config.config import MAX_DRAFTS
 from headrace.config.process_configs import ModelCard
 from headrace.ipc.messages import FinishReason
 from headrace.metrics.family_builder import BoardTotals, Families, Labels, merged
-from headrace.metrics.process_labels import ProcessLabels
 from headrace.metrics.tool_calls import labeled
 
 IMAGES = (TokenizerField.IMAGES, TokenizerField.FOUND_IMAGES)
@@ -135,53 +135,67 @@ TOKENS = [
 class VllmCollector(Collector):
     """vLLM's families, by model and engine: label `engine` is its place among the replicas.
 
-    What tokenizers and frontends measure is not told apart: it has the label of a single engine,
-    and with several an empty one.
+    What tokenizers and frontends measure is told apart by model alone: it has the label of a single
+    engine, and with several an empty one. Requests that frontends refuse unread are of no model.
     """
 
     def __init__(self, board: Board, cards: Sequence[ModelCard]) -> None:
-        names = ProcessLabels(board, cards)
         self._engines = []
         for slot in board.occupied("engine"):
             card = cards[slot[EngineField.MODEL]]
             labels = {"model_name": card.name, "engine": str(board.replicas_of(slot).index(slot))}
             self._engines.append((BoardTotals([slot]), Families("vllm:", labels), card))
-        self._all = BoardTotals(board.slots)
-        engine = "0" if len(self._engines) == 1 else ""
-        self._shared = Families("vllm:", {"model_name": names.shared, "engine": engine})
-        self._doors = Families("vllm:", {"model_name": names.shared})
+        self._models = []
+        for model, card in enumerate(cards):
+            num_engines = sum(not board.is_vacant(slot) for slot in engines_of(board, model))
+            names = {"model_name": card.name}
+            shared = Families("vllm:", names | {"engine": "" if num_engines > 1 else "0"})
+            totals = BoardTotals.of_model(board, model)
+            self._models.append((totals, shared, Families("vllm:", names)))
+        self._frontends = BoardTotals(board.of("frontend"))
+        self._is_single = len(cards) == 1
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         yield from merged(chain.from_iterable(engine_families(*one) for one in self._engines))
-        for name, help, role, span, bounds in HISTOGRAMS:
-            if role != "engine":
-                yield self._shared.histogram(name, help, self._all.spread(role, span), bounds)
-        yield from self._counters()
+        yield from merged(chain.from_iterable(model_families(*one) for one in self._models))
+        yield from merged(self._rejections())
 
-    def _counters(self) -> Iterator[Metric]:
-        """Counters of tokenizers, frontends and detokenizers."""
-        total = self._all.total
-        images, found = (total("tokenizer", field) for field in IMAGES)
-        yield self._shared.counter("mm_cache_queries", "Images of requests", [({}, images)])
-        yield self._shared.counter(
-            "mm_cache_hits", "Those that were prepared before", [({}, found)]
-        )
-        too_many = total("frontend", FrontendField.REQUEST_OVERLOADS) + total(
-            "engine", EngineField.QUEUE_REFUSALS
-        )
-        rejections: list[tuple[Labels, float]] = [
-            ({"reason": "max_num_queued_reqs"}, too_many),
-            ({"reason": "max_num_queued_tokens"}, total("frontend", FrontendField.TOKEN_OVERLOADS)),
-        ]
-        help = "Requests refused for want of room"
-        yield self._doors.counter("admission_rejections", help, rejections)
-        readings: list[tuple[Labels, float]] = [
-            (labels, total("detokenizer", DetokenizerField.TOOL_READINGS + place))
-            for place, labels in labeled()
-        ]
-        help = "Answers, or events of streams, read for calls of tools"
-        yield self._doors.counter("tool_call_parser_invocations", help, readings)
+    def _rejections(self) -> Iterator[Metric]:
+        """Yield the requests that were refused for want of room: by engines, and unread."""
+        name, help = "admission_rejections", "Requests refused for want of room"
+        total = self._frontends.total
+        too_many = total("frontend", FrontendField.REQUEST_OVERLOADS)
+        too_long = total("frontend", FrontendField.TOKEN_OVERLOADS)
+        unread = {"max_num_queued_reqs": too_many, "max_num_queued_tokens": too_long}
+        for readings, _, families in self._models:
+            own = {"max_num_queued_reqs": readings.engine(EngineField.QUEUE_REFUSALS)}
+            if self._is_single:
+                own = {reason: own.get(reason, 0) + count for reason, count in unread.items()}
+            yield families.counter(name, help, by_reason(own))
+        if not self._is_single:
+            yield Families("vllm:", {"model_name": ""}).counter(name, help, by_reason(unread))
+
+
+def by_reason(counts: dict[str, int]) -> list[tuple[Labels, float]]:
+    """Return samples of refused requests."""
+    return [({"reason": reason}, count) for reason, count in counts.items()]
+
+
+def model_families(readings: BoardTotals, shared: Families, names: Families) -> Iterator[Metric]:
+    """Yield what tokenizers, frontends and detokenizers count for a model."""
+    for name, help, role, span, bounds in HISTOGRAMS:
+        if role != "engine":
+            yield shared.histogram(name, help, readings.spread(role, span), bounds)
+    images, found = (readings.total("tokenizer", field) for field in IMAGES)
+    yield shared.counter("mm_cache_queries", "Images of requests", [({}, images)])
+    yield shared.counter("mm_cache_hits", "Those that were prepared before", [({}, found)])
+    calls: list[tuple[Labels, float]] = [
+        (labels, readings.total("detokenizer", DetokenizerField.TOOL_READINGS + place))
+        for place, labels in labeled()
+    ]
+    help = "Answers, or events of streams, read for calls of tools"
+    yield names.counter("tool_call_parser_invocations", help, calls)
 
 
 def engine_families(readings: BoardTotals, families: Families, card: ModelCard) -> Iterator[Metric]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.board.fields import MAX_MODELS
 from headrace.ipc.messages import NOT_FINISHED, FinishReason, StepOutput
 from headrace.ipc.prefix_index import PLACES, WORD_BYTES
 from headrace.ipc.remote_messages import CachedPages, Outputs, SessionStatus
@@ -12,6 +13,7 @@ from headrace.ipc.sockets import Frame
 
 TOKEN_BYTES = 4
 PLACE_BYTES = 4
+NUM_INDEXES = 2  # of an engine: its own, and its store's
 MAX_WORD = 1 << 63
 ENDS = frozenset({NOT_FINISHED, *FinishReason})
 
@@ -72,6 +74,8 @@ def check_outputs(
         step = step_decoder.decode(encoded)
         if step.engine != engine:
             raise WrongMessage(f"a step of engine {step.engine}, not {engine}")
+        for times in step.times.values():
+            check(0 <= times.model < MAX_MODELS, f"times of model {times.model} of {MAX_MODELS}")
         try:
             num_tokens = count_tokens(step)
             largest = max(memoryview(tokens).cast("B").cast("I"), default=0)
@@ -134,11 +138,12 @@ def ranked_tokens(rows: bytes, count: int) -> Iterator[int]:
 
 
 def check_pages(pages: CachedPages, frames: list[Frame]) -> None:
-    """Check changes of the prefix index.
+    """Check changes of a prefix index.
 
     Raises:
         WrongMessage: they are out of range or incomplete.
     """
+    check(0 <= pages.index < NUM_INDEXES, f"pages of index {pages.index} of {NUM_INDEXES}")
     num_places, rest = divmod(len(pages.places), PLACE_BYTES)
     sizes = [memoryview(frame).nbytes for frame in frames]
     check(not rest and sizes == [WORD_BYTES * num_places], f"{num_places} places, {sizes} bytes")

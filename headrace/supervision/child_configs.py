@@ -114,7 +114,7 @@ class ChildConfigs:
                 handles_gets=self.listen_fds is not None,
                 takes_scripts=c.engine == "mock",
                 traces=self._traces,
-                prefix_fds=self.files.all_prefix_fds,
+                prefix_fds=self.files.prefix_fds,
                 enable_lora=c.enable_lora,
                 lora_dir=c.lora_dir,
                 max_num_queued=tuple(group.config.max_num_queued for group in self.groups),
@@ -193,7 +193,7 @@ class ChildConfigs:
             first_worker=workers[0].seat.index if workers else 0,
             num_replicas=len(replicas),
             replica=replicas.index(slot) if slot in replicas else 0,
-            prefix_fd=self.files.prefix_fds.get(index),
+            prefix_fds=self.files.prefix_fds.get(index, ()),
             store_tiers=self.files.store_tiers[index] if self.files.store_tiers else None,
             kv_events=parse_kv_events(c.kv_events_config),
             remote=self._remote_engine(index),
@@ -257,6 +257,7 @@ class ChildConfigs:
                 num_cpus=2,  # its worker, and what is between that and the links
                 num_gpus=0,
                 flags={"log_level": self.config.log_level},
+                address=self.config.address,
                 are_stages=True,
             )
         engines = self._remote_seats[len(self.config.remote_engines) :]
@@ -267,6 +268,7 @@ class ChildConfigs:
             num_cpus=self.config.num_workers + 1,
             num_gpus=self.config.tp if expects_gpus(self.config) else 0,
             flags=node_flags(self.config, expects_gpus(self.config)),
+            address=self.config.address,
         )
 
     @cached_property
@@ -284,7 +286,7 @@ class ChildConfigs:
             listen=self.config.engine_listen,
             key_file=self.config.engine_key_file,
             terms=self._terms,
-            prefix_fd=self.files.prefix_fds[0],
+            prefix_fds=self.files.prefix_fds[0],
         )
 
     def _fetcher_config(self) -> FetcherConfig:

@@ -15,34 +15,28 @@ class EngineFiles:
 
     Attributes:
         cache_fds: of the tables of pages, then of each worker's pages.
-        prefix_fds: of `PrefixIndex`; none of an engine that never has replicas.
+        prefix_fds: each `PrefixIndex`: of its pages, and of those that its store has in memory. An
+            engine that never has replicas has none.
         store_tiers: none without a KV store.
     """
 
     def __init__(self, board: Board, configs: Sequence[ServerConfig], takes_images: bool) -> None:
         """Make them for the engines of a board that tells of their models."""
         self.cache_fds: list[tuple[int, ...]] = []
-        self.prefix_fds: dict[int, int] = {}
+        self.prefix_fds: dict[int, tuple[int, ...]] = {}
         for slot in board.of("engine"):
             config = configs[slot[EngineField.MODEL]]
             computes = config.engine != "mock" and not board.is_remote(slot)
             self.cache_fds.append(make_cache_files(config.num_workers) if computes else ())
             if len(board.replicas_of(slot)) > 1 or config.engine_listen is not None:
-                self.prefix_fds[slot.seat.index] = create_prefix_index()
+                may_have_store = config.kv_store_bytes > 0 or board.is_remote(slot)
+                indexes = [create_prefix_index() for _ in range(1 + may_have_store)]
+                self.prefix_fds[slot.seat.index] = tuple(indexes)
         num_stores = sum(1 for _ in board.of("kv_store"))
         self.store_tiers = [
-            make_store_tiers(configs[0], takes_images, engine in self.prefix_fds)
+            make_store_tiers(configs[0], takes_images, self.prefix_fds.get(engine, ()))
             for engine in range(num_stores)
         ]
-
-    @property
-    def all_prefix_fds(self) -> dict[int, tuple[int, ...]]:
-        """By engine, of its pages and of those that its store has in memory."""
-        stores = dict(enumerate(tiers.index_fd for tiers in self.store_tiers))
-        return {
-            engine: (fd,) if (store := stores.get(engine)) is None else (fd, store)
-            for engine, fd in self.prefix_fds.items()
-        }
 
     def clear(self, engine: int) -> None:
         """Give the memory of an engine back to the system. Its processes have ended."""
@@ -51,7 +45,7 @@ class EngineFiles:
             fds += self.store_tiers[engine].memory_fds
         for fd in fds:
             os.ftruncate(fd, 0)
-        for fd in self.all_prefix_fds.get(engine, ()):
+        for fd in self.prefix_fds.get(engine, ()):
             PrefixIndex(fd).clear()
 
 
@@ -61,12 +55,14 @@ def make_cache_files(num_workers: int) -> tuple[int, ...]:
     return tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names)
 
 
-def make_store_tiers(config: ServerConfig, takes_images: bool, has_replicas: bool) -> StoreTiers:
+def make_store_tiers(
+    config: ServerConfig, takes_images: bool, prefix_fds: tuple[int, ...]
+) -> StoreTiers:
     """Return the tiers of the KV store; those in memory outlive all other processes."""
     names = ("headrace-store-pages", "headrace-store-states") if config.kv_store_bytes else ()
     return StoreTiers(
         memory_fds=tuple(os.memfd_create(name, os.MFD_CLOEXEC) for name in names),
-        index_fd=create_prefix_index() if config.kv_store_bytes and has_replicas else None,
+        index_fd=prefix_fds[1] if len(prefix_fds) > 1 else None,
         memory_bytes=config.kv_store_bytes,
         directory=None if config.kv_store is None else os.path.abspath(config.kv_store),
         disk_bytes=config.kv_store_disk_bytes,

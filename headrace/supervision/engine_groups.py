@@ -73,6 +73,10 @@ class EngineGroup(msgspec.Struct, frozen=True):
         """Return which share of its GPUs or of a CPU's memory the engines of its flags may take."""
         return self.config.num_own_engines * self.replica_share(memory_bytes)
 
+    def growth_share(self, memory_bytes: int) -> float:
+        """Return the share that a further one may take; one that Ray places takes none here."""
+        return 0.0 if self.config.num_placed_engines else self.replica_share(memory_bytes)
+
     def replica_share(self, memory_bytes: int) -> float:
         """Return the share that one of them may take."""
         if expects_gpus(self.config):
@@ -101,9 +105,32 @@ class EngineGroup(msgspec.Struct, frozen=True):
             name=self.card.name,
             encoded_name=msgspec.json.encode(self.card.name).decode(),
             max_num_requests=config.max_num_seqs + config.max_num_queued,
-            replica_bytes=self.replica_bytes,
-            num_replicas=config.num_own_engines,
+            replica_bytes=0 if config.num_placed_engines else self.replica_bytes,
+            why_fixed=self.why_fixed,
         )
+
+    @property
+    def why_fixed(self) -> str:
+        """Why it gets no more engines than those of its flags, and what to do; "" if it does."""
+        if self.card.takes_images:
+            return (
+                "a model that takes images has one engine; give --max-images 0, or run a server "
+                "for each replica"
+            )
+        if self.config.has_remote_stages:
+            return "stages on several machines are of one engine; run a server for each replica"
+        if parse_kv_events(self.config.kv_events_config) is not None:
+            return (
+                "with --kv-events-config there are no more than --data-parallel-size; restart with "
+                "a larger one, or without events"
+            )
+        if expects_gpus(self.config) and not self.config.num_placed_engines:
+            return (
+                "engines on GPUs share the first ones, and there are no more than "
+                "--data-parallel-size; restart with a larger one, or run a server for each set of "
+                "GPUs"
+            )
+        return ""
 
 
 class EnginePlace(NamedTuple):
@@ -113,7 +140,8 @@ class EnginePlace(NamedTuple):
     replica: int
     workers: range
     is_spare: bool = False  # nothing is there at first
-    is_remote: bool = False  # on another machine
+    is_remote: bool = False  # on another machine,
+    is_placed: bool = False  # by Ray
 
 
 def expects_gpus(config: ServerConfig) -> bool:
@@ -124,35 +152,53 @@ def expects_gpus(config: ServerConfig) -> bool:
 
 
 def num_seats(configs: Sequence[ServerConfig], may_grow: bool) -> list[int]:
-    """Return how many engines each model may have.
+    """Return how many engines the server may start for each model, here or by Ray.
 
     Args:
-        may_grow: more than it begins with. On GPUs it has no more: all engines use the first GPUs.
-            Nor has one whose stages are on several machines.
+        may_grow: more than it begins with. On its own GPUs it has no more: all engines use the
+            first ones. Nor has one whose stages are on several machines.
     """
-    sizes = [config.num_own_engines for config in configs]
-    growing = [not (expects_gpus(config) or config.has_remote_stages) for config in configs]
+    sizes = [config.data_parallel_size for config in configs]
+    growing = [
+        not config.has_remote_stages and (config.num_placed_engines > 0 or not expects_gpus(config))
+        for config in configs
+    ]
     if not may_grow or not any(growing) or parse_kv_events(configs[0].kv_events_config) is not None:
         return sizes
-    num_remote = sum(config.num_remote_engines for config in configs)
-    num_spare = (MAX_REPLICAS - sum(sizes) - num_remote) // sum(growing)
+    num_elsewhere = sum(len(config.remote_engines) for config in configs)
+    num_spare = (MAX_REPLICAS - sum(sizes) - num_elsewhere) // sum(growing)
     return [size + num_spare * grows for size, grows in zip(sizes, growing, strict=True)]
 
 
 def places_of(configs: Sequence[ServerConfig], may_grow: bool = False) -> list[EnginePlace]:
-    """Return the place of each engine, by its index. Those on other machines come last."""
+    """Return the place of each engine, by its index.
+
+    Those on other machines come last, after them those that Ray places. Where it does, further ones
+    are such, too.
+    """
     sizes = num_seats(configs, may_grow)
+    num_here = [
+        config.num_own_engines if config.num_placed_engines else size
+        for config, size in zip(configs, sizes, strict=True)
+    ]
     engines = [(i, replica) for i, c in enumerate(configs) for replica in range(c.num_own_engines)]
-    further = [(i, replica) for i, size in enumerate(sizes) for replica in range(size)]
+    further = [(i, replica) for i, count in enumerate(num_here) for replica in range(count)]
     found: list[EnginePlace] = []
     end = 0
     for group, replica in dict.fromkeys(engines + further):
         start, end = end, end + configs[group].num_workers
         is_spare = replica >= configs[group].num_own_engines
         found.append(EnginePlace(group, replica, range(start, end), is_spare))
-    for group, size in enumerate(sizes):
-        for replica in range(size, size + configs[group].num_remote_engines):
-            found.append(EnginePlace(group, replica, range(end, end), is_remote=True))
+    for group, config in enumerate(configs):
+        start, num_placed = num_here[group], sizes[group] - num_here[group]
+        num_named = len(config.remote_engines)
+        for place in range(num_named + num_placed):
+            is_placed = place >= num_named
+            is_spare = place >= config.num_remote_engines
+            workers = range(end, end)
+            found.append(
+                EnginePlace(group, start + place, workers, is_spare, True, is_placed=is_placed)
+            )
     return found
 
 
@@ -174,6 +220,7 @@ def write_places(
     for slot, place in zip(board.of("engine"), places_of(configs, may_grow), strict=True):
         slot[EngineField.MODEL] = place.group
         slot[EngineField.IS_REMOTE] = place.is_remote
+        slot[EngineField.IS_PLACED] = place.is_placed
         if place.is_spare or place.group >= num_loaded:
             board.seat(slot, Seating.VACANT)
             slot[EngineField.IS_SPARE] = 1
@@ -261,4 +308,4 @@ def load_policy(groups: Sequence[EngineGroup], memory_bytes: int) -> LoadPolicy:
         return LoadPolicy([1.0] * len(groups), most)
     shares = [group.memory_share(memory_bytes) for group in groups]
     limit = 1.0 if most == 0 else max(sum(shares), 1.0)
-    return LoadPolicy(shares, limit, [group.replica_share(memory_bytes) for group in groups])
+    return LoadPolicy(shares, limit, [group.growth_share(memory_bytes) for group in groups])

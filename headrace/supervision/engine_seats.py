@@ -64,7 +64,7 @@ class EngineSeats:
         return bool(self._departures)
 
     def resize(self, model: int, count: int) -> list[int]:
-        """Have a model so many engines here, as far as there are seats. Return those to be started.
+        """Have a server start so many engines of a model, if there are seats; return the new ones.
 
         Engines stay that are not leaving, serve, and have the first seats, in this order.
         """

@@ -12,7 +12,7 @@ from headrace.board.backlog import engine_backlog
 from headrace.board.board import Board
 from headrace.board.fields import EngineField, FrontendField
 from headrace.board.model_status import ModelState, engines_of, model_state, num_waiting
-from headrace.board.replicas import ModelWishes, load_size, own_engines
+from headrace.board.replicas import ModelWishes, count_replicas, load_size, own_engines
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import LoadPolicy, ModelDemand
@@ -37,12 +37,13 @@ class ModelLoads:
     ) -> None:
         self._board = board
         self._names = [group.card.name for group in groups]
-        self._least = [group.config.num_own_engines for group in groups]
+        self._least = [group.config.data_parallel_size for group in groups]
         self._seats = seats
         self._policy = policy
         self._clock = clock
         self._wishes = ModelWishes(board, FrontendField.REPLICAS)
         self._engines = [engines_of(board, model) for model in range(len(groups))]
+        self._served = list(self._least)  # the last size at which each one has served
         for model, size in enumerate(self._least):
             self._note_size(model, size)
         self._backlogs = [engine_backlog(board, slot.seat.index) for slot in board.of("engine")]
@@ -61,6 +62,8 @@ class ModelLoads:
         started: list[int] = []
         for model, count in self._wishes.take().items():
             started += self._grant(model, count)
+        for model in range(len(self._names)):
+            self._note_served(model)
         for model, least in enumerate(self._least):
             num_engines = max(load_size(self._board, model), self._num_engines(model))
             self._policy.resize(model, num_engines - least)
@@ -87,6 +90,7 @@ class ModelLoads:
         if error is not None:
             slot.last_death.record(0, f"could not be started: {error}")
         model = slot[EngineField.MODEL]
+        self._restore_size(engine, model)
         if model_state(self._board, model) in (ModelState.LOADED, ModelState.LOADING):
             return
         slot[EngineField.RETRY_NS] = round(self._policy.fail(model, self._clock()) * 1e9)
@@ -109,8 +113,21 @@ class ModelLoads:
         """Tell frontends how many engines a model gets when it is loaded."""
         self._engines[model][0][EngineField.LOAD_SIZE] = size
 
+    def _note_served(self, model: int) -> None:
+        """Remember the number of a model's engines, once all of them serve."""
+        size = load_size(self._board, model)
+        if count_replicas(own_engines(self._board, model)).ready >= size:
+            self._served[model] = size
+
+    def _restore_size(self, engine: int, model: int) -> None:
+        """Take back a number of engines that could not be reached, as far as they are missing."""
+        if load_size(self._board, model) > self._served[model]:
+            own = own_engines(self._board, model)
+            num_staying = sum(slot in own for slot in self._seats.staying(engine))
+            self._note_size(model, max(self._served[model], num_staying))
+
     def _num_engines(self, model: int) -> int:
-        """Return how many engines of a model there are here, those that leave included."""
+        """Return how many engines a model has of this server, those that leave included."""
         return sum(not self._board.is_vacant(slot) for slot in own_engines(self._board, model))
 
     def _demand_of(self, model: int) -> ModelDemand:

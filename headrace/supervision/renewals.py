@@ -43,6 +43,10 @@ class Renewals:
         """Whether a process is being replaced."""
         return self._current is not None and self._current[0] is child
 
+    def has_told(self, child: SeatedProcess) -> bool:
+        """Whether the process of a seat is to end for another; its successor is not."""
+        return self._current == (child, child.process)
+
     def go_on(self) -> None:
         """Have the next process replaced, once the one before it has been."""
         if self._current is not None and self._is_over(*self._current):
@@ -69,23 +73,30 @@ class Renewals:
         self._current = child, child.process
 
     def _begin_engine(self, child: SeatedProcess) -> None:
-        """Replace an engine, if others of its model serve meanwhile."""
+        """Replace an engine that has loaded, if others of its model serve meanwhile."""
         if not self._engine_seats.has_replicas(child.seat.index):
             log.info("%s is not replaced: its model has no other engine", child.seat)
         elif child.start_at is None:  # else it is being replaced
-            if self._engine_seats.renew(child.seat.index):
-                self._current = child, child.process
-            else:
-                self._wait(child)
+            if self._loads(child):
+                self._wait(child, "it serves")
                 return
+            if not self._engine_seats.renew(child.seat.index):
+                self._wait(child, "another engine of its model serves")
+                return
+            self._current = child, child.process
         self._put_off.discard(child.seat)
 
-    def _wait(self, child: SeatedProcess) -> None:
-        """Have an engine wait until another of its model serves."""
+    def _loads(self, child: SeatedProcess) -> bool:
+        """Whether an engine of this machine loads its model."""
+        slot = self._board.slot("engine", child.seat.index)
+        return not (is_ready(slot) or self._board.is_remote(slot))
+
+    def _wait(self, child: SeatedProcess, what: str) -> None:
+        """Have an engine wait for something."""
         self._waiting.append(child)
         if child.seat not in self._put_off:
             self._put_off.add(child.seat)
-            log.info("%s is replaced once another engine of its model serves", child.seat)
+            log.info("%s is replaced once %s", child.seat, what)
 
     def _stays(self, child: SeatedProcess) -> bool:
         """Whether an engine lives and is not leaving."""

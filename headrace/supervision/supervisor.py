@@ -268,7 +268,7 @@ class Supervisor:
             fds.append(self._arena.fd)
         if isinstance(config, EngineConfig):
             fds += config.cache_fds
-            fds += [] if config.prefix_fd is None else [config.prefix_fd]
+            fds += config.prefix_fds
             fds += config.store_tiers.fds if config.store_tiers is not None else ()
         if isinstance(config, TokenizerConfig):
             fds += [*chain.from_iterable(config.prefix_fds.values()), config.demand_fd]
@@ -464,14 +464,13 @@ class Supervisor:
         if slot[CommonField.STATE] == State.READY:
             child.restarts.worked()
             child.is_new = False
-        is_wanted = self._renewals.is_current(child)
         leaving = None
         if child.is_engine:
             leaving = self._engine_seats.end(child.seat.index, code)
+            is_wanted = leaving is not None and leaving.told_at is not None
         else:
             slot.die()
-        if leaving is not None:
-            is_wanted = leaving.told_at is not None
+            is_wanted = self._renewals.has_told(child)
         is_leaving = leaving is not None and not leaving.returns
         delay_s = self._delay_s(child, slot, code)
         death = ChildDied(child.seat, code, slot.exit_reason)

@@ -36,9 +36,9 @@ class Rig:
                 encoded_name=json.dumps(name, ensure_ascii=False),
                 max_num_requests=1,
                 replica_bytes=25,
-                num_replicas=num_replicas,
+                why_fixed=why_fixed,
             )
-            for name, num_replicas in (("a", 1), ('b"\N{FOX FACE}', 2))
+            for name, why_fixed in (("a", ""), ('b"\N{FOX FACE}', "it has images"))
         ]
         self.requests = ReplicaRequests(models, board, board.slot("frontend"), lambda: num_bytes)
         self._wishes = ModelWishes(board, FrontendField.REPLICAS)
@@ -104,7 +104,11 @@ def test_fewer_replicas_need_no_memory() -> None:
 
 def test_a_model_that_does_not_grow_says_why() -> None:
     asked = ("model", 'b"\N{FOX FACE}'), ("replicas", "3")
-    assert "1 to 2; models on GPUs, models that take images" in Rig().ask(*asked)[1]
+    assert Rig().ask(*asked) == (400, "replicas must be 1 to 2; it has images")
+    rig = Rig()
+    for slot in rig.engines[4:]:
+        slot[EngineField.IS_REMOTE] = 1
+    assert rig.ask(*asked) == (400, "it has images"), "there is no number that may be"
 
 
 def test_adapters_count_as_workers_reckon_them() -> None:
@@ -152,6 +156,10 @@ def test_engines_elsewhere_are_neither_counted_nor_unloaded() -> None:
     rig.engines[5][EngineField.IS_REMOTE] = 1
     second = json.loads(rig.requests.status())["models"][1]
     assert (second["replicas"], second["max_replicas"]) == (1, 1)
+    rig.engines[5][EngineField.IS_PLACED] = 1
+    second = json.loads(rig.requests.status())["models"][1]
+    assert (second["replicas"], second["max_replicas"]) == (2, 2), "those of Ray are the server's"
+    rig.engines[5][EngineField.IS_PLACED] = 0
     refused = rig.requests.apply('b"\N{FOX FACE}', ModelAction.UNLOAD)
     assert isinstance(refused, Rejection)
     assert (refused.status, refused.code) == (409, "model_cannot_unload")

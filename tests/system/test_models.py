@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,17 +91,37 @@ def test_metrics_of_a_model_have_its_name(
     together: RunningServer, alone: dict[str, list[Any]]
 ) -> None:
     body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "model": BYTES}
-
-    def generated() -> dict[str, float]:
-        text = httpx.get(f"{together.url}/metrics").text
-        pattern = r'^vllm:generation_tokens_total{.*model_name="(.*?)".*} (.*)$'
-        return {name: float(n) for name, n in re.findall(pattern, text, re.MULTILINE)}
-
-    before = generated()
-    assert list(before) == list(alone)
+    together.settle()
+    before = counts_by_model(together)
+    assert {name for _, name in before} == set(alone), "each series has a model"
     httpx.post(f"{together.url}/v1/completions", json=body).raise_for_status()
-    grown = {name: count - before[name] for name, count in generated().items()}
-    assert grown == {name: 3 * (name == BYTES) for name in alone}
+    together.settle()
+    now = counts_by_model(together)
+    grown = {series: now[series] - before[series] for series in now if now[series] > before[series]}
+    assert grown == {(family, BYTES): count for family, count in GROWN.items()}
+
+
+# Of a request for three tokens.
+GROWN = {
+    "vllm:generation_tokens_total": 3,
+    "vllm:time_to_first_token_seconds_count": 1,
+    "vllm:e2e_request_latency_seconds_count": 1,
+    "vllm:request_params_n_count": 1,
+    "headrace:time_to_first_token_seconds_count": 1,
+    "headrace:e2e_request_latency_seconds_count": 1,
+    "headrace:request_hop_seconds_count": 7,  # all but the one of streams
+    "headrace:prompt_tokens_total": 1,
+    "headrace:detokenized_tokens_total": 3,
+}
+
+
+def counts_by_model(server: RunningServer) -> Counter[tuple[str, str]]:
+    """Return the sums of some families by model."""
+    text, found = httpx.get(f"{server.url}/metrics").text, Counter[tuple[str, str]]()
+    for family, name, count in re.findall(r'^(.*?){.*model_name="(.*?)".*} (.*)$', text, re.M):
+        if family in GROWN:
+            found[family, name] += float(count)
+    return found
 
 
 @pytest.mark.parametrize("victim", ["engine 0", "worker 1", "detokenizer 0"])

@@ -67,7 +67,7 @@ def test_a_process_alone_gives_the_answers_that_were_recorded(
                     "listen": "tcp://127.0.0.1:*",
                     "key_file": "gone",
                     "terms": {},
-                    "prefix_fd": 0,
+                    "prefix_fds": [0],
                 }
             },
             False,

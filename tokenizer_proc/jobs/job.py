@@ -41,7 +41,7 @@ class Job:
     @property
     def times(self) -> Times:
         """When this process took the request, knew its texts and, now, their ids."""
-        return Times(self._begun, self._parsed, time.monotonic_ns())
+        return Times(self._begun, self._parsed, time.monotonic_ns(), model=self.model)
 
     @property
     def is_waiting(self) -> bool:

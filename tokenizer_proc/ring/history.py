@@ -164,7 +164,8 @@ class History:
     def _read_counts(self) -> Counts:
         found = {}
         for name, (role, span) in SOURCES.items():
-            whole = HistogramSum(slot.histogram(span) for slot in self._board.of(role))
+            parts = [part for slot in self._board.of(role) for part in self._board.parts_of(slot)]
+            whole = HistogramSum(part.histogram(span) for part in parts)
             found[name] = [*whole.at_most(SECONDS.bounds), whole.count]
         return found
 

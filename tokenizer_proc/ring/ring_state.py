@@ -12,6 +12,7 @@ import msgspec
 from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokenizer_backlog
 from headrace.board.board import Board, Slot, State
 from headrace.board.fields import (
+    BoardField,
     CommonField,
     DetokenizerField,
     EngineField,
@@ -232,7 +233,7 @@ class RingReader:
             duty=self._duty(slot.seat.index),
             queued_bytes=max(tokenizer_backlog(self._board, slot.seat.index)(), 0),
             requests=slot[TokenizerField.HANDLED],
-            prompt_tokens=slot[TokenizerField.PROMPT_TOKENS],
+            prompt_tokens=self._total(slot, TokenizerField.PROMPT_TOKENS),
         )
 
     def _duty(self, index: int) -> Duty:
@@ -270,6 +271,10 @@ class RingReader:
             state_slots_free=slot[EngineField.STATES_FREE],
         )
 
+    def _total(self, slot: Slot, field: BoardField) -> int:
+        """Return what a process has counted for all models."""
+        return sum([part[field] for part in self._board.parts_of(slot)])
+
     def _detokenizer(self, slot: Slot, now_ns: int) -> DetokenizerState:
         return process_state(
             DetokenizerState,
@@ -277,7 +282,7 @@ class RingReader:
             now_ns,
             queued_steps=max(detokenizer_backlog(self._board, slot.seat.index)(), 0),
             open_replies=slot[DetokenizerField.OPEN_RESPONSES],
-            tokens=slot[DetokenizerField.TOKENS],
+            tokens=self._total(slot, DetokenizerField.TOKENS),
         )
 
 

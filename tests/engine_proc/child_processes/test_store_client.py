@@ -4,15 +4,28 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from headrace.config.process_configs import StoreTiers
 from headrace.engine_proc.child_processes.store_client import PIECE_S, StoreClient
-from headrace.ipc.worker_messages import Drain, Drained, FromStore, Lookup, LookupResult, ToStore
+from headrace.ipc.prefix_index import PrefixIndex, create_prefix_index
+from headrace.ipc.worker_messages import (
+    CacheLayout,
+    Drain,
+    Drained,
+    FromStore,
+    Lookup,
+    LookupResult,
+    OpenStore,
+    ToStore,
+)
 from headrace.supervision.restart_backoff import RestartBackoff
 
 
 class Rig:
     """A client of a store that is played."""
 
-    def __init__(self) -> None:
+    def __init__(self, numerics: str = "") -> None:
         self.sent: list[ToStore] = []
         self.answers: list[FromStore] = []
         self.lookups: list[Lookup] = []  # that sequences want
@@ -21,6 +34,7 @@ class Rig:
             send=self.sent.append,
             receive=lambda _wait_s: self.answers.pop() if self.answers else None,
             check=lambda: None,
+            stop=lambda: None,
         )
         self.client._fetcher = SimpleNamespace(
             is_busy=False,
@@ -31,6 +45,11 @@ class Rig:
         self.client._context = SimpleNamespace(slot=SimpleNamespace(beat=lambda: None))
         self.client._clock, self.client._restarts = time.monotonic, RestartBackoff()
         self.client._is_ready, self.client._is_asked = True, False
+        index_fd = create_prefix_index()
+        self.index = PrefixIndex(index_fd)
+        tiers = StoreTiers(index_fd=index_fd)
+        self.client._config = SimpleNamespace(store_tiers=tiers)
+        self.client._opening = OpenStore(CacheLayout(1, 0, [1], [0]), numerics)
         self.client.is_keeping = self.client.has_kept_all = False
         self.client._num_drains = self.num_looks = 0
 
@@ -117,3 +136,11 @@ def test_a_store_that_does_not_serve_keeps_nothing() -> None:
     rig.client._is_ready = False
     rig.client.keep_all()
     assert (rig.client.is_keeping, rig.client.has_kept_all) == (False, False)
+
+
+@pytest.mark.parametrize(("numerics", "num_left"), [("", 0), ("bf16", 1)])
+def test_a_store_that_ends_takes_its_pages_from_the_index(numerics: str, num_left: int) -> None:
+    rig = Rig(numerics)
+    rig.index.add(b"a" * 16)
+    rig.client.stop()
+    assert rig.index.count_cached([b"a" * 16]) == num_left, "those of a host tier stay"

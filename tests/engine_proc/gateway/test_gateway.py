@@ -29,9 +29,10 @@ from headrace.ipc.messages import (
     Times,
     request_id,
 )
-from headrace.ipc.prefix_index import create_prefix_index
+from headrace.ipc.prefix_index import PrefixIndex, create_prefix_index
 from headrace.ipc.remote_messages import (
     NO_SESSION,
+    CachedPages,
     FromGateway,
     Grant,
     Member,
@@ -60,8 +61,10 @@ class Rig:
             listen="tcp://127.0.0.1:*",
             key_file=key_file,
             terms={"model": "m"},
-            prefix_fd=create_prefix_index(),
+            prefix_fds=(create_prefix_index(), create_prefix_index()),
         )
+        self.indexes = [PrefixIndex(fd) for fd in config.prefix_fds]
+        self.pages: set[tuple[int, bytes]] = set()  # by index, that have come
         context: Any = SimpleNamespace(slot=self.engine, board=self.board, tee=None)
         self.gateway = Gateway(config, context)
         self.outbox = self.gateway.outbox(0)
@@ -98,8 +101,11 @@ class Rig:
                     self.state = message.state
                 case Outputs():
                     self.outputs.append(frames[1:])
-                case _:
-                    pass
+                case CachedPages(index=index):
+                    words = memoryview(frames[1]).cast("B")
+                    self.pages |= {
+                        (index, bytes(words[i : i + 8])) for i in range(0, len(words), 8)
+                    }
 
     def has(self, state: SessionState) -> bool:
         """Whether the session is in a state; the engine waits for messages meanwhile."""
@@ -210,6 +216,15 @@ def test_an_engine_sends_by_a_grant_that_it_has_not_read(rig: Rig) -> None:
 
     wait_until(has_come, "the step has come")
     assert rig.gateway._session is session
+
+
+def test_pages_of_the_engine_and_of_its_store_are_told(rig: Rig) -> None:
+    digests = [b"a" * 16, b"b" * 16]
+    for index, digest in zip(rig.indexes, digests, strict=True):
+        index.add(digest)
+    expected = {(0, digests[0][:8]), (1, digests[1][:8])}
+    rig.grant()
+    wait_until(lambda: rig.has(SessionState.SERVING) and rig.pages == expected, "pages have come")
 
 
 def test_a_session_begins_when_the_engine_is_idle(rig: Rig) -> None:

@@ -38,6 +38,9 @@ class FakeCluster:
     def end(self, name: str) -> None:
         self._note("end", name)
 
+    def leave(self, name: str) -> None:
+        self._note("leave", name)
+
     def poll(self, name: str) -> Outcome | None:
         assert name == NAME
         answer, self.answer = self.answer, None
@@ -177,3 +180,26 @@ def test_a_start_that_does_not_end_is_given_up(caplog: pytest.LogCaptureFixture)
     assert bench.cluster.asked == ["start"], "it has only just got its room"
     assert bench.wait(LISTEN_S) == ["end"]
     assert "does not listen there after 1800 s; starting another" in caplog.text
+
+
+def test_an_engine_that_is_not_wanted_gives_up_its_room() -> None:
+    bench = Bench()
+    bench.answer(EngineStarted(WHERE))
+    for _ in range(2):
+        bench.engine.leave()
+    assert bench.cluster.asked == ["start", "watch", "leave"]
+    assert bench.published[-1] is None
+    assert not bench.engine.is_placed
+    assert bench.wait(0) == ["start"], "it is wanted again"
+
+
+def test_an_engine_that_waits_for_room_gives_it_up() -> None:
+    bench = Bench()
+    bench.engine.leave()
+    assert bench.cluster.asked == ["start", "leave"]
+
+
+def test_an_engine_that_never_was_wanted_asks_for_nothing() -> None:
+    cluster, published = FakeCluster(), list[str | None]()
+    PlacedEngine(NAME, cluster, published.append, lambda: False).leave()
+    assert (cluster.asked, published) == ([], [])

@@ -34,16 +34,16 @@ def test_why_an_actor_has_ended_is_one_line(text: str, why: str) -> None:
 def test_an_address_without_a_cluster_is_refused() -> None:
     with reserved_port() as port:
         where = f"127.0.0.1:{port}"
-        with pytest.raises(ConfigError, match=f"^RAY_ADDRESS {where} cannot be reached: .* start"):
-            check_reachable(where)
+        with pytest.raises(ConfigError, match=f"^--address {where} cannot be reached: .* start"):
+            check_reachable(where, "--address")
 
 
 @pytest.mark.parametrize("where", ["", "auto"])
 def test_other_addresses_are_left_to_ray(where: str) -> None:
-    check_reachable(where)
+    check_reachable(where, "RAY_ADDRESS")
 
 
 @pytest.mark.parametrize("where", ["local", "ray://127.0.0.1:1"])
 def test_a_cluster_that_has_no_node_here_is_refused(where: str) -> None:
     with pytest.raises(ConfigError, match=f"^RAY_ADDRESS {where} is of no cluster"):
-        check_reachable(where)
+        check_reachable(where, "RAY_ADDRESS")

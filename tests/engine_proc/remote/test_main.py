@@ -23,7 +23,9 @@ from headrace.engine_proc.request_io.mirrored_words import read_words
 from headrace.ipc.curve_key import make_key, read_key
 from headrace.ipc.curve_links import CurveListener
 from headrace.ipc.messages import RenewLeases, StepOutput, request_id
+from headrace.ipc.prefix_index import PLACES, PrefixIndex, create_prefix_index
 from headrace.ipc.remote_messages import (
+    CachedPages,
     Grant,
     Outputs,
     SessionState,
@@ -53,13 +55,14 @@ class Rig:
         config: Any = SimpleNamespace(
             run_dir=str(folder),
             num_detokenizers=1,
-            prefix_fd=None,
+            prefix_fds=(create_prefix_index(), create_prefix_index()),
             execution=SimpleNamespace(vocab_size=VOCAB_SIZE),
         )
         context: Any = SimpleNamespace(slot=self.slot, board=self.board, index=0)
         remote = RemoteEngine(
             address=self.gateway.where, key_file=str(folder / "key"), terms={"model": "m"}
         )
+        self.indexes = [PrefixIndex(fd) for fd in config.prefix_fds]
         self.inbox: Inbox[Any] = Inbox(address(str(folder), "engine"), RenewLeases)
         self.outbox = Outbox(address(str(folder), "engine"))
         self.taken = TakenTokens(self.slot, engine_backlog(self.board, 0), 0.0)
@@ -119,6 +122,19 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     wait_until(serves, "the session has begun")
     yield found
     found.close()
+
+
+def test_pages_of_the_store_are_apart_from_those_of_the_pool(rig: Rig) -> None:
+    digests = [bytes([7 + number]) * 16 for number in range(2)]
+    for index, digest in enumerate(digests):
+        places = array("I", [int.from_bytes(digest[:8], "little") % PLACES]).tobytes()
+        rig.send(CachedPages(rig._session, places, index), digest[:8])
+
+    def found() -> list[int]:
+        rig.work()
+        return [index.count_cached([d]) for index in rig.indexes for d in digests]
+
+    wait_until(lambda: found() == [1, 0, 0, 1], "each index has its page")
 
 
 def test_a_token_beyond_the_vocabulary_ends_the_session(rig: Rig) -> None:

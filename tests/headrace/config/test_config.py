@@ -132,6 +132,10 @@ def test_replicas_are_here_or_placed_by_ray(
             "serves one engine of this machine",
         ),
         ({"data_parallel_backend": "ray", "enable_lora": True}, "have no adapters"),
+        (
+            {"address": "head:6379"},
+            "--address head:6379 is of a Ray cluster; give --data-parallel-backend ray or ",
+        ),
     ],
 )
 def test_replicas_that_cannot_be_placed_are_refused(flags: dict[str, Any], expected: str) -> None:

@@ -271,6 +271,33 @@ def test_what_several_frontends_saw_is_one_histogram(board: Board) -> None:
     assert [s.value for s in first.samples if s.name.endswith("_count")] == [2]
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_what_frontends_measure_is_told_apart_by_model(dialect: str) -> None:
+    board = Board.create([*SEATS, Seat("engine", 1), Seat("detokenizer", 0)])
+    board.slot("engine", 1)[EngineField.MODEL] = 1
+    for model, times in enumerate((2, 5)):
+        for index in range(2):
+            counts = board.slot("frontend", index).of_model(model)
+            counts.histogram(Timing.FIRST_TOKEN).observe(10**6, times)
+    text = render_metrics(board, [CARD, replace(CARD, name="other")], dialect).decode()
+    found = {one.name: one for one in text_string_to_metric_families(text)}
+    first = found[f"{dialect}:time_to_first_token_seconds"].samples
+    counts = {s.labels["model_name"]: s.value for s in first if s.name.endswith("_count")}
+    assert counts == {CARD.name: 4, "other": 10}
+
+
+def test_requests_refused_unread_are_of_no_model_of_several() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1)])
+    board.slot("engine", 1)[EngineField.MODEL] = 1
+    board.slot("frontend")[FrontendField.REQUEST_OVERLOADS] = 2
+    board.slot("engine", 1)[EngineField.QUEUE_REFUSALS] = 5
+    text = render_metrics(board, [CARD, replace(CARD, name="other")]).decode()
+    found = {one.name: one for one in text_string_to_metric_families(text)}
+    refused = found["vllm:admission_rejections"].samples
+    counts = {s.labels["model_name"]: s.value for s in refused if "reqs" in s.labels["reason"]}
+    assert counts == {CARD.name: 0, "other": 5, "": 2}
+
+
 def test_sglangs_histograms_have_its_buckets(board: Board) -> None:
     found = families(board, "sglang")
     front = {"model_name": "org/tiny", "engine_type": "unified"}

@@ -125,6 +125,29 @@ def test_every_histogram_shows_its_own_span(board: Board) -> None:
         assert not any(others)
 
 
+def test_processes_that_serve_several_models_count_each() -> None:
+    board = Board.create([*SEATS, Seat("engine", 1)])
+    board.slot("engine", 1)[EngineField.MODEL] = 1
+    for model in range(2):
+        board.slot("tokenizer").of_model(model).add(TokenizerField.PROMPT_TOKENS, 7 + model)
+        frontend = board.slot("frontend").of_model(model)
+        frontend.histogram(Timing.WHOLE).observe(1_500_000, times=3 + model)
+    text = render_metrics(board, [card("one"), card("other")]).decode()
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+
+    def by_model(name: str, sample: str, process: str) -> dict[str, float]:
+        rows = [s for s in found[name].samples if s.name == sample]
+        rows = [s for s in rows if s.labels["process"] == process]
+        return {s.labels["model_name"]: s.value for s in rows}
+
+    tokens = by_model("headrace:prompt_tokens", "headrace:prompt_tokens_total", "tokenizer 0")
+    assert tokens == {"one": 7, "other": 8}
+    name = "headrace:e2e_request_latency_seconds"
+    assert by_model(name, f"{name}_count", "frontend 0") == {"one": 3, "other": 4}
+    up = by_model("headrace:process_up", "headrace:process_up", "frontend 0")
+    assert up.keys() == {""}, "that is of no model"
+
+
 def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> None:
     board.slot("frontend", 0)[FrontendField.FORWARDED_BYTES] = 30
     board.slot("frontend", 1)[FrontendField.FORWARDED_BYTES] = 20

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.board.fields import MAX_MODELS
 from headrace.engine_proc.request_io.step_output import step_output
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence.sequence_output import SequenceOutput
@@ -14,6 +15,7 @@ from headrace.ipc.messages import (
     GenerateRequest,
     Sampling,
     StepOutput,
+    Times,
     request_id,
 )
 from headrace.ipc.prefix_index import PLACES
@@ -67,6 +69,8 @@ def test_times_and_counts_out_of_range_are_refused(
         (0, [step()]),
         (0, [step(), bytes(4)]),
         (0, [step(engine=0), bytes(8)]),
+        (0, [step(times={FIRST: Times(1, model=MAX_MODELS)}), bytes(8)]),
+        (0, [step(times={FIRST: Times(1, model=-1)}), bytes(8)]),
         (0, [step(counts=bytes(8)), bytes(8)]),
         (0, [step(ids=b"x"), bytes(8)]),
         (0, [step(finished=b"\x7f"), bytes(8)]),
@@ -133,3 +137,9 @@ def test_steps_that_are_none_are_refused() -> None:
 def test_places_beyond_the_index_are_refused(places: list[int], frames: list[bytes]) -> None:
     with pytest.raises(WrongMessage):
         check_pages(CachedPages(1, array("I", places).tobytes()), [*frames])
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_pages_of_an_unknown_index_are_refused(index: int) -> None:
+    with pytest.raises(WrongMessage):
+        check_pages(CachedPages(1, b"", index), [b""])

@@ -54,6 +54,7 @@ def test_placed_engines_come_last_and_share_a_key_of_the_server(
         engine="mock",
         tp=2,
         data_parallel_backend="ray",
+        address="head:6379",
         data_parallel_size=3,
         data_parallel_size_local=1,
         remote_engines=("tcp://a:1",),
@@ -63,6 +64,7 @@ def test_placed_engines_come_last_and_share_a_key_of_the_server(
     placement = configs.of(Seat("placement", 0))
     seats = {"engine 2": ("engine", 2), "engine 3": ("engine", 3)}
     assert (placement.seats, placement.num_cpus, placement.num_gpus) == (seats, 3, 0)
+    assert placement.address == "head:6379"
     found = [configs._remote_engine(index) for index in range(4)]
     assert [each and (each.address, each.key_file) for each in found] == [
         None,
@@ -78,9 +80,10 @@ def test_stages_of_other_machines_have_the_seats_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_groups, "sampled_digest", lambda _path: "digest")
-    config = ServerConfig(pp=3, distributed_executor_backend="ray")
+    config = ServerConfig(pp=3, distributed_executor_backend="ray", address="head:6379")
     configs = configs_of(config, str(tmp_path))
     placement = configs.of(Seat("placement", 0))
+    assert placement.address == "head:6379"
     seats = {"stage 1": ("worker", 1), "stage 2": ("worker", 2)}
     assert (placement.seats, placement.num_cpus, placement.are_stages) == (seats, 2, True)
     stages = configs._remote_stages

@@ -1,5 +1,6 @@
 """Which engines and workers belong to which model."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from tiny_card import TINY_CARD
 from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField
 from headrace.board.model_status import ModelState
+from headrace.board.replicas import own_engines
 from headrace.config.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.supervision import engine_groups
@@ -107,6 +109,51 @@ def test_memory_of_other_models_is_reserved() -> None:
     assert [reserved_bytes([first, second], own) for own in (0, 1)] == [25, 164]
     on_gpus = group("c", nbytes=100, device="cuda")
     assert reserved_bytes([first, on_gpus], 0) == 0, "it is not in the CPU's memory"
+
+
+@pytest.mark.parametrize("has_gpus", [False, True])
+def test_engines_that_ray_places_grow(monkeypatch: pytest.MonkeyPatch, has_gpus: bool) -> None:
+    monkeypatch.setattr(engine_groups, "has_gpus", lambda: has_gpus)
+    flags: dict[str, Any] = {
+        "data_parallel_backend": "ray",
+        "data_parallel_size": 3,
+        "data_parallel_size_local": 1,
+        "remote_engines": ("tcp://a:1",),
+        "engine_key_file": "key",
+    }
+    config = ServerConfig(**flags)
+    board = Board.create(seats_of(config, may_grow=True))
+    write_places(board, [config], may_grow=True)
+    engines = list(board.of("engine"))
+    assert len(engines) == MAX_REPLICAS
+    assert [slot[EngineField.IS_REMOTE] for slot in engines] == [0] + [1] * (MAX_REPLICAS - 1)
+    assert [slot[EngineField.IS_PLACED] for slot in engines] == [0, 0] + [1] * (MAX_REPLICAS - 2)
+    assert [slot.seat.index for slot in board.occupied("engine")] == [0, 1, 2, 3]
+    assert len(own_engines(board, 0)) == MAX_REPLICAS - 1, "all but the one at an address"
+    assert len(places_of([config])) == 4, "nothing grows without an operator's key"
+    grown = group("a", nbytes=100, **flags)
+    assert (grown.why_fixed, grown.capacity.replica_bytes, grown.growth_share(1)) == ("", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "images", "why"),
+    [
+        ({"device": "cpu"}, False, ""),
+        ({"device": "cuda"}, False, "engines on GPUs share the first ones, .* set of GPUs$"),
+        ({"device": "cpu"}, True, "a model that takes images has one engine; give --max-images 0"),
+        (
+            {"device": "cpu", "kv_events_config": '{"enable_kv_cache_events": true}'},
+            False,
+            "with --kv-events-config there are no more .* or without events$",
+        ),
+        ({"pp": 2, "distributed_executor_backend": "ray"}, False, "stages on several machines"),
+    ],
+)
+def test_a_model_that_gets_no_more_engines_has_a_reason(
+    flags: dict[str, Any], images: bool, why: str
+) -> None:
+    found = group("a", images, **flags).why_fixed
+    assert re.match(why, found) and bool(found) == bool(why)
 
 
 def test_a_replica_takes_what_its_flags_say() -> None:

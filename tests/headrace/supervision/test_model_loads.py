@@ -28,7 +28,7 @@ class Rig:
         self.end(0)
         groups: Any = [
             SimpleNamespace(
-                card=SimpleNamespace(name=name), config=SimpleNamespace(num_own_engines=1)
+                card=SimpleNamespace(name=name), config=SimpleNamespace(data_parallel_size=1)
             )
             for name in ("first", "second")
         ]
@@ -99,3 +99,29 @@ def test_a_model_that_is_loaded_again_has_its_engines(is_asked: bool) -> None:
     else:
         rig.board.slot("tokenizer")[TokenizerField.WAITING + 1] = 1
     assert rig.loads.look() == [1, 2]
+
+
+def test_more_engines_that_cannot_start_are_not_loaded_again() -> None:
+    rig = Rig()
+    rig.end(2)
+    rig.seats.vacate(2)
+    rig.loads.look()
+    wish_replicas(rig.board.slot("frontend"), 1, 2)
+    assert rig.loads.look() == [2]
+    assert load_size(rig.board, 1) == 2
+    rig.seats.take(2)
+    rig.loads.look()
+    rig.seats.vacate(2)
+    rig.loads.fail(2)
+    assert load_size(rig.board, 1) == 1
+
+
+def test_engines_that_have_served_outlast_a_failure() -> None:
+    rig = Rig()
+    wish_replicas(rig.board.slot("frontend"), 1, 2)
+    assert rig.loads.look() == []
+    rig.loads.look()
+    rig.end(2)
+    rig.seats.vacate(2)
+    rig.loads.fail(2)
+    assert load_size(rig.board, 1) == 2, "both have served"

@@ -142,3 +142,28 @@ def test_a_seat_that_is_given_up_has_no_renewal() -> None:
     for seat in ENGINES:
         rig.renewals.forget(rig.children[seat])
     assert rig.current is None
+
+
+def test_an_engine_that_loads_is_replaced_once_it_serves(caplog: pytest.LogCaptureFixture) -> None:
+    rig, tokenizer = Rig(), Seat("tokenizer", 0)
+    caplog.set_level("INFO")
+    rig.enter(ENGINES[0], State.STARTING)
+    rig.renew(ENGINES[0], tokenizer)
+    assert [rig.current, rig.current] == [None, tokenizer], "it delays no other"
+    rig.replace(tokenizer)
+    assert [rig.current for _ in range(3)] == [None] * 3
+    assert not rig.seats.is_leaving(0)
+    assert [record.message for record in caplog.records] == ["engine 0 is replaced once it serves"]
+    rig.enter(ENGINES[0], State.READY)
+    assert rig.current == ENGINES[0]
+    assert rig.seats.is_leaving(0)
+
+
+def test_the_successor_of_a_renewal_is_not_told_to_end() -> None:
+    rig, tokenizer = Rig(), Seat("tokenizer", 0)
+    rig.renew(tokenizer)
+    assert rig.current == tokenizer
+    assert rig.renewals.has_told(rig.children[tokenizer])
+    rig.replace(tokenizer, State.STARTING)
+    assert rig.current == tokenizer
+    assert not rig.renewals.has_told(rig.children[tokenizer])

@@ -114,7 +114,7 @@ class OnDemandRig(Rig):
         self.supervisor._config = SimpleNamespace(max_loaded_models=1)
         groups: Any = [
             SimpleNamespace(
-                card=SimpleNamespace(name="model"), config=SimpleNamespace(num_own_engines=2)
+                card=SimpleNamespace(name="model"), config=SimpleNamespace(data_parallel_size=2)
             )
         ]
         policy = LoadPolicy([1], 1)
@@ -183,3 +183,43 @@ def test_a_cluster_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture
         "placement 0 exited with 2 (no cluster); starting another",
     ]
     assert len(reports) == 1, "of the death that is none of the cluster's"
+
+
+@pytest.mark.parametrize("seat", [Seat("tokenizer", 0), Seat("engine", 0)])
+def test_a_successor_that_dies_is_not_told_as_replaced(
+    caplog: pytest.LogCaptureFixture, seat: Seat
+) -> None:
+    caplog.set_level("INFO")
+    rig = Rig()
+    seats_once = dict.fromkeys([Seat("engine", 0), Seat("engine", 1), seat])
+    rig.supervisor.board = board = Board.create(list(seats_once))
+    for slot in board.slots:
+        slot.enter(State.READY)
+    rig.supervisor._engine_seats = seats = EngineSeats(board, 60)
+    rig.supervisor._renewals = renewals = Renewals(board, seats)
+    rig.supervisor._selector = SimpleNamespace(unregister=lambda _fd: None)
+    reports: list[object] = []
+    rig.supervisor._crash_reports = SimpleNamespace(make=lambda *about: reports.append(about))
+    rig.supervisor._is_up = True
+
+    def played() -> Any:
+        stacks = SimpleNamespace(take=list, close=lambda: None)
+        return SimpleNamespace(pid=1, stacks=stacks, send_signal=lambda _signal: None)
+
+    child, slot = SeatedProcess(seat, played(), -1), board.slot(seat.role, seat.index)
+    renewals.add(child)
+    renewals.go_on()
+    for _ in range(2):
+        seats.due()  # an engine without requests is told to end
+    for code in (0, -signal.SIGSEGV):
+        child.pidfd = os.open(os.devnull, os.O_RDONLY)
+        rig.supervisor._handle_exit(child, code)
+        child.process, child.start_at = played(), None
+        slot.enter(State.STARTING)
+        renewals.go_on()
+    assert [record.message for record in caplog.records] == [
+        f"{seat} was replaced on request; starting another",
+        f"{seat} was killed by SIGSEGV; starting another",
+    ]
+    assert slot.last_death.how == "was killed by SIGSEGV"
+    assert len(reports) == 1

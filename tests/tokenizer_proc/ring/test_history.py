@@ -32,7 +32,8 @@ def test_rates_and_shares_are_of_the_interval() -> None:
     engine.add(EngineField.PREFIX_HITS, 50)
     engine[EngineField.RUNNING] = 7
     engine[EngineField.PAGES_TOTAL], engine[EngineField.PAGES_FREE] = 400, 100
-    board.slot("frontend", 1).histogram(Timing.FIRST_TOKEN).observe(30_000_000)
+    engine[EngineField.MODEL] = 1  # the second of two
+    board.slot("frontend", 1).of_model(1).histogram(Timing.FIRST_TOKEN).observe(30_000_000)
     point = history.add(now=110.0, at=1e9)
     assert point.at == 1e9
     assert point.generated_tokens_per_s == 50

@@ -17,6 +17,14 @@ def placement_group(bundles: list[dict[str, float]], strategy: str) -> Placement
     return PlacementGroup(len(bundles))
 
 
+removed: list[PlacementGroup] = []
+
+
+def remove_placement_group(group: PlacementGroup) -> None:
+    """Free what a group has."""
+    removed.append(group)
+
+
 def placement_group_table(group: PlacementGroup) -> dict[str, Any]:
     """Tell where the bundles of a group are."""
     places = dict.fromkeys(range(group.num_bundles), "here")
