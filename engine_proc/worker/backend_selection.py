@@ -36,7 +36,7 @@ def foresee(config: ExecutionConfig) -> BackendChoice:
             packages that run it are missing.
     """
     path = Path(config.model_path)
-    found, model = chosen(path, config.model_impl, config.load_format)
+    found, model = chosen(config)
     if model is not None and falls_to_modules(config, model):
         found = BackendChoice(TRANSFORMERS, f"no kernel of GPUs has {lacking_kernel(model.spec)}")
     elif model is not None:
@@ -60,20 +60,22 @@ def foresee_stages(config: ExecutionConfig) -> list[range]:
     Raises:
         ModelError: the model has no stages.
     """
-    spec = open_model(Path(config.model_path), config.load_format).spec
+    path, overrides = Path(config.model_path), config.hf_overrides
+    spec = open_model(path, config.load_format, hf_overrides=overrides).spec
     return [stage.layers for stage in stages(spec, config.pp)]
 
 
-def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:
+def chosen(config: ExecutionConfig) -> tuple[BackendChoice, DecoderModel | None]:
     """Return the resolved `--model-impl`, and the model if it is one of our own decoders."""
+    path, impl = Path(config.model_path), config.model_impl
     if impl == "transformers":
         if not path.is_dir():
             raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
         return BackendChoice(TRANSFORMERS, "--model-impl says so"), None
     try:
-        model = open_model(path, load_format)
+        model = open_model(path, config.load_format, hf_overrides=config.hf_overrides)
     except NotLowered as error:
-        if impl == "headrace":
+        if impl == "headrace" or config.hf_overrides is not None:
             raise
         return BackendChoice(TRANSFORMERS, str(error).removeprefix(f"{path}: ")), None
     return BackendChoice(CORE, f"it runs {model.spec.architecture} models"), model

@@ -22,6 +22,7 @@ from headrace.engine_proc.worker.models.model import (
 )
 from headrace.engine_proc.worker.models.mtp import MTP
 from headrace.errors import ModelError, in_a_line
+from headrace.model.config_json import FLAG
 from headrace.model.pooling import PoolingKind, read_pooling
 
 if TYPE_CHECKING:
@@ -49,9 +50,14 @@ def open_for(
     if impl == "transformers":
         return open_in_modules(config, group)
     try:
-        model = open_model(path, config.load_format, drafts=config.speculative == MTP)
+        model = open_model(
+            path,
+            config.load_format,
+            drafts=config.speculative == MTP,
+            hf_overrides=config.hf_overrides,
+        )
     except NotLowered as lowering:
-        if impl == "headrace":
+        if impl == "headrace" or config.hf_overrides is not None:
             raise
         extras.require("modules", f"{lowering}; transformers may run it")
         try:
@@ -79,13 +85,15 @@ def open_in_modules(
         ConfigError: torch or transformers is missing.
     """
     path = Path(config.model_path)
+    if config.hf_overrides is not None:
+        raise ModelError(f"{path}: runs in transformers, which takes no {FLAG}; leave it out")
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is None or not pooling.scores:
         return open_with_transformers(config, group)
     if group is not None:
         raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
     if pooling.score_tokens:
-        raise ModelError(f"{path}: only our own code scores by logits (LogitScore)")
+        raise ModelError(f"{path}: only our own code scores by logits of tokens")
     if config.load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
     extras.require("modules", f"{path}: runs in transformers")

@@ -88,7 +88,7 @@ def foresee_arithmetic(config: ExecutionConfig) -> str:
         ModelError: the model cannot be run.
         ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
     """
-    _, model = chosen(Path(config.model_path), config.model_impl, config.load_format)
+    _, model = chosen(config)
     if model is None or model.spec.encoder is None or place(config, model).name != "cpu":
         return ""
     return encoder_arithmetic(config, model).name
@@ -113,7 +113,7 @@ def foresee_draft(config: ExecutionConfig) -> int:
     """
     if config.speculative not in BY_MODELS:
         return 0
-    choice, model = chosen(Path(config.model_path), config.model_impl, config.load_format)
+    choice, model = chosen(config)
     where = choice.executor if model is None else NAMES[place(config, model).name]
     if model is None or where != NAMES["cpu"]:
         refuse_draft(config, where)
@@ -121,7 +121,8 @@ def foresee_draft(config: ExecutionConfig) -> int:
     dtype = dtype_of_flags(config)
     rounds = config.dtype != "float32"
     if config.speculative == MTP:
-        whole = open_model(Path(config.model_path), config.load_format, drafts=True)
+        path, overrides = Path(config.model_path), config.hf_overrides
+        whole = open_model(path, config.load_format, drafts=True, hf_overrides=overrides)
         own = core_bytes(model.spec, model.weights, dtype, rounds)
         return core_bytes(whole.spec, whole.weights, dtype, rounds) - own
     draft = open_draft(config, model, dtype, memory_limit())
@@ -138,7 +139,7 @@ def foresee_adapters(config: ExecutionConfig) -> int:
     """
     if not config.enable_lora:
         return 0
-    _, model = chosen(Path(config.model_path), config.model_impl, config.load_format)
+    _, model = chosen(config)
     if model is None or place(config, model).name != "cpu":
         return 0
     return adapter_bytes(config, model.spec, model.weights)
@@ -152,7 +153,8 @@ def foresee_second_embedding(config: ExecutionConfig) -> int:
     """
     if config.pp == 1 or config.has_remote_stages:
         return 0
-    model = open_model(Path(config.model_path), config.load_format)
+    path, overrides = Path(config.model_path), config.hf_overrides
+    model = open_model(path, config.load_format, hf_overrides=overrides)
     dtype = dtype_of_flags(config)
     twice = weights_of_all(config, models_of(model, config.pp), dtype)
     return twice - weights_of_all(config, [model], dtype)

@@ -439,6 +439,11 @@ def wrong_with_models(
         if config.engine != "mock" and not card.embeds and not card.takes_chats:
             which = "the model" if len(groups) == 1 else card.name
             yield Finding(f"{which} has no chat template: /v1/chat/completions will refuse")
+        if card.pooling is None and "rerank" in f"{config.model} {card.path}".lower():
+            yield Finding(
+                f"{card.name} is called a reranker and generates: --hf-overrides with "
+                "classifier_from_token makes it one, see docs/api/embeddings.md"
+            )
 
 
 def wrong_with_install(found: dict[str, str | None]) -> Iterator[Finding]:

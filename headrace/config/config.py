@@ -21,6 +21,7 @@ from headrace.config.lora_modules import lora_modules
 from headrace.config.media_domains import read_domain
 from headrace.config.otlp import check_otlp
 from headrace.errors import ConfigError
+from headrace.model.config_json import read_overrides
 from headrace.model.output_formats import REASONING_PARSERS, TOOL_PARSERS
 
 T = TypeVar("T")
@@ -140,6 +141,9 @@ class ServerConfig:
         "auto",
         "dummy: random weights, for a folder with config.json and a tokenizer alone",
         LOAD_FORMATS,
+    )
+    hf_overrides: str | None = flag(
+        None, "JSON: fields in place of those of config.json, as a reranker's tokens that score"
     )
     dtype: str = flag(
         "auto",
@@ -319,6 +323,7 @@ class ServerConfig:
         for size in self.cudagraph_capture_sizes:
             at_least("cudagraph_capture_sizes", size, 1)
         parse_chaos(self.chaos)
+        self._check_overrides()
         self._check_kv_store()
         self._check_adapters()
         self._check_speculation()
@@ -452,6 +457,11 @@ class ServerConfig:
                 "--data-parallel-size, --data-parallel-backend and --remote-engines"
             )
 
+    def _check_overrides(self) -> None:
+        read_overrides(self.hf_overrides)
+        if self.hf_overrides is not None and self.model_impl == "transformers":
+            raise ConfigError("--hf-overrides does not go with --model-impl transformers")
+
     def _check_kv_store(self) -> None:
         num_engines = self.num_own_engines + self.num_remote_engines
         if parse_kv_events(self.kv_events_config) is not None and num_engines > 1:
@@ -537,9 +547,10 @@ def config_of(flags: Mapping[str, Any], has_gpus: bool, num_nodes: int = 1) -> S
 
 
 def typed(name: str, value: Any) -> Any:
-    """Return a flag's value in the flag's type. A program may give lists, paths, or anything."""
+    """Return a flag's value in the flag's type. A program may give anything; a dict is JSON."""
     try:
         plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        plain = msgspec.json.encode(value).decode() if isinstance(value, dict) else plain
         return msgspec.convert(plain, TYPES[name])
     except msgspec.ValidationError as error:
         raise ConfigError(f"{flag_name(name)}: {error}") from None

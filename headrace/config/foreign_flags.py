@@ -269,6 +269,13 @@ ROWS = [
         RefusedFlag("no code that comes with weights is run"),
     ),
     Row("load format", ("--load-format",), ("--load-format",), Same("load_format", LOAD_FORMATS)),
+    Row("config.json", ("--hf-overrides",), ("--json-model-override-args",), Same("hf_overrides")),
+    Row(
+        "kind",
+        ("--runner", "--convert", "--task"),
+        (),
+        Unused("the model's files say whether it embeds, compares or generates; --hf-overrides"),
+    ),
     Row(
         "download folder",
         ("--download-dir",),

@@ -19,7 +19,7 @@ from headrace.config.process_configs import ModelCard
 from headrace.config.weight_files import weight_bytes
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model import longrope
-from headrace.model.config_json import decode_config
+from headrace.model.config_json import FLAG, decode_config, overridden
 from headrace.model.gguf import GgufFile, read_metadata
 from headrace.model.gguf_metadata import (
     GgufVocabulary,
@@ -37,7 +37,7 @@ from headrace.model.mmproj import ARCHITECTURE as MMPROJ
 from headrace.model.mmproj import projector_of, read_mmproj
 from headrace.model.mmproj_weights import tower_weights
 from headrace.model.output_formats import HARMONY_OPENING, thought_format, tool_format
-from headrace.model.own_templates import own_template
+from headrace.model.own_templates import compares_pairs, own_template, pair_template
 from headrace.model.pooling import Pooling, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.sparse_attention import dense_length
@@ -139,7 +139,8 @@ def read_card(config: ServerConfig) -> ModelCard:
             Or a step has too few tokens, or the packages for images are missing.
     """
     path = find_model(config.model, config.load_format)
-    card = read_model(path, find_mmproj(config.mmproj), config.tokenizer_mode)
+    mmproj, overrides = find_mmproj(config.mmproj), config.hf_overrides
+    card = read_model(path, mmproj, config.tokenizer_mode, overrides)
     if config.draft_model is not None:
         draft_model = find_model(config.draft_model, config.load_format)
         card = replace(card, draft_model=str(draft_model), draft_bytes=weight_bytes(draft_model))
@@ -207,14 +208,22 @@ def mistral_marks(path: Path) -> str | None:
     return marks if "[TOOL_CALLS]" in marks else None
 
 
-def read_model(path: Path, mmproj: Path | None = None, tokenizer_mode: str = "auto") -> ModelCard:
+def read_model(
+    path: Path,
+    mmproj: Path | None = None,
+    tokenizer_mode: str = "auto",
+    hf_overrides: str | None = None,
+) -> ModelCard:
     """Read the card of a Hugging Face folder or a .gguf file.
 
     Args:
         mmproj: a projector file beside a .gguf file.
         tokenizer_mode: which of a folder's tokenizers is used, as --tokenizer-mode has it.
+        hf_overrides: fields in place of those of a folder's config, as --hf-overrides has them.
     """
     if path.is_file():
+        if hf_overrides is not None:
+            raise ConfigError(f"{FLAG} is for a folder with config.json; {path} is a file")
         if tokenizer_mode == "mistral":
             raise ConfigError(
                 f"--tokenizer-mode mistral takes a folder with a tekken.json; {path} is a file"
@@ -225,7 +234,7 @@ def read_model(path: Path, mmproj: Path | None = None, tokenizer_mode: str = "au
             f"--mmproj {mmproj} goes with a .gguf file, and {path} is a folder, which has its own "
             "tower; leave the flag out"
         )
-    return read_folder(path, tokenizer_mode)
+    return read_folder(path, tokenizer_mode, hf_overrides)
 
 
 def read_gguf(path: Path, mmproj: Path | None = None) -> ModelCard:
@@ -300,15 +309,19 @@ def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, 
     return {r: id for r, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
 
 
-def read_folder(path: Path, tokenizer_mode: str = "auto") -> ModelCard:
+def read_folder(
+    path: Path, tokenizer_mode: str = "auto", hf_overrides: str | None = None
+) -> ModelCard:
     """Read the card of a Hugging Face folder."""
-    config = read_json(path / "config.json")
+    config = overridden(path, read_json(path / "config.json"), hf_overrides)
     has_json = tokenizer_mode != "mistral" and (path / "tokenizer.json").exists()
     file = None if has_json or tokenizer_mode == "hf" else find_mistral_tokenizer(path)
     if not has_json and file is None:
         missing = TEKKEN if tokenizer_mode == "mistral" else "tokenizer.json"
         raise ModelError(f"{path}: {missing} is missing; a fast tokenizer is needed")
     text, family = decoder_config(config), vision_family(config)
+    if family is not None and hf_overrides is not None:
+        raise ConfigError(f"{FLAG} is for models of texts; {path} takes images")
     card = card_of(path, config, text)
     if file is not None:
         vocabulary, _ = read_mistral_vocabulary(file)
@@ -389,7 +402,7 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
         max_model_len=(pooling and pooling.max_tokens) or positions,
         vocab_size=_need(text, "vocab_size", path / "config.json", Count),
         eos_token_ids=_ends(path, generation, text, config),
-        chat_template=_folder_template(path, tokenizer) or own_template(config.get("model_type")),
+        chat_template=_template(_folder_template(path, tokenizer), config),
         writes_harmony=config.get("model_type") == "gpt_oss",
         special_tokens={
             kind: token.content if isinstance(token, AddedToken) else token
@@ -445,6 +458,14 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     except BAD_JSON as error:
         raise ModelError(f"{path}: not a JSON object: {error}") from None
+
+
+def _template(stored: str | None, config: Mapping[str, Any]) -> str | None:
+    """Return a folder's chat template, or ours. A reranker's writes pairs of texts."""
+    own = pair_template(config)
+    if own is not None and (stored is None or not compares_pairs(stored)):
+        return own
+    return stored or own_template(config.get("model_type"))
 
 
 def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ OF_MODEL = frozenset(
         "device",
         "model_impl",
         "load_format",
+        "hf_overrides",
         "dtype",
         "quantization",
         "attention_backend",
@@ -46,7 +47,7 @@ OF_MODEL = frozenset(
     }
 )
 # Flags that suit one model, and so stand with it where there are several.
-OF_ONE_MODEL = ("served_model_name", "draft_model", "chat_template")
+OF_ONE_MODEL = ("served_model_name", "hf_overrides", "draft_model", "chat_template")
 # What goes with one model alone, and what there is without it.
 ALONE = (
     "mmproj",

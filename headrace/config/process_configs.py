@@ -197,6 +197,7 @@ class ExecutionConfig:
     device: str
     model_impl: str
     load_format: str
+    hf_overrides: str | None
     dtype: str
     quantization: str
     attention_backend: str

@@ -4,7 +4,7 @@
 pools. Dense modules behind it multiply the vector. A folder without `modules.json` holds an
 embedding model only if it is an encoder, and is then pooled by the mean, as sentence-transformers
 does. A cross-encoder compares two texts by reading both. It has a head with one label, or scores by
-the logits of two tokens behind a prompt (`LogitScore`).
+the logits of tokens behind a prompt (`LogitScore`, or fields of its config).
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import BAD_JSON, ModelError
+from headrace.model.vocabulary import read_vocabulary
 
 
 class PoolingKind(StrEnum):
@@ -38,6 +39,10 @@ class DenseActivation(StrEnum):
 
 
 SCORE_ACTIVATIONS = (DenseActivation.SIGMOID, DenseActivation.IDENTITY)
+# Fields of a config that names the tokens whose logits score, and values of METHOD.
+TOKENS, METHOD, QWEN3_RERANKER = "classifier_from_token", "method", "is_original_qwen3_reranker"
+TOKEN_FIELDS = (TOKENS, METHOD, QWEN3_RERANKER)
+SOFTMAX, PLAIN = "from_2_way_softmax", "no_post_processing"
 
 
 # How files before sentence-transformers 6 named them, one flag each.
@@ -94,12 +99,19 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
     Raises:
         ModelError: a file is broken, or asks for a step that is not supported.
     """
+    if is_token_classifier(config):
+        return read_tokens(folder, config)
     if is_classifier(folder, config):
         return read_head(folder, config)
     if not (folder / "modules.json").exists():
         if config.get("model_type") not in ENCODERS:
             return None
         return Pooling(PoolingKind.MEAN, max_tokens=read_max_tokens(folder, config))
+    return read_modules(folder, config)
+
+
+def read_modules(folder: Path, config: Mapping[str, Any]) -> Pooling:
+    """Read what `modules.json` lists."""
     modules: list[Module] = read(folder / "modules.json", list[Module])
     if [module.type.rsplit(".", 1)[-1] for module in modules] == ["Transformer", "LogitScore"]:
         return read_logit_score(folder, modules[1].path, config)
@@ -145,6 +157,50 @@ def read_logit_score(folder: Path, path: str, config: Mapping[str, Any]) -> Pool
     tokens = tuple(found[name] for name in names if found.get(name) is not None)
     if found.get(names[0]) is None or not all(isinstance(t, int) and t >= 0 for t in tokens):
         raise ModelError(f"{file}: {names[0]} and {names[1]} must be tokens, not {list(tokens)}")
+    return scored_by(tokens, folder, config)
+
+
+def is_token_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config names tokens to score by, as vLLM has it; `--hf-overrides` may bring it."""
+    return config.get(TOKENS) is not None or bool(config.get(QWEN3_RERANKER))
+
+
+def score_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the token whose logit is the score, and that whose logit is taken off, if any.
+
+    Behind a sigmoid, the difference of two is the share of the second in a softmax.
+
+    Raises:
+        ModelError: the fields do not fit each other, or a token is not one of the vocabulary.
+    """
+    tokens = config.get(TOKENS)
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ModelError(f'{folder}: {TOKENS} is {tokens!r:.40}, not tokens such as ["no", "yes"]')
+    method = SOFTMAX if config.get(QWEN3_RERANKER) else config.get(METHOD)
+    if (method, len(tokens)) not in ((SOFTMAX, 2), (PLAIN, 1)):
+        raise ModelError(
+            f"{folder}: {METHOD} {method!r} with {len(tokens)} tokens of {TOKENS} is not "
+            f"supported; {SOFTMAX} takes two, {PLAIN} takes one"
+        )
+    ids = {token: id for id, token in read_vocabulary(folder).items()}
+    for token in tokens:
+        if token not in ids:
+            raise ModelError(
+                f"{folder}: {token!r} of {TOKENS} is not one token of the vocabulary; name tokens "
+                "as tokenizer.json spells them"
+            )
+    return tuple(ids[token] for token in reversed(tokens))
+
+
+def read_tokens(folder: Path, config: Mapping[str, Any]) -> Pooling:
+    """Read which tokens' logits score, by the config itself."""
+    if config.get("model_type") in ENCODERS:
+        raise ModelError(f"{folder}: an encoder has no logits of tokens to score by")
+    return scored_by(score_tokens(folder, config), folder, config)
+
+
+def scored_by(tokens: tuple[int, ...], folder: Path, config: Mapping[str, Any]) -> Pooling:
+    """Return the pooling of a decoder that scores by the logits of tokens."""
     return Pooling(
         PoolingKind.LAST,
         max_tokens=read_max_tokens(folder, config),

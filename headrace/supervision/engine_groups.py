@@ -24,7 +24,15 @@ from headrace.supervision.load_policy import LoadPolicy
 from headrace.system.machine import has_gpus
 
 # Flags by which a text may differ, or that one engine takes and another does not.
-SAME_FLAGS = ("engine", "dtype", "quantization", "kv_cache_dtype", "model_impl", "max_num_seqs")
+SAME_FLAGS = (
+    "engine",
+    "hf_overrides",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "model_impl",
+    "max_num_seqs",
+)
 
 
 class EngineGroup(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ class StartFailed(Exception):
         self.exit_status = exit_status
 
 
+WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parent / "without_torch")}
 # Of a server whose processes a test suspends: it may take as long as it likes.
 HELD = ("--watchdog-timeout", "600")
 

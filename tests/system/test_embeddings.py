@@ -17,7 +17,7 @@ import transformers
 from described import answer_examples
 from embedding_models import LAST, TEXTS, add_modules, minilm
 from examples import blocks, needs_curl, run_command, run_examples
-from servers import RunningServer
+from servers import WITHOUT_TORCH, RunningServer
 
 import headrace.client.client
 from headrace import Client, Engine
@@ -32,7 +32,7 @@ LONG = "All happy families are alike. " * 100
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    running = RunningServer(str(minilm()), "--served-model-name", "minilm")
+    running = RunningServer(str(minilm()), "--served-model-name", "minilm", env=WITHOUT_TORCH)
     yield running
     assert running.stop() == 0
 
@@ -83,6 +83,18 @@ def test_floats_and_base64_are_the_same_numbers(server: RunningServer) -> None:
     floats = msgspec.json.decode(answer.content, type=Embedded).data[0].embedding
     with Client(server.url) as client:
         assert client.embed(TEXTS[0]).data[0].vector.tolist() == np.float32(floats).tolist()
+
+
+def test_token_ids_have_the_vectors_of_their_texts(server: RunningServer) -> None:
+    def vectors(given: Any) -> list[list[float]]:
+        answer = post(server, input=given)
+        assert answer.status_code == 200, answer.text
+        return [one["embedding"] for one in answer.json()["data"]]
+
+    ids = [post(server, "/tokenize", prompt=text).json()["tokens"] for text in TEXTS[:3]]
+    expected = vectors(TEXTS[:3])
+    assert vectors(ids) == expected
+    assert vectors(ids[0]) == expected[:1]
 
 
 def test_fewer_dimensions_are_the_first_ones(server: RunningServer, expected: Vectors) -> None:

@@ -16,7 +16,7 @@ from image_parts import data_url, encoded, image_part, message, video_part
 from image_reference import Reference
 from mutants.mutants import interpreted
 from PIL import Image
-from servers import RunningServer, wait_until
+from servers import WITHOUT_TORCH, RunningServer, wait_until
 from tiny_vision import FAMILIES, make_vision_folder, picture
 
 from headrace.client.client import Client
@@ -38,7 +38,6 @@ STATES = ("qwen3_5", "lfm2_vl")  # families whose decoders are hybrids
 UNCACHED = (*STATES, "paligemma", "paligemma2")  # prefixes are found in places, or not at all
 # Families whose towers the core runs.
 IN_CORE = ("smolvlm", "idefics3", "gemma3", "lfm2_vl", "paligemma", "paligemma2")
-WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "without_torch")}
 UNCUT = {"do_image_splitting": False}
 LOW: dict[str, dict[str, Any]] = {  # others see no less
     "smolvlm": UNCUT,

@@ -21,6 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from headrace.errors import InvalidValue, ModelError, Unsupported, in_a_line
+from headrace.model.own_templates import PAIR_ROLES, compares_pairs
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
 from headrace.tokenizer_proc.encoding.generic_tools import describe_tools, plain_messages
@@ -46,7 +47,6 @@ REMEDIES = {
     "documents": "; write them into a message",
 }
 PROBE = "headrace"
-PAIR_ROLES = ("query", "document")  # of the two texts that a reranker compares
 TEMPLATE_BYTES = 512 << 20  # that a request's own may take; a body has 32 MB at most
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
 
@@ -321,8 +321,7 @@ class ChatTemplate:
             template = self._environment.from_string(source)
         # Every rendering copies them, and a ChainMap is slow to copy.
         template.globals = dict(template.globals)
-        compares_pairs = all(f'"{role}"' in source.replace("'", '"') for role in PAIR_ROLES)
-        return Compiled(template, frozenset(names), "tool_calls" in source, compares_pairs)
+        return Compiled(template, frozenset(names), "tool_calls" in source, compares_pairs(source))
 
     def _template_for(self, request: Conversation) -> "Compiled":
         source = request.chat_template

@@ -23,6 +23,7 @@ NUMERICS = (
     "tp",
     "pp",
     "load_format",
+    "hf_overrides",
     "dtype",
     "quantization",
     "kv_cache_dtype",

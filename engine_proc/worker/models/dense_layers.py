@@ -168,26 +168,33 @@ def head_layers(
     return (*layers[:-1], replace(layers[-1], activation=activation))
 
 
-def logit_layer(
+def logit_layers(
     spec: DecoderSpec, weights: Tensors, tokens: tuple[int, ...], activation: DenseActivation
-) -> DenseLayer:
+) -> tuple[DenseLayer, ...]:
     """Return the score of a decoder: a token's logit, without that of another.
 
+    Logits with a softcap are apart until they have it: c tanh(x / c).
+
     Raises:
-        ModelError: its logits are more than a product, or a token is not in its vocabulary.
+        ModelError: its logits have a bias, or a token is not in its vocabulary.
     """
-    if spec.logit_softcap is not None or spec.head_bias:
-        raise ModelError(
-            "LogitScore of a model with a softcap or a bias of logits is not supported"
-        )
+    if spec.head_bias:
+        raise ModelError("a score by the logits of tokens with a bias is not supported")
     if max(tokens) >= spec.vocab_size:
         raise ModelError(
             f"token {max(tokens)} is not one of the {spec.vocab_size} in the vocabulary"
         )
     head = weights["embed" if spec.tied_head else "head"]
-    rows = [head.rows(token, token + 1).to_float32()[0] for token in tokens]
-    row = rows[0] if len(rows) == 1 else rows[0] - rows[1]
-    return DenseLayer((row * np.float32(spec.logit_multiplier))[None], activation=activation)
+    rows: Floats = np.concatenate([head.rows(token, token + 1).to_float32() for token in tokens])
+    rows *= np.float32(spec.logit_multiplier)
+    signs: Floats = np.array([[1, -1][: len(tokens)]], np.float32)
+    if spec.logit_softcap is None:
+        return (DenseLayer(signs @ rows, activation=activation),)
+    cap = np.float32(spec.logit_softcap)
+    return (
+        DenseLayer(rows / cap, activation=DenseActivation.TANH),
+        DenseLayer(signs * cap, activation=activation),
+    )
 
 
 def without_head(config: Mapping[str, Any], tensors: Mapping[str, Weight]) -> dict[str, Weight]:

@@ -51,6 +51,8 @@ INERT = frozenset(
         "residual_dropout",
         "return_dict",
         "router_aux_loss_coef",
+        "sbert_ce_default_activation_function",  # of a score, as is the next
+        "sentence_transformers",
         "torch_dtype",
         "transformers.js_config",
         "transformers_version",

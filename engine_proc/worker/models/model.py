@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.models.dense_layers import (
     DenseLayer,
     dense_modules,
     head_layers,
-    logit_layer,
+    logit_layers,
     without_head,
 )
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
@@ -36,11 +36,11 @@ from headrace.engine_proc.worker.models.mtp import as_deepseek, with_mtp_layer
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.vision_config import lower_vision
 from headrace.errors import BAD_JSON, ModelError
-from headrace.model.config_json import decode_config
+from headrace.model.config_json import decode_config, overridden
 from headrace.model.gguf import read_metadata
 from headrace.model.gguf_metadata import end_token_ids
 from headrace.model.mmproj import read_mmproj
-from headrace.model.pooling import Pooling, read_pooling
+from headrace.model.pooling import TOKEN_FIELDS, Pooling, is_token_classifier, read_pooling
 from headrace.model.vision_families import TEXT_ONLY, vision_family
 
 NO_DUMMY = "{path}: --load-format dummy takes no cross-encoders, Dense modules and images"
@@ -70,13 +70,18 @@ class DecoderModel:
 
 
 def open_model(
-    path: Path | str, load_format: str = "auto", *, drafts: bool = False
+    path: Path | str,
+    load_format: str = "auto",
+    *,
+    drafts: bool = False,
+    hf_overrides: str | None = None,
 ) -> DecoderModel:
     """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
 
     Args:
         load_format: "dummy" makes weights up, for a folder that may have none.
         drafts: with its layer that predicts further tokens; see `mtp.py`.
+        hf_overrides: fields in place of those of its config, as the flag has them.
 
     Raises:
         NotLowered: the model cannot be executed exactly, by what its config says.
@@ -84,7 +89,7 @@ def open_model(
     """
     path = Path(path)
     if path.is_dir():
-        return open_folder(path, load_format == "dummy", drafts)
+        return open_folder(path, load_format == "dummy", drafts, hf_overrides)
     if load_format == "dummy":
         raise ModelError(f"{path}: --load-format dummy takes a folder with config.json")
     if path.suffix == ".gguf":
@@ -92,16 +97,19 @@ def open_model(
     raise ModelError(f"{path}: neither a folder nor a .gguf file")
 
 
-def open_folder(folder: Path, is_dummy: bool, drafts: bool) -> DecoderModel:
+def open_folder(
+    folder: Path, is_dummy: bool, drafts: bool, hf_overrides: str | None
+) -> DecoderModel:
     """Open a folder with `config.json` and safetensors, or with the config alone."""
-    config = read_json(folder / "config.json")
+    config = overridden(folder, read_json(folder / "config.json"), hf_overrides)
     takes_images = vision_family(config) is not None
     has_towers = takes_images or config.get("model_type") in TEXT_ONLY
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     try:
         quantization = None if takes_images else quantization_of(config)
-        plain = {name: value for name, value in config.items() if name not in CONFIG_FIELDS}
+        unread = {*CONFIG_FIELDS, *(TOKEN_FIELDS if is_token_classifier(config) else ())}
+        plain = {name: value for name, value in config.items() if name not in unread}
         spec = lower_vision(config) if has_towers else lower_config(plain)
         spec = with_mtp_layer(spec) if drafts else spec
     except ModelError as error:
@@ -128,7 +136,8 @@ def open_folder(folder: Path, is_dummy: bool, drafts: bool) -> DecoderModel:
         spec = replace(spec, tied_head=is_tied)
         has_head = pooling is not None and pooling.scores and not pooling.score_tokens
         weights = adopt_folder(spec, without_head(config, tensors) if has_head else tensors)
-        dense = () if pooling is None else layers_behind(folder, spec, pooling, weights, tensors)
+        behind = weights, tensors
+        dense = () if pooling is None else layers_behind(folder, config, spec, pooling, *behind)
     except ModelError as error:
         raise ModelError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from error
     scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
@@ -149,13 +158,18 @@ def is_head_tied(
 
 
 def layers_behind(
-    folder: Path, spec: DecoderSpec, pooling: Pooling, weights: Weights, tensors: Weights
+    folder: Path,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    pooling: Pooling,
+    weights: Weights,
+    tensors: Weights,
 ) -> tuple[DenseLayer, ...]:
     """Read the layers behind a pooling; `tensors` are those of the files."""
     if pooling.score_tokens:
-        return (logit_layer(spec, weights, pooling.score_tokens, pooling.activation),)
+        return logit_layers(spec, weights, pooling.score_tokens, pooling.activation)
     if pooling.scores:
-        return head_layers(read_json(folder / "config.json"), tensors, pooling.activation)
+        return head_layers(config, tensors, pooling.activation)
     return dense_modules(folder, pooling, spec.hidden_size)
 
 

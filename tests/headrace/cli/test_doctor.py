@@ -20,6 +20,7 @@ from headrace.config.config import ServerConfig
 from headrace.config.model_card import find_demo_model, read_card
 from headrace.config.process_configs import ModelCard
 from headrace.errors import ConfigError, HeadraceError, ModelError
+from headrace.model.pooling import Pooling, PoolingKind
 from headrace.supervision.engine_groups import EngineGroup
 from headrace.system import machine
 from headrace.system.all_reduce_policy import Topology
@@ -299,6 +300,14 @@ def test_models_that_fit_alone_may_not_fit_together(tmp_path: Path) -> None:
     assert "weights and KV cache take 34.0 GiB" in too_large.text
     same, _ = wrong_with([first, first], WELL)
     assert (same.fatal, "two models are called a" in same.text) == (True, True)
+
+
+def test_a_reranker_that_generates_is_told_of_the_flag() -> None:
+    card = replace(CARD, path="/Qwen3-Reranker-0.6B")
+    (finding,) = wrong_with([EngineGroup(ServerConfig(), card)], WELL)
+    assert "--hf-overrides with classifier_from_token" in finding.text
+    ranks = replace(card, pooling=Pooling(PoolingKind.LAST, scores=True))
+    assert not wrong_with([EngineGroup(ServerConfig(), ranks)], WELL)
 
 
 def test_adapters_count_in_the_memory_that_a_model_takes() -> None:

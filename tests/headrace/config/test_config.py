@@ -93,6 +93,11 @@ def test_a_value_of_another_type_is_refused(name: str, value: object, expected: 
         config_of({name: value}, has_gpus=False)
 
 
+def test_json_may_come_from_programs_as_a_dict() -> None:
+    config = config_of({"hf_overrides": {"architectures": ["x"]}}, has_gpus=False)
+    assert config.hf_overrides == '{"architectures":["x"]}'
+
+
 def test_values_come_from_programs_too() -> None:
     config = config_of({"api_key": ["a"], "chat_template": Path("a")}, has_gpus=False)
     assert (config.api_key, config.chat_template) == (("a",), "a")

@@ -282,6 +282,41 @@ def test_a_template_of_a_flag_goes_before_the_model_s(tmp_path: Path) -> None:
         read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "nothing")))
 
 
+RERANKER = '{"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'
+TOKENIZER = {"model": {"type": "BPE", "vocab": {"no": 3, "yes": 7}, "merges": []}}
+
+
+def test_a_reranker_as_published_gets_its_prompt(tmp_path: Path) -> None:
+    files: dict[str, Any] = {"tokenizer": TOKENIZER, "tokenizer_config": {"chat_template": "chat"}}
+    path = write_folder(tmp_path, **files)
+    assert read_card(ServerConfig(model=str(path))).chat_template == "chat"
+    config = ServerConfig(model=str(path), hf_overrides=RERANKER)
+    card = read_card(config)
+    assert (card.compares, card.embedding_size) == (True, 1)
+    assert card.chat_template is not None
+    assert "<Instruct>: " in card.chat_template
+    own = "{{ messages }} has 'query' and 'document'"
+    write_folder(tmp_path, **files | {"tokenizer_config": {"chat_template": own}})
+    assert read_card(config).chat_template == own
+    file = tmp_path / "mine.jinja"
+    file.write_text("mine")
+    assert read_card(replace(config, chat_template=str(file))).chat_template == "mine"
+
+
+def test_overrides_are_for_folders_of_texts(tmp_path: Path) -> None:
+    longer = ServerConfig(hf_overrides='{"max_position_embeddings": 128}')
+    path = write_folder(tmp_path)
+    assert read_card(replace(longer, model=str(path))).max_model_len == 128
+    images = {"model_type": "smolvlm", "image_token_id": 31, "text_config": CONFIG}
+    write_folder(tmp_path, images | {"vision_config": {"image_size": 32}})
+    with pytest.raises(
+        ConfigError, match=r"--hf-overrides is for models of texts; .* takes images"
+    ):
+        read_card(replace(longer, model=str(path)))
+    with pytest.raises(ConfigError, match=r"--hf-overrides is for a folder with config\.json; "):
+        read_card(longer)
+
+
 def write_gguf(path: Path, length: object, bos: int, architecture: str = "llama") -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     if isinstance(length, int):

@@ -16,7 +16,7 @@ from headrace.model.output_formats import (
     thought_format,
     tool_format,
 )
-from headrace.model.own_templates import own_template
+from headrace.model.own_templates import own_template, pair_template
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.requests.openai import ChatRequest
 
@@ -59,6 +59,32 @@ def test_paligemma_writes_images_before_all_texts() -> None:
     assert prompt == "<image><image><bos>Be brief.\ncaption en\n"
     nameless = ChatTemplate(own_template("paligemma"), {}, takes_images=True)  # of its tokens
     assert nameless.render(msgspec.convert({"messages": messages}, ChatRequest)) == prompt
+
+
+@pytest.mark.parametrize(
+    ("config", "prompt"),
+    [
+        (
+            {"model_type": "qwen3", "is_original_qwen3_reranker": True},
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+            'Query and the Instruct provided. Note that the answer can only be "yes" or "no".'
+            "<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant "
+            "passages that answer the query\n<Query>: sea <b>\n<Document>: tax\n<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        ),
+        (
+            {"model_type": "gemma", "classifier_from_token": ["Yes"]},
+            "<bos>A: sea <b>\nB: tax\n\nGiven a query A and a passage B, determine whether the "
+            "passage contains an answer to the query by providing a prediction of either 'Yes' or "
+            "'No'.",
+        ),
+    ],
+)
+def test_rerankers_are_prompted_as_published(config: dict[str, Any], prompt: str) -> None:
+    template = ChatTemplate(pair_template(config), {"bos_token": "<bos>"})
+    assert template.compares_pairs
+    assert template.render_pair("sea <b>", "tax\n") == prompt
+    assert pair_template({"model_type": config["model_type"]}) is None
 
 
 def rendered(*messages: dict[str, Any], **fields: Any) -> str:

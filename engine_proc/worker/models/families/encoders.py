@@ -47,8 +47,6 @@ INERT = (
     "qa_dropout",
     "reference_compile",
     "repad_logits_with_grad",
-    "sbert_ce_default_activation_function",
-    "sentence_transformers",
     "sep_token_id",
     "seq_classif_dropout",
     "sinusoidal_pos_embds",  # the file holds their numbers

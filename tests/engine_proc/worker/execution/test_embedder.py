@@ -1,5 +1,6 @@
 """Embedding models: decoders by their last token, encoders pooled, both as their files say."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -256,12 +257,76 @@ def test_a_reranker_scores_by_the_logits_of_two_tokens(tied: bool, tmp_path: Pat
     reference = transformers.AutoModelForCausalLM.from_config(config).eval()
     reference.save_pretrained(tmp_path)
     add_logit_score(tmp_path, yes=7, no=3)
-    model = open_model(tmp_path)
+    scores = scores_of(open_model(tmp_path))
+    expected = [torch.sigmoid(row[7] - row[3]).numpy() for row in last_logits(reference)]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+def scores_of(model: DecoderModel) -> Floats:
+    """Return the score of each text of `IDS`."""
     executor = CpuExecutor(
         model.spec, model.weights, num_pages=3, page_tokens=PAGE_TOKENS, kv_dtype="float32"
     )
-    scores = Embedder(executor, normalize=False, dense=model.dense).embed(flatten(IDS))
+    return Embedder(executor, normalize=False, dense=model.dense).embed(flatten(IDS))[:, 0]
+
+
+def last_logits(reference: Any) -> list[torch.Tensor]:
+    """Return the logits behind each text of `IDS`."""
     with torch.inference_mode():
-        logits = [reference(torch.tensor([text])).logits[0, -1] for text in IDS]
-    expected = [torch.sigmoid(row[7] - row[3]).numpy() for row in logits]
-    np.testing.assert_allclose(scores[:, 0], expected, atol=1e-5)
+        return [reference(torch.tensor([text])).logits[0, -1] for text in IDS]
+
+
+SOFTCAP = QWEN3 | {"final_logit_softcapping": 0.5, "layer_types": ["full_attention"] * 2}
+BOTH = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
+YES = {"classifier_from_token": ["yes"], "method": "no_post_processing"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "overrides"),
+    [
+        ("qwen3", QWEN3, BOTH),
+        ("gemma", QWEN3, YES),
+        ("gemma2", SOFTCAP, BOTH),
+        ("gemma2", SOFTCAP, YES),
+    ],
+)
+def test_tokens_that_overrides_name_score(
+    kind: str, fields: dict[str, Any], overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **TINY | fields)
+    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    reference.save_pretrained(tmp_path)
+    vocabulary = {"model": {"type": "BPE", "vocab": {"no": 3, "yes": 7}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    assert open_model(tmp_path).pooling is None
+    scores = scores_of(open_model(tmp_path, hf_overrides=json.dumps(overrides)))
+    sign = len(overrides["classifier_from_token"]) - 1
+    expected = [torch.sigmoid(row[7] - sign * row[3]).numpy() for row in last_logits(reference)]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert np.ptp(scores) > 0.01
+
+
+def test_a_config_s_activation_holds_for_its_tokens(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("qwen3", **TINY | QWEN3)
+    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    reference.save_pretrained(tmp_path)
+    vocabulary = {"model": {"type": "BPE", "vocab": {"yes": 7}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    plain = YES | {"sentence_transformers": {"activation_fn": "torch.nn.Identity"}}
+    scores = scores_of(open_model(tmp_path, hf_overrides=json.dumps(plain)))
+    np.testing.assert_allclose(scores, [row[7] for row in last_logits(reference)], atol=1e-5)
+
+
+def test_overrides_are_those_of_a_config(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3", **QWEN3)
+    add_modules(tmp_path, LAST)
+    longer = open_for(execution_config(tmp_path, hf_overrides='{"max_position_embeddings": 128}'))
+    assert isinstance(longer, DecoderModel)
+    assert longer.spec.max_position == 128
+    unknown = execution_config(tmp_path, hf_overrides='{"spin": 1}')
+    with pytest.raises(ModelError, match="a qwen3 model has 'spin': 1, which is not supported"):
+        open_for(unknown)
+    with pytest.raises(ModelError, match="runs in transformers, which takes no --hf-overrides"):
+        open_for(execution_config(tmp_path, hf_overrides="{}", model_impl="transformers"))
