@@ -10,6 +10,8 @@ Method: a decoder of a known model's shape with random weights. A quarter of its
         A step's parts are times of the calling thread: "waiting" for the other threads, "rows" for
         norms and rounding, token by token. A mixed step has a chunk of a prompt beside sequences
         that decode. Its share is the time that both take in steps of their own, over its time.
+        An editable install hardly optimizes kernels that only other processors choose. So `--isa
+        avx2` on a processor with AVX-512 needs a wheel.
 Run:    python bench/core_roofline.py --shape qwen2.5-1.5b --formats Q4_K BF16
 """
 

@@ -164,7 +164,8 @@ struct Avx2 {
     static Fours fours(Bytes bytes) { return fours(bytes.low, bytes.high); }
 
     // Of panels: two columns of each lane, in 16 bits.
-    static constexpr int panel_rows = 4, panel_blocks = 1, fewest_panel_rows = 4;
+    static constexpr int panel_rows = 4, panel_blocks = 1, fewest_panel_rows[] = {4, 2, 2};
+    static constexpr int scaled_rows = 0;
     using Pairs = Dots;
     template <int zero> static void to_pairs(const Fours &fours, Pairs &even, Pairs &odd) {
         const __m256i center = _mm256_set1_epi16(zero);
@@ -176,10 +177,21 @@ struct Avx2 {
         return _mm256_or_si256(_mm256_slli_epi32(x, 16),
                                _mm256_and_si256(x, _mm256_set1_epi32(0xffff)));
     }
-    static Pairs both(Ints x) { return {both_of(x.low), both_of(x.high)}; }
-    static Pairs times_pairs(Pairs a, Pairs b) {
+    static Pairs times_pairs(const Pairs &a, const Pairs &b) {
         return {_mm256_mullo_epi16(a.low, b.low), _mm256_mullo_epi16(a.high, b.high)};
     }
+    // The same, times integers of at most 8 bits.
+    template <int zero> struct ScaledPairs {
+        Pairs factors;
+        ScaledPairs() = default;
+        explicit ScaledPairs(const Ints &steps)
+            : factors{both_of(steps.low), both_of(steps.high)} {}
+        void operator()(const Fours &fours, Pairs &even, Pairs &odd) const {
+            to_pairs<zero>(fours, even, odd);
+            even = times_pairs(even, factors);
+            odd = times_pairs(odd, factors);
+        }
+    };
     static __m256i same_pair(int32_t pair) { return _mm256_set1_epi32(pair); }
     static void add_pairs(Ints &sum, __m256i x, const Pairs &weights) {
         sum = plus(sum, {_mm256_madd_epi16(weights.low, x), _mm256_madd_epi16(weights.high, x)});

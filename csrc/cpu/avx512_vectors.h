@@ -113,8 +113,10 @@ struct Avx512 {
     static Fours fours(Bytes bytes) { return bytes; }
 
     // Of panels: two columns of each lane, in 16 bits. The first and the third of four are one
-    // pair.
-    static constexpr int panel_rows = 8, panel_blocks = 3, fewest_panel_rows = 40;
+    // pair. Panels pay from so many rows on: where scales are no integers, or those of 32 columns,
+    // or of 16. Before, tiles of gemm_scaled.h do.
+    static constexpr int panel_rows = 8, panel_blocks = 3, fewest_panel_rows[] = {40, 25, 13};
+    static constexpr int scaled_rows = 12, fewest_scaled_rows = 4;
     using Pairs = __m512i;
     template <int zero> static void to_pairs(Fours fours, Pairs &even, Pairs &odd) {
         const __m512i center = _mm512_set1_epi16(zero);
@@ -125,6 +127,21 @@ struct Avx512 {
         return _mm512_or_si512(_mm512_slli_epi32(x, 16), _mm512_and_si512(x, ints(0xffff)));
     }
     static Pairs times_pairs(Pairs a, Pairs b) { return _mm512_mullo_epi16(a, b); }
+    // The same, times integers of at most 8 bits. The byte beside the one that counts has factor 0.
+    template <int zero> struct ScaledPairs {
+        __m512i even_factors, odd_factors, center;
+        ScaledPairs() = default;
+        explicit ScaledPairs(Ints steps) {
+            const Pairs factors = both(steps);
+            even_factors = _mm512_and_si512(factors, _mm512_set1_epi16(255));
+            odd_factors = _mm512_slli_epi16(factors, 8);
+            center = times_pairs(factors, _mm512_set1_epi16(zero));
+        }
+        void operator()(Fours fours, Pairs &even, Pairs &odd) const {
+            even = _mm512_sub_epi16(_mm512_maddubs_epi16(fours, even_factors), center);
+            odd = _mm512_sub_epi16(_mm512_maddubs_epi16(fours, odd_factors), center);
+        }
+    };
     static Pairs same_pair(int32_t pair) { return ints(pair); }
     // GCC 12 copies the sum for the intrinsic.
     static void add_pairs(Ints &sum, Pairs x, Pairs weights) {

@@ -123,4 +123,16 @@ template <class W> Int16Operands slab_of(const Int16Operands &o, int g) {
     return slab;
 }
 
+// Rows of a slab as pairs of 16 bits, in room behind that of a panel.
+template <class V> const RowPairs *pairs_of(const Int16Operands &slab, int rows, void *room) {
+    auto *const pairs =
+        reinterpret_cast<RowPairs *>(static_cast<uint8_t *>(room) + most_panel_bytes);
+    for (int m = 0; m < rows; ++m) {
+        for (int i = 0; i < slab.num_groups; ++i) {
+            V::store_pairs(slab.x[size_t(m) * slab.x_stride + i], pairs[m * slab_groups + i]);
+        }
+    }
+    return pairs;
+}
+
 } // namespace headrace

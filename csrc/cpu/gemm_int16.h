@@ -5,10 +5,11 @@
 //
 // One token takes about what memory takes: in 8 bits it took 8 % less at most. The dot product of
 // columns under one scale is an integer, so its order is free. What follows is added along k in
-// order (block_sum.h). A row thus has the same bits in every tile. Many rows take arithmetic, and
-// go by panels (gemm_panels.h).
+// order (block_sum.h). A row thus has the same bits in every tile. Some rows take arithmetic, and
+// go by tiles of integers of 16 bits (gemm_scaled.h), many by panels of them (gemm_panels.h).
 #pragma once
 #include "cpu/gemm_panels.h"
+#include "cpu/gemm_scaled.h"
 #include "cpu/rows.h"
 
 namespace headrace {
@@ -165,32 +166,6 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
     });
 }
 
-// Floors of a unit, whose sums stay in a register from group to group.
-template <class V, class W, int num_blocks>
-inline __attribute__((always_inline)) void add_floors(const uint8_t *unit, int n,
-                                                      const Int16Group *x, int x_stride, int rows,
-                                                      BlockSum<V, W> (*sums)[num_blocks]) {
-    constexpr int num_groups = W::unit / quantized_group;
-    typename V::Floats floors[num_groups][parts_of<W>];
-#pragma GCC unroll 8
-    for (int g = 0; g < num_groups; ++g) {
-        const GroupScales<W> own(unit, g);
-        floors[g][0] = own.first.floor;
-        floors[g][parts_of<W> - 1] = own.last.floor;
-    }
-    for (int m = 0; m < rows; ++m, x += x_stride) {
-        auto sum = sums[m][n];
-#pragma GCC unroll 8
-        for (int g = 0; g < num_groups; ++g) {
-            sum.template add_floor<0>(floors[g][0], x[g]);
-            if constexpr (parts_of<W> == 2) {
-                sum.template add_floor<1>(floors[g][1], x[g]);
-            }
-        }
-        sums[m][n].floors = sum.floors;
-    }
-}
-
 // Some rows: weights are unpacked for all of them. What is prefetched meanwhile is the next tile's:
 // it lies as far behind this one's everywhere.
 template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
@@ -259,9 +234,7 @@ void each_slab(const Int16Operands &o, int rows, const Body &multiply) {
 template <class V, class W>
 void multiply_blocks(const Int16Operands &o, int rows, int num_blocks, void *room) {
     if constexpr (V::panel_rows > 0) {
-        // Scales that are integers multiply each dot here, and weights in a panel.
-        constexpr int fewest = V::fewest_panel_rows / (W::has_steps ? 1 + 2 * parts_of<W> : 1);
-        if (rows >= (fewest > 2 ? fewest : 2)) {
+        if (rows >= V::fewest_panel_rows[W::has_steps ? parts_of<W> : 0]) {
             return multiply_panels<V, W>(o, rows, num_blocks, room);
         }
     }
@@ -285,6 +258,20 @@ void multiply_blocks(const Int16Operands &o, int rows, int num_blocks, void *roo
     if (rows == 1) {
         each_tile(o, V::num_streams, multiply_row<V, W, V::num_streams>, multiply_row<V, W, 1>);
         return;
+    }
+    if constexpr (W::has_steps && V::scaled_rows > 0) {
+        if (rows >= V::fewest_scaled_rows) {
+            for (int g = 0; g < o.num_groups; g += slab_groups) {
+                const Int16Operands slab = slab_of<W>(o, g);
+                const RowPairs *pairs = pairs_of<V>(slab, rows, room);
+                const auto scaled = [&](const auto &multiply) {
+                    return [&](const Int16Operands &tile) { multiply(tile, rows, pairs); };
+                };
+                each_tile(slab, V::num_unpacked, scaled(multiply_scaled<V, W, V::num_unpacked>),
+                          scaled(multiply_scaled<V, W, 1>));
+            }
+            return;
+        }
     }
     each_slab<W>(o, rows, [&](const Int16Operands &slab, int count) {
         const auto tall = [&](const auto &multiply) {

@@ -42,16 +42,21 @@ template <class V, class W, int num_blocks> struct Panel {
 private:
     void decode_group(const uint8_t *unit, int g, int group, int n) {
         const GroupScales<W> from(unit, g);
+        each_fours<W>([&](auto part, int first, int last) {
+            const auto decode_fours = [&](const auto &to_pairs) {
 #pragma GCC unroll 8
-        for (int i = 0; i < num_fours; ++i) {
-            auto *const pairs = &weights[group][2 * i][n];
-            V::template to_pairs<W::zero>(four_of<W>(unit, g, i), pairs[0], pairs[num_blocks]);
+                for (int i = first; i < last; ++i) {
+                    auto *const pairs = &weights[group][2 * i][n];
+                    to_pairs(four_of<W>(unit, g, i), pairs[0], pairs[num_blocks]);
+                }
+            };
             if constexpr (W::has_steps) {
-                const auto steps = V::both((4 * i < W::group ? from.first : from.last).steps);
-                pairs[0] = V::times_pairs(pairs[0], steps);
-                pairs[num_blocks] = V::times_pairs(pairs[num_blocks], steps);
+                const auto &own = part == 0 ? from.first : from.last;
+                decode_fours(typename V::template ScaledPairs<W::zero>(own.steps));
+            } else {
+                decode_fours(V::template to_pairs<W::zero>);
             }
-        }
+        });
         if constexpr (W::has_steps) {
             scales[0][n] = from.first.unit_scale;
         } else {
@@ -238,20 +243,14 @@ void multiply_panels(const Int16Operands &o, int rows, int num_blocks, void *roo
     using Wide = Panel<V, W, V::panel_blocks>;
     using Single = Panel<V, W, 1>;
     static_assert(sizeof(Wide) <= most_panel_bytes);
-    auto *const panel = static_cast<uint8_t *>(room);
-    auto *const pairs = reinterpret_cast<RowPairs *>(panel + most_panel_bytes);
     const int num_wide = num_blocks / V::panel_blocks * V::panel_blocks;
     for (int g = 0; g < o.num_groups; g += slab_groups) {
         const Int16Operands slab = slab_of<W>(o, g);
-        for (int m = 0; m < rows; ++m) {
-            for (int i = 0; i < slab.num_groups; ++i) {
-                V::store_pairs(slab.x[size_t(m) * o.x_stride + i], pairs[m * slab_groups + i]);
-            }
-        }
-        multiply_slab(slab, rows, num_wide, pairs, *reinterpret_cast<Wide *>(panel));
+        const RowPairs *pairs = pairs_of<V>(slab, rows, room);
+        multiply_slab(slab, rows, num_wide, pairs, *static_cast<Wide *>(room));
         if constexpr (V::panel_blocks > 1) {
             multiply_slab(slab.at_block(num_wide), rows, num_blocks - num_wide, pairs,
-                          *reinterpret_cast<Single *>(panel));
+                          *static_cast<Single *>(room));
         }
     }
 }

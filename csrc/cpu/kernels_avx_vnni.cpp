@@ -61,6 +61,13 @@ struct AvxVnni : Avx2 {
     template <int zero> static void to_pairs(const Fours &fours, Pairs &even, Pairs &odd) {
         Avx2::to_pairs<zero>(Avx2::fours(fours), even, odd);
     }
+    template <int zero> struct ScaledPairs : Avx2::ScaledPairs<zero> {
+        using Base = Avx2::ScaledPairs<zero>;
+        using Base::Base;
+        void operator()(const Fours &fours, Pairs &even, Pairs &odd) const {
+            Base::operator()(Avx2::fours(fours), even, odd);
+        }
+    };
     static void add_pair(__m256i &sum, __m256i x, __m256i weights) {
         asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(x), "x"(weights));
     }

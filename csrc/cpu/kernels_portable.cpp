@@ -90,7 +90,7 @@ struct Portable {
     }
 
     using Ints = Dots;
-    static constexpr int panel_rows = 0;
+    static constexpr int panel_rows = 0, scaled_rows = 0;
     template <class Body> static Ints each_int(const Body &body) {
         Ints result;
         for (int i = 0; i < lanes; ++i) {

@@ -147,7 +147,7 @@ struct Neon {
         }
     }
 
-    static constexpr int panel_rows = 0;
+    static constexpr int panel_rows = 0, scaled_rows = 0;
     // Four sums of a lane, one for each column of four.
     struct Dots {
         int32x4_t lane[lanes];

@@ -46,16 +46,17 @@ def test_blocks_multiply_integers_and_scales(format: Format, isa: Isa) -> None:
     hidden_size = 512 if BLOCKS[format][0] == 256 else 96
     spec = dataclasses.replace(SPEC, layers=(), tied_head=False, hidden_size=hidden_size)
     weights = random_weights(spec, format)
-    step = batch([(0, 0, 40)])
+    step = batch([(0, 0, 87)])
     try:
         executor = cpu(spec, weights, rounds_activations=True, isa=isa)
     except UnsupportedSpec:
         pytest.skip(f"no {isa} here")
-    x = executor.embed(step).reshape(40, -1, BLOCKS[format][0])
-    expected = rounded(x, format).reshape(40, -1) @ weights["head"].to_float32().T.astype("f8")
+    x = executor.embed(step).reshape(87, -1, BLOCKS[format][0])
+    expected = rounded(x, format).reshape(87, -1) @ weights["head"].to_float32().T.astype("f8")
     logits = executor.forward(step)
     np.testing.assert_allclose(logits, expected, atol=2e-6 * np.abs(expected).max())
-    cuts = [0, 1, 3, 6, 10, 15, 22, 40]  # every tile's height; a whole one and a few rows
+    # Every tile's height; a whole one and a few rows.
+    cuts = [0, 1, 3, 6, 10, 15, 21, 28, 36, 46, 57, 75, 87]
     parts = [executor.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
     np.testing.assert_array_equal(np.concatenate(parts), logits)
 
