@@ -3,9 +3,6 @@
 Once the last grant has run out, the gateway sends nothing and has the engine drop what it has.
 So the sequences of an engine that cannot be heard go on elsewhere. A step in progress, or an engine
 that stands still, may compute for longer. Its outputs go to a session that has ended.
-
-A grant without an answer may have come to an engine that stands still, and counts. So grants pause
-before the silence is judged: the last one runs out soon after.
 """
 
 from collections import deque
@@ -35,9 +32,8 @@ class Grants:
         self.is_lost = False
 
     def are_due(self, now: float) -> bool:
-        """Whether the engine gets more time. An answer in time finds the last grant running."""
-        is_heard = self._granted_at <= self._answered_at + self._silence_s - LEASE_S + GRANT_S
-        return is_heard and not self.is_lost and now >= self._granted_at + GRANT_S
+        """Whether the engine gets more time."""
+        return not self.is_lost and now >= self._granted_at + GRANT_S
 
     def granted(self, now: float) -> None:
         """Note that a grant is sent."""
