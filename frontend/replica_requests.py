@@ -114,7 +114,8 @@ class ReplicaRequests:
         most, text = len(own_engines(self._board, model)), fields["replicas"]
         count = int(text) if NUMBER.fullmatch(text) else 0
         if not 1 <= count <= most:
-            allowed = f"replicas must be 1 to {most}" if most else ""
+            others = "" if self._models[model].why_fixed else "all engines are of --remote-engines"
+            allowed = f"replicas must be 1 to {most}" if most else others
             why = self._models[model].why_fixed
             return invalid(400, "; ".join(filter(None, (allowed, why))))
         if (rejection := self._refuse_memory(model, count)) is not None:

@@ -151,7 +151,7 @@ class OffloadPool:
                     f"the body takes more than {self._max_bytes >> 20} MiB of memory to handle; "
                     "send less at a time"
                 )
-            if code == -signal.SIGXCPU:
+            if code in (-signal.SIGXCPU, -signal.SIGPROF):
                 return InvalidValue(
                     f"the body takes more than {CPU_S} s of CPU time to handle; send less at a time"
                 )

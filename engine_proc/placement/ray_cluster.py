@@ -57,8 +57,9 @@ class RayCluster:
             ray.init(address=config.address or "auto", log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
             raise ConfigError(
-                f"{flag} finds no cluster; run `ray start --head` on one machine and `ray start "
-                f"--address=HEAD:6379` on the others and here, or give --address: {plain(error)}"
+                f"{flag} finds no cluster at {config.address or 'this machine'}; run `ray start "
+                "--head` on one machine and `ray start --address=HEAD:6379` on the others and "
+                f"here, or give another --address: {plain(error)}"
             ) from None
         except FAILURES as error:
             raise ConfigError(f"{flag} cannot join the cluster: {plain(error)}") from None

@@ -31,6 +31,7 @@ from headrace.model.mistral_tokenizer import (
     IMAGE_MARKS,
     TEKKEN,
     find_mistral_tokenizer,
+    read_image_limits,
     read_mistral_vocabulary,
 )
 from headrace.model.mmproj import ARCHITECTURE as MMPROJ
@@ -326,7 +327,10 @@ def read_folder(
     if file is not None:
         vocabulary, _ = read_mistral_vocabulary(file)
         card = with_mistral_tokenizer(card, file, vocabulary)
-        if family is not None and not writes_images(vocabulary, config, family):
+        if family is not None and not (
+            writes_images(vocabulary, config, family) and describes_images(path)
+        ):
+            log.info("%s: takes texts alone; its files do not say how images become tokens", path)
             return card
     if family is None:
         return card
@@ -367,6 +371,16 @@ def writes_images(
     image, special = IMAGE_MARKS[0], vocabulary.special_tokens
     has_all = all(mark in special for mark in IMAGE_MARKS)
     return has_all and vocabulary.tokens.index(image) == config.get(family.image_token)
+
+
+def describes_images(path: Path) -> bool:
+    """Whether a file of a folder that mistral-common reads says how images are prepared."""
+    files = (path / f"{kind}_config.json" for kind in ("preprocessor", "processor"))
+    try:
+        return any(map(Path.exists, files)) or read_image_limits(path) is not None
+    except ModelError as error:
+        log.warning("%s", error)
+        return False
 
 
 def with_mistral_tokenizer(card: ModelCard, file: Path, vocabulary: GgufVocabulary) -> ModelCard:

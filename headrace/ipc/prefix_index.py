@@ -30,7 +30,7 @@ class PrefixIndex:
         self._words = memoryview(self._map).cast("Q")
 
     def add(self, digest: bytes) -> None:
-        """Note that a page is cached."""
+        """Note that a page is cached, which was not."""
         key = key_of(digest)
         place = key % PLACES
         if self._words[place]:

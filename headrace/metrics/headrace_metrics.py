@@ -100,12 +100,12 @@ COUNTERS: list[tuple[str, str, BoardField]] = [
     ("detokenized_tokens", "Tokens turned into text", DetokenizerField.TOKENS),
 ]
 BY_MODEL = {  # what processes that serve several models count for each
-    TokenizerField.PROMPT_TOKENS,
-    TokenizerField.PREFIX_ROUTED,
-    TokenizerField.LOAD_ROUTED,
-    TokenizerField.RESUME_ROUTED,
-    TokenizerField.ROUTED_CACHED_TOKENS,
-    DetokenizerField.TOKENS,
+    "prompt_tokens",
+    "routing_prefix_requests",
+    "routing_load_requests",
+    "routing_resumed_requests",
+    "routing_cached_tokens",
+    "detokenized_tokens",
 }
 GAUGES: list[tuple[str, str, BoardField]] = [
     ("http_requests_open", "HTTP requests in progress", FrontendField.OPEN_REQUESTS),
@@ -191,7 +191,7 @@ class BoardCollector(Collector):
         for name, help, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
             for slot in self._board.occupied(field.role):
-                for labels, counts in self._rows(slot, field in BY_MODEL):
+                for labels, counts in self._rows(slot, name in BY_MODEL):
                     counter.add_metric(labels, counts[field])
             yield counter
         for name, help, field in GAUGES:

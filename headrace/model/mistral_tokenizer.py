@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -50,12 +50,15 @@ class TekkenConfig(msgspec.Struct):
     default_num_special_tokens: int
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class ImageLimits(msgspec.Struct):
     """How images become tokens: pixels of a patch and of a side, and patches of a token's side."""
 
-    image_patch_size: int
-    max_image_size: int
-    spatial_merge_size: int = 1
+    image_patch_size: Positive
+    max_image_size: Positive
+    spatial_merge_size: Positive = 1
 
 
 class TekkenFile(msgspec.Struct):

@@ -41,9 +41,24 @@ CHANNELS = (
 )
 CALLS_GO = "Calls to these tools must go to the commentary channel: 'functions'."
 EFFORTS = ("low", "medium", "high")
+NEAREST_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}  # of OpenAI's other models
 UNNAMED_FORMAT = "response"
 # Where the name of a special token would become one: the pattern of o200k cuts there itself.
 WITHIN_NAMES = re.compile(r"(?<=<\|)(?=[a-z])")
+
+
+class Function(msgspec.Struct):
+    """What harmony writes of a function."""
+
+    name: str
+    description: str | None = None
+    parameters: Any = None
+
+
+class Tool(msgspec.Struct):
+    """A function that may be called."""
+
+    function: Function
 
 
 class HarmonyMessage(NamedTuple):
@@ -138,7 +153,8 @@ def pieces_of(request: Conversation) -> list[str]:
             "continue_final_message: the last message is empty; leave the field out",
             "continue_final_message",
         )
-    finals = [i for i, one in enumerate(messages) if one.channel == FINAL]
+    ended = messages[:-1] if request.continue_final_message else messages
+    finals = [i for i, one in enumerate(ended) if one.channel == FINAL]
     kept = finals[-1] if finals else 0
     pieces = [
         piece
@@ -153,30 +169,40 @@ def pieces_of(request: Conversation) -> list[str]:
 
 def is_empty(message: RequestMessage) -> bool:
     """Whether a message of the assistant has nothing to write."""
-    has_some = message.content or message.thoughts or message.tool_calls
+    has_some = message.thoughts or message.tool_calls or any(texts_of(message, -1))
     return message.role == ASSISTANT and not has_some
 
 
 def preamble(request: Conversation) -> Iterator[HarmonyMessage]:
     """Yield the system message, and the developer's with instructions, tools and a schema."""
     variables, first = request.variables, request.messages[0]
-    tools: list[dict[str, Any]] = variables.get("tools") or []
+    tools = tools_of(variables)
     yield HarmonyMessage("system", [system_text(variables, bool(tools))])
     sections = []
     if first.role in INSTRUCTION_ROLES:
         sections.append(instructions("".join(texts_of(first, 0))))
     if tools:
-        sections.append(tools_text(tool["function"] for tool in tools))
+        sections.append(tools_text(tool.function for tool in tools))
     if (wanted := request.answer_format) is not None and wanted.schema is not None:
         sections.append(format_text(wanted))
     if sections:
         yield HarmonyMessage("developer", ["\n\n".join(sections)])
 
 
+def tools_of(variables: dict[str, Any]) -> list[Tool]:
+    """Return the tools, which `chat_template_kwargs` may have unchecked."""
+    try:
+        return msgspec.convert(variables.get("tools") or [], list[Tool])
+    except msgspec.ValidationError as error:
+        raise InvalidValue(f"tools: {error}", "tools") from None
+
+
 def system_text(variables: dict[str, Any], has_tools: bool) -> str:
     """Return what the model is told of itself."""
     effort = variables.get("reasoning_effort") or "medium"
     identity = variables.get("model_identity") or IDENTITY
+    if isinstance(effort, str):
+        effort = NEAREST_EFFORTS.get(effort, effort)
     if effort not in EFFORTS:
         raise InvalidValue(
             f"reasoning_effort: must be one of {', '.join(EFFORTS)}, not {effort!r:.40}",
@@ -194,14 +220,14 @@ def instructions(text: str) -> str:
     return f"# Instructions\n\n{text}"
 
 
-def tools_text(functions: Iterable[dict[str, Any]]) -> str:
+def tools_text(functions: Iterable[Function]) -> str:
     """Return the section that describes functions, in TypeScript."""
     lines = ["# Tools\n\n## functions\n\nnamespace functions {\n"]
     for function in functions:
-        lines += comment_lines(function.get("description") or "")
-        schema = function.get("parameters")
+        lines += comment_lines(function.description or "")
+        schema = function.parameters
         parameters = "" if schema is None else f"_: {type_of(schema)}"
-        lines.append(f"type {function['name']} = ({parameters}) => any;\n")
+        lines.append(f"type {function.name} = ({parameters}) => any;\n")
     return "\n".join([*lines, "} // namespace functions"])
 
 

@@ -11,11 +11,18 @@ import msgspec
 
 STEP = "    "  # further in: a property's type,
 VARIANT_STEP = "   "  # and one of several types
+MAX_INDENT = 128  # some 32 levels; each writes those below it again
 SIMPLE = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean"}
 
 
 def type_of(schema: Any, indent: str = "") -> str:
-    """Return the type of what a schema takes; lines after the first begin with `indent`."""
+    """Return the type of what a schema takes; lines after the first begin with `indent`.
+
+    Raises:
+        RecursionError: it has too many levels.
+    """
+    if len(indent) > MAX_INDENT:
+        raise RecursionError(f"{len(indent)} spaces before a line, and {MAX_INDENT} are the most")
     if isinstance(variants := of(schema, "oneOf"), list):
         return "".join(
             f"\n{indent} | {one_type(one, indent + VARIANT_STEP)}"

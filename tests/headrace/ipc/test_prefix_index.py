@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from array import array
 from itertools import chain
 from random import Random
@@ -79,11 +80,12 @@ def test_chains_of_a_full_pool_are_whole() -> None:
 
 
 CHANGES = """
+import select
 import sys
 from headrace.ipc.prefix_index import PrefixIndex
 index, digests = PrefixIndex(int(sys.argv[1])), [bytes.fromhex(one) for one in sys.argv[2:]]
 print(flush=True)
-for _ in range(6_000):
+while not select.select([sys.stdin], [], [], 0)[0]:  # until it is closed
     for digest in digests:
         index.add(digest)
     for digest in digests:
@@ -99,14 +101,17 @@ def test_a_reader_finds_what_stays_while_its_line_changes() -> None:
         index.add(digest)
     changing = [digest_at(place, 2 + place) for place in range(LINE_PLACES - 2)]
     command = [sys.executable, "-c", CHANGES, str(fd), *(digest.hex() for digest in changing)]
-    with subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    seen, num_looks, end = set(), 0, time.monotonic() + 60
+    with subprocess.Popen(command, pass_fds=[fd], **pipes) as writer:
+        assert writer.stdin is not None and writer.stdout is not None
         writer.stdout.readline()
-        seen = set()
-        while writer.poll() is None:
+        while (seen != {0, 1} or num_looks < 10_000) and time.monotonic() < end:
+            num_looks += 1
             assert index.count_cached(stays) == len(stays)
             seen.add(index.count_cached(changing[:1]))
             assert not index.count_cached([digest_at(0, 99)])
+        writer.stdin.close()
     assert writer.returncode == 0 and seen == {0, 1}
     os.close(fd)
 

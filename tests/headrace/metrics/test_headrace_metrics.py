@@ -144,8 +144,13 @@ def test_processes_that_serve_several_models_count_each() -> None:
     assert tokens == {"one": 7, "other": 8}
     name = "headrace:e2e_request_latency_seconds"
     assert by_model(name, f"{name}_count", "frontend 0") == {"one": 3, "other": 4}
-    up = by_model("headrace:process_up", "headrace:process_up", "frontend 0")
-    assert up.keys() == {""}, "that is of no model"
+    of_no_model = [
+        ("process_up", "process_up", "frontend 0"),
+        ("http_requests", "http_requests_total", "frontend 0"),
+        ("tokenizer_requests", "tokenizer_requests_total", "tokenizer 0"),
+    ]
+    for family, sample, process in of_no_model:
+        assert by_model(f"headrace:{family}", f"headrace:{sample}", process).keys() == {""}
 
 
 def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> None:

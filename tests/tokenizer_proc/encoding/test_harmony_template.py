@@ -5,12 +5,14 @@
 
 import datetime
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from headrace.errors import RequestError
+from headrace.tokenizer_proc.encoding import harmony_template
 from headrace.tokenizer_proc.encoding.chat_template import TemplateTooSlow
 from headrace.tokenizer_proc.encoding.harmony_template import HarmonyTemplate
 from headrace.tokenizer_proc.requests.openai import decode_chat, decode_tokenize
@@ -24,6 +26,7 @@ Reasoning: {effort}
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message."""
 CALLS_GO = "\nCalls to these tools must go to the commentary channel: 'functions'."
+TODAY = datetime.date(2026, 1, 2)
 USER = {"role": "user", "content": "Hi"}
 HI, BEGIN = "<|start|>user<|message|>Hi<|end|>", "<|start|>assistant"
 CALL = {
@@ -150,8 +153,14 @@ def rendered_of(body: dict[str, Any]) -> str:
     return prompt.text
 
 
+@pytest.fixture(autouse=True)
+def today(monkeypatch: pytest.MonkeyPatch) -> None:
+    date = SimpleNamespace(today=lambda: TODAY)
+    monkeypatch.setattr(harmony_template, "datetime", SimpleNamespace(date=date))
+
+
 def system(effort: str = "medium", has_tools: bool = False) -> str:
-    text = SYSTEM.format(date=datetime.date.today().isoformat(), effort=effort)
+    text = SYSTEM.format(date=TODAY, effort=effort)
     return f"{text}{CALLS_GO if has_tools else ''}<|end|>"
 
 
@@ -215,7 +224,8 @@ def test_a_schema_of_the_answer_ends_the_developer_s_message() -> None:
 
 def test_the_last_message_goes_on() -> None:
     text = rendered(USER, ANSWER, continue_final_message=True)
-    assert text == f"{system()}{HI}{ANSWERED.removesuffix('<|end|>')}"
+    thought = f"{BEGIN}<|channel|>analysis<|message|>Told.<|end|>"
+    assert text == f"{system()}{HI}{thought}{ANSWERED.removesuffix('<|end|>')}"
 
 
 def test_names_of_special_tokens_in_messages_are_text() -> None:
@@ -274,6 +284,25 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with pytest.raises(RequestError, match="nested too deeply"):
         rendered(USER, tools=[tool])
+
+
+@pytest.mark.parametrize(
+    "tools", ["abc", 5, {"a": 1}, [{"type": "x"}], [{"function": {"name": "f", "description": 3}}]]
+)
+def test_tools_of_a_template_s_arguments_are_checked(tools: Any) -> None:
+    with pytest.raises(RequestError, match="tools: "):
+        rendered(USER, chat_template_kwargs={"tools": tools})
+
+
+@pytest.mark.parametrize(("effort", "nearest"), [("minimal", "low"), ("xhigh", "high")])
+def test_efforts_of_other_models_become_the_nearest(effort: str, nearest: str) -> None:
+    assert rendered(USER, reasoning_effort=effort) == f"{system(nearest)}{HI}{BEGIN}"
+
+
+def test_an_empty_answer_does_not_go_on() -> None:
+    empty = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+    with pytest.raises(RequestError, match="the last message is empty"):
+        rendered(USER, empty, continue_final_message=True, add_generation_prompt=False)
 
 
 def test_a_conversation_that_takes_long_is_interrupted() -> None:

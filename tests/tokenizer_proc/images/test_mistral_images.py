@@ -129,6 +129,15 @@ def test_a_tokenizer_of_another_image_token_takes_texts(tmp_path: Path) -> None:
     assert not read_folder(folder).takes_images
 
 
+@pytest.mark.parametrize(
+    "limits", [None, {"image_patch_size": 14}, LIMITS | {"image_patch_size": 0}]
+)
+def test_a_folder_that_does_not_describe_images_takes_texts(
+    limits: dict[str, int] | None, tmp_path: Path
+) -> None:
+    assert not read_folder(write_folder(tmp_path, "mistral3", image=limits)).takes_images
+
+
 def test_a_text_beside_images_must_not_name_their_token(tmp_path: Path) -> None:
     lane = Lane(write_folder(tmp_path, "mistral3", image=LIMITS))
     with pytest.raises(RequestError, match=r"no text may have \[IMG\] in it"):

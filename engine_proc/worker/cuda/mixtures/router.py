@@ -12,6 +12,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import MixtureSpec, R
 from headrace.engine_proc.worker.reference import torch_mixture
 
 BLOCK_TOKENS = 8
+NEAREST = 1e-30  # FAR of 0 says that no expert is left out
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
@@ -60,7 +61,7 @@ def choose_experts(
             NUM_EXPERTS=mixture.num_experts,
             NUM_CHOSEN=num_chosen,
             IS_SOFTMAX=mixture.score == RouterScore.SOFTMAX,
-            FAR=2 * mixture.sparsemixer_eps if is_sparse else 0.0,
+            FAR=max(2 * mixture.sparsemixer_eps, NEAREST) if is_sparse else 0.0,
             HAS_BIAS=selection_bias is not None,
             NUM_GROUPS=mixture.num_groups,
             NUM_KEPT_GROUPS=mixture.groups_per_token,

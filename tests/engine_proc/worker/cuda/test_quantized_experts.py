@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from gpu_tests import first_of, rarely
+from gpu_tests import first_of
 from quantized_experts import int4, quantized
 from random_decoders import MIXTURES, NUM_PAGES, batch, cpu
 
@@ -64,7 +64,6 @@ def test_logits_are_those_of_what_experts_stand_for(name: str, device: torch.dev
         assert np.median(errors) < 0.1, errors
 
 
-@rarely
 def test_batch_mates_change_no_bit(device: torch.device) -> None:
     weights = quantized(SPEC, "fp8 by block")
     alone, mixed = (make(weights, device, torch.bfloat16) for _ in range(2))

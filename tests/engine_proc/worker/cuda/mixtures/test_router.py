@@ -23,6 +23,9 @@ MIXTURES = {
     "a softmax for each choice": dataclasses.replace(
         OF_12, score=RouterScore.SPARSEMIXER, normalized=False, sparsemixer_eps=0.2
     ),
+    "a softmax for each choice, of the best alone": dataclasses.replace(
+        OF_12, score=RouterScore.SPARSEMIXER, normalized=False, sparsemixer_eps=0.0
+    ),
     "one expert": dataclasses.replace(OF_12, experts_per_token=1),
     "all experts": dataclasses.replace(OF_12, experts_per_token=12),
     "as many as DeepSeek": MixtureSpec(
