@@ -13,7 +13,8 @@ import pytest
 from source_tree import ROOT, python_file, text_of, tracked
 
 from headrace import __version__
-from headrace.config.config import ServerConfig, flag_name
+from headrace.config.config import ServerConfig
+from headrace.config.flag_values import flag_name
 
 PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
 # Packages of headrace, each with those that it may import. Modules of `headrace/` itself are leaves

@@ -16,6 +16,7 @@ import msgspec
 from headrace.board.board import MAX_FRONTENDS
 from headrace.board.fields import MAX_PREPROCESSORS, MAX_REPLICAS, MAX_TOKENIZERS
 from headrace.config.chaos import parse_chaos
+from headrace.config.flag_values import at_least, at_most, flag_name, one_of
 from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.lora_modules import lora_modules
 from headrace.config.media_domains import read_domain
@@ -104,9 +105,7 @@ class ServerConfig:
     data_parallel_size_local: int | None = flag(
         None, "replicas of --data-parallel-size on this machine, with ray; default: 0"
     )
-    address: str | None = flag(
-        None, "HOST:PORT of the Ray cluster's head; default: RAY_ADDRESS, else that of this machine"
-    )
+    address: str | None = flag(None, "HOST:PORT of Ray's head; default: RAY_ADDRESS, or here")
     remote_engines: tuple[str, ...] = flag(
         (), "a replica on another machine, tcp://HOST:PORT; may be repeated"
     )
@@ -142,9 +141,7 @@ class ServerConfig:
         "dummy: random weights, for a folder with config.json and a tokenizer alone",
         LOAD_FORMATS,
     )
-    hf_overrides: str | None = flag(
-        None, "JSON: fields in place of those of config.json, as a reranker's tokens that score"
-    )
+    hf_overrides: str | None = flag(None, "JSON object: fields that replace those of config.json")
     dtype: str = flag(
         "auto",
         "type of products; auto is as stored, of encoders what is fast, on GPUs "
@@ -556,11 +553,6 @@ def typed(name: str, value: Any) -> Any:
         raise ConfigError(f"{flag_name(name)}: {error}") from None
 
 
-def flag_name(name: str) -> str:
-    """Return the flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
 def check_address(name: str, where: str) -> None:
     """Refuse what is no address of a link between machines. It outlives processes: no port is 0."""
     if ADDRESS.fullmatch(where) is None or not 0 < int(where.rpartition(":")[2]) <= MAX_PORT:
@@ -587,22 +579,3 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def at_least(name: str, value: int, limit: int) -> None:
-    """Refuse a flag below its limit."""
-    if value < limit:
-        raise ConfigError(f"{flag_name(name)} {value} is too small; it must be at least {limit}")
-
-
-def at_most(name: str, value: int, limit: int) -> None:
-    """Refuse a flag above its limit."""
-    if value > limit:
-        raise ConfigError(f"{flag_name(name)} {value} is too large; it must be at most {limit}")
-
-
-def one_of(name: str, value: object, choices: Sequence[str] | None) -> None:
-    """Refuse a flag that is none of its choices."""
-    if choices and value not in choices:
-        allowed = ", ".join(choices)
-        raise ConfigError(f"{flag_name(name)} {value} is not known; it must be one of {allowed}")

@@ -15,7 +15,8 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import msgspec
 
 from headrace import __version__
-from headrace.config.config import AUTO, ServerConfig, flag_name
+from headrace.config.config import AUTO, ServerConfig
+from headrace.config.flag_values import flag_name
 from headrace.config.foreign_flags import (
     ALIASES,
     Already,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.config.config import BY_DRAFT_MODEL, SPECULATIONS, flag_name
+from headrace.config.config import BY_DRAFT_MODEL, SPECULATIONS
+from headrace.config.flag_values import flag_name
 from headrace.errors import ConfigError
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.config.config import ServerConfig, config_of, flag_name
+from headrace.config.config import ServerConfig, config_of
+from headrace.config.flag_values import flag_name
 from headrace.errors import ConfigError
 
 # Flags that a model may have for itself, beside others with other values.

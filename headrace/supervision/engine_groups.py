@@ -12,7 +12,8 @@ import msgspec
 
 from headrace.board.board import Board
 from headrace.board.fields import MAX_REPLICAS, EngineField, Seating, WorkerField
-from headrace.config.config import CPU_KV_BYTES, ServerConfig, flag_name
+from headrace.config.config import CPU_KV_BYTES, ServerConfig
+from headrace.config.flag_values import flag_name
 from headrace.config.kv_events_config import parse_kv_events
 from headrace.config.process_configs import ModelCapacity, ModelCard
 from headrace.config.weight_files import sampled_digest

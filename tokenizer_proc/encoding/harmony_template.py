@@ -47,7 +47,7 @@ UNNAMED_FORMAT = "response"
 WITHIN_NAMES = re.compile(r"(?<=<\|)(?=[a-z])")
 
 
-class Function(msgspec.Struct):
+class HarmonyFunction(msgspec.Struct):
     """What harmony writes of a function."""
 
     name: str
@@ -55,10 +55,10 @@ class Function(msgspec.Struct):
     parameters: Any = None
 
 
-class Tool(msgspec.Struct):
+class HarmonyTool(msgspec.Struct):
     """A function that may be called."""
 
-    function: Function
+    function: HarmonyFunction
 
 
 class HarmonyMessage(NamedTuple):
@@ -189,10 +189,10 @@ def preamble(request: Conversation) -> Iterator[HarmonyMessage]:
         yield HarmonyMessage("developer", ["\n\n".join(sections)])
 
 
-def tools_of(variables: dict[str, Any]) -> list[Tool]:
+def tools_of(variables: dict[str, Any]) -> list[HarmonyTool]:
     """Return the tools, which `chat_template_kwargs` may have unchecked."""
     try:
-        return msgspec.convert(variables.get("tools") or [], list[Tool])
+        return msgspec.convert(variables.get("tools") or [], list[HarmonyTool])
     except msgspec.ValidationError as error:
         raise InvalidValue(f"tools: {error}", "tools") from None
 
@@ -220,7 +220,7 @@ def instructions(text: str) -> str:
     return f"# Instructions\n\n{text}"
 
 
-def tools_text(functions: Iterable[Function]) -> str:
+def tools_text(functions: Iterable[HarmonyFunction]) -> str:
     """Return the section that describes functions, in TypeScript."""
     lines = ["# Tools\n\n## functions\n\nnamespace functions {\n"]
     for function in functions:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.config import ServerConfig, config_of, flag_name
+from headrace.config.config import ServerConfig, config_of
+from headrace.config.flag_values import flag_name
 from headrace.config.process_configs import ExecutionConfig, ModelCard
 from headrace.errors import ConfigError
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.config import ServerConfig, flag_name
+from headrace.config.config import ServerConfig
+from headrace.config.flag_values import flag_name
 from headrace.config.flags import (
     FIELDS,
     GROUPS,
