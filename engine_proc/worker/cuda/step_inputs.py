@@ -156,7 +156,7 @@ def image_inputs(
     if rows is None and batch.last_seen is None:
         return None
     seen = batch.last_seen
-    return ImageInputs(rows, None if seen is None else sent(torch.from_numpy(seen), device))
+    return ImageInputs(rows, None if seen is None else sent(torch.tensor(seen), device))
 
 
 def image_rows(
