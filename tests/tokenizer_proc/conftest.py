@@ -1,6 +1,7 @@
-"""Folders of models that take images, as far as tokenizer processes read them."""
+"""Folders of models that take images, and a test without garbage collection."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,11 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
         return folders[family]
 
     return folder
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """Callbacks of a collection, and `__del__` of garbage, would swallow an interrupt."""
+    gc.disable()
+    yield
+    gc.enable()

@@ -305,6 +305,7 @@ def test_an_empty_answer_does_not_go_on() -> None:
         rendered(USER, empty, continue_final_message=True, add_generation_prompt=False)
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_conversation_that_takes_long_is_interrupted() -> None:
     template = HarmonyTemplate({}, patience_s=0.01)
     body = {"messages": [USER] * 50_000}

@@ -1,7 +1,5 @@
 """Prompts are those of mistral-common, token for token."""
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +139,6 @@ def test_what_mistral_common_has_no_place_for_is_refused(
     template = MistralTemplate(str(write_tekken(tmp_path)), {})
     with pytest.raises(RequestError, match=says):
         ids_of(template, body)
-
-
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    """Callbacks of a collection, and `__del__` of garbage, would swallow an interrupt."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
