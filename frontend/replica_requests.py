@@ -27,6 +27,7 @@ from headrace.frontend.http.rejections import Rejection
 GIB = 1 << 30
 NUMBER = re.compile("[0-9]{1,9}")
 USAGE = "/admin/replicas takes replicas=NUMBER and, of several models, model=NAME"
+ALL_REMOTE = "all engines are of --remote-engines, and there is no seat for another"
 NO_MODEL = Rejection(
     404, "there is no such model; see /v1/models", "invalid_request_error", "model_not_found"
 )
@@ -114,9 +115,8 @@ class ReplicaRequests:
         most, text = len(own_engines(self._board, model)), fields["replicas"]
         count = int(text) if NUMBER.fullmatch(text) else 0
         if not 1 <= count <= most:
-            others = "" if self._models[model].why_fixed else "all engines are of --remote-engines"
-            allowed = f"replicas must be 1 to {most}" if most else others
-            why = self._models[model].why_fixed
+            allowed = f"replicas must be 1 to {most}" if most else ""
+            why = self._models[model].why_fixed or ("" if most else ALL_REMOTE)
             return invalid(400, "; ".join(filter(None, (allowed, why))))
         if (rejection := self._refuse_memory(model, count)) is not None:
             return rejection

@@ -31,6 +31,7 @@ from headrace.model.mistral_tokenizer import (
     IMAGE_MARKS,
     TEKKEN,
     find_mistral_tokenizer,
+    has_processor,
     read_image_limits,
     read_mistral_vocabulary,
 )
@@ -375,9 +376,8 @@ def writes_images(
 
 def describes_images(path: Path) -> bool:
     """Whether a file of a folder that mistral-common reads says how images are prepared."""
-    files = (path / f"{kind}_config.json" for kind in ("preprocessor", "processor"))
     try:
-        return any(map(Path.exists, files)) or read_image_limits(path) is not None
+        return has_processor(path) or read_image_limits(path) is not None
     except ModelError as error:
         log.warning("%s", error)
         return False

@@ -105,6 +105,11 @@ def read_mistral_vocabulary(path: Path) -> tuple[GgufVocabulary, PreTokenizer | 
         raise ModelError(f"{path}: {error}") from None
 
 
+def has_processor(folder: Path) -> bool:
+    """Whether a file of a folder describes its image processor, as transformers has it."""
+    return any((folder / f"{kind}_config.json").exists() for kind in ("preprocessor", "processor"))
+
+
 def read_image_limits(folder: Path) -> ImageLimits | None:
     """Return what a folder's `tekken.json` says of images, if it has one that does.
 

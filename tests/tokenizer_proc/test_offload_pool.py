@@ -156,10 +156,13 @@ def test_request_at_which_two_children_die_fails(pool: OffloadPool) -> None:
     assert isinstance(Asked(pool, prompt="two").outcome(), Sequences)
 
 
-def test_child_out_of_cpu_time_refuses_its_request(pool: OffloadPool) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGXCPU, signal.SIGPROF])
+def test_child_out_of_cpu_time_refuses_its_request(
+    signum: signal.Signals, pool: OffloadPool
+) -> None:
     asked = endless(pool)
     wait_until(lambda: bool(children()), "a child")
-    children()[0].send_signal(signal.SIGXCPU)  # as the kernel sends it
+    children()[0].send_signal(signum)  # as the kernel sends it
     refused = error_of(asked)
     assert isinstance(refused, InvalidValue)
     assert "s of CPU time to handle" in str(refused)

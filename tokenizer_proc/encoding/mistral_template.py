@@ -65,7 +65,8 @@ class MistralTemplate(ChatTemplate):
             raise ModelError(f"{file}: mistral-common cannot read it: {error}") from error
         if takes_images:
             written: Any = self._tokenizer.instruct_tokenizer
-            written.image_encoder = Placeholder(written.tokenizer.get_special_token(IMAGE_MARKS[0]))
+            token = written.tokenizer.get_special_token(IMAGE_MARKS[0])
+            written.image_encoder = OneTokenEncoder(token)
 
     def prompt(self, request: Conversation) -> Text:
         """Return the prompt of a conversation, encoded.
@@ -147,7 +148,7 @@ class MistralTemplate(ChatTemplate):
         return fields
 
 
-class Placeholder:
+class OneTokenEncoder:
     """In the place of mistral-common's image encoder: writes one token for an image."""
 
     def __init__(self, token: int) -> None:

@@ -12,7 +12,7 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.fetcher_messages import FromFetcher
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.model.gguf import read_metadata
-from headrace.model.mistral_tokenizer import ImageLimits, read_image_limits
+from headrace.model.mistral_tokenizer import ImageLimits, has_processor, read_image_limits
 from headrace.model.mmproj import FolderConfig, read_mmproj
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.encoding.encoder import Encoder
@@ -96,8 +96,7 @@ def load_processor(path: Path, encoder: Encoder, mmproj: str | None = None) -> I
         made = read_mmproj(Path(mmproj), read_metadata(path)).folder
         spelling = spelling_of(made.config, made.settings, token)
         return ImageProcessor(made_processor(made), spelling)
-    files = (path / f"{kind}_config.json" for kind in ("preprocessor", "processor"))
-    if not any(map(Path.exists, files)) and (limits := read_image_limits(path)) is not None:
+    if not has_processor(path) and (limits := read_image_limits(path)) is not None:
         return mistral_processor(path, limits, token)
     settings = read_json(path / "processor_config.json", optional=True)
     spelling = spelling_of(read_json(path / "config.json"), settings, token)
