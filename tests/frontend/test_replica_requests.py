@@ -111,6 +111,14 @@ def test_a_model_that_does_not_grow_says_why() -> None:
     assert rig.ask(*asked) == (400, "it has images"), "there is no number that may be"
 
 
+def test_a_model_whose_engines_are_all_elsewhere_says_so() -> None:
+    rig = Rig()
+    for slot in rig.engines[:4]:
+        slot[EngineField.IS_REMOTE] = 1
+    status, text = rig.ask(("model", "a"), ("replicas", "1"))
+    assert (status, text.partition(",")[0]) == (400, "all engines are of --remote-engines")
+
+
 def test_adapters_count_as_workers_reckon_them() -> None:
     rig = Rig()
     asked = ("model", "a"), ("replicas", "2")
