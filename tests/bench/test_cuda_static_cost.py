@@ -24,9 +24,12 @@ from touched_bytes import TouchedBytes
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.parallel.ipc_workspace import COUNTERS_AT
+from headrace.engine_proc.worker.parallel.ipc_workspace import COUNTERS, COUNTERS_AT
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import shards
 from support.launch_costs import barriers_of, is_small
 from support.step_costs import (
     StepCost,
@@ -177,11 +180,12 @@ def test_barriers_are_those_that_ranks_meet_at(monkeypatch: pytest.MonkeyPatch) 
 
 
 def barriers_met(rank: Rank) -> int:
-    """Return at how many barriers the last call has met others."""
-    group = rank.all_reduce._group
-    flags = torch.frombuffer(bytearray(rank.gpu.read(group._own, COUNTERS_AT)), dtype=torch.int64)
+    """Return at how many barriers the last call has met others, who may be at the next one's."""
+    memory = rank.gpu.read(rank.all_reduce._group._own, COUNTERS_AT + COUNTERS.size)
+    flags = torch.frombuffer(bytearray(memory[:COUNTERS_AT]), dtype=torch.int64)
+    next_call, _, _ = COUNTERS.unpack(memory[COUNTERS_AT:])
     newest = (flags & 0xFFFFFFFF).view(2, -1).amax(1).tolist()
-    return sum(number == newest[0] for number in newest)
+    return sum(number >= next_call - 1 for number in newest)
 
 
 def test_calls_are_those_that_ranks_launch() -> None:
@@ -203,3 +207,16 @@ def test_calls_are_those_that_ranks_launch() -> None:
     names = Counter(f"{own.kernel.replace('-', '_')}_float32" for own in launches)
     assert names == launched
     assert names.total() == len(num_lanes) + 1
+
+
+def test_logits_of_several_gpus_are_copied_once() -> None:
+    """Where all have as many, and whole vectors: gathered, then in fp32 where they stay."""
+    spec = dataclasses.replace(SPECS["llama"], vocab_size=128)
+    recorder = LaunchRecorder()
+    group = RecordedAllReduce(recorder.launches, 2, in_graph=True)
+    shared = ShardedOps(spec, Peers(shards(spec, random_weights(spec), 2), group))
+    own = torch.empty(5, 64, dtype=torch.bfloat16, device="meta")
+    out = torch.empty(5, 128, device="meta")
+    with recorder:
+        shared.all_logits(own, out)
+    assert [launch.kernel for launch in recorder.launches] == ["gather", "aten::copy_"]
