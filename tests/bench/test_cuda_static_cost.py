@@ -180,7 +180,7 @@ def test_barriers_are_those_that_ranks_meet_at(monkeypatch: pytest.MonkeyPatch) 
 
 
 def barriers_met(rank: Rank) -> int:
-    """Return at how many barriers the last call has met others, who may be at the next one's."""
+    """Return at how many barriers the last call has met others, which may be at the next one's."""
     memory = rank.gpu.read(rank.all_reduce._group._own, COUNTERS_AT + COUNTERS.size)
     flags = torch.frombuffer(bytearray(memory[:COUNTERS_AT]), dtype=torch.int64)
     next_call, _, _ = COUNTERS.unpack(memory[COUNTERS_AT:])

@@ -65,7 +65,9 @@ def test_loads_are_under_way_before_one_is_waited_for() -> None:
         loads = [name for name in kernel[:flag] if name.startswith(("LD.", "LDG."))]
         # The call's number, whether it has failed, and a vector: addresses are in constant memory.
         assert loads == ["LDG.E", "LD.E.STRONG.SYS", "LDG.E.128"]
-        assert kernel.index("ATOM.E.ADD.STRONG.GPU") > met  # who counts the call is not waited for
+        assert (
+            kernel.index("ATOM.E.ADD.STRONG.GPU") > met
+        )  # a call is counted while the block goes on
         # All ranks' vectors are asked for before the first is stored: of two-shot twice.
         vectors = [name[:2] for name in kernel if name.endswith("E.128")][2:]  # but the own copy
         first = vectors.index("ST")
