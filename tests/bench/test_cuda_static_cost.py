@@ -159,7 +159,7 @@ def test_barriers_are_those_that_ranks_meet_at(monkeypatch: pytest.MonkeyPatch) 
     most = {2: 1024}
     monkeypatch.setattr("headrace.system.all_reduce_policy.ONE_SHOT_BYTES", most)
     monkeypatch.setattr("headrace.system.all_reduce_policy.STAGED_BYTES", 512)
-    num_lanes = (64, 384, 4096)  # in fp32: staged, read in place, and in two shots
+    num_lanes = (64, 192, 4096)  # in fp32: staged, read in place, and in two shots
 
     def body(rank: Rank) -> list[int]:
         found = []
@@ -176,6 +176,7 @@ def test_barriers_are_those_that_ranks_meet_at(monkeypatch: pytest.MonkeyPatch) 
     ours = RecordedAllReduce(launches, 2, in_graph=True)
     for num in num_lanes:
         ours.all_reduce(torch.empty(num, device="meta"))
+    assert [launch.kernel for launch in launches] == ["one-shot", "one-shot", "two-shot"]
     assert [barriers_of(launch) for launch in launches] == first == [1, 2, 2]
 
 
