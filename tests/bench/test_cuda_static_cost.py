@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
-from gpu_tests import first_of
+from gpu_tests import first_of, rarely
 from ipc_ranks import MAX_BYTES, Rank, capture_sums, ranks_do
 from mutants.quick_interpreter import quick_interpreter
 from random_decoders import HYBRIDS, MIXTURES, NUM_PAGES, SPECS, batch, random_weights
@@ -133,12 +133,12 @@ def cost_of_first(name: str, device: str | torch.device) -> StepCost:
     return step_cost(executor, launches, shape_of(executor, step, sizes, 0))
 
 
-def test_what_is_counted_is_what_runs() -> None:
-    """The same is launched, and moved, where nothing runs and where the interpreter does."""
+def without_interpreter(*arguments: str) -> Any:
+    """Return the last line that Python prints, JSON, where kernels are compiled and do not run."""
     paths = [ROOT / "tests" / "bench", ROOT / "tests" / "support", ROOT / "bench"]
     env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": ":".join(map(str, paths))}
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHED],
+        [sys.executable, *arguments],
         env=env,
         capture_output=True,
         text=True,
@@ -146,7 +146,12 @@ def test_what_is_counted_is_what_runs() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    kernels, num_bytes = json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_what_is_counted_is_what_runs() -> None:
+    """The same is launched, and moved, where nothing runs and where the interpreter does."""
+    kernels, num_bytes = without_interpreter("-c", LAUNCHED)
     with quick_interpreter():
         cost = cost_of_first(MODEL, "cpu")
     assert kernels == [launch.kernel for launch in cost.launches]
@@ -221,3 +226,17 @@ def test_logits_of_several_gpus_are_copied_once() -> None:
     with recorder:
         shared.all_logits(own, out)
     assert [launch.kernel for launch in recorder.launches] == ["gather", "aten::copy_"]
+
+
+@rarely
+def test_a_step_of_one_token_reads_a_models_matrices() -> None:
+    name = "Qwen2.5 1.5B, B=1 of 512"
+    script = str(ROOT / "bench" / "cuda_static_cost.py")
+    rows = without_interpreter(script, "--models", name)["quantities"]
+    found = {row["quantity"]: row["medians"] for row in rows}
+    of_layer = 1536 * (12 + 2 * 2) * 128 + 1536 * 1536 + 3 * 1536 * 8960
+    num_bytes = 2 * (28 * of_layer + 1536 * 151936)
+    assert found[f"{name}: moved"]["weights"] == pytest.approx(num_bytes / 1e9, rel=1e-3)
+    times = found[f"{name}: expected"]
+    ratio = found[f"{name}: measured to expected"]["H200"]
+    assert ratio == pytest.approx(times["H200 measured"] / times["H200"], rel=1e-3)
