@@ -36,7 +36,7 @@ hooks: .venv/dev
 	$(BIN)/pre-commit install
 
 bench: .venv/dev
-	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
+	for script in bench/*.py; do PYTHONPATH=bench:tests/support $(BIN)/python $$script $(ARGS) || exit 1; done
 
 # Long, and not a part of `make test`: 100,000 collectives of random sizes, CHAOS_S seconds in which
 # processes end at random, with one model and with two, deaths while models load and leave, 50 kills

@@ -276,14 +276,18 @@ def draw(report: Report, path: Path) -> None:
         layout="constrained",
     )
     for unit, panel, axis in zip(units, panels, axes[:, 0], strict=True):
-        thickness = 0.8 / len(systems)
-        for number, system in enumerate(systems):
+        own = [system for system in systems if any(q.samples.get(system) for q in panel)]
+        thickness = 0.8 / len(own)
+        for number, system in enumerate(own):
+            color = f"C{systems.index(system)}"
             rows = [(i, q) for i, q in enumerate(panel) if q.samples.get(system)]
             places = [i + thickness * (number + 0.5) - 0.4 for i, _ in rows]
             medians = [q.medians[system] for _, q in rows]
             below = [q.medians[system] - min(q.samples[system]) for _, q in rows]
             above = [max(q.samples[system]) - q.medians[system] for _, q in rows]
-            bar = axis.barh(places, medians, thickness, xerr=[below, above], label=system)
+            bar = axis.barh(
+                places, medians, thickness, xerr=[below, above], label=system, color=color
+            )
             labels = [f" {value:,.4g}" for value in medians]
             axis.bar_label(bar, labels=labels, fontsize=7, label_type="edge", padding=3)
         axis.set_yticks(range(len(panel)), [quantity.name for quantity in panel], fontsize=8)
@@ -292,7 +296,8 @@ def draw(report: Report, path: Path) -> None:
         axis.tick_params(axis="x", labelsize=7)
         axis.margins(x=0.15, y=0.02)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=8, frameon=False)
+        if axis is axes[0, 0] or own != systems:
+            axis.legend(fontsize=8, frameon=False)
     figure.suptitle(f"{report.name}, {report.commit}, {hardware()['processor']}", fontsize=9)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

@@ -136,6 +136,8 @@ def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
             continue
         own = ExpertFormat.DENSE if has_experts or name == "head" else format
         matrices[name] = matrix_of((num_rows, *rest), own, has_bias)
+    if spec.tied_head:
+        matrices["head"] = DenseMatrix(tensors["embed"])
     return DeviceWeights(matrices, tensors, wide, experts)
 
 
@@ -178,17 +180,22 @@ def launch_sampler(vocab_size: int) -> None:
     penalize(logits, Penalties(*[numbers] * 4, *[real] * 3), numbers)
 
 
-def variants(models: str, arch: int) -> list[Variant]:
-    """Return all variants of kernels of the models whose names begin with a pattern.
-
-    Architectures before sm_89 have no e4m3: variants with it are left out.
-    """
+def pretend(arch: int) -> None:
+    """Have code that asks for a GPU's architecture find this one, in this process."""
     is_new = arch >= 10 * TMA_CAPABILITY[0]
     for module in (linear, latent_attention, expert_linear):
         vars(module)["has_tma"] = lambda device: is_new
     paged_attention.is_hopper = lambda device: arch // 10 == TMA_CAPABILITY[0]
     for module in (paged_attention, latent_attention):
         vars(module)["has_small_memory"] = lambda device: divmod(arch, 10) in SMALL_CAPABILITIES
+
+
+def variants(models: str, arch: int) -> list[Variant]:
+    """Return all variants of kernels of the models whose names begin with a pattern.
+
+    Architectures before sm_89 have no e4m3: variants with it are left out.
+    """
+    pretend(arch)
     found: list[Variant] = []
     assert "run" in vars(JITFunction)  # what is replaced now
     JITFunction.run = CompiledLaunches(found.append).stand_in()  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ Tensors may be on the CPU or, where nothing reads them, on torch's meta device.
 """
 
 import hashlib
+import math
 import re
 import subprocess
 import tempfile
@@ -25,6 +26,11 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 WARPS = re.compile(r"nvidia_mma<.*warpsPerCTA = \[\d+, (\d+)\]")
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 BRANCH = re.compile(r"(?:@!?U?P\d+ )?BRA\b.* (0x[0-9a-f]+)")
+HOPPER_BYTES, HOPPER_REGISTERS, HOPPER_WARPS = 228 << 10, 1 << 16, 64  # of a processor
+OWN_BYTES = 1 << 10  # of shared memory, that CUDA has of each program
+PREDICATE = re.compile(r"^@!?U?P\w+ ")
+QUEUE = re.compile(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<((?:\d+x){3})b?f(8|16)")
+QUEUE_END = re.compile(r"ttg\.local_dealloc (%\w+) ")
 USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -34,6 +40,15 @@ class Usage(NamedTuple):
     shared: int  # bytes of a program
     registers: int  # of a thread
     stack: int  # bytes of a thread in memory: what registers had no room for
+
+
+class Loop(NamedTuple):
+    """A program's innermost loop with products, once around."""
+
+    instructions: int
+    barriers: int  # of all warps, and waits for copies by TMA
+    copies: int  # instructions that ask for copies to shared memory, of a thread
+    loads: int  # those that load into registers
 
 
 class Variant(NamedTuple):
@@ -142,26 +157,90 @@ def usage_of(compiled: Any) -> Usage:
     return Usage(compiled.metadata.shared, usage.registers, usage.stack)
 
 
-def stack_accesses(cubin: bytes) -> int:
-    """Return how many instructions of innermost loops with products read or write the stack."""
+def product_loops(cubin: bytes, has_waits: bool = False) -> list[list[str]]:
+    """Return the instructions of each innermost loop that has products.
+
+    Args:
+        has_waits: some wait elsewhere, and come back by a jump that no loop ends with.
+    """
     lines = [(int(at, 16), text) for at, text in INSTRUCTION.findall(dumped(cubin, "-sass"))]
     branches = [(match, at) for at, text in lines if (match := BRANCH.match(text))]
-    loops = [range(int(match[1], 16), at) for match, at in branches if int(match[1], 16) < at]
-    num_products, found = 0, 0
+    loops = [
+        range(int(match[1], 16), at)
+        for match, at in branches
+        if int(match[1], 16) < at and not (has_waits and match[0].startswith("BRA"))
+    ]
+    found = []
     for loop in loops:
         body = [text for at, text in lines if at in loop]
         is_innermost = not any(other != loop and other.start in loop for other in loops)
         if is_innermost and any("MMA" in text for text in body):
-            num_products += 1
-            found += sum(("LDL" in text) + ("STL" in text) for text in body)
-    assert num_products > 0
+            found.append(body)
     return found
+
+
+def stack_accesses(cubin: bytes) -> int:
+    """Return how many instructions of innermost loops with products read or write the stack."""
+    bodies = product_loops(cubin)
+    assert bodies
+    return sum(("LDL" in text) + ("STL" in text) for body in bodies for text in body)
+
+
+def shortest_loop(cubin: bytes) -> Loop | None:
+    """Return the shortest loop with products: the one without masks, where there are two.
+
+    None is that there is none: all of it is unrolled.
+    """
+    body = min(product_loops(cubin, has_waits=True), key=len, default=None)
+    if body is None:
+        return None
+
+    def count(*names: str) -> int:
+        return sum(any(name in f" {text}" for name in names) for text in body)
+
+    return Loop(
+        len(body), count("BAR.SYNC", "SYNCS.PHASECHK"), count("LDGSTS", "UTMALDG"), count(" LDG.")
+    )
+
+
+def memory_instructions(cubin: bytes, kernel: str) -> list[str]:
+    """Return what a kernel of a program does with memory and with barriers, in order."""
+    _, _, body = dumped(cubin, "-sass").partition(f"Function : {kernel}\n")
+    texts = [
+        PREDICATE.sub("", text) for _, text in INSTRUCTION.findall(body.split("Function : ")[0])
+    ]
+    names = [text.split()[0] for text in texts]
+    return [name for name in names if name.startswith(("LD", "ST", "ATOM", "BAR"))]
+
+
+def bytes_in_flight(compiled: Any) -> int:
+    """Return what a program has asked for while it multiplies: of each queue all places but one.
+
+    Of loops that come one after the other, it is that which has more.
+    """
+    most, known = 0, dict[str, int]()
+    for line in compiled.asm["ttgir"].splitlines():
+        if queue := QUEUE.search(line):
+            name, sizes, bits = queue.groups()
+            num_places, *rest = map(int, sizes.rstrip("x").split("x"))
+            known[name] = (num_places - 1) * math.prod(rest) * int(bits) // 8
+        elif end := QUEUE_END.search(line):
+            known.pop(end[1], None)
+        most = max(most, sum(known.values()))
+    return most
 
 
 def usages(cubin: bytes) -> dict[str, Usage]:
     """Return what each kernel of a program takes, memory that is sized at launches aside."""
     found = USAGE.findall(dumped(cubin, "-res-usage"))
     return {name: Usage(int(shared), int(regs), int(stack)) for name, regs, stack, shared in found}
+
+
+def programs_at_once(usage: Usage, num_warps: int) -> int:
+    """Return how many programs a processor of a Hopper has at once."""
+    registers = -(-usage.registers // 8) * 8 * 32 * num_warps
+    by_memory = HOPPER_BYTES // (usage.shared + OWN_BYTES)
+    return min(by_memory, HOPPER_REGISTERS // registers, HOPPER_WARPS // num_warps)
 
 
 def dumped(cubin: bytes, what: str) -> str:

@@ -253,6 +253,8 @@ def test_prompts_shorter_than_a_step_warm_wide_tiles(folder: Path) -> None:
     tiling = Tiling(wide_rows=128, enough_programs=264)
     numbers = {(step.num_tokens, len(step.logit_rows) // 4) for step in steps}
     assert 128 in {tiling.rows_for(4, 2, *of_step) for of_step in numbers}
+    # None waits for a compiler because it has the first bias, penalty or mask.
+    assert all(step.bias and step.history and step.masked_rows for step in steps)
 
 
 @pytest.mark.parametrize("is_prefix_lm", [False, True])

@@ -15,10 +15,13 @@ import pytest
 from gpu_models import MODELS, format_of
 from gpu_tests import rarely
 
+from headrace.engine_proc.worker.cuda.attention.paged_attention import TILING
+
 ROOT = Path(__file__).parents[4]
 SUPPORT = ROOT / "tests" / "support"
 TABLE = ROOT / "bench" / "results" / "cuda_static.json"
 PINNED, NEWER = "Triton 3.7.1", "Triton 3.9.0"  # the first is torch 2.13's, for GPUs
+BARRIERS = {PINNED: 2, NEWER: 3}  # of a block of keys in a prompt, on a Hopper
 KIB = 1 << 10
 SHARED_BYTES = {"80": 163 * KIB, "89": 99 * KIB, "90": 227 * KIB, "100": 227 * KIB}
 # Bytes of a thread's stack: what a kernel may lack in registers, at most. The first word that a
@@ -77,7 +80,11 @@ variants = gpu_static.variants("Llama 3 8B, TP 1", 90)
 some = [variant for variant in variants if re.search({SOME!r}, variant.name)]
 rows = dict(gpu_static.compile_all(some, 90))
 hashes = {{variant.name: kernel_compiler.source_hash(variant, 90) for variant in variants}}
-print(json.dumps([f"Triton {{triton.__version__}}", rows, hashes]))
+(wide,) = [variant for variant in some if variant.name.startswith("attention_kernel")]
+attention = kernel_compiler.compile_variant(wide, 90)
+loop = kernel_compiler.shortest_loop(attention.asm["cubin"])
+in_flight = kernel_compiler.bytes_in_flight(attention)
+print(json.dumps([f"Triton {{triton.__version__}}", rows, hashes, loop._asdict(), in_flight]))
 """
 
 
@@ -164,7 +171,10 @@ def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
     `make gpu-static GPU_ARCHITECTURES=90 ARGS="--missing --models 'Llama 3 8B, TP 1'"` has these
     rows anew in a minute, and with `TRITON=3.9.0` those of the other Triton.
     """
-    compiler, found, hashes = json.loads(run(["-c", COMPILED], tmp_path))
+    compiler, found, hashes, loop, in_flight = json.loads(run(["-c", COMPILED], tmp_path))
+    # The next block's keys and values, of 128 numbers in bf16, are on their way in a prompt.
+    assert in_flight == (TILING.num_stages - 1) * 2 * TILING.keys * 128 * 2
+    assert loop["copies"] * 16 * 8 * 32 == in_flight  # 16 bytes for each thread of 8 warps
     wanted = table()
     if compiler not in wanted:
         pytest.skip(f"the table has no {compiler}")
@@ -172,3 +182,4 @@ def test_kernels_take_what_the_table_says(tmp_path: Path) -> None:
     assert {name: row[-1] for name, row in rows.items() if row} == hashes, "of another source"
     assert found == {name: rows[name] for name in found}
     assert len(found) == 5
+    assert (loop["barriers"], loop["loads"]) == (BARRIERS[compiler], 4)  # page numbers are loaded

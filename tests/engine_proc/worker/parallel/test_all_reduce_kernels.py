@@ -49,6 +49,35 @@ def test_kernels_are_built_by_nvrtc(arch: str) -> None:
         assert found == {name: rows[f"{name} WORLD={world}"][number] for name in NAMES}
 
 
+def test_loads_are_under_way_before_one_is_waited_for() -> None:
+    """What an H100 runs, in its order: what each saves in time, no test without a GPU can say."""
+    pytest.importorskip("cuda.core", reason="cuda-python is not installed")
+    pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
+    kernel_compiler = pytest.importorskip("kernel_compiler", reason="triton is not installed")
+    world = 8
+    code = ipc_kernels.compile_cubin("sm_90", world)
+    one_shot, two_shot, gather = (
+        kernel_compiler.memory_instructions(code, name)
+        for name in ("one_shot_bfloat16", "two_shot_bfloat16", "gather_bytes")
+    )
+    for kernel in (one_shot, two_shot, gather):
+        flag, met = kernel.index("ST.E.64.STRONG.SYS"), kernel.index("BAR.RED.AND.DEFER_BLOCKING")
+        loads = [name for name in kernel[:flag] if name.startswith(("LD.", "LDG."))]
+        # The call's number, whether it has failed, and a vector: addresses are in constant memory.
+        assert loads == ["LDG.E", "LD.E.STRONG.SYS", "LDG.E.128"]
+        assert (
+            kernel.index("ATOM.E.ADD.STRONG.GPU") > met
+        )  # a call is counted while the block goes on
+        # All ranks' vectors are asked for before the first is stored: of two-shot twice.
+        vectors = [name[:2] for name in kernel if name.endswith("E.128")][2:]  # but the own copy
+        first = vectors.index("ST")
+        assert vectors[:first] == ["LD"] * world
+    assert [name[:2] for name in two_shot if name.endswith("E.128")][-2 * world :] == [
+        *["LD"] * world,
+        *["ST"] * world,
+    ]
+
+
 @rarely
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 def test_kernels_are_built_by_nvcc(tmp_path: Path) -> None:
@@ -82,11 +111,11 @@ def test_compiled_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(os.listdir(folder)) == 4
 
 
-def test_the_compiler_is_asked_for_its_version() -> None:
+def test_the_compiler_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not pip: NVRTC may be conda's or the system's."""
-    pytest.importorskip("cuda.core", reason="cuda-python is not installed")
-    pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
-    assert ipc_kernels.compiler_version().startswith("13.")
+    nvrtc = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 9))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(nvrtc=nvrtc))
+    assert ipc_kernels.compiler_version() == "13.9"
 
 
 def test_kernels_run_where_nothing_can_be_kept(

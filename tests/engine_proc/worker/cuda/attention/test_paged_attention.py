@@ -205,7 +205,7 @@ def test_wide_tiles_have_the_same_bits(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("capability", "rows"), [((8, 0), 64), ((8, 6), 32), ((8, 9), 32), ((9, 0), 64), ((12, 0), 32)]
 )
-def test_graphics_cards_have_smaller_tiles_of_large_heads(
+def test_tiles_are_as_large_as_a_gpu_has_room_for(
     capability: tuple[int, int], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their processors share 99 KiB, and those of data centers' GPUs 163 or more."""
@@ -214,6 +214,10 @@ def test_graphics_cards_have_smaller_tiles_of_large_heads(
     assert tiling_of(256, torch.bfloat16, gpu).rows == rows
     assert tiling_of(128, torch.float32, gpu).rows == rows
     assert tiling_of(128, torch.bfloat16, gpu).rows == 64
+    wide_rows = 128 if capability == (9, 0) else None  # tiles of prompts, on a Hopper alone
+    assert tiling_of(128, torch.bfloat16, gpu).wide_rows == wide_rows
+    assert tiling_of(256, torch.bfloat16, gpu).wide_rows is None
+    assert tiling_of(128, torch.float32, gpu).wide_rows is None
     has_tma.cache_clear()
     assert latent_tiling(gpu).rows == (64 if capability == (9, 0) else 32)
     has_tma.cache_clear()
