@@ -15,15 +15,29 @@ from headrace.ipc.curve_links import CurveLink
 NUM_SCANS = 20
 GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f")
 CLOSES_S = 60
+LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
 def tcp_ports(processes: Iterable[psutil.Process]) -> set[int]:
     """Return the ports at which processes listen, in whatever network namespace."""
-    found = set[int]()
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            listening = [one for one in process.net_connections("tcp") if one.status == "LISTEN"]
-            found.update(one.laddr.port for one in listening)
+    return {port for process in processes for port in ports_of(Path("/proc", str(process.pid)))}
+
+
+def ports_of(process: Path) -> set[int]:
+    """Return the ports at which a process listens, by its folder; none where it has ended.
+
+    psutil knows the sockets of its own namespace alone.
+    """
+    found, own = set[int](), set[str]()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for fd in (process / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                own.add(os.readlink(fd))
+        for table in ("tcp", "tcp6"):
+            for line in (process / "net" / table).read_text().splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == LISTENS and f"socket:[{inode}]" in own:
+                    found.add(int(local.rsplit(":", 1)[1], 16))
     return found
 
 
