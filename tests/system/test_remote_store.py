@@ -92,7 +92,10 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 
 def test_prefixes_come_from_the_store_of_a_remote_engine(machines: Machines) -> None:
-    """Also after the engine's death. Requests are routed there for what its store has."""
+    """Also after the engine's death. Requests are routed there for what its store has.
+
+    A busy machine may compute a prefix that it has, where it takes that to be quicker.
+    """
     assert machines.ask_remote(0) == 0
 
     def comes_from_store() -> bool:
@@ -106,5 +109,4 @@ def test_prefixes_come_from_the_store_of_a_remote_engine(machines: Machines) -> 
     process.send_signal(signal.SIGKILL)
     wait_until(lambda: machines.status == 503, "the engine is missed")
     machines.await_health()
-    machines.push_out()
-    assert machines.ask_remote(0) > 0
+    wait_until(comes_from_store, "its successor's store has it")
