@@ -51,7 +51,7 @@ soak: .venv/dev
 	TEST_S=0 CHAOS_S=$(CHAOS_S) $(BIN)/pytest tests/system/test_models.py -k chaos
 	TEST_S=0 MODEL_LOADS=1 $(BIN)/pytest tests/system/test_model_loads.py
 	TEST_S=0 MODEL_LOADS=1 $(BIN)/pytest tests/system/test_kv_store.py -k sleeps
-	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest tests/system/test_remote_engines.py
+	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest tests/system/test_remote_engines.py tests/system/test_remote_store.py
 	TEST_S=0 REMOTE_MODEL=1 $(BIN)/pytest -s tests/system/test_remote_machines.py
 	TEST_S=0 RAY_NODES=1 $(BIN)/pytest -s tests/system/test_ray_replicas.py tests/system/test_ray_stages.py
 	TEST_S=0 STORE_KILLS=50 $(BIN)/pytest tests/system/test_kv_store.py -k random

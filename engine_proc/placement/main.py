@@ -48,15 +48,21 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
         while True:
             heartbeat.begin()
             for name, engine in engines.items():
-                if is_wanted(slots[name]):
-                    engine.look(time.monotonic())
-                else:
-                    engine.leave()
+                tend(engine, slots[name], addresses[name])
             num_placed = sum(engine.is_placed for engine in engines.values())
             context.slot[PlacementField.PLACED] = num_placed
             cluster.wait(LOOK_S)
     finally:
         cluster.close()
+
+
+def tend(engine: PlacedEngine, slot: Slot, address: PlacedAddress) -> None:
+    """Have an engine placed, or leave. One that is withdrawn leaves, and another is placed next."""
+    is_withdrawn = engine.is_placed and address.read() is None
+    if is_wanted(slot) and not is_withdrawn:
+        engine.look(time.monotonic())
+    else:
+        engine.leave()
 
 
 def is_wanted(slot: Slot) -> bool:

@@ -386,7 +386,8 @@ def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
         )
     if machine.num_numa_nodes > 1:
         yield Finding(
-            "memory is spread over several NUMA nodes; stay on one: "
+            "memory is spread over several NUMA nodes; have a replica on each by "
+            "--data-parallel-size auto, or stay on one: "
             "numactl --cpunodebind=0 --membind=0 headrace serve …"
         )
     if 0 <= machine.max_files < FEW_FILES:

@@ -1,6 +1,7 @@
 """Where an engine or a stage is that the placement process has placed: a file in the run directory.
 
-The placement process writes it, the processes in the seats of engines and workers read it.
+The placement process writes it, the processes in the seats of engines and workers read it. The
+supervisor withdraws it to have another engine placed.
 """
 
 import os

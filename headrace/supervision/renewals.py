@@ -4,7 +4,8 @@ import logging
 import signal
 from collections import deque
 
-from headrace.board.board import Board, Seat
+from headrace.board.board import Board, Seat, Slot
+from headrace.board.fields import EngineField, Seating
 from headrace.board.replacements import is_ready
 from headrace.runtime.process import LEAVE, Process
 from headrace.supervision.engine_seats import EngineSeats
@@ -16,7 +17,8 @@ log = logging.getLogger(__name__)
 class Renewals:
     """The processes that are to be replaced, in order.
 
-    An engine whose replicas do not serve goes to the end of the queue, so all others pass it.
+    An engine whose replicas do not serve goes to the end of the queue, so all others pass it. So do
+    all engines while one of Ray's is not back yet.
     """
 
     def __init__(self, board: Board, engine_seats: EngineSeats) -> None:
@@ -25,6 +27,7 @@ class Renewals:
         self._waiting: deque[SeatedProcess] = deque()
         self._current: tuple[SeatedProcess, Process] | None = None  # and its predecessor
         self._put_off: set[Seat] = set()  # engines of which the log tells that they wait
+        self._placed: Slot | None = None  # the last one of Ray's that was to be replaced
 
     def add(self, child: SeatedProcess) -> None:
         """Have a process replaced at its turn."""
@@ -77,19 +80,25 @@ class Renewals:
         if not self._engine_seats.has_replicas(child.seat.index):
             log.info("%s is not replaced: its model has no other engine", child.seat)
         elif child.start_at is None:  # else it is being replaced
-            if self._loads(child):
-                self._wait(child, "it serves")
-                return
-            if not self._engine_seats.renew(child.seat.index):
-                self._wait(child, "another engine of its model serves")
+            slot = self._board.slot("engine", child.seat.index)
+            what, is_placed = self._lacks(slot), is_ready(slot) and slot[EngineField.IS_PLACED]
+            if not what and not self._engine_seats.renew(child.seat.index):
+                what = "another engine of its model serves"
+            if what:
+                self._wait(child, what)
                 return
             self._current = child, child.process
+            if is_placed:
+                self._placed = slot
         self._put_off.discard(child.seat)
 
-    def _loads(self, child: SeatedProcess) -> bool:
-        """Whether an engine of this machine loads its model."""
-        slot = self._board.slot("engine", child.seat.index)
-        return not (is_ready(slot) or self._board.is_remote(slot))
+    def _lacks(self, slot: Slot) -> str:
+        """Return what is to happen before an engine is replaced, or ""."""
+        if not (is_ready(slot) or self._board.is_remote(slot)):
+            return "it serves"  # it loads its model
+        placed = self._placed
+        is_awaited = placed is not None and placed[EngineField.SEATING] == Seating.SEATED
+        return f"{placed.seat} serves" if placed and is_awaited and not is_ready(placed) else ""
 
     def _wait(self, child: SeatedProcess, what: str) -> None:
         """Have an engine wait for something."""

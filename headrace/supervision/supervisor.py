@@ -25,7 +25,13 @@ from types import FrameType
 import headrace.ipc.sockets  # noqa: F401  # for its copies: all of them have links
 from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Seat, Slot, State
-from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
+from headrace.board.fields import (
+    CommonField,
+    DetokenizerField,
+    EngineField,
+    FrontendField,
+    TokenizerField,
+)
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.lora_modules import lora_modules
 from headrace.config.process_configs import (
@@ -40,6 +46,7 @@ from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.ipc.adapter_registry import AdapterRegistry
 from headrace.ipc.arena import Arena
 from headrace.ipc.recorder import prepare_folder
+from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.process import DRAIN, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
@@ -333,9 +340,16 @@ class Supervisor:
         for child in list(self._children):
             if child.is_engine and child.seat.index in due:
                 if child.start_at is None:
+                    self._withdraw(child.seat)
                     child.process.send_signal(signal.SIGTERM)
                 else:  # it has died meanwhile
                     self._give_up(child)
+
+    def _withdraw(self, seat: Seat) -> None:
+        """Have Ray place another engine, if it has placed the one of a seat that is renewed."""
+        is_placed = self.board.slot(seat.role, seat.index)[EngineField.IS_PLACED]
+        if is_placed and not self._engine_seats.is_given_up(seat.index):
+            PlacedAddress(self.run_dir, f"engine {seat.index}").write(None)
 
     def _add_engine(self, index: int) -> None:
         """Start an engine in a vacant seat. If it cannot start, the seat is vacant again."""

@@ -29,10 +29,11 @@ class Answer:
 class Listener:
     """Hears the pieces of all streams: acts at one of them, and notes the longest silence.
 
-    It goes on hearing while it acts.
+    It goes on hearing while it acts. Without an action there may be any number of pieces: a server
+    that falls behind makes few.
     """
 
-    def __init__(self, action: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, action: Callable[[], object] | None = None) -> None:
         self._action = action
         self._actor = ThreadPoolExecutor(1)
         self._acting: Future[object] | None = None
@@ -43,13 +44,14 @@ class Listener:
         """Note a piece, and for how long its stream was silent before."""
         self.silence_s = max(self.silence_s, silence_s)
         self._num_left -= 1
-        if not self._num_left:
+        if self._action is not None and not self._num_left:
             self._acting = self._actor.submit(self._action)
 
     def close(self) -> None:
-        """Wait until it has acted; raise what the action has."""
-        assert self._acting is not None, "there were too few pieces"
-        self._acting.result()
+        """Wait until it has acted, if it does; raise what the action has."""
+        if self._action is not None:
+            assert self._acting is not None, "there were too few pieces"
+            self._acting.result()
         self._actor.shutdown()
 
 

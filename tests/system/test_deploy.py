@@ -1,7 +1,8 @@
-"""deploy/: the unit, the image and the chart start a server that takes their flags."""
+"""deploy/: the unit, the image, the chart and the cluster start a server that takes their flags."""
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from typing import Any
@@ -53,6 +54,28 @@ def test_chart_probes_paths_that_are_served() -> None:
     expected = {"startup": "/startup", "readiness": "/ready", "liveness": "/health"}
     assert dict(probes) == expected
     assert {*expected.values(), PING} == set(HEALTH_PATHS)
+
+
+def test_kuberay_cluster_has_room_for_the_engines_of_its_server() -> None:
+    text = (DEPLOY / "kuberay/headrace.yaml").read_text()
+    cluster, server, service = yaml.safe_load_all(text)
+    (workers,), head = cluster["spec"]["workerGroupSpecs"], cluster["spec"]["headGroupSpec"]
+    assert f"ray=={cluster['spec']['rayVersion']}\n" in (ROOT / "constraints.txt").read_text()
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    subprocess.run(["bash", "-n", "-c", script], check=True)
+    (command,) = re.findall(r"launch_server (.*?) &", script.replace("\\\n", ""))
+    config = from_flags(shlex.split(command))
+    assert config.num_placed_engines == workers["replicas"]
+    assert int(workers["rayStartParams"]["num-cpus"]) == config.num_workers + 1
+    assert head["rayStartParams"]["num-cpus"] == "0" and "--num-cpus=0 " in script
+    paths = {probe["httpGet"]["path"] for name, probe in container.items() if "Probe" in name}
+    assert paths <= {*HEALTH_PATHS} - {"/health"}
+    labels = server["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == server["spec"]["selector"]["matchLabels"] == labels
+    assert {port["name"] for port in container["ports"]} == {
+        port["targetPort"] for port in service["spec"]["ports"]
+    }
 
 
 def test_chart_has_the_version_of_the_package() -> None:

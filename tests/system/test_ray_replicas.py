@@ -15,8 +15,10 @@ from network_namespace import NetworkNamespace
 from ray_nodes import NUM_CPUS, RayCluster, titled
 from servers import RunningServer, survivors, wait_until
 from slow_link import SlowLink
+from strangers import knock, scan, tcp_ports
 from tiny_models import make_byte_folder
 
+from headrace.client.client import Client
 from headrace.extras import missing
 
 pytestmark = [
@@ -24,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing("ray")), reason=missing("ray") or "ray is installed"),
 ]
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "32")
+KEY = "operator"
 CUT_S = 20.0
 # Of a stream, where another engine can go on. It is 3 s where nothing else uses the cores.
 MAX_SILENCE_S = 15.0
@@ -36,7 +39,8 @@ class Fleet:
 
     def __init__(self, model: Path, cluster: RayCluster) -> None:
         flags = ("--data-parallel-size", "2", "--data-parallel-backend", "ray")
-        self.head = RunningServer(str(model), *FLAGS, *flags, env=cluster.env)
+        admin = ("--admin-api-key", KEY)
+        self.head = RunningServer(str(model), *FLAGS, *flags, *admin, env=cluster.env)
         self.await_health()
 
     def await_health(self) -> None:
@@ -53,9 +57,20 @@ class Fleet:
         processes = self.health.json()["processes"]
         return [one for one in processes if one["process"].startswith(role)]
 
+    def want(self, count: int) -> None:
+        """Ask for so many engines."""
+        with Client(self.head.url, api_key=KEY) as client:
+            assert client.scale(count).replicas == count
+
+    def has(self, count: int) -> bool:
+        """Whether there are so many engines, all of which serve, and no others."""
+        with Client(self.head.url, api_key=KEY) as client:
+            (found,) = client.replicas()
+        return found.replicas == found.ready == count and not found.leaving
+
     @property
     def steps(self) -> list[int]:
-        """The steps of both engines since they were started."""
+        """The steps of all engines since they were started."""
         return [one["steps"] for one in self.told("engine")]
 
     @property
@@ -169,6 +184,67 @@ def test_a_slow_link_changes_no_text(
     check_both_serve(fleet, expected)
     assert slow_link.num_dropped > 0
     print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")
+
+
+def scale(fleet: Fleet, count: int, expected: list[Answer]) -> None:
+    """Have so many engines while streams run, until there are; all streams are as expected."""
+    check_texts(fleet, expected, Listener(lambda: fleet.want(count)))
+    while not fleet.has(count):
+        check_texts(fleet, expected, Listener())
+
+
+def test_engines_come_and_go_on_nodes_while_streams_run(
+    fleet: Fleet, cluster: RayCluster, namespace: NetworkNamespace, expected: list[Answer]
+) -> None:
+    node = cluster.new_node(namespace.there_too)
+    try:
+        scale(fleet, 3, expected)
+        before = fleet.steps
+        check_texts(fleet, expected, Listener())
+        assert all(late > early for early, late in zip(before, fleet.steps, strict=True))
+        actors = titled([*cluster.processes, *node.processes], "ray::EngineActor")
+        assert len(actors) == 3 and titled(node.processes, "headrace: engine")
+        scale(fleet, 1, expected)
+        wait_until(lambda: cluster.left[0] == 2 * NUM_CPUS, "two engines have left the cluster")
+        assert cluster.left[1].count("CREATED") == 1
+        assert sum(actor.is_running() for actor in actors) == 1
+        assert len(titled([*cluster.processes, *node.processes], "headrace: engine")) == 1
+        check_texts(fleet, expected, Listener())
+        assert fleet.health.status_code == 200
+        assert len(fleet.steps) == fleet.placed == 1
+    finally:
+        node.kill()
+
+
+def test_sighup_renews_engines_on_nodes_while_streams_run(
+    fleet: Fleet, cluster: RayCluster, expected: list[Answer]
+) -> None:
+    before = cluster.engine_processes
+    supervisor = fleet.head.ring["headrace: supervisor"]
+    check_texts(fleet, expected, Listener(lambda: supervisor.send_signal(signal.SIGHUP)))
+    while any(process.is_running() for process in before):
+        check_texts(fleet, expected, Listener())
+    check_both_serve(fleet, expected)
+    assert fleet.placed == 2
+
+
+def test_strangers_disturb_no_engine_on_a_node(
+    fleet: Fleet,
+    cluster: RayCluster,
+    namespace: NetworkNamespace,
+    expected: list[Answer],
+    tmp_path: Path,
+) -> None:
+    (port,) = tcp_ports(titled(cluster.node_processes, "headrace: "))
+    steps, restarts = fleet.steps, [one["restarts"] for one in fleet.told("engine")]
+
+    def come() -> None:
+        scan(namespace.there, port)
+        knock(namespace.there, port, tmp_path)
+
+    check_texts(fleet, expected, Listener(come))
+    assert all(late > early for early, late in zip(steps, fleet.steps, strict=True))
+    assert [one["restarts"] for one in fleet.told("engine")] == restarts
 
 
 def await_replacement(fleet: Fleet, count: int) -> None:

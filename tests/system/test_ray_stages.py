@@ -16,6 +16,7 @@ from network_namespace import NetworkNamespace
 from ray_nodes import NUM_CPUS, RayCluster, RayNode, titled
 from servers import RunningServer, StartFailed, wait_until
 from slow_link import SlowLink
+from strangers import knock, scan, tcp_ports
 from tiny_models import make_byte_folder
 
 from headrace.exit_status import ExitStatus
@@ -68,7 +69,7 @@ def test_three_stages_on_three_nodes_change_no_text(
         flags = (*FLAGS, "--pp", "3", *STAGES[2:])
         server = RunningServer(str(larger), *flags, env=cluster.env)
         stack.callback(server.close)
-        check_texts(server, expected, lambda: None)
+        check_texts(server, expected)
         found = [*node.processes, *cluster.node_processes]
         (_,), (last,) = (titled(found, f"headrace: worker {stage}") for stage in (1, 2))
         check_texts(server, expected, last.kill)
@@ -115,8 +116,10 @@ def status(server: RunningServer) -> int:
     return httpx.get(f"{server.url}/health").status_code
 
 
-def check_texts(server: RunningServer, expected: list[Answer], action: Callable[[], None]) -> None:
-    """Read all streams, which are as expected, and have something happen meanwhile."""
+def check_texts(
+    server: RunningServer, expected: list[Answer], action: Callable[[], None] | None = None
+) -> None:
+    """Read all streams, which are as expected, while something may happen."""
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
     listener = Listener(action)
     assert read_all(server.url, listener) == expected
@@ -128,7 +131,7 @@ def test_stages_on_two_nodes_change_no_text(
 ) -> None:
     for title in ("headrace: stage", "headrace: worker 1"):
         assert titled(cluster.node_processes, title)
-    check_texts(server, expected, lambda: None)
+    check_texts(server, expected)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,7 @@ def test_a_narrow_link_to_a_stage_changes_no_text(
     wait_until(lambda: status(server) == 200, "all stages serve", 240)
     namespace.narrow(RATE)
     try:
-        check_texts(server, expected, lambda: None)
+        check_texts(server, expected)
     finally:
         namespace.widen()
 
@@ -214,9 +217,28 @@ def test_a_narrow_link_to_a_stage_changes_no_text(
 def test_a_slow_link_to_a_stage_changes_no_text(
     server: RunningServer, slow_link: SlowLink, expected: list[Answer]
 ) -> None:
-    check_texts(server, expected, lambda: None)
+    check_texts(server, expected)
     assert slow_link.num_dropped > 0
     print(f"{slow_link.num_dropped} packets of {slow_link.num_carried} dropped")
+
+
+def test_strangers_disturb_no_stage_on_a_node(
+    server: RunningServer,
+    cluster: RayCluster,
+    namespace: NetworkNamespace,
+    expected: list[Answer],
+    tmp_path: Path,
+) -> None:
+    wait_until(lambda: status(server) == 200, "all stages serve", 240)
+    (port,) = tcp_ports(titled(cluster.node_processes, "headrace: "))
+    before = titled(cluster.node_processes, "headrace: ")
+
+    def come() -> None:
+        scan(namespace.there, port)
+        knock(namespace.there, port, tmp_path)
+
+    check_texts(server, expected, come)
+    assert titled(cluster.node_processes, "headrace: ") == before
 
 
 class WaitingServer(RunningServer):

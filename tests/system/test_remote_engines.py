@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +12,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from psutil import Process
+from psutil import NoSuchProcess, Process
 from remote_nodes import Link, RunningNode
 from servers import RunningServer, StartFailed, wait_until
+from strangers import scan, tcp_ports
 from stream_reader import answers_of, counts_of, difference, read_all
 
 HAS_MODEL = "REMOTE_MODEL" in os.environ
@@ -127,6 +127,33 @@ def test_an_engine_comes_back_after_its_process(fleet: Fleet) -> None:
     fleet.await_health()
 
 
+def test_streams_go_on_where_a_remote_engine_stands_still(fleet: Fleet) -> None:
+    """It goes on later, and then nothing of what it has makes any stream longer."""
+    expected, process = complete(fleet.head.url), fleet.node.ring["headrace: engine"]
+    with ThreadPoolExecutor(NUM_TEXTS) as pool:
+        texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
+        wait_until(lambda: all(one["running"] for one in fleet.engines), "both engines run")
+        process.suspend()
+        try:
+            wait_until(lambda: fleet.health.status_code == 503, "the engine is missed")
+        finally:
+            with contextlib.suppress(NoSuchProcess):  # its watchdog may have ended it
+                process.resume()
+        assert [text.result() for text in texts] == [expected] * NUM_TEXTS
+    fleet.await_health()
+
+
+@with_model
+def test_sighup_renews_the_seat_of_a_remote_engine_under_load(fleet: Fleet) -> None:
+    expected, before = complete(fleet.head.url), [one["restarts"] for one in fleet.engines]
+    fleet.head.ring["headrace: supervisor"].send_signal(signal.SIGHUP)
+    with ThreadPoolExecutor(NUM_TEXTS) as pool:
+        while any(one["restarts"] <= then for one, then in zip(fleet.engines, before, strict=True)):
+            texts = [pool.submit(complete, fleet.head.url) for _ in range(NUM_TEXTS)]
+            assert [text.result() for text in texts] == [expected] * NUM_TEXTS
+    fleet.await_health()
+
+
 def test_a_server_outlives_the_key_of_its_remote_engine(fleet: Fleet) -> None:
     expected, seat = complete(fleet.head.url), fleet.seat
     aside = fleet.key_file.rename(fleet.key_file.with_name("aside"))
@@ -180,17 +207,11 @@ def test_a_cut_link_moves_streams_and_is_taken_in_again(
 
 
 def test_scans_and_garbage_end_nothing(fleet: Fleet) -> None:
-    where = urlsplit(fleet.node.url)
-    before = fleet.node.ring
-    for _ in range(20):
-        socket.create_connection((where.hostname, where.port or 0)).close()
-    for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f"):
-        with socket.create_connection((where.hostname, where.port or 0)) as peer:
-            peer.sendall(data * 4)
-            peer.settimeout(60)
-            with contextlib.suppress(ConnectionResetError):
-                while peer.recv(4096):  # the greeting; then it closes the connection
-                    pass
+    where, before = urlsplit(fleet.node.url), fleet.node.ring
+    assert tcp_ports(fleet.node.processes.values()) == {where.port}, "a node listens at one address"
+    http = urlsplit(fleet.head.url).port
+    assert tcp_ports(fleet.head.processes.values()) == {http}, "a server at that of HTTP alone"
+    scan(str(where.hostname), where.port or 0)
     answer = httpx.post(f"{fleet.head.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
     assert answer.status_code == fleet.health.status_code == 200
     assert fleet.node.ring == before

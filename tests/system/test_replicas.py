@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from killer import Killer
 from servers import RunningServer, wait_until
 from stream_reader import CHAT, COUNTED, STORY, TIMEOUT_S, answers_of, difference, read, read_all
+
+from headrace.runtime.roles import title
+from headrace.system.cpu_share import numa_nodes, share_of
 
 FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--admin-api-key", "operator")
 NUM_CALLS = 6
@@ -58,6 +62,15 @@ def test_replicas_share_the_work_and_change_no_text(
 ) -> None:
     assert not difference(asyncio.run(read_all(replicas.url)), undisturbed)
     assert all(steps_of(replicas))
+
+
+def test_each_replica_has_its_share_of_the_cores(replicas: RunningServer) -> None:
+    """Linux places memory on the node of the core that first writes it."""
+    cores, ring = os.sched_getaffinity(0), replicas.processes
+    for place in range(2):
+        share = share_of(cores, numa_nodes(), place, 2)
+        for role in ("engine", "worker"):
+            assert set(ring[title(role, place)].cpu_affinity()) == share
 
 
 @pytest.mark.parametrize("victim", ["engine 0", "engine 1", "worker 1", "detokenizer 1"])

@@ -258,7 +258,7 @@ def test_a_machine_that_is_well_has_nothing_wrong() -> None:
         ({"is_refused_tiles": True}, "the processor's tiles (AMX)"),
         ({"num_usable": 2}, "5 processes share 2 cores"),
         ({"quota": 2.5}, "2.5 cores' time for 8 cores"),
-        ({"num_numa_nodes": 2}, "numactl"),
+        ({"num_numa_nodes": 2}, "--data-parallel-size auto, or stay on one: numactl"),
         ({"max_files": 256}, "may open 256 files"),
     ],
 )

@@ -1,6 +1,7 @@
 """Processes are replaced one at a time, and none waits for an engine that cannot be."""
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from headrace.supervision.renewals import Renewals
 from headrace.supervision.seated_process import SeatedProcess
 
 ENGINES = [Seat("engine", 0), Seat("engine", 1)]
+THREE = [*ENGINES, Seat("engine", 2)]
 
 
 class PlayedProcess:
@@ -29,8 +31,8 @@ class PlayedProcess:
 class Rig:
     """Replicas, a frontend and a tokenizer, all of which serve."""
 
-    def __init__(self) -> None:
-        self.board = Board.create([*ENGINES, Seat("frontend", 0), Seat("tokenizer", 0)])
+    def __init__(self, engines: Sequence[Seat] = ENGINES) -> None:
+        self.board = Board.create([*engines, Seat("frontend", 0), Seat("tokenizer", 0)])
         for slot in self.board.slots:
             slot.enter(State.READY)
         self.seats = EngineSeats(self.board, 60)
@@ -104,6 +106,49 @@ def test_a_lost_machine_ends_the_renewal_of_its_seat() -> None:
     assert rig.current == ENGINES[1]
     rig.replace(ENGINES[1], State.STARTING)
     assert rig.current == tokenizer
+
+
+def test_a_placed_engine_is_renewed_once_the_one_before_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is no engine of Ray's passes those that wait."""
+    rig, tokenizer = Rig(THREE), Seat("tokenizer", 0)
+    caplog.set_level("INFO")
+    for slot in rig.board.of("engine"):
+        slot[EngineField.IS_REMOTE] = slot[EngineField.IS_PLACED] = 1
+    rig.renew(*THREE[:2], tokenizer)
+    assert rig.current == THREE[0]
+    rig.replace(THREE[0], State.STARTING)
+    assert [rig.current, rig.current] == [None, tokenizer]
+    rig.replace(tokenizer)
+    assert [rig.current for _ in range(3)] == [None] * 3
+    told = "engine 1 is replaced once engine 0 serves"
+    assert [record.message for record in caplog.records] == [told]
+    rig.enter(THREE[0], State.READY)
+    assert rig.current == THREE[1]
+
+
+def test_a_placed_engine_without_a_node_delays_no_renewal() -> None:
+    rig = Rig(THREE)
+    for slot in rig.board.of("engine"):
+        slot[EngineField.IS_REMOTE] = slot[EngineField.IS_PLACED] = 1
+    rig.enter(THREE[0], State.STARTING)
+    rig.renew(*THREE)
+    assert rig.current == THREE[0]
+    rig.replace(THREE[0], State.STARTING)
+    assert rig.current == THREE[1]
+
+
+def test_a_placed_engine_that_leaves_delays_no_renewal() -> None:
+    rig = Rig(THREE)
+    for slot in rig.board.of("engine"):
+        slot[EngineField.IS_REMOTE] = slot[EngineField.IS_PLACED] = 1
+    rig.renew(*THREE[1:])
+    assert rig.current == THREE[1]
+    rig.replace(THREE[1], State.STARTING)
+    assert rig.current is None
+    rig.seats.resize(0, 2)
+    assert rig.current == THREE[2]
 
 
 def test_a_renewal_waits_for_the_successor_of_a_local_engine() -> None:

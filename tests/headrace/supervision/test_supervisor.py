@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from headrace.board.board import Board, Seat, State
 from headrace.board.fields import EngineField, Seating
 from headrace.config.config import ServerConfig
 from headrace.exit_status import ExitStatus
+from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.roles import ROLES, title
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import FIRST_RETRY_S, LoadPolicy
@@ -102,6 +104,25 @@ def test_an_engine_that_died_and_leaves_has_no_successor() -> None:
     assert rig.supervisor._children == rig.children[:1]
     assert rig.board.slot("engine", 1)[EngineField.SEATING] == Seating.VACANT
     assert not rig.seats.are_changing
+
+
+@pytest.mark.parametrize(("is_placed", "returns"), [(1, True), (1, False), (0, True)])
+def test_a_renewed_engine_of_ray_is_withdrawn(
+    tmp_path: Path, is_placed: int, returns: bool
+) -> None:
+    """One that leaves for good is not: another would be placed at once."""
+    rig, address = Rig(), PlacedAddress(str(tmp_path), "engine 1")
+    rig.supervisor.run_dir = str(tmp_path)
+    rig.board.slot("engine", 1)[EngineField.IS_PLACED] = is_placed
+    address.write("tcp://node:1")
+    if returns:
+        assert rig.seats.renew(1)
+    else:
+        rig.seats.resize(0, 1)
+    for _ in range(2):
+        rig.supervisor._end_leaving()
+    assert (address.read() is None) == (is_placed == 1 and returns)
+    assert rig.board.slot("engine", 1)[EngineField.SEATING] == Seating.VACANT
 
 
 class OnDemandRig(Rig):
