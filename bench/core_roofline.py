@@ -2,14 +2,14 @@
 
 Method: a decoder of a known model's shape with random weights. A quarter of its layers and of its
         vocabulary, so that the head keeps its share of a step. All numbers of sequences, a prompt
-        of 512 tokens, a reading of memory and a loop of products take turns in every round; the
-        first is thrown away. A step of B sequences takes at least the longer of two times. One is
-        that of a step of one sequence that reads the keys and values of B, and the experts that B
-        choose. The other is B times a prompt token's. The roof is the rate of such a step, the
-        share is the rate measured over it. The bandwidth is what plain reading reaches, beside what
-        the step of one sequence reads in a second. The peak is that of the instructions that the
-        kernels multiply with, from registers. Its share is that of the time of products, experts
-        and the head.
+        of 512 tokens, a reading of memory and a loop of products take turns in every round. The
+        first round is thrown away. A step of B sequences takes at least the longer of two times.
+        One is that of a step of one sequence that reads the keys and values of B, and the experts
+        that B choose. The other is B times a prompt token's. The roof is the rate of such a step,
+        the share is the rate measured over it. The bandwidth is what plain reading reaches, beside
+        what the step of one sequence reads in a second. The peak is that of the instructions that
+        the kernels multiply with, from registers. Its share is that of the time of products,
+        experts and the head.
         A mixture has few layers, all of its experts and a small vocabulary. Experts that a step
         reads are counted in torch, which runs the same steps in fp32.
         A step's parts are times of the calling thread: "waiting" for the other threads, "rows" for
