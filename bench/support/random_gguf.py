@@ -1,7 +1,7 @@
-"""GGUF files of random weights: a model of 420 million numbers, all its matrices of one type.
+"""GGUF files of random weights, all matrices of one type: each layer is the first one again.
 
-Mixtures of experts have some layers of a model that people run, as many as fit into 3 GB of Q8_0. A
-large file has as many as make it large: each is the same layer again.
+The smallest has 420 million numbers. Others have all layers of a model that people run. Mixtures of
+experts have some, as many as fit into 3 GB of Q8_0. A large file has as many as make it large.
 
 The `gguf` package quantizes to few types, and real files mix them. A kernel's speed depends on the
 type alone, so blocks are random bytes with scales that make numbers of about a trained size.
@@ -18,16 +18,49 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from support.models import CACHE, demo_model
 
-HIDDEN, MLP, HEADS, KV_HEADS, LAYERS, VOCAB = 1536, 8960, 12, 2, 8, 49152
-HEAD_DIM = HIDDEN // HEADS
-MATRICES = {
-    "attn_q": (HIDDEN, HIDDEN),
-    "attn_k": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "attn_v": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "attn_output": (HIDDEN, HIDDEN),
-    "ffn_gate": (MLP, HIDDEN),
-    "ffn_up": (MLP, HIDDEN),
-    "ffn_down": (HIDDEN, MLP),
+VOCAB = 49152  # the demo model's
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """The sizes of a Llama, or of what differs from it in biases alone."""
+
+    architecture: str  # of GGUF
+    hidden: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    layers: int
+    vocab: int = VOCAB
+    tied_head: bool = True
+    rope_base: float = 10_000.0
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Return the shapes of a layer's matrices."""
+        kv = self.kv_heads * self.hidden // self.heads
+        return {
+            "attn_q": (self.hidden, self.hidden),
+            "attn_k": (kv, self.hidden),
+            "attn_v": (kv, self.hidden),
+            "attn_output": (self.hidden, self.hidden),
+            "ffn_gate": (self.mlp, self.hidden),
+            "ffn_up": (self.mlp, self.hidden),
+            "ffn_down": (self.hidden, self.mlp),
+        }
+
+    def vectors(self) -> dict[str, int]:
+        """Return the lengths of a layer's vectors."""
+        vectors = dict.fromkeys(("attn_norm.weight", "ffn_norm.weight"), self.hidden)
+        if self.architecture == "qwen2":
+            names = ("attn_q", "attn_k", "attn_v")
+            vectors |= {f"{name}.bias": self.matrices()[name][0] for name in names}
+        return vectors
+
+
+SMALLEST = DenseShape("llama", 1536, 8960, 12, 2, 8)
+DENSE = {
+    "qwen2.5-1.5b": DenseShape("qwen2", 1536, 8960, 12, 2, 28, 151936, True, 1_000_000.0),
+    "llama-3.1-8b": DenseShape("llama", 4096, 14336, 32, 8, 32, 128256, False, 500_000.0),
 }
 
 
@@ -106,16 +139,16 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def random_file(name: str) -> Path:
-    """Return the file of one of `TYPES`, or of a mixture and a type, made where it is not there."""
+    """Return the file of one of `TYPES`, or of a shape and a type, made where it is not there."""
     shape, _, type = name.rpartition("-")
     path = CACHE / f"random.{name}.gguf"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
-        if shape:
+        if shape in MIXTURES:
             write_mixture(unfinished, GGMLQuantizationType[type], MIXTURES[shape])
         else:
-            write(unfinished, GGMLQuantizationType[type])
+            write(unfinished, GGMLQuantizationType[type], DENSE[shape] if shape else SMALLEST)
         unfinished.rename(path)
     return path
 
@@ -137,12 +170,12 @@ def large_file(gib: float, type: str) -> Path:
 
 
 def types_of(shape: str) -> list[str]:
-    """Return the types that the rows of a mixture can have, of those that are compared."""
-    mixture = MIXTURES[shape]
-    widths = {matrix[-1] for matrix in mixture.matrices().values()}
-    types = ("Q8_0", "Q4_0", "Q4_K", "MXFP4")
-    sizes = {type: GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] for type in types}
-    return [type for type in types if not any(width % sizes[type] for width in widths)]
+    """Return the types that the rows of a shape can have, of those that are compared."""
+    sizes = DENSE[shape] if shape in DENSE else MIXTURES[shape]
+    widths = {matrix[-1] for matrix in sizes.matrices().values()}
+    types = ("Q8_0", "Q4_0", "Q4_K", "Q6_K" if shape in DENSE else "MXFP4")
+    numbers = {type: GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] for type in types}
+    return [type for type in types if not any(width % numbers[type] for width in widths)]
 
 
 def random_rows(shape: tuple[int, ...], type: GGMLQuantizationType) -> Bytes:
@@ -162,30 +195,32 @@ def random_rows(shape: tuple[int, ...], type: GGMLQuantizationType) -> Bytes:
     return blocks.reshape(*shape[:-1], -1)
 
 
-def write(path: Path, type: GGMLQuantizationType) -> None:
-    """Write a Llama without a tokenizer."""
-    writer = gguf.GGUFWriter(path, "llama")
+def write(path: Path, type: GGMLQuantizationType, shape: DenseShape) -> None:
+    """Write a dense model without a tokenizer."""
+    writer = gguf.GGUFWriter(path, shape.architecture, use_temp_file=False)
     writer.add_context_length(4096)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(MLP)
-    writer.add_block_count(LAYERS)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.mlp)
+    writer.add_block_count(shape.layers)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(VOCAB)
+    writer.add_vocab_size(shape.vocab)
     writer.add_tokenizer_model("none")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    ones = np.ones(HIDDEN, np.float32)
-    writer.add_tensor("output_norm.weight", ones)
-    writer.add_tensor("token_embd.weight", random_rows((VOCAB, HIDDEN), type), raw_dtype=type)
-    for layer in range(LAYERS):
-        for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
-        for name, shape in MATRICES.items():
-            writer.add_tensor(
-                f"blk.{layer}.{name}.weight", random_rows(shape, type), raw_dtype=type
-            )
+    writer.add_tensor("output_norm.weight", np.ones(shape.hidden, np.float32))
+    embedding = random_rows((shape.vocab, shape.hidden), type)
+    for name in ("token_embd",) if shape.tied_head else ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", embedding, raw_dtype=type)
+    matrices = {name: random_rows(size, type) for name, size in shape.matrices().items()}
+    for layer in range(shape.layers):
+        for name, length in shape.vectors().items():
+            numbers = np.full(length, name.endswith("norm.weight"), np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}", numbers)
+        for name, rows in matrices.items():
+            writer.add_tensor(f"blk.{layer}.{name}.weight", rows, raw_dtype=type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
