@@ -27,14 +27,26 @@ namespace headrace {
 
 namespace {
 
-constexpr int few_tile_rows = 8; // fewer take as long
+constexpr int few_tile_rows = 8; // whose high and low bytes are the rows of one tile
 
 // Vectors are faster below: they read int8 as it is, and multiply scales that are integers for 32
 // columns at once.
-template <class W>
-constexpr int fewest_tile_rows = std::is_same_v<W, Int8Bytes<V>>    ? 16
-                                 : W::has_steps && parts_of<W> == 1 ? 12
-                                                                    : 7;
+template <class W, int num_bytes> constexpr int fewest_tile_rows() {
+    if constexpr (std::is_same_v<W, Int8Bytes<V>>) {
+        return num_bytes == 1 ? 16 : 14;
+    } else if constexpr (W::has_steps) {
+        return UnitPanel<W>::num_bytes == 1 ? 5 : parts_of<W> == 1 ? 8 : 10;
+    } else {
+        return W::sign == 0 ? 12 : 14;
+    }
+}
+
+template <class W, int num_bytes> bool suits_tiles(int rows) {
+    // Sums of both bytes leave one tile.
+    constexpr bool suits_few = !W::has_steps && W::sign == 0 && !std::is_same_v<W, Int8Bytes<V>>;
+    const bool is_few = rows == few_tile_rows - 1 || rows == few_tile_rows;
+    return rows >= fewest_tile_rows<W, num_bytes>() || (suits_few && is_few);
+}
 
 // The compiler does not see that the instructions read memory.
 void fence() {
@@ -47,10 +59,10 @@ struct alignas(64) Shape {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    Shape(int num_rows, int columns) {
+    explicit Shape(int columns) {
         for (int tile = 0; tile < 8; ++tile) {
             row_bytes[tile] = uint16_t(tile == 4 || tile == 5 ? columns : 64);
-            rows[tile] = uint8_t(tile < 6 ? num_rows : columns / 4);
+            rows[tile] = uint8_t(tile < 6 ? tile_rows : columns / 4);
         }
     }
 };
@@ -92,6 +104,7 @@ template <int num_sums, int bits = 0> struct Dots {
             store<first + 3>(sums[3]);
         }
     }
+    void *tile(int i) { return sums[i]; }
     __attribute__((always_inline)) V::Ints whole(int m) const {
         if constexpr (num_sums == 4) {
             return V::plus(_mm512_slli_epi32(from(m, 3, 2), bits), from(m, 1, 0));
@@ -109,6 +122,33 @@ private:
     }
 };
 
+// The same of few rows: sums of high bytes, and of low ones. Those of a second tile are `bits`
+// higher.
+template <int num_weights, int bits = 0> struct FewDots {
+    alignas(64) int32_t sums[num_weights][2][few_tile_rows][lanes];
+
+    // Of tiles from `first` on.
+    template <int first> __attribute__((always_inline)) void take() {
+        store<first>(sums[0]);
+        if constexpr (num_weights > 1) {
+            store<first + 1>(sums[1]);
+        }
+    }
+    void *tile(int i) { return sums[i]; }
+    __attribute__((always_inline)) V::Ints whole(int m) const {
+        if constexpr (num_weights > 1) {
+            return V::plus(_mm512_slli_epi32(from(1, m), bits), from(0, m));
+        }
+        return from(0, m);
+    }
+
+private:
+    __attribute__((always_inline)) V::Ints from(int i, int m) const {
+        return V::plus(_mm512_slli_epi32(_mm512_load_si512(sums[i][0][m]), 8),
+                       _mm512_load_si512(sums[i][1][m]));
+    }
+};
+
 // Some rows of a slab and a panel, where each group has a scale: one block after the other. Rows
 // have two bytes, or one where activations have 8 bits. The tiles are ahead of the vectors: a group
 // is multiplied, the one before it stored, and the one before that added.
@@ -122,19 +162,27 @@ template <class W, int num_bytes> struct GroupTiles {
 
 template <class W, int num_bytes> template <int num_rows> class GroupTiles<W, num_bytes>::Product {
 public:
-    Product(const Panel &panel, const RowTile *x, int num_groups, Stream &stream)
-        : panel_(panel), x_(x), num_groups_(num_groups), stream_(stream) {}
+    explicit Product(Stream &stream) : stream_(stream) {}
 
-    void multiply(const Int16Operands &o, int rows, int num_blocks) {
-        for (int m = 0; m < rows; m += num_rows, ++x_) {
+    // By a panel, whose blocks begin with those of `o`.
+    void multiply(const Panel &panel, const RowTile *x, const Int16Operands &o, int rows,
+                  int num_blocks) {
+        panel_ = &panel;
+        scales_ = &stream_.scales();
+        num_groups_ = o.num_groups;
+        for (int m = 0; m < rows; m += num_rows, ++x) {
+            x_ = x;
             for (int n = 0; n < num_blocks; ++n) {
                 multiply_block(o.at_row(m).at_block(n), rows - m, n);
             }
         }
     }
+    void finish() {}
 
 private:
+    static constexpr bool is_few = num_rows == few_tile_rows; // both bytes are multiplied at once
     using Sums = BlockSum<V, W>[num_rows];
+    using GroupDots = std::conditional_t<is_few, FewDots<1>, Dots<num_bytes>>;
 
     void multiply_block(const Int16Operands &o, int rows, int n) {
         Sums sums;
@@ -165,11 +213,11 @@ private:
         if (g >= num_groups_) {
             return;
         }
-        load<6>(panel_.weights[n][g], 64);
-        load<5>(x_->low_of(g), quarter_columns);
+        load<6>(panel_->weights[n][g], 64);
+        load<5>(is_few ? x_->high_of(g) : x_->low_of(g), quarter_columns);
         clear<first>();
         add_bytes<first, 5, 6>();
-        if constexpr (num_bytes > 1) {
+        if constexpr (num_bytes > 1 && !is_few) {
             load<4>(x_->high_of(g), quarter_columns);
             clear<first + 1>();
             add_bytes<first + 1, 4, 6>();
@@ -187,9 +235,8 @@ private:
             add_dots(dots_[(g - 1) % 2], n, g - 1, sums);
         }
     }
-    __attribute__((always_inline)) void add_dots(const Dots<num_bytes> &dots, int n, int g,
-                                                 Sums &sums) {
-        const auto &scales = panel_.scales[n][g];
+    __attribute__((always_inline)) void add_dots(const GroupDots &dots, int n, int g, Sums &sums) {
+        const auto &scales = scales_->groups[n][g];
         each(sums, [&](auto &sum, int m) __attribute__((always_inline)) {
             const GroupSums &x = x_->sums[g][m];
             sum.add_group(V::to_floats(dots.whole(m)), scales.scale, x);
@@ -199,11 +246,12 @@ private:
         });
     }
 
-    const Panel &panel_;
+    const Panel *panel_;
+    const typename Panel::Scales *scales_;
     const RowTile *x_;
-    const int num_groups_;
+    int num_groups_;
     Stream &stream_;
-    Dots<num_bytes> dots_[2];
+    GroupDots dots_[2];
 };
 
 // The same where groups have integer scales. While a block is multiplied, vectors add the one
@@ -218,72 +266,105 @@ template <class W> struct UnitTiles {
 
 template <class W> template <int num_rows> class UnitTiles<W>::Product {
 public:
-    Product(const Panel &panel, const RowTile *x, int, Stream &stream)
-        : panel_(panel), x_(x), stream_(stream) {}
+    explicit Product(Stream &stream) : stream_(stream) {}
 
-    void multiply(const Int16Operands &o, int rows, int num_blocks) {
-        Step before{}; // none yet
+    // By a panel. The last sums are added by the next call, or at the end.
+    void multiply(const Panel &panel, const RowTile *x, const Int16Operands &o, int rows, int) {
         stride_ = o.out_stride;
         accumulated_ = o.accumulate ? 0xffff : 0;
         for (int m = 0; m < rows; m += num_rows) {
-            for (int n = 0; n < num_blocks; ++n) {
-                const Step step{x_ + m / num_rows, n, rows - m, o.at_row(m).at_block(n).out};
-                pass<true>(step, before);
-                before = step;
-                std::swap(own_, other_);
-            }
+            const Step step{x + m / num_rows, &panel, &stream_.scales(), rows - m, o.at_row(m).out};
+            pass<true>(step);
+            before_ = step;
+            std::swap(own_, other_);
         }
-        pass<false>(before, before);
+    }
+    void finish() {
+        pass<false>(before_);
+        before_ = {};
     }
 
 private:
     struct Step { // some rows and a block
         const RowTile *x;
-        int n, rows;
+        const Panel *panel;
+        const typename Panel::Scales *scales;
+        int rows;
         float *out;
     };
 
-    // The tiles multiply one step while vectors add the one before, if there is one.
-    template <bool has_own>
-    __attribute__((always_inline)) void pass(const Step &step, const Step &before) {
-        for (int quarter = 0; quarter < num_quarters; ++quarter) {
+    // The tiles multiply one step while vectors add the one before, if there is one. Its sums leave
+    // the tiles meanwhile: each where the first product takes its place.
+    template <bool has_own> __attribute__((always_inline)) void pass(const Step &step) {
+        const Step before = before_;
+        if constexpr (has_own) {
+            multiply_quarter<true>(step, 0);
+            decode_more();
+        } else {
+            other_->template take<0>();
+        }
+        for (int quarter = 1; quarter < num_quarters; ++quarter) {
             if constexpr (has_own) {
-                multiply_quarter(*step.x, step.n, quarter);
-                stream_.turn();
+                multiply_quarter<false>(step, quarter);
+                decode_more();
             }
             if (before.x) {
                 add_rows(before, quarter * some_rows, *other_);
             }
         }
-        if constexpr (has_own) {
-            own_->template take<0>();
+        if (before.x) {
+            add_rows(before, 0, *other_);
         }
     }
 
     static constexpr int some_rows = num_rows / num_quarters;
+    static constexpr bool is_few = num_rows == few_tile_rows; // both bytes are multiplied at once
     static constexpr bool is_high_signed = !Panel::has_plain_codes;
     static constexpr int num_sums = Panel::num_bytes == 1   ? 2
                                     : Panel::byte_bits == 8 ? 3
                                                             : 4; // those of one place share one
-    using Sums = Dots<num_sums, Panel::byte_bits>;
+    using Sums = std::conditional_t<is_few, FewDots<Panel::num_bytes, Panel::byte_bits>,
+                                    Dots<num_sums, Panel::byte_bits>>;
 
-    __attribute__((always_inline)) void multiply_quarter(const RowTile &x, int n, int quarter) {
-        const auto &weights = panel_.weights[n][quarter];
+    template <bool is_first>
+    __attribute__((always_inline)) void multiply_quarter(const Step &step, int quarter) {
+        const auto &weights = step.panel->weights[quarter];
+        const RowTile &x = *step.x;
         load<6>(weights[0], 64);
-        load<5>(x.numbers[quarter][1], quarter_columns);
         load<4>(x.numbers[quarter][0], quarter_columns);
-        if (quarter == 0) {
-            clear<0>();
-            clear<1>();
-            clear<2>();
-            clear<3>();
+        if constexpr (is_few) {
+            begin<is_first, 0>();
+            add_bytes<0, 4, 6, false>();
+            if constexpr (Panel::num_bytes == 2) {
+                load<7>(weights[1], 64);
+                begin<is_first, 1>();
+                add_bytes<1, 4, 7, is_high_signed>();
+            }
+        } else {
+            load<5>(x.numbers[quarter][1], quarter_columns);
+            begin<is_first, 0>();
+            add_bytes<0, 5, 6, false>();
+            begin<is_first, 1>();
+            add_bytes<1, 4, 6, false>();
+            if constexpr (Panel::num_bytes == 2) {
+                load<7>(weights[1], 64);
+                begin<is_first, num_sums - 1>();
+                add_bytes<num_sums - 1, 4, 7, is_high_signed>();
+                begin<is_first && num_sums == 4, num_sums - 2>();
+                add_bytes<num_sums - 2, 5, 7, is_high_signed>();
+            }
         }
-        add_bytes<0, 5, 6, false>();
-        add_bytes<1, 4, 6, false>();
-        if constexpr (Panel::num_bytes == 2) {
-            load<7>(weights[1], 64);
-            add_bytes<num_sums - 1, 4, 7, is_high_signed>();
-            add_bytes<num_sums - 2, 5, 7, is_high_signed>();
+    }
+    // It may take the place of what was loaded.
+    __attribute__((always_inline)) void decode_more() {
+        fence();
+        stream_.turn();
+    }
+    // The tile's sum of the step before is stored, and another begins.
+    template <bool is_first, int tile> __attribute__((always_inline)) void begin() {
+        if constexpr (is_first) {
+            store<tile>(other_->tile(tile));
+            clear<tile>();
         }
     }
     // What lies behind the last row goes nowhere. All rows take the same way, side by side.
@@ -305,23 +386,22 @@ private:
 #pragma GCC unroll 4
                 for (int i = 0; i < some_rows; ++i) {
                     const GroupSums &own = x[g * tile_rows + i];
-                    sums[i].template add_floor<0>(panel_.floors[step.n][g][0], own);
+                    sums[i].template add_floor<0>(step.scales->floors[g][0], own);
                     if constexpr (parts_of<W> == 2) {
-                        sums[i].template add_floor<1>(panel_.floors[step.n][g][1], own);
+                        sums[i].template add_floor<1>(step.scales->floors[g][1], own);
                     }
                 }
             }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < some_rows; ++i) {
-            sums[i].end_unit(panel_.scales[step.n], x[i]);
+            sums[i].end_unit(*step.scales, x[i]);
             V::store(out[i], sums[i].total);
         }
     }
 
-    const Panel &panel_;
-    const RowTile *const x_;
     Stream &stream_;
+    Step before_{}; // none yet
     int stride_;
     __mmask16 accumulated_;
     alignas(64) float spare_[lanes] = {};
@@ -329,33 +409,26 @@ private:
     Sums *own_ = dots_, *other_ = dots_ + 1;
 };
 
-// What the tiles are, from its first number of rows until its end.
+// What the tiles are, until its end.
 class Configuration {
 public:
-    explicit Configuration(int columns) : columns_(columns) {}
-    ~Configuration() { _tile_release(); }
-
-    void take_rows(int num_rows) {
-        if (num_rows != num_rows_) {
-            const Shape shape(num_rows, columns_);
-            fence();
-            _tile_loadconfig(&shape);
-            num_rows_ = num_rows;
-        }
+    explicit Configuration(int columns) {
+        const Shape shape(columns);
+        fence();
+        _tile_loadconfig(&shape);
     }
-
-private:
-    const int columns_;
-    int num_rows_ = 0;
+    ~Configuration() { _tile_release(); }
 };
 
 template <class W, class Tiles>
 void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
-    static_assert(2 * sizeof(typename Tiles::Panel) <= most_panel_bytes);
+    using Panel = typename Tiles::Panel;
     static_assert(sizeof(RowTile) <= tile_rows * panel_row_bytes);
     auto *const x = reinterpret_cast<RowTile *>(static_cast<uint8_t *>(room) + most_panel_bytes);
-    typename Tiles::Stream panels(o, num_blocks, room);
-    Configuration tiles(Tiles::columns);
+    typename Tiles::Stream panels(o, num_blocks, room, W::has_steps && rows <= tile_rows);
+    const Configuration tiles(Tiles::columns);
+    typename Tiles::template Product<tile_rows> product(panels);
+    typename Tiles::template Product<few_tile_rows> product_of_few(panels);
     // Of the last rows, eight suffice where no more are left.
     const int rest = rows % tile_rows, few = rest > few_tile_rows ? 0 : rest, many = rows - few;
     const int num_tiles = (rows + tile_rows - 1) / tile_rows;
@@ -365,22 +438,26 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
             x[m / tile_rows].take(slab.at_row(m), std::min(tile_rows, rows - m),
                                   m < many ? tile_rows : few_tile_rows);
         }
-        for (int n = 0; n < num_blocks; n += panel_blocks) {
+        for (int n = 0; n < num_blocks; n += Panel::num_blocks) {
             const Int16Operands some = slab.at_block(n);
-            const int count = std::min(panel_blocks, num_blocks - n);
-            const auto &panel = panels.next(num_tiles * count * Tiles::turns(slab.num_groups));
-            const auto multiply = [&](auto size, int first, int num_rows) {
-                if (num_rows > 0) {
-                    tiles.take_rows(size);
-                    typename Tiles::template Product<size> product(panel, x + first / tile_rows,
-                                                                   slab.num_groups, panels);
-                    product.multiply(some.at_row(first), num_rows, count);
-                }
-            };
+            const int count = std::min(Panel::num_blocks, num_blocks - n);
+            const Panel &panel = panels.next(num_tiles * count * Tiles::turns(slab.num_groups));
             fence();
-            multiply(std::integral_constant<int, tile_rows>{}, 0, many);
-            multiply(std::integral_constant<int, few_tile_rows>{}, many, few);
+            if (many > 0) {
+                product.multiply(panel, x, some, many, count);
+            }
+            if (many > 0 && few > 0) {
+                product.finish();
+            }
+            if (few > 0) {
+                product_of_few.multiply(panel, x + many / tile_rows, some.at_row(many), few, count);
+            }
+            if (many > 0 && few > 0) {
+                product_of_few.finish();
+            }
         }
+        product.finish();
+        product_of_few.finish();
     }
 }
 
@@ -391,10 +468,10 @@ void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int nu
     const auto multiply = [&](auto block) {
         using W = decltype(block);
         using Tiles = std::conditional_t<W::has_steps, UnitTiles<W>, GroupTiles<W, 2>>;
-        if (rows < fewest_tile_rows<W>) {
-            avx512_kernels.gemm_int16(format, o, rows, num_blocks, room);
-        } else {
+        if (suits_tiles<W, 2>(rows)) {
             multiply_by_tiles<W, Tiles>(o, rows, num_blocks, room);
+        } else {
+            avx512_kernels.gemm_int16(format, o, rows, num_blocks, room);
         }
     };
     if (format == Format::int8) {
@@ -406,10 +483,10 @@ void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int nu
 
 void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
     using W = Int8Bytes<V>;
-    if (rows < fewest_tile_rows<W>) {
-        avx512_kernels.gemm_int8(o, rows, num_blocks, room);
-    } else {
+    if (suits_tiles<W, 1>(rows)) {
         multiply_by_tiles<W, GroupTiles<W, 1>>(o, rows, num_blocks, room);
+    } else {
+        avx512_kernels.gemm_int8(o, rows, num_blocks, room);
     }
 }
 
