@@ -359,7 +359,8 @@ def reference(
         q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
     if rotations is not None:
         cos, sin = rotations.cos[:, None], rotations.sin[:, None]
-        q, k = (rotate(x, cos, sin, rotations.interleaved) for x in (q, k))
+        q = rotate(q, cos, sin, rotations.interleaved)
+        k = rotate(k, cos, sin, rotations.interleaved) if stores else k
     if head_norm is not None and head_norm.is_after_rope:
         q, k = norm_both(q, k, head_norm)
     if query_factors is not None:

@@ -171,7 +171,7 @@ def laid_out(spec: DecoderSpec, name: str, vector: Tensor) -> Tensor:
         head_dim = spec.kv_heads_of(spec.layers[int(name.split(".")[1])])[1]
         return vector.view(-1, head_dim).expand(2, -1).contiguous()
     if name.endswith(".router.norm"):
-        return vector * spec.hidden_size**-0.5
+        return vector * float(spec.hidden_size**-0.5)
     if name.endswith(XIELU):
         return xielu_numbers(vector)
     if not name.endswith(".conv"):

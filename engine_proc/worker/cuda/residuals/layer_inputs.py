@@ -133,7 +133,8 @@ def reference_inputs(context: Tensor, embeds: Tensor, weight: Tensor, eps: float
     """Do as `layer_inputs`, in plain torch."""
     size = len(weight)
     normed = rms_norm(context.float().view(-1, size), (size,), weight, eps).view_as(context)
-    return ((normed + embeds.float() * size**0.5) * 0.5**0.5).to(context.dtype)
+    total = (normed + embeds.float() * float(size**0.5)) * float(ROOT_HALF.value)
+    return total.to(context.dtype)
 
 
 def reference_met(gates: Tensor, inputs: Tensor, layer: int, activation: Activation) -> Tensor:

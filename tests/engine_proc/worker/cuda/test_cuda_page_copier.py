@@ -168,6 +168,27 @@ def test_a_step_on_copied_pages_has_the_bits_of_one_without(device: torch.device
     os.close(fd)
 
 
+def test_pages_of_heads_of_two_sizes_are_one_record(device: torch.device) -> None:
+    small = torch.arange(2 * 2 * 3 * 4).float().view(2, 2, 3, 4, 1, 1).to(device)
+    large = 1000 + torch.arange(2 * 3 * 4 * 10).float().view(1, 2, 3, 4, 2, 5).to(device)
+    before = [group.clone() for group in (small, large)]
+    page_bytes = 4 * (16 + 80)
+    fd, memory = host_memory(2 * page_bytes, device)
+    copier = CudaPageCopier([small, large], NO_STATES, memory, CacheSplit(2, 0))
+    copier.begin(copy(True, [2], [1]))
+    finish(copier)
+    on_host = np.memmap(f"/proc/self/fd/{fd}", np.float32, "r", shape=(2, 96))[1]
+    assert on_host[:16].tolist() == before[0][:, :, 2].flatten().tolist()
+    assert on_host[16:].tolist() == before[1][:, :, 2].flatten().tolist()
+    for group in (small, large):
+        group.zero_()
+    copier.begin(copy(False, [0], [1]))
+    finish(copier)
+    for group, old in zip((small, large), before, strict=True):
+        assert torch.equal(group[:, :, 0], old[:, :, 2]) and not group[:, :, 1:].any()
+    os.close(fd)
+
+
 def test_memory_that_is_not_pinned_is_one_clear_line() -> None:
     asked: list[tuple[int, ...]] = []
 
