@@ -101,11 +101,13 @@ families: .venv/dev
 		tests/engine_proc/worker/hf/test_executor.py \
 		tests/engine_proc/worker/cuda/test_hybrids.py \
 		tests/engine_proc/worker/cuda/test_hybrid_texts.py \
+		tests/engine_proc/worker/cuda/test_gemmas.py \
 		tests/engine_proc/worker/cuda/test_sharded_ops.py \
 		tests/engine_proc/worker/test_images.py \
 		tests/system/test_vision.py::test_every_family_s_answers_are_the_reference_s \
 		tests/system/test_mmproj.py tests/system/test_mixtures.py \
 		tests/system/test_device.py::test_texts_of_a_hybrid_are_those_of_the_cpu \
+		tests/system/test_device.py::test_texts_of_a_newer_gemma_are_those_of_the_cpu \
 		tests/system/test_host_tier.py \
 		tests/system/test_gpu_benches.py $(ARGS)
 

@@ -105,19 +105,21 @@ WITHIN = {
         "worker.parallel worker.reference",
         "worker.cuda": "collectives shm step worker.adapters worker.checkpoints "
         "worker.cuda.attention worker.cuda.kernels worker.cuda.matrices worker.cuda.mixers "
-        "worker.cuda.mixtures worker.execution worker.models worker.models.specs worker.parallel",
-        "worker.cuda.attention": "worker.cuda.kernels worker.reference",
+        "worker.cuda.mixtures worker.cuda.residuals worker.execution worker.models "
+        "worker.models.specs worker.parallel",
+        "worker.cuda.attention": "worker.cuda.kernels worker.models.specs worker.reference",
         "worker.cuda.kernels": "worker.models worker.models.specs worker.reference",
         "worker.cuda.mixers": "worker.cuda.kernels worker.cuda.matrices worker.models.specs "
         "worker.reference",
         "worker.cuda.mixtures": "worker.cuda.kernels worker.models.specs worker.reference",
+        "worker.cuda.residuals": "worker.cuda.kernels worker.cuda.matrices worker.models.specs",
         "worker.cuda.matrices": "worker.adapters worker.checkpoints worker.cuda.kernels "
         "worker.cuda.mixtures worker.models worker.models.specs",
     },
 }
 GPU_PACKAGES = (
     *("cuda", "cuda.attention", "cuda.kernels", "cuda.matrices", "cuda.mixers"),
-    "cuda.mixtures",
+    *("cuda.mixtures", "cuda.residuals"),
 )
 MAX_MODULES = 20
 MAX_TEST_NAME = 60

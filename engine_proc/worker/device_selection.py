@@ -13,7 +13,7 @@ from headrace import extras
 from headrace.config.process_configs import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, NormPlacement
 from headrace.engine_proc.worker.stages.stage import stages
 from headrace.errors import ConfigError, ModelError
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
@@ -107,20 +107,15 @@ def falls_to_modules(config: ExecutionConfig, model: DecoderModel) -> bool:
 
 def lacking_kernel(spec: DecoderSpec) -> str:
     """Return what a decoder has that no kernel of GPUs computes; "" is nothing."""
-    layers = spec.layers
-    mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
+    has_more = spec.per_layer is not None or spec.altup is not None or spec.layer_scale
     lacks = {
-        "norms of experts": any(own.own_norms or own.expert_scales for own in mixtures),
         "windows of latent attention": spec.latent is not None
-        and any(own.window is not None for own in layers),
+        and any(own.window is not None for own in spec.layers),
         "tokens that see their whole text": spec.encoder is not None,
-        "embeddings for each layer": spec.per_layer is not None,
-        "heads of several sizes": any(own.head_dim or own.num_kv_heads for own in layers),
-        "keys that layers share": any(own.keys_of is not None for own in layers),
-        "keys that are values": not all(own.has_values for own in layers),
-        "factors of layers": spec.layer_scale,
-        "several residuals": spec.altup is not None,
-        "gates that are cut": any(own.gate_cut is not None for own in layers),
+        "norms around its layers of another kind than Gemma's": has_more
+        and (spec.placement != NormPlacement.PRE_POST or spec.norm_bias),
+        "several residuals without embeddings for each layer": spec.altup is not None
+        and (spec.per_layer is None or spec.layer_scale),
     }
     return next((what for what, is_there in lacks.items() if is_there), "")
 

@@ -6,6 +6,7 @@ from typing import Any
 from headrace.engine_proc.worker.cuda.mixtures.expert_linear import ExpertFormat
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
+    AltUpSpec,
     DecoderSpec,
     GatedDeltaNetSpec,
     LatentAttentionSpec,
@@ -16,6 +17,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     MixtureSpec,
     Norm,
     NormPlacement,
+    PerLayerSpec,
     QKNorm,
     QueryTemperature,
     RopeTable,
@@ -275,6 +277,55 @@ MODELS = {
 }
 
 SEES_AHEAD = ("Gemma 3 4B", "Gemma 3 12B", "Gemma 3 27B")  # tokens of an image see all of it
+
+
+def gemma4(*sizes: int, window: int = 1024, **full: Any) -> DecoderSpec:
+    """Return a Gemma 4: a layer with a window, and one without, whose heads are wider.
+
+    Args:
+        full: what differs in the layer without a window.
+    """
+    rope = RopeTable(inv_freq=(1.0,) * 256)
+    return decoder(
+        262144,
+        *sizes,
+        head_dim=256,
+        placement=NormPlacement.PRE_POST,
+        qk_norm=QKNorm.PER_HEAD,
+        value_norm=True,
+        layer_scale=True,
+        activation=Activation.GELU_TANH,
+        layers=(
+            LayerSpec(rope=1, window=window),
+            LayerSpec(head_dim=512, is_causal=True, **full),
+        ),
+        ropes=(rope, RopeTable(inv_freq=(1.0,) * 128)),
+        embedding_multiplier=8.0,
+    )
+
+
+def with_shared_keys(spec: DecoderSpec) -> DecoderSpec:
+    """Return a Gemma with embeddings per layer, and layers that read the keys of others."""
+    more = tuple(replace(layer, keys_of=index) for index, layer in enumerate(spec.layers))
+    per_layer = PerLayerSpec(size=256, vocab_size=262144)
+    return replace(spec, layers=spec.layers + more, per_layer=per_layer)
+
+
+GEMMA3N = with_shared_keys(
+    replace(
+        gemma3(262400, 2048, 16384, 8, 2, window=512),
+        norm=Norm.RMS,
+        value_norm=True,
+        layers=(LayerSpec(window=512, gate_cut=1.645), LayerSpec()),
+        altup=AltUpSpec(num_inputs=4, rank=64),
+    )
+)
+MODELS |= {
+    "Gemma 3n E4B": GEMMA3N,
+    "Gemma 4 E4B": with_shared_keys(gemma4(2560, 10240, 8, 2, window=512)),
+    "Gemma 4 31B": gemma4(5376, 21504, 32, 16, num_kv_heads=4, has_values=False),
+}
+SEES_AHEAD += ("Gemma 4 E4B", "Gemma 4 31B")
 MODELS |= {
     "Hunyuan 7B": decoder(128167, 4096, 14336, 32, 8, qk_norm=QKNorm.PER_HEAD_AFTER_ROPE),
     "Ministral 3 8B": decoder(
@@ -346,6 +397,15 @@ MIXTURES = {  # a name with experts ends with the format of its experts
         swish_beta=1.702,
     ),
     "DeepSeek V3, TP 8, fp8": deepseek_v3(8),
+    "Gemma 4 26B-A4B, dense": with_experts(
+        gemma4(2816, 2112, 16, 8, num_kv_heads=2, has_values=False),
+        num_experts=128,
+        experts_per_token=8,
+        intermediate_size=704,
+        shared_intermediate_size=2112,
+        own_norms=True,
+        expert_scales=True,
+    ),
 }
 PACKED = {  # of a name without experts, too, the end is a format: that of its layers
     "Qwen3 8B, fp8": MODELS["Qwen3 8B"],

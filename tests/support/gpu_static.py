@@ -50,12 +50,14 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix
 from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
 from headrace.engine_proc.worker.cuda.matrices.matrices import (
+    EMBEDDINGS,
     EXPERTS,
     HEAD_MATRICES,
     WIDE,
     DeviceWeights,
     Matrix,
     fused,
+    is_vector,
     laid_out,
 )
 from headrace.engine_proc.worker.cuda.mixers.gated_norm import CutNorms, GateOrder, gated_norm
@@ -120,8 +122,8 @@ def weights_of(spec: DecoderSpec, format: ExpertFormat) -> DeviceWeights:
     for name, parts in sources.items():
         num_rows = sum(shapes[part][0] for part in parts)
         rest = shapes[parts[0]][1:]
-        if name == "embed" or not rest:
-            dtype = torch.bfloat16 if rest else torch.float32
+        if name in EMBEDDINGS or is_vector(name, shapes[parts[0]]):
+            dtype = torch.bfloat16 if name in EMBEDDINGS else torch.float32
             tensor = torch.empty(num_rows, *rest, dtype=dtype, device=META)
             tensors[name] = tensor if rest else laid_out(spec, name, tensor)
             continue

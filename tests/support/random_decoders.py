@@ -12,6 +12,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
+    AltUpSpec,
     DecoderSpec,
     EagleSpec,
     GatedDeltaNetSpec,
@@ -22,6 +23,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     MixtureSpec,
     Norm,
     NormPlacement,
+    PerLayerSpec,
     QKNorm,
     QueryTemperature,
     RopeTable,
@@ -220,6 +222,55 @@ MIXTURES = {
     ),
     "parallel, one expert": with_mixture(
         SPECS["cohere"], experts_per_token=1, num_experts=5, expert_bias=True
+    ),
+}
+FEW = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "num_kv_heads": 1}
+GEMMA4 = dataclasses.replace(
+    SPECS["gemma"],
+    **FEW,
+    norm=Norm.RMS,
+    norm_eps=1e-3,
+    attention_softcap=None,
+    value_norm=True,
+    layer_scale=True,
+    per_layer=PerLayerSpec(size=16, vocab_size=90),
+    ropes=(RopeTable(inv_freq=(1.0, 0.3) + 10 * (0.0,)), *SPEC.ropes),
+    layers=(
+        LayerSpec(rope=1, window=5),
+        LayerSpec(head_dim=24, num_kv_heads=2, has_values=False, is_causal=True),
+        LayerSpec(rope=1, window=5, keys_of=0, intermediate_size=56),
+        LayerSpec(head_dim=24, num_kv_heads=2, keys_of=1, is_causal=True),
+    ),
+)
+# Between them, these use all that is around layers, and layers whose heads differ.
+GEMMA_SPECS = {
+    "gemma4": GEMMA4,
+    "gemma4, experts": with_mixture(
+        dataclasses.replace(GEMMA4, per_layer=None, layers=GEMMA4.layers[:2]),
+        num_experts=3,
+        experts_per_token=2,
+        intermediate_size=24,
+        shared_intermediate_size=48,
+        own_norms=True,
+        expert_scales=True,
+    ),
+    "gemma3n": dataclasses.replace(
+        GEMMA4,
+        layer_scale=False,
+        altup=AltUpSpec(num_inputs=3, rank=8),
+        ropes=SPEC.ropes,
+        layers=(
+            LayerSpec(window=5, gate_cut=0.4),
+            LayerSpec(gate_cut=-0.3),
+            LayerSpec(keys_of=1),
+        ),
+    ),
+    "gemma3n, what is seen is not scaled": dataclasses.replace(
+        GEMMA4,
+        layer_scale=False,
+        altup=AltUpSpec(num_inputs=2, rank=8, scales_output=False),
+        ropes=SPEC.ropes,
+        layers=(LayerSpec(),),
     ),
 }
 DELTA_NET = GatedDeltaNetSpec(

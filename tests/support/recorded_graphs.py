@@ -158,7 +158,10 @@ def fill(places: list[Tensor], numbers: object) -> None:
 
 def spoil(tensor: Tensor) -> None:
     """Fill memory with NaN and invalid indices."""
-    tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+    if tensor.dtype == torch.bool:
+        tensor.logical_not_()
+    else:
+        tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
 
 
 def device_tensors(owner: object) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.checkpoints.weights import Weights
+from headrace.engine_proc.worker.cuda.attention.kv_pages import HeadSizes, KvPages, owner_of
 from headrace.engine_proc.worker.cuda.attention.latent_attention import (
     latent_scheduler,
     latent_tiling,
@@ -36,8 +37,8 @@ from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import (
     HeadNorm,
-    Rotations,
     rope_store,
+    rotations_at,
     temperatures_at,
 )
 from headrace.engine_proc.worker.cuda.latent_layer import attend_to_latents
@@ -58,7 +59,8 @@ from headrace.engine_proc.worker.cuda.mixers.mamba2 import run_mamba2
 from headrace.engine_proc.worker.cuda.mixers.short_conv import run_short_conv
 from headrace.engine_proc.worker.cuda.mixers.token_blocks import slot_numbers
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import tiles_of_heads
-from headrace.engine_proc.worker.cuda.mlp import run_mixture, run_mlp
+from headrace.engine_proc.worker.cuda.mlp import run_feed_forward
+from headrace.engine_proc.worker.cuda.residuals.around_layers import AroundLayers, has_more
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
@@ -80,19 +82,12 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Mamba2Spec,
     MambaSpec,
     Mixer,
-    Norm,
     NormPlacement,
     QKNorm,
     ShortConvSpec,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
 
-SCALINGS = {
-    Norm.RMS: Scaling.RMS,
-    Norm.RMS_ONE_PLUS: Scaling.RMS_ONE_PLUS,
-    Norm.LAYER: Scaling.LAYER,
-    Norm.LAYER_ONE_PLUS: Scaling.LAYER_ONE_PLUS,
-}
 PARALLEL = (NormPlacement.PARALLEL, NormPlacement.PARALLEL_TWO_NORMS)
 LARGEST = Sizes(num_tokens=512, num_sequences=64, num_rows=64)
 
@@ -146,10 +141,12 @@ class CudaExecutor:
         self.kv_dtype = kv_dtype or dtype
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
         self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * num_layers
-        of_heads = tiling_of(spec.head_dim, dtype, self.device)
-        self.tiling = tiling or (of_heads if spec.latent is None else latent_tiling(self.device))
+        self.tilings = {
+            sizes: tiling or self.tiling_of(sizes)
+            for sizes in {spec.kv_heads_of(layer) for layer in spec.layers if layer.has_mixer}
+        }
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
-        self.scaling = SCALINGS[spec.norm]
+        self.scaling = Scaling.of(spec.norm)
         self.unweighted = torch.ones(2, spec.head_dim, device=self.device)
         self.loaded = load_weights(
             spec,
@@ -169,11 +166,13 @@ class CudaExecutor:
             torch.tensor(rope.axes, device=self.device) if rope.axes else None
             for rope in spec.ropes
         ]
-        self.kv_planes = [sum(own.has_pages for own in spec.layers[:i]) for i in range(num_layers)]
         self.take_cache(num_pages, num_states)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_model_len = max_model_len or spec.max_position
-        self.scheduler = self.scheduler_for(largest.num_tokens, max_model_len)
+        self.schedulers = {
+            sizes: self.scheduler_for(sizes, largest.num_tokens, max_model_len)
+            for sizes in self.tilings
+        }
         self.buffers = StepBuffers(
             largest,
             page_tokens=page_tokens,
@@ -197,25 +196,28 @@ class CudaExecutor:
         )
         self.loaded = replace(self.loaded, matrices=matrices)
 
-    def scheduler_for(self, num_tokens: int, max_keys: int) -> TileScheduler:
+    def tiling_of(self, sizes: HeadSizes) -> Tiling:
+        """Return how attention is tiled in layers with KV heads of these sizes."""
+        if self.spec.latent is not None:
+            return latent_tiling(self.device)
+        return tiling_of(sizes[1], self.dtype, self.device)
+
+    def scheduler_for(self, sizes: HeadSizes, num_tokens: int, max_keys: int) -> TileScheduler:
         """Return what schedules attention in steps of at most so many tokens and keys."""
-        spec, tiling = self.spec, self.tiling
-        sizes = num_tokens, max_keys, self.device
+        spec, tiling = self.spec, self.tilings[sizes]
+        most = num_tokens, max_keys, self.device
         if spec.latent is not None:
-            return latent_scheduler(tiling, spec.num_heads, spec.latent.rank, *sizes)
-        return scheduler_of(tiling, spec.num_heads, spec.num_kv_heads, spec.head_dim, *sizes)
+            return latent_scheduler(tiling, spec.num_heads, spec.latent.rank, *most)
+        num_kv_heads, head_dim = sizes
+        return scheduler_of(tiling, spec.num_heads, num_kv_heads, head_dim, *most)
 
     def take_cache(self, num_pages: int, num_states: int = 0) -> None:
         """Have so many empty pages and states from here on. Graphs know those before."""
         spec = self.spec
-        page = (num_pages, self.page_tokens, spec.num_kv_heads, spec.head_dim)
-        planes = (
-            spec.num_kv_layers,
-            2 if spec.latent is None else 1,
-        )  # keys and values, or latents
-        self.kv = self.states = torch.empty(0)  # what was there is free first, ...
+        self.kv = KvPages(replace(spec, layers=()), 1, 1, self.kv_dtype, self.device)
+        self.states = torch.empty(0)  # what was there is free first, ...
         self.layer_states: tuple[Tensor, ...] = ()  # ... and these are views of it
-        self.kv = torch.zeros(*planes, *page, device=self.device, dtype=self.kv_dtype)
+        self.kv = KvPages(spec, num_pages, self.page_tokens, self.kv_dtype, self.device)
         sizes = [slot_numbers(layer.mixer, self.dtype) for layer in spec.layers]
         self.states = torch.zeros(num_states, sum(sizes), device=self.device)
         self.layer_states = self.states.split_with_sizes(sizes, 1)
@@ -223,7 +225,7 @@ class CudaExecutor:
     @property
     def page_bytes(self) -> int:
         """Size of a page over all layers, bytes."""
-        return self.kv.nbytes // self.kv.shape[2]
+        return self.kv.page_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -334,15 +336,17 @@ class CudaExecutor:
             page_table=inputs.page_table,
         )
         schedules = {
-            (window, is_chunked): self.scheduler.schedule(
+            (heads, window, is_chunked): self.schedulers[heads].schedule(
                 stretches, sizes.num_tokens, window, is_chunked
             )
-            for window, is_chunked in {
-                (layer.window, layer.is_chunked) for layer in self.spec.layers if layer.has_pages
+            for heads, window, is_chunked in {
+                (self.spec.kv_heads_of(layer), layer.window, layer.is_chunked)
+                for layer in self.spec.layers
+                if layer.has_pages or layer.attends
             }
         }
         positions = inputs.rope_positions if buffers.rope_parts else inputs.positions[:, None]
-        rotations = self.rotations(positions)
+        rotations = rotations_at(self.spec.ropes, self.inv_freqs, self.axes, positions)
         heads = None
         if self.spec.latent is not None:
             heads = tiles_of_heads(sizes.num_tokens, self.spec.num_heads, self.dtype, self.device)
@@ -364,22 +368,6 @@ class CudaExecutor:
             moves=moves,
         )
 
-    def rotations(self, positions: Tensor) -> list[Rotations]:
-        """Return the rotations of every kind of layer.
-
-        Args:
-            positions: [tokens, 3], of time, height and width; or one for all, [tokens, 1].
-        """
-        rotations = []
-        for rope, inv_freq, axes in zip(self.spec.ropes, self.inv_freqs, self.axes, strict=True):
-            of_pairs = positions[:, :1] if axes is None else positions.index_select(1, axes)
-            angles = of_pairs.float() * inv_freq
-            cos, sin = angles.cos(), angles.sin()
-            if rope.scale != 1:
-                cos, sin = cos * rope.scale, sin * rope.scale
-            rotations.append(Rotations(cos, sin, rope.interleaved))
-        return rotations
-
     def hidden(self, step: DeviceStep) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
         x = self.shard_group.embed(step.token_ids, self.weights["embed"])
@@ -388,14 +376,37 @@ class CudaExecutor:
         images = None if step.images is None else step.images.rows
         if images is not None:
             x[images.tokens] = images.parts[0]
+        rows = step.logit_rows
+        if has_more(self.spec):
+            around = self.around_layers(x, step)
+            for index, layer in enumerate(self.spec.layers):
+                x = self.layer_within(index, layer, x, step, around)
+            return self.norm("norm", around.end(x, rows))
         added: Tensor | None = None
         for index, layer in enumerate(self.spec.layers):
             x, added = self.layer(index, layer, x, added, step)
             if images is not None and index < self.spec.deepstack:
                 x[images.tokens] += images.parts[index + 1]
-        rows = step.logit_rows
         added = None if added is None else added.index_select(0, rows)
         return self.norm_sum("norm", x.index_select(0, rows), added)
+
+    def around_layers(self, x: Tensor, step: DeviceStep) -> AroundLayers:
+        """Begin what is around the layers of Gemma 3n and 4."""
+        rows = None if step.images is None else step.images.rows
+        weight, tokens = self.weights.get("per_layer.embed"), None if rows is None else rows.tokens
+        embeds = self.shard_group.embed_for_layers(step.token_ids, weight, tokens)
+        return AroundLayers(self.spec, self.loaded, self.scaling, x, embeds)
+
+    def layer_within(
+        self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep, around: AroundLayers
+    ) -> Tensor:
+        """Run a layer that has more around it, [tokens, hidden] -> the same."""
+        name = f"layers.{index}"
+        x = around.enter(index, x)
+        normed = self.norm(f"{name}.attn_norm", x)
+        around.add_attended(index, self.mix(index, layer, normed, step), normed, x)
+        around.leave(index, self.mlp(index, self.norm(f"{name}.mlp_norm", x), x, step), x)
+        return x
 
     def layer(
         self, index: int, layer: LayerSpec, x: Tensor, added: Tensor | None, step: DeviceStep
@@ -409,13 +420,13 @@ class CudaExecutor:
         placement, multiplier = self.spec.placement, self.spec.residual_multiplier
         before = placement != NormPlacement.POST
         if not layer.has_mixer:
-            return x, self.mlp(name, layer, self.norm_sum(f"{name}.mlp_norm", x, added), step)
+            return x, self.mlp(index, self.norm_sum(f"{name}.mlp_norm", x, added), x, step)
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.mix(index, layer, normed, step)
         if placement in PARALLEL:
             if placement == NormPlacement.PARALLEL_TWO_NORMS:
                 normed = self.norm(f"{name}.mlp_norm", x)
-            out = self.mlp(name, layer, normed, step)
+            out = self.mlp(index, normed, x, step)
             return x + attended * multiplier + out * multiplier, None
         after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
@@ -426,7 +437,7 @@ class CudaExecutor:
             normed = self.norm_sum(f"{name}.mlp_norm", x, attended)
         else:
             x = normed = x + attended * multiplier
-        out = self.mlp(name, layer, normed, step)
+        out = self.mlp(index, normed, x, step)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return (x, out) if before else (x + out * multiplier, None)
@@ -463,8 +474,8 @@ class CudaExecutor:
     def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
         """Write what pages hold of the tokens, then attend to it: our share of [tokens, hidden]."""
         if isinstance(layer.mixer, LatentAttentionSpec):
-            latents = self.kv[self.kv_planes[index], 0]
-            stored = latents, self.kv_scales[index][0], self.tiling
+            tiling = self.tilings[self.spec.kv_heads_of(layer)]
+            stored = self.kv.of_layer(index)[0], self.kv_scales[index][0], tiling
             attended = attend_to_latents(
                 self.loaded, f"layers.{index}", self.spec, layer, x, step, *stored
             )
@@ -473,7 +484,7 @@ class CudaExecutor:
         attended = attended.flatten(1)
         if self.spec.attention_gate:
             gate = self.matrices[f"layers.{index}.attn_gate"].apply(x)
-            size = self.spec.head_dim
+            size = self.spec.kv_heads_of(layer)[1]
             order = GateOrder.NO_NORM
             attended = gated_norm(attended, gate, None, order, group_size=size, is_sigmoid=True)
         return self.matrices[f"layers.{index}.o"].apply(attended)
@@ -481,8 +492,11 @@ class CudaExecutor:
     def attend_to_keys(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
         """Write keys and values, and attend to them, [tokens, heads, head_dim]."""
         spec, name = self.spec, f"layers.{index}"
-        keys, values = self.kv[self.kv_planes[index]]
+        heads, kv_scales = spec.kv_heads_of(layer), self.kv_scales[owner_of(index, layer)]
+        keys, values = self.kv.of_layer(index)
         qkv = self.matrices[f"{name}.qkv"].apply(x)
+        if layer.owns_keys and not layer.has_values:
+            qkv = torch.cat([qkv, qkv[:, -heads[0] * heads[1] :]], 1)
         if spec.qk_norm == QKNorm.FULL:
             self.norm_heads(name, qkv)
         temperature, images = layer.temperature, step.images
@@ -496,7 +510,8 @@ class CudaExecutor:
             clip=spec.qkv_clip,
             query_factors=None if temperature is None else step.query_factors[temperature],
             value_eps=spec.norm_eps if spec.value_norm else None,
-            kv_scales=self.kv_scales[index],
+            kv_scales=kv_scales,
+            stores=layer.owns_keys,
         )
         if step.prompts is not None:
             return step.prompts.attend(queries, keys, values, layer.window)
@@ -511,9 +526,9 @@ class CudaExecutor:
             last_seen=None if images is None or layer.is_causal else images.last_seen,
             softcap=spec.attention_softcap,
             sinks=self.weights.get(f"{name}.sinks"),
-            kv_scales=self.kv_scales[index],
-            tiling=self.tiling,
-            schedule=step.schedules[layer.window, layer.is_chunked],
+            kv_scales=kv_scales,
+            tiling=self.tilings[heads],
+            schedule=step.schedules[heads, layer.window, layer.is_chunked],
         )
 
     def head_norm(self, name: str, layer: LayerSpec) -> HeadNorm | None:
@@ -538,14 +553,10 @@ class CudaExecutor:
         self.norm(f"{name}.q_norm", q, out=q)
         self.norm(f"{name}.k_norm", k, out=k)
 
-    def mlp(self, name: str, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
-        if layer.mixture is None:
-            own = run_mlp(self.loaded, name, self.spec, x)
-        else:
-            own = run_mixture(self.loaded, name, layer.mixture, self.spec, x, step.kv_rows)
-        if self.spec.mlp_multiplier != 1:
-            own = own * self.spec.mlp_multiplier
-        return self.shard_group.sum(own)
+    def mlp(self, index: int, x: Tensor, residual: Tensor, step: DeviceStep) -> Tensor:
+        """Run a layer's MLP or mixture, of all workers; see `run_feed_forward`."""
+        ops, kv_rows = self.shard_group, step.kv_rows
+        return run_feed_forward(self.loaded, index, self.spec, ops, x, residual, kv_rows)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight, bias = self.weights[name], self.weights.get(f"{name}.bias")

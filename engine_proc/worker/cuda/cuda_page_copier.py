@@ -8,7 +8,7 @@ there. Few records are launched at a time: a step waits for no more than their l
 import ctypes
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -76,7 +76,8 @@ class CudaPageCopier:
     """A `PageCopier`.
 
     Args:
-        kv: the GPU's pages, [layers, 2, pages, page_tokens, kv_heads, head_dim].
+        kv: the GPU's pages, each [layers, 2, pages, page_tokens, kv_heads, head_dim]; those of
+            heads of other sizes are behind the first ones in a record.
         states: its slots, [slots, numbers]; none of a model without states.
         memory: the host's, which the driver has pinned.
         split: the pages and states that it has.
@@ -85,7 +86,7 @@ class CudaPageCopier:
 
     def __init__(
         self,
-        kv: Tensor,
+        kv: Sequence[Tensor],
         states: Tensor,
         memory: CacheMemory,
         split: CacheSplit,
@@ -94,14 +95,16 @@ class CudaPageCopier:
         self._kv = kv
         self._states = states
         self._memory = memory
-        self._gathered = torch.empty_like(kv[:, :, 0], memory_format=torch.contiguous_format)
-        page = self._gathered
+        pages = [group[:, :, 0] for group in kv]
+        self._gathered = page = kv[0].new_empty(sum(own.numel() for own in pages))
+        cuts = page.split([own.numel() for own in pages])
+        self._parts = [cut.view(own.shape) for cut, own in zip(cuts, pages, strict=True)]
         self._host_pages = records_at(memory.address, split.num_pages, page.dtype, page.shape)
         behind = memory.address + whole(self._host_pages.nbytes)
         shape = states.shape[1:]
         self._host_states = records_at(behind, split.num_states, states.dtype, shape)
-        self._stream = torch.cuda.Stream(kv.device) if kv.is_cuda else None
-        self._make_event = make_event or (timed_event if kv.is_cuda else HostEvent)
+        self._stream = torch.cuda.Stream(page.device) if page.is_cuda else None
+        self._make_event = make_event or (timed_event if page.is_cuda else HostEvent)
         self._copies: deque[CopyUnderWay] = deque()
 
     def begin(self, copies: CopyPages) -> None:
@@ -145,13 +148,15 @@ class CudaPageCopier:
             source, target = ends if to_host else reversed(ends)
             target.copy_(source, non_blocking=True)
             return
-        on_gpu, on_host = self._kv[:, :, place], self._host_pages[host_place]
+        on_gpu, on_host = [group[:, :, place] for group in self._kv], self._host_pages[host_place]
         if to_host:
-            self._gathered.copy_(on_gpu)
+            for part, own in zip(self._parts, on_gpu, strict=True):
+                part.copy_(own)
             on_host.copy_(self._gathered, non_blocking=True)
         else:
             self._gathered.copy_(on_host, non_blocking=True)
-            on_gpu.copy_(self._gathered)
+            for part, own in zip(self._parts, on_gpu, strict=True):
+                own.copy_(part)
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

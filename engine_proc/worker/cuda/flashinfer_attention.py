@@ -30,6 +30,8 @@ def why_not(spec: DecoderSpec, dtype: torch.dtype, kv_dtype: torch.dtype) -> str
         return "the model has latent attention"
     if any(layer.is_chunked for layer in spec.layers):
         return "the model attends in chunks"
+    if len({spec.kv_heads_of(layer) for layer in spec.layers}) > 1:
+        return "the model has heads of several sizes"
     if spec.head_dim not in HEAD_DIMS:
         return f"the model's heads have {spec.head_dim} numbers, and not 64, 128 or 256"
     if dtype not in (torch.float16, torch.bfloat16):

@@ -68,7 +68,7 @@ def attend_to_latents(
         scale=spec.attention_scale,
         kv_scale=kv_scale,
         tiling=tiling,
-        schedule=step.schedules[layer.window, layer.is_chunked],
+        schedule=step.schedules[spec.kv_heads_of(layer), layer.window, layer.is_chunked],
     )
     values = expert_linear(attended.flatten(0, 1), of_values, step.heads)
     return values.view(len(x), spec.num_heads, latent.value_dim)

@@ -188,7 +188,7 @@ def with_host_tier(
         num_host_pages=split.num_pages,
         num_host_states=split.num_states,
         numerics=numerics,
-        copier=CudaPageCopier(executor.kv, executor.states, memory, split),
+        copier=CudaPageCopier(executor.kv.groups, executor.states, memory, split),
     )
 
 

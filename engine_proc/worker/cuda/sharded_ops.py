@@ -30,6 +30,8 @@ class ShardedOps:
     def __init__(self, spec: DecoderSpec, peers: Peers[Collectives[Tensor]] | None) -> None:
         self.peers = peers
         self.num_tokens = spec.vocab_size
+        self.per_layer = spec.per_layer
+        self.mlp_sizes = [spec.mlp_size_of(layer) for layer in spec.layers]
         self.num_numbers = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
     def sum(self, x: Tensor) -> Tensor:
@@ -53,10 +55,28 @@ class ShardedOps:
         """
         if self.peers is None:
             return F.embedding(token_ids, weight)
+        if len(weight) == 0:
+            return self.sum(weight.new_zeros(len(token_ids), weight.shape[1]))
         row = token_ids - self.peers.shard.tokens.start
         is_foreign = (row < 0) | (row >= len(weight))
         x = F.embedding(row.masked_fill(is_foreign, 0), weight)
         return self.sum(x.masked_fill(is_foreign[:, None], 0))
+
+    def embed_for_layers(
+        self, token_ids: Tensor, weight: Tensor | None, images: Tensor | None
+    ) -> Tensor | None:
+        """Return the embeddings of tokens for all layers, [tokens, layers * size], or None.
+
+        Args:
+            weight: our own rows; tokens beyond all of them have those of token 0.
+            images: the tokens that come in as rows of images, which have those of token 0, too.
+        """
+        if self.per_layer is None or weight is None:
+            return None
+        ids = token_ids.masked_fill(token_ids >= self.per_layer.vocab_size, 0)
+        if images is not None:
+            ids[images] = 0
+        return self.embed(ids, weight)
 
     def all_logits(self, own: Tensor, out: Tensor) -> Tensor:
         """Write the logits of all tokens, [rows, vocab_size]; return them.

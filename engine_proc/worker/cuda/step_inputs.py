@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.attention.kv_pages import HeadSizes
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Schedule, Stretches
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
@@ -77,7 +78,7 @@ class DeviceStep:
     token_ids: Tensor  # [tokens], int32
     kv_rows: Tensor  # [tokens], int64
     stretches: Stretches
-    schedules: dict[tuple[int | None, bool], Schedule]  # by the windows of layers
+    schedules: dict[tuple[HeadSizes, int | None, bool], Schedule]  # by heads and windows of layers
     logit_rows: Tensor  # [rows], int32
     rotations: list[Rotations]  # by the spec's `ropes`
     query_factors: dict[QueryTemperature, Tensor]  # each [tokens], fp32

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_configs import execution_config
-from random_decoders import LATENTS, MAMBA, MAMBA2, SPEC, SPECS, random_weights
+from random_decoders import GEMMA_SPECS, LATENTS, MAMBA, MAMBA2, SPEC, SPECS, random_weights
 
 from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
@@ -26,13 +26,13 @@ from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.models.specs.decoder_spec import (
     Activation,
     AltUpSpec,
+    EncoderSpec,
     GatedDeltaNetSpec,
     LayerSpec,
     Mamba2Spec,
     Mixer,
     MixtureSpec,
     NormPlacement,
-    PerLayerSpec,
     RouterScore,
     ShortConvSpec,
 )
@@ -161,8 +161,10 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
     assert lacking_kernel(dataclasses.replace(SPEC, **mixture(weighs_inputs=True))) == ""
     sparse = mixture(score=RouterScore.SPARSEMIXER, normalized=False)
     assert lacking_kernel(dataclasses.replace(SPEC, **sparse)) == ""
-    model = DecoderModel(dataclasses.replace(SPEC, **mixture(own_norms=True)), {}, ())
-    why = "a LlamaForCausalLM model has norms of experts, which GPU workers cannot run"
+    assert lacking_kernel(dataclasses.replace(SPEC, **mixture(own_norms=True))) == ""
+    model = DecoderModel(dataclasses.replace(SPEC, encoder=EncoderSpec()), {}, ())
+    lack = "tokens that see their whole text"
+    why = f"a LlamaForCausalLM model has {lack}, which GPU workers cannot run"
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
     with pytest.raises(ModelError, match=f"^--device cuda: {why}; use --device cpu$"):
         place(execution_config("model.gguf", device="cuda"), model)
@@ -171,14 +173,11 @@ def test_mixtures_run_on_gpus_but_for_a_few() -> None:
 @pytest.mark.parametrize(
     ("differences", "lack"),
     [
-        (mixture(expert_scales=True), "norms of experts"),
-        ({"per_layer": PerLayerSpec(size=8, vocab_size=9)}, "embeddings for each layer"),
-        ({"layers": (LayerSpec(head_dim=32), LayerSpec())}, "heads of several sizes"),
-        ({"layers": (LayerSpec(), LayerSpec(keys_of=0))}, "keys that layers share"),
-        ({"layers": (LayerSpec(has_values=False),)}, "keys that are values"),
-        ({"layer_scale": True}, "factors of layers"),
-        ({"altup": AltUpSpec(num_inputs=2, rank=3)}, "several residuals"),
-        ({"layers": (LayerSpec(gate_cut=0.5),)}, "gates that are cut"),
+        ({"layer_scale": True}, "norms around its layers of another kind than Gemma's"),
+        (
+            {"altup": AltUpSpec(num_inputs=2, rank=3), "placement": NormPlacement.PRE_POST},
+            "several residuals without embeddings for each layer",
+        ),
         (
             {"layers": (LayerSpec(mixer=LATENTS["deepseek"].latent, window=8),)},
             "windows of latent attention",
@@ -189,6 +188,11 @@ def test_decoders_that_lack_a_kernel_run_on_the_cpu(differences: dict[str, Any],
     model = DecoderModel(dataclasses.replace(SPEC, **differences), {}, ())
     why = f"a LlamaForCausalLM model has {lack}, which GPU workers cannot run"
     assert place(execution_config("model.gguf"), model) == Device("cpu", why)
+
+
+@pytest.mark.parametrize("name", GEMMA_SPECS)
+def test_gemmas_with_more_around_layers_run_on_gpus(name: str) -> None:
+    assert lacking_kernel(GEMMA_SPECS[name]) == ""
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -219,7 +223,7 @@ def test_models_of_images_do_not_fall_to_modules(tmp_path: Path) -> None:
     takes_images = dataclasses.replace(config, image_row_size=64)
     assert not falls_to_modules(takes_images, model)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="has factors of layers, which GPU workers cannot run"):
+    with pytest.raises(ModelError, match="has norms around its layers of another kind"):
         place(takes_images, model)
 
 

@@ -44,6 +44,7 @@ MINUS_INFINITY = tl.constexpr(float("-inf"))
 TILING = Tiling()
 WIDE_ROWS, WIDE_DIM = 128, 128
 FEW_ROWS = 32
+WIDEST_DIM, FEWEST_ROWS, FEW_KEYS = 256, 16, 32
 
 
 def attend(
@@ -133,7 +134,12 @@ def tiling_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiling
     A Hopper's tensor cores take 64 rows at once, and four warps have all numbers of a row. So tiles
     of 128 rows and eight warps have the same bits there, and read keys and values half as often.
     Heads of 512 bytes and tiles of 64 rows take 129 KiB of shared memory, and 84 with 32 rows.
+    Heads of 512 numbers in 16 bits take 129 KiB with 32 rows and keys, and 81 with 16 rows.
     """
+    if head_dim > WIDEST_DIM:
+        is_narrow = dtype.itemsize > 2 or has_small_memory(device)
+        rows, num_warps = (FEWEST_ROWS, 4) if is_narrow else (FEW_ROWS, 8)
+        return replace(TILING, rows=rows, keys=FEW_KEYS, num_warps=num_warps)
     head_bytes = head_dim * dtype.itemsize
     if head_bytes > 2 * WIDE_DIM and has_small_memory(device):
         return replace(TILING, rows=FEW_ROWS)

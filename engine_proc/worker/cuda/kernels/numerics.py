@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from headrace.engine_proc.worker.models.specs.decoder_spec import Norm
+
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # on the CPU, for tests
 
 
@@ -20,6 +22,11 @@ class Scaling(IntEnum):
     RMS_ONE_PLUS = 2
     LAYER = 3
     LAYER_ONE_PLUS = 4
+
+    @classmethod
+    def of(cls, norm: Norm) -> "Scaling":
+        """Return the scaling of a decoder's norms."""
+        return cls[norm.name]
 
 
 RMS, LAYER = tl.constexpr(int(Scaling.RMS)), tl.constexpr(int(Scaling.LAYER))

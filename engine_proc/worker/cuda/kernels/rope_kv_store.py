@@ -3,6 +3,7 @@
 One product gives queries, keys and values of all heads; a program has a head of some tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +23,11 @@ from headrace.engine_proc.worker.cuda.kernels.numerics import (
     rounded,
     scaled,
 )
-from headrace.engine_proc.worker.models.specs.decoder_spec import QueryTemperature
+from headrace.engine_proc.worker.models.specs.decoder_spec import QueryTemperature, RopeTable
 from headrace.engine_proc.worker.reference.torch_executor import rotate, temperatures
 
 BLOCK_TOKENS = 8
+WIDE_DIM = 256  # programs have fewer tokens of wider heads
 NO_SCALING = tl.constexpr(int(Scaling.NONE))
 
 
@@ -36,6 +38,29 @@ class Rotations:
     cos: Tensor  # [tokens, pairs], fp32
     sin: Tensor  # the same
     interleaved: bool = False  # pairs are (2i, 2i + 1) rather than (i, i + pairs)
+
+
+def rotations_at(
+    ropes: Sequence[RopeTable],
+    inv_freqs: Sequence[Tensor],
+    axes: Sequence[Tensor | None],
+    positions: Tensor,
+) -> list[Rotations]:
+    """Return the rotations of every kind of layer.
+
+    Args:
+        inv_freqs, axes: of the tables, on the device; axes are None where there is one position.
+        positions: [tokens, 3], of time, height and width; or one for all, [tokens, 1].
+    """
+    rotations = []
+    for rope, inv_freq, own in zip(ropes, inv_freqs, axes, strict=True):
+        of_pairs = positions[:, :1] if own is None else positions.index_select(1, own)
+        angles = of_pairs.float() * inv_freq
+        cos, sin = angles.cos(), angles.sin()
+        if rope.scale != 1:
+            cos, sin = cos * rope.scale, sin * rope.scale
+        rotations.append(Rotations(cos, sin, rope.interleaved))
+    return rotations
 
 
 @dataclass(frozen=True)
@@ -65,11 +90,12 @@ def rope_store(
     query_factors: Tensor | None = None,
     value_eps: float | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
+    stores: bool = True,
 ) -> Tensor:
     """Norm and rotate queries and keys; store keys and values.
 
     Args:
-        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; without keys and values if not `stores`.
         keys, values: [pages, page_tokens, kv_heads, head_dim]
         kv_rows: [tokens], int64, page * page_tokens + row of the page; -1 is nowhere.
         rotations: None rotates nothing.
@@ -80,8 +106,9 @@ def rope_store(
     Returns:
         The queries, [tokens, heads, head_dim].
     """
-    num_kv_heads, head_dim = keys.shape[2:]
+    num_kv_heads, head_dim = keys.shape[2] * stores, keys.shape[3]
     num_all_heads = qkv.shape[1] // head_dim
+    block_tokens = BLOCK_TOKENS if head_dim <= WIDE_DIM else BLOCK_TOKENS // 2
     assert qkv.is_contiguous()
     assert keys.is_contiguous()
     assert values.is_contiguous()
@@ -91,7 +118,7 @@ def rope_store(
     queries = qkv.new_empty(len(qkv), num_heads, head_dim)
     if len(qkv) == 0:
         return queries
-    rope_store_kernel[(cdiv(len(qkv), BLOCK_TOKENS), num_all_heads)](
+    rope_store_kernel[(cdiv(len(qkv), block_tokens), num_all_heads)](
         queries,
         qkv,
         keys,
@@ -105,7 +132,7 @@ def rope_store(
         1 / kv_scales[0],
         1 / kv_scales[1],
         len(qkv),
-        BLOCK_TOKENS=BLOCK_TOKENS,
+        BLOCK_TOKENS=block_tokens,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -316,9 +343,10 @@ def reference(
     query_factors: Tensor | None = None,
     value_eps: float | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
+    stores: bool = True,
 ) -> Tensor:
     """Do as `rope_store`, in plain torch."""
-    num_kv_heads, head_dim = keys.shape[2:]
+    num_kv_heads, head_dim = keys.shape[2] * stores, keys.shape[3]
     heads = qkv.view(len(qkv), -1, head_dim)
     num_heads = heads.shape[1] - 2 * num_kv_heads
     num_stored = num_heads + num_kv_heads
@@ -331,11 +359,14 @@ def reference(
         q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
     if rotations is not None:
         cos, sin = rotations.cos[:, None], rotations.sin[:, None]
-        q, k = (rotate(x, cos, sin, rotations.interleaved) for x in (q, k))
+        q = rotate(q, cos, sin, rotations.interleaved)
+        k = rotate(k, cos, sin, rotations.interleaved) if stores else k
     if head_norm is not None and head_norm.is_after_rope:
         q, k = norm_both(q, k, head_norm)
     if query_factors is not None:
         q = q * query_factors[:, None, None]
+    if not stores:
+        return q.to(qkv.dtype)
     is_stored = kv_rows >= 0
     rows = kv_rows[is_stored]
     for pages, x, scale in ((keys, k, kv_scales[0]), (values, v, kv_scales[1])):

@@ -55,8 +55,11 @@ OF_MAMBA = {  # dt, B and C are projections of what is convolved
     "conv_x": "conv",
 }
 XIELU = ".xielu"  # an end of names: four numbers of a layer
+ALTUP = ".altup."  # in names: numbers of a layer that make sums of residuals
+OF_ALTUP_IN = re.compile(r"altup\.in\.\d+")
 OF_EACH_HEAD = (QKNorm.PER_HEAD, QKNorm.PER_HEAD_AFTER_ROPE)
 HEAD_MATRICES = ("k_b", "v_b")  # of latent attention: a matrix for each head, as experts have
+EMBEDDINGS = ("embed", "per_layer.embed")
 OF_LAYER = re.compile(r"layers\.\d+")
 OF_EXPERT = re.compile(r"\.experts\.\d+$")
 OF_DELTA_CONV = re.compile(r"\.delta\.[qkv]$")
@@ -85,8 +88,9 @@ class DeviceWeights:
     """A decoder's weights, under our names (see `weights.py`) or those of `FUSED`."""
 
     matrices: Mapping[str, Matrix]  # with their biases; `head` is there if it is tied, too
-    # Norms, sinks and other vectors, fp32; `embed`; `qk_norm`, [2, head_dim]; `xielu`, [4]; `conv`,
-    # [kernel_size, channels].
+    # Norms, sinks and other vectors, fp32; `embed` and `per_layer.embed`. `qk_norm` is [2,
+    # head_dim], twice the same where a layer reads others' keys; `xielu` is [4]. `conv` is
+    # [kernel_size, channels]. Matrices of `altup` in layers are in fp32, too.
     tensors: Mapping[str, Tensor]
     # Routers, gates of delta nets, and dt, B and C of Mamba: their products stay fp32.
     wide: Mapping[str, DenseMatrix] = field(default_factory=dict)
@@ -119,9 +123,9 @@ def load_weights(
     for done, (name, parts) in enumerate(sources.items()):
         progress(done, len(sources))
         stored = [weights[part] for part in parts]
-        if name == "embed":
+        if name in EMBEDDINGS:
             tensors[name] = to_device(stored, device, dtype)
-        elif len(stored[0].shape) == 1:
+        elif is_vector(name, stored[0].shape):
             tensors[name] = laid_out(spec, name, to_device(stored, device, torch.float32))
         else:
             biases = [
@@ -139,7 +143,7 @@ def load_weights(
                 if is_decoded(experts[name], stored):
                     decoded.append(name)
             else:
-                own = "none" if name == "head" else quantization
+                own = quantization if OF_LAYER.match(name) else "none"
                 matrices[name] = load_matrix(stored, bias, device, dtype, own)
     if spec.tied_head:
         bias = tensors.pop("head.bias", None)
@@ -156,10 +160,18 @@ def load_weights(
     return DeviceWeights(matrices, tensors, wide, experts)
 
 
+def is_vector(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight is held in fp32, and is no matrix of products."""
+    return len(shape) == 1 or ALTUP in name
+
+
 def laid_out(spec: DecoderSpec, name: str, vector: Tensor) -> Tensor:
     """Return a vector as kernels read it."""
     if name.endswith(".qk_norm"):
-        return vector.view(2, -1)
+        head_dim = spec.kv_heads_of(spec.layers[int(name.split(".")[1])])[1]
+        return vector.view(-1, head_dim).expand(2, -1).contiguous()
+    if name.endswith(".router.norm"):
+        return vector * float(spec.hidden_size**-0.5)
     if name.endswith(XIELU):
         return xielu_numbers(vector)
     if not name.endswith(".conv"):
@@ -241,8 +253,10 @@ def fused(spec: DecoderSpec) -> dict[str, list[str]]:
 def whole_of(name: str, spec: DecoderSpec) -> str:
     """Return the name of what a weight is loaded as a part of."""
     prefix, dot, local = name.rpartition(".")
-    if prefix.endswith(XIELU):
+    if prefix.endswith(XIELU) or OF_ALTUP_IN.fullmatch(name):
         return prefix
+    if prefix.endswith((".per_layer", ".altup")):
+        return name
     if local in ("q_norm", "k_norm") and spec.qk_norm in OF_EACH_HEAD:
         return prefix + dot + "qk_norm"
     if local == "router":

@@ -27,7 +27,7 @@ def send(
 ) -> Tensor:
     """Send what `read` returns of weights, as many rows as they have, to the device as one."""
     num_rows, first = sum(part.shape[0] for part in parts), 0
-    out = torch.empty(0)
+    out = torch.empty(0, *parts[0].shape[1:], device=device, dtype=dtype)
     for piece in pieces(parts):
         rows = torch.from_numpy(read(piece)).to(dtype)
         if first == 0:

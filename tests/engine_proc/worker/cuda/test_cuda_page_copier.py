@@ -64,7 +64,7 @@ def test_a_page_is_a_record_of_the_store_and_comes_back(
     before = kv.view(torch.uint8).clone()
     page_bytes = kv.nbytes // 5
     fd, memory = host_memory(3 * page_bytes, device)
-    copier = CudaPageCopier(kv, NO_STATES, memory, CacheSplit(3, 0))
+    copier = CudaPageCopier([kv], NO_STATES, memory, CacheSplit(3, 0))
     copier.begin(copy(True, [4, 1], [0, 2]))
     assert len(finish(copier)) == 1
     records = PageMemory([fd], CacheLayout(3, 0, [page_bytes], [0]))
@@ -88,7 +88,7 @@ def test_a_state_is_a_record_of_the_store_and_comes_back(device: torch.device) -
     before = states.clone()
     kv = torch.zeros(1, 2, 2, 1, 1, 1, device=device)
     fd, memory = host_memory(whole(8) + 3 * 28, device)
-    copier = CudaPageCopier(kv, states, memory, CacheSplit(1, 3))
+    copier = CudaPageCopier([kv], states, memory, CacheSplit(1, 3))
     copier.begin(CopyPages(True, b"", b"", *pair([3, 0], [1, 2])))
     assert len(finish(copier)) == 1
     records = PageMemory([fd], CacheLayout(1, 3, [8], [28]))
@@ -118,7 +118,7 @@ def test_copies_are_launched_a_few_at_a_time_in_order() -> None:
     )
     fd, memory = host_memory(8 * 2 * LAUNCHED_RECORDS, torch.device("cpu"))
     split = CacheSplit(2 * LAUNCHED_RECORDS, 0)
-    copier = CudaPageCopier(kv.contiguous(), NO_STATES, memory, split, LateEvent)
+    copier = CudaPageCopier([kv.contiguous()], NO_STATES, memory, split, LateEvent)
     places = list(range(LAUNCHED_RECORDS + 1))
     copier.begin(copy(True, places, places))
     copier.begin(copy(True, [LAUNCHED_RECORDS + 1], [LAUNCHED_RECORDS + 1]))
@@ -152,11 +152,12 @@ def test_a_step_on_copied_pages_has_the_bits_of_one_without(device: torch.device
     for executor in (ours, plain):
         executor.forward(prompt)
     fd, memory = host_memory(NUM_HOST_PAGES * ours.page_bytes, device)
-    copier = CudaPageCopier(ours.kv, ours.states, memory, CacheSplit(NUM_HOST_PAGES, 0))
+    copier = CudaPageCopier(ours.kv.groups, ours.states, memory, CacheSplit(NUM_HOST_PAGES, 0))
     full = prompt.page_table[0, :2].tolist()
     copier.begin(copy(True, full, [7, 3]))
     finish(copier)
-    ours.kv.fill_(float("nan"))  # as after a death
+    for group in ours.kv.groups:
+        group.fill_(float("nan"))  # as after a death
     others = [page for page in range(NUM_PAGES) if page not in prompt.page_table[0]][:2]
     copier.begin(copy(False, others, [7, 3]))
     finish(copier)
@@ -164,6 +165,27 @@ def test_a_step_on_copied_pages_has_the_bits_of_one_without(device: torch.device
     table[0, :2] = others
     moved: Batch = dataclasses.replace(rest, page_table=table)
     np.testing.assert_array_equal(ours.forward(moved), plain.forward(rest))
+    os.close(fd)
+
+
+def test_pages_of_heads_of_two_sizes_are_one_record(device: torch.device) -> None:
+    small = torch.arange(2 * 2 * 3 * 4).float().view(2, 2, 3, 4, 1, 1).to(device)
+    large = 1000 + torch.arange(2 * 3 * 4 * 10).float().view(1, 2, 3, 4, 2, 5).to(device)
+    before = [group.clone() for group in (small, large)]
+    page_bytes = 4 * (16 + 80)
+    fd, memory = host_memory(2 * page_bytes, device)
+    copier = CudaPageCopier([small, large], NO_STATES, memory, CacheSplit(2, 0))
+    copier.begin(copy(True, [2], [1]))
+    finish(copier)
+    on_host = np.memmap(f"/proc/self/fd/{fd}", np.float32, "r", shape=(2, 96))[1]
+    assert on_host[:16].tolist() == before[0][:, :, 2].flatten().tolist()
+    assert on_host[16:].tolist() == before[1][:, :, 2].flatten().tolist()
+    for group in (small, large):
+        group.zero_()
+    copier.begin(copy(False, [0], [1]))
+    finish(copier)
+    for group, old in zip((small, large), before, strict=True):
+        assert torch.equal(group[:, :, 0], old[:, :, 2]) and not group[:, :, 1:].any()
     os.close(fd)
 
 

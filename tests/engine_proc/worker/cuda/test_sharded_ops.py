@@ -15,6 +15,7 @@ import torch
 from gpu_tests import first_of
 from random_decoders import (
     DELTA_NET,
+    GEMMA_SPECS,
     MAMBA,
     MAMBA2,
     NUM_PAGES,
@@ -39,6 +40,7 @@ from headrace.engine_proc.worker.models.specs.decoder_spec import (
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
+    PerLayerSpec,
     RouterScore,
     ShortConvSpec,
 )
@@ -109,7 +111,13 @@ DECODERS["norms of Mamba-2 that are cut, experts without gates, with biases"] = 
         dataclasses.replace(BIASED.layers[0], has_mixer=False),
     ),
 )
+# Gates of both are cut by their common mean, and one has no embeddings per layer of its own.
+GEMMA3N = GEMMA_SPECS["gemma3n"]
+DECODERS["gemma3n"] = dataclasses.replace(
+    GEMMA3N, per_layer=PerLayerSpec(size=16, vocab_size=50), layers=GEMMA3N.layers[:1]
+)
 if family_table.WRITES:
+    DECODERS |= {name: GEMMA_SPECS[name] for name in ("gemma4", "gemma4, experts")}
     DECODERS["states"] = dataclasses.replace(
         SPEC,
         **SIZES,

@@ -13,6 +13,7 @@ from gemma_models import tiny_gemma
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headrace.engine_proc.worker import backend_selection, device_selection
 from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.device_selection import find_gpus
 from headrace.engine_proc.worker.execution.executor import Batch
@@ -94,10 +95,12 @@ def test_decoders_without_a_kernel_run_in_modules(
     tiny_gemma("gemma4_text").save_pretrained(tmp_path)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert find_gpus("cuda", 1) == ""
+    for module in (device_selection, backend_selection):
+        monkeypatch.setattr(module, "lacking_kernel", lambda spec: "a new kind of layer")
     told = foresee(execution_config(tmp_path, device="cuda"))
-    why = "no kernel of GPUs has embeddings for each layer; on GPUs: --device says so"
+    why = "no kernel of GPUs has a new kind of layer; on GPUs: --device says so"
     assert told == (TRANSFORMERS, why, True)
     assert foresee(execution_config(tmp_path)).executor == "the C++ core"
-    why = "has embeddings for each layer, which GPU workers cannot run"
+    why = "has a new kind of layer, which GPU workers cannot run"
     with pytest.raises(ModelError, match=why):
         foresee(execution_config(tmp_path, device="cuda", model_impl="headrace"))

@@ -84,6 +84,27 @@ def test_heads_are_normed_after_rope_and_limited_before_it(
     assert pages[1].abs().max() == 1.5
 
 
+@pytest.mark.parametrize("head_dim", [16, 320])
+def test_queries_alone_leave_pages_as_they_are(head_dim: int, device: torch.device) -> None:
+    """Of a layer that reads the keys of another; of wide heads a program has fewer tokens."""
+    torch.manual_seed(0)
+    qkv = torch.randn(9, 4 * head_dim, device=device)
+    pages = torch.zeros(2, NUM_PAGES, PAGE_TOKENS, 2, head_dim, device=device)
+    rows = torch.arange(9, device=device)
+    angles = torch.randn(9, head_dim // 2, device=device)
+    rotations = Rotations(angles.cos(), angles.sin())
+    weights = torch.randn(2, head_dim, device=device)
+    norm = HeadNorm(Scaling.RMS, weights, 1e-3)
+    options = {"rotations": rotations, "head_norm": norm, "value_eps": 1e-3}
+    queries = rope_store(qkv, *pages, rows, **options, stores=False)
+    assert not pages.any()
+    torch.testing.assert_close(queries, reference(qkv, *pages, rows, **options, stores=False))
+    both = torch.cat([qkv, torch.randn(9, 4 * head_dim, device=device)], 1)
+    with_keys = rope_store(both, *pages, rows, **options)
+    torch.testing.assert_close(with_keys, queries, atol=0, rtol=0)
+    assert pages.any()
+
+
 def test_no_tokens_are_no_work(device: torch.device) -> None:
     pages = torch.zeros(2, 1, PAGE_TOKENS, 2, 8, device=device)
     rows = torch.zeros(0, dtype=torch.int64, device=device)
