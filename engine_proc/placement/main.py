@@ -57,12 +57,13 @@ def place(config: PlacementConfig, context: Context) -> NoReturn:
 
 
 def tend(engine: PlacedEngine, slot: Slot, address: PlacedAddress) -> None:
-    """Have an engine placed, or leave. One that is withdrawn leaves, and another is placed next."""
-    is_withdrawn = engine.is_placed and address.read() is None
-    if is_wanted(slot) and not is_withdrawn:
-        engine.look(time.monotonic())
-    else:
+    """Have an engine placed, or leave. One that is withdrawn ends for another in its room."""
+    if not is_wanted(slot):
         engine.leave()
+    elif engine.is_placed and address.read() is None:
+        engine.renew()
+    else:
+        engine.look(time.monotonic())
 
 
 def is_wanted(slot: Slot) -> bool:

@@ -130,10 +130,19 @@ class PlacedEngine:
         """Have no engine until the next look."""
         if self._is_wanted:
             self._is_wanted = False
-            self._publish(None)
-            self._where, self._ask_at, self._told = None, 0.0, ""
-            self._backoff.worked()
+            self._forget()
             self._cluster.leave(self._name)
+
+    def renew(self) -> None:
+        """End the engine. The next look starts another one in its room."""
+        self._forget()
+        self._cluster.end(self._name)
+
+    def _forget(self) -> None:
+        """Begin anew."""
+        self._publish(None)
+        self._where, self._ask_at, self._told = None, 0.0, ""
+        self._backoff.worked()
 
     def _ask(self, now: float) -> None:
         """Start an engine, or watch the one that there is."""

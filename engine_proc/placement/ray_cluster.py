@@ -138,8 +138,8 @@ class RayCluster:
 
     def end(self, name: str) -> None:
         """End the actor of an engine, and with it what it has started."""
-        for calls in (self._starts, self._watches):
-            calls.pop(name, None)
+        for answers in (self._starts, self._watches, self._failures):
+            answers.pop(name, None)
         actor = self._actors.pop(name, None)
         if actor is not None:
             with suppress(*FAILURES):  # it has ended, or does with its node or this process
@@ -148,7 +148,6 @@ class RayCluster:
     def leave(self, name: str) -> None:
         """End the actor of an engine, and free what its group has reserved."""
         self.end(name)
-        self._failures.pop(name, None)
         group = self._groups.pop(name, None)
         if group is not None:
             with suppress(*FAILURES):  # it goes with this process otherwise

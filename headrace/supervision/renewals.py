@@ -27,7 +27,7 @@ class Renewals:
         self._waiting: deque[SeatedProcess] = deque()
         self._current: tuple[SeatedProcess, Process] | None = None  # and its predecessor
         self._put_off: set[Seat] = set()  # engines of which the log tells that they wait
-        self._placed: Slot | None = None  # the last one of Ray's that was to be replaced
+        self._placed: Slot | None = None  # one of Ray's that has been told, and is not back yet
 
     def add(self, child: SeatedProcess) -> None:
         """Have a process replaced at its turn."""
@@ -54,6 +54,8 @@ class Renewals:
         """Have the next process replaced, once the one before it has been."""
         if self._current is not None and self._is_over(*self._current):
             self._current = None
+        if self._current is None and self._placed is not None and not is_awaited(self._placed):
+            self._placed = None
         if self._current is None and self._waiting:
             self._begin(self._waiting.popleft())
 
@@ -96,9 +98,7 @@ class Renewals:
         """Return what is to happen before an engine is replaced, or ""."""
         if not (is_ready(slot) or self._board.is_remote(slot)):
             return "it serves"  # it loads its model
-        placed = self._placed
-        is_awaited = placed is not None and placed[EngineField.SEATING] == Seating.SEATED
-        return f"{placed.seat} serves" if placed and is_awaited and not is_ready(placed) else ""
+        return "" if self._placed is None else f"{self._placed.seat} serves"
 
     def _wait(self, child: SeatedProcess, what: str) -> None:
         """Have an engine wait for something."""
@@ -110,3 +110,8 @@ class Renewals:
     def _stays(self, child: SeatedProcess) -> bool:
         """Whether an engine lives and is not leaving."""
         return child.start_at is None and not self._engine_seats.is_leaving(child.seat.index)
+
+
+def is_awaited(slot: Slot) -> bool:
+    """Whether an engine is to come back, and does not serve yet."""
+    return slot[EngineField.SEATING] == Seating.SEATED and not is_ready(slot)

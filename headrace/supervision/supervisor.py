@@ -32,6 +32,7 @@ from headrace.board.fields import (
     FrontendField,
     TokenizerField,
 )
+from headrace.board.replacements import is_ready
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.lora_modules import lora_modules
 from headrace.config.process_configs import (
@@ -346,9 +347,13 @@ class Supervisor:
                     self._give_up(child)
 
     def _withdraw(self, seat: Seat) -> None:
-        """Have Ray place another engine, if it has placed the one of a seat that is renewed."""
-        is_placed = self.board.slot(seat.role, seat.index)[EngineField.IS_PLACED]
-        if is_placed and not self._engine_seats.is_given_up(seat.index):
+        """Have Ray place another engine, if it has placed the one of a seat that is renewed.
+
+        One that loads its model goes on.
+        """
+        slot = self.board.slot(seat.role, seat.index)
+        has_loaded = is_ready(slot) and slot[EngineField.IS_PLACED]
+        if has_loaded and not self._engine_seats.is_given_up(seat.index):
             PlacedAddress(self.run_dir, f"engine {seat.index}").write(None)
 
     def _add_engine(self, index: int) -> None:

@@ -35,6 +35,7 @@ def test_a_stage_is_always_placed() -> None:
 
 
 def test_an_engine_whose_address_is_withdrawn_is_placed_anew(tmp_path: Path) -> None:
+    """Its room stays its own."""
     slot = Board.create([Seat("engine", 0)]).slot("engine")
     address = PlacedAddress(str(tmp_path), "engine 0")
     cluster = Mock()
@@ -49,5 +50,5 @@ def test_an_engine_whose_address_is_withdrawn_is_placed_anew(tmp_path: Path) -> 
 
     assert [look() for _ in range(3)] == [["start"], ["watch"], []]
     address.write(None)
-    assert [look() for _ in range(3)] == [["leave"], ["start"], ["watch"]]
+    assert [look() for _ in range(3)] == [["end"], ["start"], ["watch"]]
     assert address.read() == "tcp://node:2"

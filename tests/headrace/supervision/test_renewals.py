@@ -139,6 +139,21 @@ def test_a_placed_engine_without_a_node_delays_no_renewal() -> None:
     assert rig.current == THREE[1]
 
 
+def test_a_placed_engine_that_was_back_delays_no_renewal() -> None:
+    """It is lost after it has been renewed."""
+    rig, last = Rig(THREE), THREE[1]
+    for slot in rig.board.of("engine"):
+        slot[EngineField.IS_REMOTE] = slot[EngineField.IS_PLACED] = 1
+    rig.renew(last)
+    assert rig.current == last
+    rig.replace(last, State.STARTING)
+    rig.enter(last, State.READY)
+    assert rig.current is None
+    rig.enter(last, State.STARTING)
+    rig.renew(THREE[0])
+    assert rig.current == THREE[0]
+
+
 def test_a_placed_engine_that_leaves_delays_no_renewal() -> None:
     rig = Rig(THREE)
     for slot in rig.board.of("engine"):

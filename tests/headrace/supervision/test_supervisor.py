@@ -106,11 +106,19 @@ def test_an_engine_that_died_and_leaves_has_no_successor() -> None:
     assert not rig.seats.are_changing
 
 
-@pytest.mark.parametrize(("is_placed", "returns"), [(1, True), (1, False), (0, True)])
+@pytest.mark.parametrize(
+    ("is_placed", "returns", "state"),
+    [
+        (1, True, State.READY),
+        (1, False, State.READY),
+        (0, True, State.READY),
+        (1, True, State.STARTING),
+    ],
+)
 def test_a_renewed_engine_of_ray_is_withdrawn(
-    tmp_path: Path, is_placed: int, returns: bool
+    tmp_path: Path, is_placed: int, returns: bool, state: State
 ) -> None:
-    """One that leaves for good is not: another would be placed at once."""
+    """One that leaves for good is not: another would be placed at once. Nor is one that loads."""
     rig, address = Rig(), PlacedAddress(str(tmp_path), "engine 1")
     rig.supervisor.run_dir = str(tmp_path)
     rig.board.slot("engine", 1)[EngineField.IS_PLACED] = is_placed
@@ -119,9 +127,11 @@ def test_a_renewed_engine_of_ray_is_withdrawn(
         assert rig.seats.renew(1)
     else:
         rig.seats.resize(0, 1)
+    rig.board.slot("engine", 1).enter(state)
     for _ in range(2):
         rig.supervisor._end_leaving()
-    assert (address.read() is None) == (is_placed == 1 and returns)
+    is_withdrawn = is_placed == 1 and returns and state == State.READY
+    assert (address.read() is None) == is_withdrawn
     assert rig.board.slot("engine", 1)[EngineField.SEATING] == Seating.VACANT
 
 
