@@ -127,6 +127,11 @@ def check_parts(
                 f"{path}: {module} is a router, which adapters cannot change here; merge the "
                 "adapter into the weights"
             )
+        if "altup" in part.split("."):
+            raise AdapterRefused(
+                f"{path}: {module} is of AltUp, which adapters cannot change here; merge the "
+                "adapter into the weights"
+            )
         if factors.a is None and part not in WHOLE:
             raise AdapterRefused(
                 f"{path}: modules_to_save has {module}; only the embedding and the head can be "

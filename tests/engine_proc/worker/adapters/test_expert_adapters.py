@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gemma_models import tiny_gemma
 from mixture_models import EXECUTORS, PROMPT, STRANGER, TINY, batch, reference, tiny_mixture
 from peft_folders import LINEAR, separately, write_adapter
 from random_models import random_model
@@ -111,6 +112,16 @@ def test_router_and_strange_stack_are_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path / "routed", tiny_mixture("qwen3_moe"), 1, targets=("gate",))
     with pytest.raises(AdapterRefused, match=r"mlp\.gate is a router"):
         open_adapter(tmp_path / "routed", model)
+
+
+def test_projections_of_altup_are_refused(tmp_path: Path) -> None:
+    model = tiny_gemma("gemma3n_text")
+    model.save_pretrained(tmp_path / "model")
+    write_adapter(tmp_path / "adapter", model, 1, targets=("prediction_coefs",))
+    opened = open_model(tmp_path / "model")
+    own = AdaptedModel(opened.spec, opened.weights, is_gguf=False, max_rank=8)
+    with pytest.raises(AdapterRefused, match=r"prediction_coefs is of AltUp, which adapters"):
+        open_adapter(tmp_path / "adapter", own)
 
 
 def open_dense(folder: Path) -> DecoderSpec:
