@@ -3,10 +3,10 @@
 Method: a server and an executor have the same weights, which both make up. In every round one is
         loaded while the other rests: the server is stopped, the executor is a library of this
         process. B streams of `/v1/completions` begin together with 64 tokens, greedily. Their rate
-        is that of the tokens after each stream's first. The core decodes the same batch: B
-        sequences from 64 tokens on, one more in each step. It samples, too. Its rate is that of
-        the same steps. Both have as many threads as the server chooses. The order changes with
-        each round, and the first round is thrown away.
+        is that of the time in which all of them decode: no prompt is left, and none has ended. The
+        core decodes the same batch: B sequences from 64 tokens on, one more in each step. It
+        samples, too. Both have as many threads as the server chooses. The order changes with each
+        round, and the first round is thrown away.
 Run:    python bench/beside_core.py --shape qwen2.5-1.5b
 """
 
@@ -25,7 +25,7 @@ from headrace.engine_proc.worker.models.model import open_model
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 from support.shapes import shape_folder
-from support.streams import complete, decode_rate
+from support.streams import complete, full_rate
 
 SHAPES = ("qwen2.5-1.5b", "llama-3.1-8b")
 LIMIT = 0.95  # of the server's rate over the core's
@@ -79,11 +79,11 @@ class Core:
 
 
 def server_rate(server: Server, prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per second of all streams, first ones not counted."""
+    """Return the tokens per second while all streams decode."""
     server.resume()
     streams = complete(server.url, prompts, tokens)
     server.suspend()
-    return decode_rate(streams)
+    return full_rate(streams)
 
 
 def measure(shape: str, server: Server, core: Core, rounds: int) -> list[Quantity]:
@@ -104,6 +104,7 @@ def measure(shape: str, server: Server, core: Core, rounds: int) -> list[Quantit
                 measured = rate(batch, tokens)
                 if number:
                     quantity.samples[system].append(measured)
+                print(f"{quantity.name}, {system}: {measured:.1f} tok/s", flush=True)
     server.resume()
     return quantities
 

@@ -34,7 +34,7 @@ from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weights
 from headrace.engine_proc.worker.execution.cache_sizes import page_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
-from headrace.engine_proc.worker.execution.cpu_sampler import ROW, Sampler
+from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, ROW, Sampler
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.execution.held_matrices import WeightDtype, held_format
 from headrace.engine_proc.worker.execution.memory_check import least_bytes
@@ -181,7 +181,9 @@ class Core:
             threads=args.threads,
             isa=args.isa,
         )
-        self._sampler = Sampler(spec.vocab_size, threads=args.threads, isa=args.isa)
+        self._sampler = Sampler(
+            spec.vocab_size, threads=min(args.threads, MAX_THREADS), isa=args.isa
+        )
 
     def parts(self, batch: Batch) -> dict[str, float]:
         """Return the seconds of each part of a step, with the sampling of its rows."""

@@ -36,15 +36,17 @@ ALONE, BESIDE = "alone", "copies beside"
 
 def pinned_copier(executor: CudaExecutor, num_pages: int) -> tuple[CudaPageCopier, float]:
     """Return what copies between an executor and pinned memory, and GiB/s of the pinning."""
-    page_bytes = executor.kv[:, :, 0].nbytes
+    page_bytes = executor.kv.page_bytes
     num_bytes = whole(num_pages * page_bytes)
     memory = CacheMemory(os.memfd_create("host pages"), num_bytes, bytes(16))
     began = time.perf_counter()
-    if executor.kv.is_cuda:
+    if executor.device.type == "cuda":
         pin(memory.address, num_bytes, torch.cuda.cudart().cudaHostRegister)
     took_s = time.perf_counter() - began
     split = CacheSplit(num_pages, 0)
-    return CudaPageCopier(executor.kv, executor.states, memory, split), num_bytes / GIB / took_s
+    return CudaPageCopier(
+        executor.kv.groups, executor.states, memory, split
+    ), num_bytes / GIB / took_s
 
 
 def copies_of(num_pages: int, to_host: bool) -> CopyPages:
@@ -101,7 +103,7 @@ def main() -> None:
     executor = make_executor(spec, [args.sequences], args.context, args.device)
     wait = torch.cuda.synchronize if args.device == "cuda" else lambda: None
     copier, pinning = pinned_copier(executor, args.pages)
-    num_bytes = args.pages * executor.kv[:, :, 0].nbytes
+    num_bytes = args.pages * executor.kv.page_bytes
     rates: dict[bool, list[float]] = {True: [], False: []}
     batch = decode_batch(args.sequences, args.context)
     steps: dict[str, list[float]] = {ALONE: [], BESIDE: []}

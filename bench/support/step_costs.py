@@ -86,7 +86,8 @@ def owners_of(executor: CudaExecutor) -> dict[int, str]:
     """Return what is in memory that stays between steps."""
     owners = {storage_of(x): WEIGHTS for x in device_tensors(executor.loaded)}
     buffers = executor.buffers
-    owners |= {storage_of(executor.kv): KEYS, storage_of(executor.states): STATES}
+    owners |= {storage_of(group): KEYS for group in executor.kv.groups}
+    owners[storage_of(executor.states)] = STATES
     return owners | {storage_of(buffers.logits): LOGITS, storage_of(buffers.packed): INPUTS}
 
 
