@@ -53,7 +53,7 @@ class KvPages:
         return sum(group.nbytes for group in self.groups) // self._num_pages
 
     def of_layer(self, index: int) -> Tensor:
-        """Return what a layer reads: [2, pages, page_tokens, kv_heads, head_dim]."""
+        """Return what a layer reads: [2, pages, page_tokens, kv_heads, head_dim]; 1 of latents."""
         pages = self._of_layers[index]
         assert pages is not None
         return pages

@@ -479,11 +479,6 @@ class DecoderSpec:
         return self.hidden_size * (1 + self.deepstack)
 
     @property
-    def num_kv_layers(self) -> int:
-        """The layers with keys and values."""
-        return sum(layer.has_pages for layer in self.layers)
-
-    @property
     def state_numbers(self) -> int:
         """The fp32 numbers of a sequence's state over all layers; 0 is a decoder without states."""
         return sum(layer.mixer.state_numbers for layer in self.layers if layer.mixer is not None)
