@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300
 TILING = Tiling(rows=16, keys=16, split_keys=16, enough_programs=6)
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "num_kv_heads": 1}
-(ONE_MIXTURE,) = [layer for layer in MIXTURES["qwen2_moe"].layers if layer.mixture][:1]
+ONE_MIXTURE = next(layer for layer in MIXTURES["qwen2_moe"].layers if layer.mixture)
 DECODERS = {
     "gemma": dataclasses.replace(SPECS["gemma"], **SIZES),
     "mixture": dataclasses.replace(MIXTURES["qwen2_moe"], layers=(ONE_MIXTURE,)),

@@ -1,5 +1,7 @@
 """What is around layers is torch's, and no row changes a bit of another."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ def test_sums_of_norms_are_those_of_torch(
     x, y, residual, plain = random(device, dtype, 4, 23, NUM)
     weight, other_weight, factor = random(device, torch.float32, 3, NUM)
 
-    def terms(rows: slice, given: Tensor) -> dict[str, object]:
+    def terms(rows: slice, given: Tensor) -> dict[str, Any]:
         return {
             "x": (x[rows], weight),
             "y": (y[rows], other_weight) if "other" in parts else None,
@@ -46,12 +48,12 @@ def test_sums_of_norms_are_those_of_torch(
         }
 
     all_rows, last = slice(23), slice(22, 23)
-    expected = normed_sum.reference(**terms(all_rows, residual))  # type: ignore[arg-type]
+    expected = normed_sum.reference(**terms(all_rows, residual))
     whole, alone = residual.clone(), residual.clone()
-    out = normed_sum.normed_sum(**terms(all_rows, whole))  # type: ignore[arg-type]
+    out = normed_sum.normed_sum(**terms(all_rows, whole))
     assert_near(out, expected)
     assert ("residual" in parts) == (out.data_ptr() == whole.data_ptr())
-    again = normed_sum.normed_sum(**terms(last, alone))  # type: ignore[arg-type]
+    again = normed_sum.normed_sum(**terms(last, alone))
     torch.testing.assert_close(again, out[last], atol=0, rtol=0)
 
 
