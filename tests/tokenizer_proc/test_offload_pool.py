@@ -52,16 +52,16 @@ def pool() -> Iterator[OffloadPool]:
 
 
 def children() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if is_offload(one)]
+
+
+def is_offload(child: psutil.Process) -> bool:
+    try:
+        command = child.cmdline()
+    except psutil.ZombieProcess:
+        return False
     title = f"headrace: offload of {os.getpid()}"
-    return [
-        one
-        for one in psutil.Process().children()
-        if one.status() != psutil.STATUS_ZOMBIE
-        and (
-            one.cmdline()[:1] == [title]
-            or "headrace.tokenizer_proc.offload_process" in one.cmdline()
-        )
-    ]
+    return command[:1] == [title] or "headrace.tokenizer_proc.offload_process" in command
 
 
 class Asked:

@@ -66,10 +66,9 @@ def test_with_a_gpu_it_is_the_first_one(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_where_the_decoder_stays_on_the_cpu_so_does_the_tower(folder: Path, tmp_path: Path) -> None:
-    make_vision_folder(tmp_path, "gemma4")  # whose embeddings for each layer have no kernel
-    assert placement_of(config_of(tmp_path)) == CPU
+def test_where_the_decoder_stays_on_the_cpu_so_does_the_tower(folder: Path) -> None:
     assert placement_of(config_of(folder, quantization="int8")) == CPU
+    assert placement_of(config_of(folder, pp=2)) == CPU
 
 
 @pytest.mark.usefixtures("gpu")
