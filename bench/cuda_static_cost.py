@@ -70,10 +70,10 @@ def deep(spec: DecoderSpec, num_layers: int) -> DecoderSpec:
     return replace(spec, layers=spec.layers * (num_layers // len(spec.layers)))
 
 
-def gemma3_12b() -> DecoderSpec:
-    """Return a whole Gemma 3 12B: of six layers five have a window."""
-    local, whole = MODELS["Gemma 3 12B"].layers
-    return deep(replace(MODELS["Gemma 3 12B"], layers=(local,) * 5 + (whole,)), 48)
+def gemma(name: str, num_layers: int) -> DecoderSpec:
+    """Return a whole Gemma: of six layers five have a window."""
+    local, whole = MODELS[name].layers
+    return deep(replace(MODELS[name], layers=(local,) * 5 + (whole,)), num_layers)
 
 
 def qwen3_next() -> DecoderSpec:
@@ -89,7 +89,9 @@ SPECS = {
     "Llama 3 8B": deep(LLAMA_8B, 32),
     "Llama 3 70B": deep(LLAMA_70B, 80),
     "Qwen3 8B": deep(MODELS["Qwen3 8B"], 36),
-    "Gemma 3 12B": gemma3_12b(),
+    "Gemma 3 12B": gemma("Gemma 3 12B", 48),
+    "Gemma 4 31B": gemma("Gemma 4 31B", 60),
+    "Gemma 4 26B-A4B": gemma("Gemma 4 26B-A4B, dense", 30),
     "Qwen3 30B-A3B": deep(MODELS["Qwen3 30B-A3B, fp8"], 48),
     "Qwen3 Next": qwen3_next(),
 }
@@ -142,7 +144,7 @@ CASES = [
         decodes("Qwen3 8B", 64, 1024, format=format)
         for format in (ExpertFormat.DENSE, ExpertFormat.FP8, ExpertFormat.INT4)
     ),
-    decodes("Gemma 3 12B", 64, 4096),
+    *(decodes(model, 64, 4096) for model in ("Gemma 3 12B", "Gemma 4 31B", "Gemma 4 26B-A4B")),
     *(decodes("Qwen3 30B-A3B", num, 1024) for num in (1, 64)),
     *(decodes("Qwen3 Next", num, 1024, format=ExpertFormat.FP8) for num in (1, 64)),
 ]

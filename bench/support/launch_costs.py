@@ -25,6 +25,7 @@ from headrace.engine_proc.worker.cuda.attention.tile_schedule import (
     reference,
 )
 from headrace.engine_proc.worker.cuda.mixers.token_blocks import BLOCK_TOKENS
+from headrace.engine_proc.worker.cuda.residuals.cut_gates import GIVEN, SQUARES, SUMS
 from headrace.engine_proc.worker.cuda.step_inputs import StepInputs
 from headrace.system.all_reduce_policy import Algorithm
 from support.step_launches import GATHER, Launch
@@ -54,6 +55,16 @@ WRITTEN = {
     "delta_block_kernel": ("read",),
     "ssd_kernel": ("out",),
     "gated_norm_kernel": ("out",),
+    "begin_kernel": ("out",),
+    "predict_kernel": ("predicted", "x"),
+    "correct_kernel": ("residuals", "seen"),
+    "spread_kernel": (),
+    "join_kernel": ("out",),
+    "normed_sum_kernel": ("out",),
+    "cut_gates_kernel": ("out",),
+    "layer_inputs_kernel": ("out",),
+    "meet_inputs_kernel": ("out",),
+    "scale_kernel": ("out",),
 }
 IN_PLACE = ("residual", "sums_of_parts", "partial", "states", "kept_steps", "kept_keys")
 IN_PLACE += ("kept_values",)
@@ -201,10 +212,11 @@ def cost_of(launch: Launch, shape: StepShape, tiles: Tiles | None = None) -> Cos
         num_bytes = bytes_of(launch, name, tensor, shape, tiles)
         if name in written_names:
             written[name] = num_bytes[1]
+            if launch.kernel == "normed_sum_kernel" and launch.arguments["HAS_RESIDUAL"]:
+                read[name] = num_bytes[0]
         elif not any(tensor is other for other in seen):
-            is_shared = name in IN_PLACE
             read[name] = num_bytes[0]
-            if is_shared and (name != "residual" or launch.arguments["HAS_RESIDUAL"]):
+            if is_in_place(launch, name):
                 written[name] = num_bytes[1]
         if name not in written_names or launch.kernel != "norm_kernel":  # which may be in place
             seen.append(tensor)
@@ -214,6 +226,13 @@ def cost_of(launch: Launch, shape: StepShape, tiles: Tiles | None = None) -> Cos
 def is_small(launch: Launch, name: str) -> bool:
     """Whether an argument of a kernel is too small to be counted."""
     return name in SMALL or (launch.kernel in RECURRENCES and name in SMALL_OF_RECURRENCES)
+
+
+def is_in_place(launch: Launch, name: str) -> bool:
+    """Whether a kernel writes an argument that it reads, too."""
+    if name == "residual":
+        return bool(launch.arguments["HAS_RESIDUAL"])
+    return name in IN_PLACE or (launch.kernel, name) == ("spread_kernel", "residuals")
 
 
 def cost_of_operator(launch: Launch) -> Cost:
@@ -272,6 +291,11 @@ def numbers_stored(launch: Launch, _: Tensor, shape: StepShape) -> float:
     return float(shape.num_stored * given["NUM_KV_HEADS"] * given["HEAD_DIM"])
 
 
+def numbers_of_head_norms(launch: Launch, tensor: Tensor, _: StepShape) -> float:
+    """Return the numbers of norms of heads: a layer that reads another's keys has none of keys."""
+    return tensor.numel() / (1 if launch.arguments["NUM_KV_HEADS"] else 2)
+
+
 def numbers_of_experts(launch: Launch, tensor: Tensor, shape: StepShape) -> float:
     """Return the numbers of those experts that some token chose."""
     num_columns = launch.arguments["NUM"] * (2 if launch.arguments["IS_GATED"] else 1)
@@ -283,6 +307,22 @@ def numbers_of_real(_: Launch, tensor: Tensor, shape: StepShape) -> float:
     return tensor.numel() * shape.num_stored / shape.query_starts[-1]
 
 
+def numbers_of_others(launch: Launch, tensor: Tensor, _: StepShape) -> float:
+    """Return the numbers of all residuals but the first."""
+    return tensor.numel() * (1 - 1 / launch.arguments["COUNT"])
+
+
+def numbers_of_gates(launch: Launch, tensor: Tensor, _: StepShape) -> float:
+    """Return the numbers of gates, and of what they are multiplied by where that is read."""
+    has_sums_alone = launch.arguments["PART"] in (SUMS.value, SQUARES.value)
+    return tensor.numel() / (2 if has_sums_alone else 1)
+
+
+def numbers_of_rows(*parts: int) -> Callable[[Launch, Tensor, StepShape], float]:
+    """Return what has a number for each row, in those parts of a launch that read it."""
+    return lambda own, tensor, _: tensor.numel() if own.arguments["PART"] in parts else 0
+
+
 NUMBERS: dict[tuple[str, str], Callable[[Launch, Tensor, StepShape], float]] = {
     ("inputs_kernel", "packed"): lambda _, tensor, shape: shape.num_packed,
     ("inputs_kernel", "drawn"): lambda _, tensor, shape: shape.num_drawn,
@@ -291,10 +331,17 @@ NUMBERS: dict[tuple[str, str], Callable[[Launch, Tensor, StepShape], float]] = {
     ("schedule_kernel", "items"): numbers_of_items,
     ("rope_store_kernel", "keys"): numbers_stored,
     ("rope_store_kernel", "values"): numbers_stored,
+    ("rope_store_kernel", "weights"): numbers_of_head_norms,
     ("sort_kernel", "pairs"): numbers_of_real,
     ("sum_kernel", "outputs"): numbers_of_real,
     ("router_kernel", "logits"): lambda own, x, _: len(x) * own.arguments["NUM_EXPERTS"],
     ("sum_kernel", "logits"): lambda own, x, _: len(x) if own.arguments["HAS_GATE"] else 0,
+    ("spread_kernel", "residuals"): numbers_of_others,
+    ("cut_gates_kernel", "gate_up"): numbers_of_gates,
+    ("cut_gates_kernel", "means"): numbers_of_rows(SQUARES.value, GIVEN.value),
+    ("cut_gates_kernel", "deviations"): numbers_of_rows(GIVEN.value),
+    ("meet_inputs_kernel", "inputs"): lambda own, _, __: own.tensors["gates"].numel(),
+    ("scale_kernel", "scales"): lambda _, __, shape: shape.num_experts,
     **{("delta_block_kernel", name): numbers_of_real for name in ("qkv", "betas", "steps")},
     **{("ssd_kernel", name): numbers_of_real for name in ("xbc", "dt")},
     **{("expert_kernel", name): numbers_of_real for name in ("pairs", "x", "x_scales", "out")},

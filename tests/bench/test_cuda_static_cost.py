@@ -17,7 +17,7 @@ import torch
 from gpu_tests import first_of, rarely
 from ipc_ranks import MAX_BYTES, Rank, capture_sums, ranks_do
 from mutants.quick_interpreter import quick_interpreter
-from random_decoders import HYBRIDS, MIXTURES, NUM_PAGES, SPECS, batch, random_weights
+from random_decoders import GEMMA_SPECS, HYBRIDS, MIXTURES, NUM_PAGES, SPECS, batch, random_weights
 from torch import Tensor
 from touched_bytes import TouchedBytes
 
@@ -55,6 +55,11 @@ DECODERS = {
     "llama": dataclasses.replace(SPECS["llama"], **SIZES),
     "olmo": dataclasses.replace(SPECS["olmo"], **SIZES),
     "mamba2": HYBRIDS["mamba2"],
+    "gemma3n": GEMMA_SPECS["gemma3n"],
+    "gemma4": GEMMA_SPECS["gemma4"],
+    "gemma4, experts": dataclasses.replace(
+        GEMMA_SPECS["gemma4, experts"], layers=GEMMA_SPECS["gemma4, experts"].layers[:1]
+    ),
 }
 PARTS = [(0, 0, 9), (2, 40, 41), (1, 20, 21)]  # programs share the tile of the second
 PADDING = 2  # tokens, sequences and rows
