@@ -124,3 +124,12 @@ def complete(
 def decode_rate(streams: list[Stream]) -> float:
     """Return tokens per second of all streams together, first tokens not counted."""
     return sum(stream.rate for stream in streams)
+
+
+def full_rate(streams: list[Stream]) -> float:
+    """Return tokens per second while all streams decode: no prompt is left, and none has ended.
+
+    Events count as tokens, so texts have to be of tokens that each have text.
+    """
+    begin, end = max(one.first for one in streams), min(one.last for one in streams)
+    return sum(one.num_after(begin) - one.num_after(end) for one in streams) / (end - begin)
