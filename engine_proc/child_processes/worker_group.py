@@ -64,7 +64,7 @@ def step_bytes(config: ExecutionConfig) -> int:
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
     per_token = 16 + 20 + 4 + SAMPLING_ROW.size  # the second is of images, the third of relays
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
-    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4 + 4  # the last is of adapters
+    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4 + 4 + 4  # the last: adapters, pages
     return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
 
 

@@ -4,7 +4,7 @@ from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
-from headrace.engine_proc.step.step_builder import page_table
+from headrace.engine_proc.step.step_builder import page_columns
 from headrace.ipc.worker_messages import Step
 
 
@@ -26,11 +26,12 @@ def build_draft_step(chunks: list[Chunk]) -> Step:
                 masked_rows.append(len(logit_rows))
             sampling.draft(sequence, chunk.end, sequence.drafts)
             logit_rows.append(len(token_ids) - 1)
+    page_table, page_counts = page_columns(chunks)
     return Step(
         token_ids=token_ids.tobytes(),
         positions=positions.tobytes(),
         sequences=rows_of.tobytes(),
-        page_table=page_table(chunks),
+        page_table=page_table,
         logit_rows=logit_rows.tobytes(),
         rows=bytes(sampling.rows),
         history=sampling.history.tobytes(),
@@ -38,4 +39,5 @@ def build_draft_step(chunks: list[Chunk]) -> Step:
         bias=sampling.bias.tobytes(),
         masked_rows=masked_rows.tobytes(),
         is_draft=True,
+        page_counts=page_counts,
     )

@@ -53,11 +53,12 @@ def build_step(chunks: list[Chunk]) -> Step:
     images = ImageColumns(chunks)
     adapters = array("i", [slot_of(chunk.sequence.adapter) for chunk in chunks])
     state_in, state_out, state_ends = state_columns(chunks)
+    page_table, page_counts = page_columns(chunks)
     return Step(
         token_ids=token_ids.tobytes(),
         positions=positions.tobytes(),
         sequences=rows_of.tobytes(),
-        page_table=page_table(chunks),
+        page_table=page_table,
         logit_rows=logit_rows.tobytes(),
         rows=bytes(sampling.rows),
         history=sampling.history.tobytes(),
@@ -74,13 +75,19 @@ def build_step(chunks: list[Chunk]) -> Step:
         state_out=state_out,
         state_ends=state_ends,
         adapters=b"" if max(adapters) == NO_SLOT else adapters.tobytes(),
+        page_counts=page_counts,
     )
 
 
-def page_table(chunks: list[Chunk]) -> bytes:
-    """Return the pages of each chunk's sequence, a row each."""
-    max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
-    return b"".join(chunk.sequence.pages.tobytes().ljust(max_bytes, b"\0") for chunk in chunks)
+def page_columns(chunks: list[Chunk]) -> tuple[bytes, bytes]:
+    """Return the pages of all chunks' sequences in order, and how many each has.
+
+    The second column is empty where all have as many.
+    """
+    rows = [chunk.sequence.pages for chunk in chunks]
+    counts = array("i", map(len, rows))
+    is_even = counts.count(counts[0]) == len(counts)
+    return b"".join(rows), b"" if is_even else counts.tobytes()
 
 
 def state_columns(chunks: list[Chunk]) -> tuple[bytes, bytes, bytes]:

@@ -25,7 +25,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     token_ids: bytes  # i32
     positions: bytes  # i32
     sequences: bytes  # i32
-    page_table: bytes  # i32, row-major
+    page_table: bytes  # i32, the pages of each sequence, one after the other
     logit_rows: bytes  # i32
     rows: bytes
     history: bytes = b""  # i32; -1 - r is the token that row r of the step before draws
@@ -50,6 +50,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     state_ends: bytes = b""
     adapters: bytes = b""  # i32, by sequence: the slot of its adapter, -1 for none; empty: none
     is_draft: bool = False  # what drafts computes it, in its own part of pages with these numbers
+    page_counts: bytes = b""  # i32, by sequence: how many pages it has; empty: all have as many
 
     @property
     def num_tokens(self) -> int:

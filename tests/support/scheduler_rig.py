@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
+from page_rows import page_rows
 from sampling_rows import sampling_rows
 
 from headrace.engine_proc.kv_cache.page_pool import PagePool
@@ -144,8 +145,7 @@ class FakeWorker:
         ids, positions, owners = (
             array("i", column) for column in (step.token_ids, step.positions, step.sequences)
         )
-        table = array("i", step.page_table)
-        width = len(table) // (owners[-1] + 1)
+        pages = page_rows(step)
         for place, row in enumerate(array("i", step.token_sources)):
             if row >= 0:
                 ids[place] = self._drawn[row]
@@ -153,7 +153,7 @@ class FakeWorker:
             raise Died
         cache = self.drafted if step.is_draft else self._cache
         for token, position, owner in zip(ids, positions, owners, strict=True):
-            page = table[width * owner + position // self._page_tokens]
+            page = pages[owner][position // self._page_tokens]
             cache[page][position % self._page_tokens] = token
         states = self._run_states(step, ids, positions, owners)
         history = [x if x >= 0 else self._drawn[-1 - x] for x in array("i", step.history)]
@@ -161,8 +161,7 @@ class FakeWorker:
         rows = sampling_rows(step.rows)
         for place, row in zip(array("i", step.logit_rows), rows, strict=True):
             owner = owners[place]
-            pages = table[width * owner : width * (owner + 1)]
-            cached = [token for page in pages for token in cache[page]]
+            cached = [token for page in pages[owner] for token in cache[page]]
             seen = cached[: positions[place] + 1]
             assert owner not in states or states[owner][: len(seen)] == seen, "of another state"
             said = self.next_token(seen)
@@ -378,12 +377,10 @@ class Rig:
         for chunks, step in self.open:
             if step.is_draft and not self.worker.shares_pages:  # in pages of its own
                 continue
-            table = array("i", step.page_table)
-            width = len(table) // len(chunks)
-            for place, chunk in enumerate(chunks):
+            for own, chunk in zip(page_rows(step), chunks, strict=True):
                 pages = self.pool.page_tokens
                 first, end = chunk.start // pages, (chunk.start + chunk.num_tokens - 1) // pages
-                for page in table[width * place + first : width * place + end + 1]:
+                for page in own[first : end + 1]:
                     assert self.pool._num_users[page] == 1
                     assert writers.setdefault(page, chunk.sequence) is chunk.sequence
 

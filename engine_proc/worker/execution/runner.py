@@ -98,13 +98,12 @@ class EmbeddingRunner:
 
 def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
     """Return a step's tokens, with the rows that are wanted of them."""
-    sequences = np.frombuffer(step.sequences, np.int32)
     rope_positions = optional(step.rope_positions)
     return Batch(
         token_ids=np.frombuffer(step.token_ids, np.int32),
         positions=np.frombuffer(step.positions, np.int32),
-        sequences=sequences,
-        page_table=np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1),
+        sequences=np.frombuffer(step.sequences, np.int32),
+        page_table=page_table_of(step),
         logit_rows=np.frombuffer(rows, np.int32),
         token_types=optional(step.token_types),
         embed_rows=optional(step.embed_rows),
@@ -116,6 +115,17 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
         state_ends=optional(step.state_ends),
         adapters=optional(step.adapters),
     )
+
+
+def page_table_of(step: Step) -> Int32s:
+    """Return a row of pages for each sequence of a step, with zeros behind the shorter ones."""
+    pages, counts = np.frombuffer(step.page_table, np.int32), optional(step.page_counts)
+    if counts is None:
+        return pages.reshape(int(np.frombuffer(step.sequences, np.int32)[-1]) + 1, -1)
+    table = np.zeros((len(counts), int(counts.max())), np.int32)
+    shifts = np.arange(len(counts)) * table.shape[1] - (counts.cumsum() - counts)
+    table.reshape(-1)[np.repeat(shifts, counts) + np.arange(len(pages))] = pages
+    return table
 
 
 def relayed(token_ids: Int32s, token_sources: Int32s, drawn: Int32s) -> Int32s:

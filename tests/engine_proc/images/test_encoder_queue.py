@@ -8,6 +8,7 @@ import pytest
 from engine_configs import engine_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_rows import page_rows
 
 from headrace.engine_proc.child_processes.vision_client import num_area_rows
 from headrace.engine_proc.images.encoder_cache import EncoderCache
@@ -199,15 +200,13 @@ class Rig:
                 inputs[place] = self.area[row]
         assert IMAGE not in inputs
         positions, owners = array("i", step.positions), array("i", step.sequences)
-        table = array("i", step.page_table)
-        width = len(table) // (owners[-1] + 1)
+        pages = page_rows(step)
         for place, position in enumerate(positions):
             page, row = divmod(position, 4)
-            self.cache[table[width * owners[place] + page]][row] = inputs[place]
+            self.cache[pages[owners[place]][page]][row] = inputs[place]
         self.drawn = array("i")
         for place in array("i", step.logit_rows):
-            first = width * owners[place]
-            known = [number for page in table[first : first + width] for number in self.cache[page]]
+            known = [number for page in pages[owners[place]] for number in self.cache[page]]
             self.drawn.append(next_token(known[: positions[place] + 1]))
 
     def lose(self) -> None:

@@ -14,7 +14,9 @@ from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
 from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
+from headrace.engine_proc.step.draft_step import build_draft_step
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
+from headrace.engine_proc.worker.execution.runner import page_table_of
 from headrace.ipc.messages import (
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -55,10 +57,18 @@ def test_chunks_are_flattened_in_order() -> None:
     assert np.frombuffer(step.sequences, np.int32).tolist() == [0, 1, 1, 1]
 
 
-def test_page_table_has_a_row_per_chunk_padded_to_the_longest() -> None:
+def test_pages_are_sent_without_padding() -> None:
     chunks = [Chunk.of(make_sequence([1], pages), 0, 1) for pages in ([7], [4, 5, 6], [1, 2])]
-    table = np.frombuffer(build_step(chunks).page_table, np.int32).reshape(3, 3)
-    assert table.tolist() == [[7, 0, 0], [4, 5, 6], [1, 2, 0]]
+    for step in (build_step(chunks), build_draft_step(chunks)):
+        assert np.frombuffer(step.page_table, np.int32).tolist() == [7, 4, 5, 6, 1, 2]
+        assert np.frombuffer(step.page_counts, np.int32).tolist() == [1, 3, 2]
+        assert page_table_of(step).tolist() == [[7, 0, 0], [4, 5, 6], [1, 2, 0]]
+
+
+def test_sequences_with_as_many_pages_need_no_counts() -> None:
+    step = build_step([Chunk.of(make_sequence([1], pages), 0, 1) for pages in ([7, 3], [4, 5])])
+    assert step.page_counts == b""
+    assert page_table_of(step).tolist() == [[7, 3], [4, 5]]
 
 
 def test_the_fast_way_for_decodes_is_the_general_way() -> None:
