@@ -54,6 +54,7 @@ const Kernels &avx512_here() {
             mixed.gemm_int8 = gemm_int8_by_tiles;
             mixed.gemm_bf16 = gemm_bf16_by_tiles;
             mixed.pack_rows = pack_rows_as_tiles;
+            mixed.pack_groups = pack_groups_as_tiles;
             mixed.attend_segment = attend_segment_by_tiles;
         } else if (!has_bf16 || !__builtin_cpu_is("amd")) {
             mixed.gemm_bf16 = nullptr;

@@ -27,8 +27,6 @@ namespace headrace {
 
 namespace {
 
-constexpr int few_tile_rows = 8; // whose high and low bytes are the rows of one tile
-
 // Vectors are faster below: they read int8 as it is, and multiply scales that are integers for 32
 // columns at once.
 template <class W, int num_bytes> constexpr int fewest_tile_rows() {
@@ -420,11 +418,18 @@ public:
     ~Configuration() { _tile_release(); }
 };
 
+// All rows of a slab, one band after the other.
+void pack_slab(const Int16Operands &slab, int rows, uint8_t *bands) {
+    auto *const x = reinterpret_cast<RowTile *>(bands);
+    for (int m = 0; m < rows; m += tile_rows) {
+        x[m / tile_rows].take(slab.at_row(m), std::min(tile_rows, rows - m));
+    }
+}
+
 template <class W, class Tiles>
 void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
     using Panel = typename Tiles::Panel;
-    static_assert(sizeof(RowTile) <= tile_rows * panel_row_bytes);
-    auto *const x = reinterpret_cast<RowTile *>(static_cast<uint8_t *>(room) + most_panel_bytes);
+    auto *const taken = static_cast<uint8_t *>(room) + most_panel_bytes;
     typename Tiles::Stream panels(o, num_blocks, room, W::has_steps && rows <= tile_rows);
     const Configuration tiles(Tiles::columns);
     typename Tiles::template Product<tile_rows> product(panels);
@@ -434,10 +439,12 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
     const int num_tiles = (rows + tile_rows - 1) / tile_rows;
     for (int g = 0; g < o.num_groups; g += slab_groups) {
         const Int16Operands slab = slab_of<W>(o, g);
-        for (int m = 0; m < rows; m += tile_rows) {
-            x[m / tile_rows].take(slab.at_row(m), std::min(tile_rows, rows - m),
-                                  m < many ? tile_rows : few_tile_rows);
+        const uint8_t *own = o.bands + g / slab_groups * o.slab_bytes;
+        if (!o.bands) {
+            pack_slab(slab, rows, taken);
+            own = taken;
         }
+        const auto *const x = reinterpret_cast<const RowTile *>(own);
         for (int n = 0; n < num_blocks; n += Panel::num_blocks) {
             const Int16Operands some = slab.at_block(n);
             const int count = std::min(Panel::num_blocks, num_blocks - n);
@@ -487,6 +494,17 @@ void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *
         multiply_by_tiles<W, GroupTiles<W, 1>>(o, rows, num_blocks, room);
     } else {
         avx512_kernels.gemm_int8(o, rows, num_blocks, room);
+    }
+}
+
+void pack_groups_as_tiles(const Int16Group *x, int x_stride, int rows, int num_groups,
+                          size_t slab_bytes, uint8_t *band) {
+    Int16Operands slab{};
+    slab.x_stride = x_stride;
+    for (int g = 0; g < num_groups; g += slab_groups, band += slab_bytes) {
+        slab.x = x + g;
+        slab.num_groups = std::min(slab_groups, num_groups - g);
+        pack_slab(slab, rows, band);
     }
 }
 

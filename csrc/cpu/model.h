@@ -352,7 +352,7 @@ struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
         quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
         gathered, conv_b, conv_c, conv_x, attn_gate, query_latents, of_heads, rounded_of_heads,
-        quantized_of_heads, shrunk, joined, rounded_joined, quantized_joined, tiles;
+        quantized_of_heads, shrunk, joined, rounded_joined, quantized_joined, tiles, bands;
     std::vector<Buffer> scratch, gates; // one per thread
     MixtureWorkspace mixture;
     DeltaWorkspace delta;

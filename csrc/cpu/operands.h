@@ -110,11 +110,15 @@ struct Int16Operands {
     int x_stride;
     float *out;
     int out_stride;
-    const uint8_t *next;     // what is likely read after the blocks; it need not be there
-    bool accumulate = false; // start the sums from `out` rather than from zero
+    const uint8_t *next;            // what is likely read after the blocks; it need not be there
+    bool accumulate = false;        // start the sums from `out` rather than from zero
+    const uint8_t *bands = nullptr; // the same rows as tiles read them; null: there are none
+    size_t slab_bytes = 0;          // from the bands of a slab to those of the next
 
+    // Without bands.
     Int16Operands at_row(int row) const {
         Int16Operands moved = *this;
+        moved.bands = nullptr;
         moved.x += size_t(row) * x_stride;
         moved.out += size_t(row) * out_stride;
         return moved;
@@ -133,6 +137,12 @@ constexpr int slab_groups = super_block / quantized_group; // columns of a panel
 constexpr size_t most_panel_bytes = 48 << 10;
 using RowPairs = int32_t[num_pairs];
 constexpr size_t panel_row_bytes = slab_groups * (sizeof(RowPairs) + sizeof(GroupSums));
+
+// A band of a slab, for Intel's tiles: numbers and sums of `band_rows` rows.
+constexpr size_t slab_band_bytes = band_rows * panel_row_bytes;
+constexpr int slabs_of(int num_groups) {
+    return (num_groups + slab_groups - 1) / slab_groups;
+}
 
 // What panels take, with so many rows beside them.
 constexpr size_t room_of_panels(int rows) {

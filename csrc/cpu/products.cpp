@@ -188,6 +188,34 @@ void pack_rows(StepState &state, int rows, const std::vector<Linear *> &products
     }
 }
 
+// The same of integers. Each task would else pack the rows that it multiplies.
+void pack_groups(StepState &state, int rows, const std::vector<Linear *> &products) {
+    const Kernels &kernels = *state.model.kernels;
+    const Activations &x = products.front()->x;
+    const int num_groups = groups_of(products.front()->weight.cols);
+    int num_blocks = 0;
+    for (const Linear *product : products) {
+        const bool reads_bands = kernels.pack_groups && rounds_to_integers(state, product->weight);
+        num_blocks += reads_bands ? blocks_of(product->weight.rows) : 0;
+    }
+    if (rows < fewest_packed_rows || num_blocks < fewest_packed_blocks) {
+        return;
+    }
+    const int num_bands = parts_of(rows, band_rows);
+    const size_t slab_bytes = num_bands * slab_band_bytes;
+    auto *bands = state.model.workspace.bands.room<uint8_t>(slabs_of(num_groups) * slab_bytes);
+    state.model.pool.run(num_bands, [&](int band, int) {
+        const int first = band * band_rows;
+        kernels.pack_groups(x.quantized + size_t(first) * num_groups, num_groups,
+                            std::min(band_rows, rows - first), num_groups, slab_bytes,
+                            bands + band * slab_band_bytes);
+    });
+    for (Linear *product : products) {
+        product->bands = bands;
+        product->slab_bytes = slab_bytes;
+    }
+}
+
 // Blocks of a part whose columns are rounded for `next`, where they are computed.
 int unit_before(const StepState &state, Factors next) {
     const bool has_units = std::any_of(next.begin(), next.end(), is_fixed16);
@@ -328,8 +356,9 @@ void multiply_part(StepState &state, const Linear &p, const ProductPart &part, c
     if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int16Group *x = p.x.quantized + size_t(part.row) * num_groups;
-        const Int16Operands operands{first,      bytes, num_groups, x,
-                                     num_groups, out,   out_stride, next};
+        const uint8_t *bands = p.bands ? p.bands + part.row / band_rows * slab_band_bytes : nullptr;
+        const Int16Operands operands{first,      bytes, num_groups, x,     num_groups,  out,
+                                     out_stride, next,  false,      bands, p.slab_bytes};
         if (state.config.activation_bits == 8) {
             state.model.kernels->gemm_int8(operands, part.rows, part.blocks, scratch);
         } else {
@@ -366,6 +395,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> given) 
     }
     shrink(state, {{state.token_runs, rows, linear}});
     pack_rows(state, rows, linear);
+    pack_groups(state, rows, linear);
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -450,6 +480,7 @@ void multiply_gated(StepState &state, const GatedProduct &given) {
     linear.push_back(&product.up);
     shrink(state, {{state.token_runs, state.num_tokens, linear}});
     pack_rows(state, state.num_tokens, linear);
+    pack_groups(state, state.num_tokens, linear);
     multiply_each(state, {{state.num_tokens, blocks_of(up.rows)}}, up,
                   [&](int, const ProductPart &part) { multiply_gated_part(state, product, part); },
                   {&product.next});

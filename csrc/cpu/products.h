@@ -14,6 +14,8 @@ struct Linear { // x . weight + bias
     const std::vector<float> *bias; // null or empty: none
     Shrunk shrunk{};                // of the phase; see shrink
     const uint8_t *tiles = nullptr; // x of the phase in bands (operands.h); null: there are none
+    const uint8_t *bands = nullptr; // likewise, in bands of integers
+    size_t slab_bytes = 0;          // of these
 };
 
 struct Product : Linear {

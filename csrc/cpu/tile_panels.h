@@ -13,7 +13,8 @@ namespace {
 
 using V = Avx512;
 
-constexpr int tile_rows = 16;
+constexpr int tile_rows = band_rows;
+constexpr int few_tile_rows = 8; // whose high and low bytes are the rows of one tile
 
 // Columns that one instruction multiplies, of sixteen rows.
 constexpr int quarter_columns = 64, num_quarters = super_block / quarter_columns;
@@ -25,8 +26,9 @@ struct RowTile {
     uint8_t numbers[num_quarters][2][tile_rows][quarter_columns];
     GroupSums sums[slab_groups][tile_rows];
 
-    // As many as `tile` of them are read.
-    void take(const Int16Operands &slab, int rows, int tile) {
+    // Of few rows, `few_tile_rows` are read.
+    void take(const Int16Operands &slab, int rows) {
+        const int tile = rows > few_tile_rows ? tile_rows : few_tile_rows;
         for (int m = 0; m < tile; ++m) {
             for (int g = 0; g < slab.num_groups; ++g) {
                 static constexpr Int16Group none{};
@@ -48,6 +50,8 @@ private:
         return numbers[g / quarter_groups][0][0] + g % quarter_groups * quantized_group;
     }
 };
+
+static_assert(sizeof(RowTile) == slab_band_bytes);
 
 // Weights of some blocks and the columns of a slab, where each group has a scale of its own.
 template <class W> struct GroupPanel {

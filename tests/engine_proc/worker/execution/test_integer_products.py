@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,3 +94,23 @@ def test_one_product_may_have_scales_of_groups_and_of_units() -> None:
     logits = cpu(WHOLE_BLOCKS, weights, rounds_activations=True).forward(batch([(0, 0, 60)]))
     exact = cpu(WHOLE_BLOCKS, weights).forward(batch([(0, 0, 60)]))
     assert 0 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.001
+
+
+@pytest.mark.parametrize("name", ["int8", Format.Q4_K, Format.Q2_K, Format.Q8_0])
+@pytest.mark.parametrize("num_rows", [65, 72, 80, 299])  # some behind the last sixteen, or none
+def test_bands_of_rows_give_the_bits_of_few_rows(name: str, num_rows: int) -> None:
+    """Many rows of enough outputs are packed once for all tasks, where tiles multiply them."""
+    own = WHOLE_BLOCKS if name in (Format.Q4_K, Format.Q2_K) else SPEC
+    hidden_size = 512 if own is WHOLE_BLOCKS else 544  # with a short last slab
+    spec = dataclasses.replace(
+        own, hidden_size=hidden_size, intermediate_size=1024, layers=own.layers[:1]
+    )
+    weights = random_weights(spec, Format.BF16 if name == "int8" else Format(name))
+    options: dict[str, Any] = (
+        {"weight_dtype": "int8"} if name == "int8" else {"rounds_activations": True}
+    )
+    whole = cpu(spec, weights, **options).forward(batch([(0, 0, num_rows)]))
+    parts = cpu(spec, weights, **options)
+    cuts = [*range(0, num_rows, 50), num_rows]
+    few = [parts.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(few), whole)
