@@ -84,6 +84,7 @@ class CudaRunner:
         with self._phase("prepare"):
             batch = batch_of(step, step.logit_rows, self._embeds)
             batch = replace(batch, token_sources=optional(step.token_sources))
+            self._sampler.send_rows(step)
         with self._phase("forward"):
             logits = self._executor.logits(batch)
         with self._phase("sampling"):

@@ -40,8 +40,13 @@ class CudaSampler:
         self._device = device
         self._draws = draws
 
+    def send_rows(self, step: Step) -> None:
+        """Send a step's rows before its forward pass, so that no copy comes before the draw."""
+        if step.rows:
+            self._draws.send(np.frombuffer(step.rows, np.int32))
+
     def sample(self, logits: Tensor, step: Step, masks_of: MaskSource) -> Drawn:
-        """Choose a token for each row; see `Sampler.sample`.
+        """Choose a token for each row that was sent; see `Sampler.sample`.
 
         The masks are asked for when all that needs none has been launched.
 
@@ -56,7 +61,7 @@ class CudaSampler:
         untouched = Untouched(logits, self.send(adjusted)) if len(adjusted) else None
         reported = np.flatnonzero(rows["num_logprobs"] >= 0)
         models_own = logits[self.send(reported)] if len(reported) else None
-        columns = self._draws.send(np.frombuffer(step.rows, np.int32))
+        columns = self._draws.columns(len(rows))
         history = self.history_of(step) if step.history else None
         self.adjust(logits, step, rows, columns, history)
         if len(masked_rows):
@@ -110,7 +115,8 @@ class CudaSampler:
                 frequency=real[PLACES["frequency_penalty"]],
                 repetition=real[PLACES["repetition_penalty"]],
             )
-            penalize(logits, penalties, history)
+            most = int(rows["num_history"].max())
+            penalize(logits, penalties, history, most)
 
     def send(self, numbers: npt.NDArray[np.generic]) -> Tensor:
         """Send numbers to the device, and wait for nothing; ours may be changed at once."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.graphs import Graph, Run
 from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.executor import Int32s
@@ -31,6 +32,7 @@ class RowDraws:
     def __init__(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
         self._sender = ArraySender(len(buffers.drawn) * ROW_NUMBERS, buffers.drawn.device)
+        self._turns = new_turns(len(buffers.drawn), buffers.drawn.device)
         self._sizes: list[int] = []
         self._graphs: dict[int, Graph] = {}
 
@@ -51,7 +53,11 @@ class RowDraws:
         out[:num] = rows
         out[num:end] = 0  # temperatures of rows that are missing: no time is spent on them
         self._sender.send(end)
-        return self._columns(num // ROW_NUMBERS)
+        return self.columns(num // ROW_NUMBERS)
+
+    def columns(self, num_rows: int) -> Tensor:
+        """Return the rows that were sent last, as they are on the device."""
+        return self._sender.received[: num_rows * ROW_NUMBERS].view(-1, ROW_NUMBERS)
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw for the rows that were sent last; return tokens, [rows], int32."""
@@ -67,7 +73,8 @@ class RowDraws:
     def compute(self, logits: Tensor) -> None:
         """Draw for some rows, [rows, vocab_size]."""
         num_rows = len(logits)
-        draw(logits, draws_of(self._columns(num_rows)), self._buffers.drawn[:num_rows])
+        draws = draws_of(self.columns(num_rows))
+        draw(logits, draws, self._buffers.drawn[:num_rows], self._turns)
 
     def runs(self, sizes: Collection[int]) -> dict[int, Run]:
         """Return the draws to capture for these numbers of rows, the largest first."""
@@ -81,9 +88,6 @@ class RowDraws:
     def _graph_for(self, num_rows: int) -> int | None:
         place = bisect_left(self._sizes, num_rows)
         return self._sizes[place] if place < len(self._sizes) else None
-
-    def _columns(self, num_rows: int) -> Tensor:
-        return self._sender.received[: num_rows * ROW_NUMBERS].view(-1, ROW_NUMBERS)
 
 
 def draws_of(columns: Tensor) -> Draws:

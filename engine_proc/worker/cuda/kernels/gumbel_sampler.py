@@ -1,7 +1,9 @@
 """Draws a token for each row of logits: the same tokens as `csrc/sampling/sampler_row.cpp`.
 
 The noise is that of the C++ sampler, a function of (seed, position, token), and numbers are
-doubles as there. As there, most tokens need none: a bound says that they cannot win.
+doubles as there. As there, most tokens need none: a bound says that they cannot win. Programs share
+a row, slice by slice; the best of a row is the same in any order. One program has a whole row where
+top-k or top-p limits it.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.numerics import next_power_of_2
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     FEW,
     MINUS_INFINITY,
@@ -22,9 +25,13 @@ from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     logit_of,
     rank_of,
 )
-
-BLOCK = 2048
-NUM_WARPS = 16  # a program has a whole row
+from headrace.engine_proc.worker.cuda.kernels.vocab_slices import (
+    NUM_WARPS,
+    block_of,
+    find_likeliest,
+    likeliest_of,
+    slice_of,
+)
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,15 @@ class Draws:
     min_p: Tensor  # fp32, 0 is all
 
 
-def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
+def draw(
+    logits: Tensor, draws: Draws, out: Tensor | None = None, turns: Tensor | None = None
+) -> Tensor:
     """Return a token per row, [rows], int32. A row with nothing but minus infinity gets token 0.
 
     Args:
         logits: [rows, vocab_size], fp32, rows may lie apart; not changed.
         out: where to write them.
+        turns: of `new_turns`, one for each row at least.
     """
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32
@@ -56,10 +66,17 @@ def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
     )
     tokens = logits.new_empty(num_rows, dtype=torch.int32) if out is None else out
     if num_rows:
-        block = min(BLOCK, next_power_of_2(vocab_size))
-        draw_kernel[(num_rows,)](
+        block, slice_size = block_of(vocab_size), slice_of(vocab_size)
+        num_slices = cdiv(vocab_size, slice_size)
+        highest, likeliest = find_likeliest(logits)
+        draw_kernel[(num_rows, num_slices)](
             tokens,
             logits,
+            highest,
+            likeliest,
+            logits.new_empty(num_rows, num_slices, dtype=torch.float64),
+            logits.new_empty(num_rows, num_slices, dtype=torch.int32),
+            new_turns(num_rows, logits.device) if turns is None else turns,
             logits.new_empty(num_rows, block, dtype=torch.int64),
             logits.stride(0),
             draws.seed,
@@ -72,6 +89,7 @@ def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
             narrow,
             VOCAB_SIZE=vocab_size,
             BLOCK=block,
+            SLICE=slice_size,
             TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
             num_warps=NUM_WARPS,
             enable_fp_fusion=False,
@@ -83,6 +101,11 @@ def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
 def draw_kernel(
     tokens: tl.tensor,
     logits: tl.tensor,
+    highest_of: tl.tensor,
+    likeliest_in: tl.tensor,
+    values: tl.tensor,
+    winners: tl.tensor,
+    turns: tl.tensor,
     brackets: tl.tensor,
     stride: tl.tensor,
     seeds: tl.tensor,
@@ -95,60 +118,49 @@ def draw_kernel(
     narrow: tl.tensor,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SLICE: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
+    NUM_SLICES: tl.constexpr = (VOCAB_SIZE + SLICE - 1) // SLICE
+    row, index = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits += row * stride
-    highest, likeliest = find_likeliest(logits, VOCAB_SIZE, BLOCK)
-    is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
+    highest, likeliest = likeliest_of(highest_of, likeliest_in, row, NUM_SLICES)
     temperature = tl.load(temperatures + row * narrow)
-    if (temperature <= 0) | (is_finite == 0):
+    is_greedy = (temperature <= 0) | (tl.abs(highest) == -MINUS_INFINITY)
+    top_k = tl.load(top_ks + row * narrow)
+    k, p = top_k.to(tl.float64), tl.load(top_ps + row * narrow).to(tl.float64)
+    has_top_k = (top_k > 0) & (top_k < VOCAB_SIZE)
+    is_alone = is_greedy | has_top_k | (p < 1)
+    if is_alone & (index > 0):
+        return
+    if is_greedy:
         tl.store(tokens + row, likeliest)
         return
     inverse = 1.0 / temperature.to(tl.float64)
     min_p = tl.load(min_ps + row * narrow).to(tl.float64)
-    floor = tl.minimum(tl.log(tl.where(min_p > 0, min_p, 1.0)), 0.0)
-    floor = tl.where(min_p > 0, floor, MINUS_INFINITY)
+    log_min_p = tl.minimum(tl.log(tl.where(min_p > 0, min_p, 1.0)), 0.0)
+    floor = tl.where(min_p > 0, log_min_p, MINUS_INFINITY)
     bracket = brackets.to(tl.pointer_type(tl.uint64)) + row * BLOCK
     limit = tl.zeros([], tl.uint64)
-    k = tl.load(top_ks + row * narrow)
-    if (k > 0) & (k < VOCAB_SIZE):
+    if has_top_k:
         limit = find_limit(
-            logits,
-            bracket,
-            highest,
-            limit,
-            k.to(tl.float64),
-            inverse,
-            floor,
-            VOCAB_SIZE,
-            BLOCK,
-            TOKEN_BITS,
-            False,
+            logits, bracket, highest, limit, k, inverse, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, False
         )
-    p = tl.load(top_ps + row * narrow).to(tl.float64)
     key = key_of(seeds + row * wide, positions + row * wide)
-    if (limit > 0) & (k <= FEW) & (k <= BLOCK):
+    if (limit > 0) & (top_k <= FEW) & (top_k <= BLOCK):
         few = find_few(logits, bracket, highest, limit, VOCAB_SIZE, BLOCK, TOKEN_BITS)
         drawn = draw_few(few, p, key, highest, inverse, floor, VOCAB_SIZE, TOKEN_BITS)
         tl.store(tokens + row, drawn)
         return
     if p < 1:
         limit = find_limit(
-            logits,
-            bracket,
-            highest,
-            limit,
-            p,
-            inverse,
-            floor,
-            VOCAB_SIZE,
-            BLOCK,
-            TOKEN_BITS,
-            True,
+            logits, bracket, highest, limit, p, inverse, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, True
         )
-    drawn = find_drawn(
+    start, place = index * SLICE, row * NUM_SLICES + index
+    best, drawn = find_drawn(
         logits,
+        start,
+        tl.where(is_alone, VOCAB_SIZE, tl.minimum(start + SLICE, VOCAB_SIZE)),
         highest,
         likeliest,
         limit,
@@ -159,22 +171,13 @@ def draw_kernel(
         BLOCK,
         TOKEN_BITS,
     )
+    if (NUM_SLICES > 1) & (is_alone == 0):
+        tl.store(values + place, best)
+        tl.store(winners + place, drawn)
+        if not comes_last(turns, row, NUM_SLICES):
+            return
+        drawn = likeliest_of(values, winners, row, NUM_SLICES)[1]
     tl.store(tokens + row, drawn)
-
-
-@triton.jit
-def find_likeliest(
-    logits: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return the highest logit and the first token that has it."""
-    best = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
-    at = tl.zeros([BLOCK], tl.int32)
-    for first in tl.range(0, VOCAB_SIZE, BLOCK, num_stages=3):
-        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
-        at = tl.where(x > best, token, at)
-        best = tl.maximum(x, best)
-    highest = tl.max(best, 0)
-    return highest, tl.min(tl.where(best == highest, at, VOCAB_SIZE), 0)
 
 
 @triton.jit
@@ -203,6 +206,8 @@ def draw_few(
 @triton.jit
 def find_drawn(
     logits: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
     highest: tl.tensor,
     likeliest: tl.tensor,
     limit: tl.tensor,
@@ -212,8 +217,9 @@ def find_drawn(
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
-) -> tl.tensor:
-    """Return the token whose score and noise add up to most, the lower one among equals.
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the most that a token's score and noise add up to, and that token, the lower one among
+    equals: of the likeliest, and of all from `start` to before `end`.
 
     A token can win only if 1 - u <= -log(u) <= exp(score - best). All others are skipped, block by
     block, by a bound in fp32 that leaves room for rounding. Blocks below the limit need no noise.
@@ -221,7 +227,7 @@ def find_drawn(
     highest_score = highest.to(tl.float64) * inverse
     best = highest_score + noise_of(uniform_of(key, likeliest))
     drawn = likeliest
-    for first in tl.range(0, VOCAB_SIZE, BLOCK, num_stages=3):
+    for first in tl.range(start, end, BLOCK, num_stages=3):
         token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
         score = x.to(tl.float64) * inverse
         is_in = (token < VOCAB_SIZE) & (rank_of(x, token, VOCAB_SIZE, TOKEN_BITS) >= limit)
@@ -241,7 +247,7 @@ def find_drawn(
                 is_better = (of_block > best) | ((of_block == best) & (winner < drawn))
                 drawn = tl.where(is_better, winner, drawn)
                 best = tl.maximum(best, of_block)
-    return drawn
+    return best, drawn
 
 
 @triton.jit

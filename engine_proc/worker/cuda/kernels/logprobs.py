@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import BLOCK, NUM_WARPS, find_likeliest
-from headrace.engine_proc.worker.cuda.kernels.numerics import next_power_of_2
+from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     FEW,
     MINUS_INFINITY,
@@ -14,6 +13,13 @@ from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     find_limit,
     load_block,
     weight_of,
+)
+from headrace.engine_proc.worker.cuda.kernels.vocab_slices import (
+    NUM_WARPS,
+    block_of,
+    find_likeliest,
+    likeliest_of,
+    slice_of,
 )
 
 HEAD_NUMBERS = 2  # of a report: logprob and rank; then pairs of token and logprob
@@ -32,12 +38,36 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     assert most <= int(FEW)
-    block = min(BLOCK, next_power_of_2(vocab_size))
+    block, slice_size = block_of(vocab_size), slice_of(vocab_size)
+    num_slices, num_blocks = cdiv(vocab_size, slice_size), cdiv(vocab_size, block)
     out = tokens.new_empty(num_rows, HEAD_NUMBERS + 2 * most)
     if num_rows:
+        highest, likeliest = find_likeliest(logits)
+        totals = logits.new_empty(num_rows, num_blocks, dtype=torch.float64)
+        counts = tokens.new_empty(num_rows, num_blocks)
+        totals_kernel[(num_rows, num_slices)](
+            totals,
+            counts,
+            logits,
+            highest,
+            likeliest,
+            tokens,
+            logits.stride(0),
+            vocab_size,
+            slice_size,
+            num_blocks,
+            NUM_SLICES=num_slices,
+            BLOCK=block,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,
+        )
         report_kernel[(num_rows,)](
             out,
             logits,
+            highest,
+            likeliest,
+            totals,
+            counts,
             logits.new_empty(num_rows, block, dtype=torch.int64),
             logits.stride(0),
             out.stride(0),
@@ -45,6 +75,7 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
             num_tops,
             VOCAB_SIZE=vocab_size,
             BLOCK=block,
+            SLICE=slice_size,
             TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
             num_warps=NUM_WARPS,
             enable_fp_fusion=False,
@@ -52,10 +83,42 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
     return out
 
 
+@triton.jit(do_not_specialize=["num_blocks"])
+def totals_kernel(
+    totals: tl.tensor,
+    counts: tl.tensor,
+    logits: tl.tensor,
+    highest_of: tl.tensor,
+    likeliest_in: tl.tensor,
+    tokens: tl.tensor,
+    stride: tl.tensor,
+    vocab_size: tl.tensor,
+    slice_size: tl.tensor,
+    num_blocks: tl.tensor,
+    NUM_SLICES: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row, index = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * stride
+    highest = base_of(likeliest_of(highest_of, likeliest_in, row, NUM_SLICES)[0])
+    own = tl.load(logits + tl.load(tokens + row))
+    start = index * slice_size
+    place = row * num_blocks + start // BLOCK
+    for first in range(start, tl.minimum(start + slice_size, vocab_size), BLOCK):
+        x = load_block(logits, first, vocab_size, BLOCK)[1]
+        tl.store(totals + place, tl.sum(weight_of(x, 1.0, highest, MINUS_INFINITY), 0))
+        tl.store(counts + place, tl.sum((x > own).to(tl.int32), 0))
+        place += 1
+
+
 @triton.jit(do_not_specialize=["out_stride"])
 def report_kernel(
     out: tl.tensor,
     logits: tl.tensor,
+    highest_of: tl.tensor,
+    likeliest_in: tl.tensor,
+    totals: tl.tensor,
+    counts: tl.tensor,
     brackets: tl.tensor,
     stride: tl.tensor,
     out_stride: tl.tensor,
@@ -63,21 +126,22 @@ def report_kernel(
     num_tops: tl.tensor,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SLICE: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> None:
+    NUM_SLICES: tl.constexpr = (VOCAB_SIZE + SLICE - 1) // SLICE
+    NUM_BLOCKS: tl.constexpr = (VOCAB_SIZE + BLOCK - 1) // BLOCK
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     out += row * out_stride
-    best = find_likeliest(logits, VOCAB_SIZE, BLOCK)[0]
-    highest = best.to(tl.float64)
-    is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
-    highest = tl.where(is_finite, highest, 0.0)
+    best = likeliest_of(highest_of, likeliest_in, row, NUM_SLICES)[0]
+    highest = base_of(best)
+    is_finite = highest == best
     own = tl.load(logits + tl.load(tokens + row))
     total, num_above = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
-    for first in range(0, VOCAB_SIZE, BLOCK):
-        x = load_block(logits, first, VOCAB_SIZE, BLOCK)[1]
-        total += tl.sum(weight_of(x, 1.0, highest, MINUS_INFINITY), 0)
-        num_above += tl.sum((x > own).to(tl.int32), 0)
+    for block in range(row * NUM_BLOCKS, row * NUM_BLOCKS + NUM_BLOCKS):
+        total += tl.load(totals + block)
+        num_above += tl.load(counts + block)
     log_sum = tl.where(is_finite, highest + tl.log(tl.maximum(total, 1e-300)), -MINUS_INFINITY)
     tl.store(out, logprob_bits(own, log_sum))
     tl.store(out + 1, 1 + num_above)
@@ -128,6 +192,13 @@ def find_tops(
             False,
         )
     return find_few(logits, bracket, highest, limit, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+
+
+@triton.jit
+def base_of(best: tl.tensor) -> tl.tensor:
+    """Return what a row's weights are relative to: its highest logit, or 0 if that is infinite."""
+    is_finite = (best > MINUS_INFINITY) & (best < -MINUS_INFINITY)
+    return tl.where(is_finite, best, 0.0).to(tl.float64)
 
 
 @triton.jit

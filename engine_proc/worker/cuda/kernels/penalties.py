@@ -1,4 +1,8 @@
-"""Penalties on tokens that a row has: `RowSampler::penalize` of `csrc/sampling/sampler_row.cpp`."""
+"""Penalties on tokens that a row has: `RowSampler::penalize` of `csrc/sampling/sampler_row.cpp`.
+
+A row's tokens are counted in a table as long as the vocabulary. Only the entries of these tokens
+are set to zero, counted and read, so the work is that of the history.
+"""
 
 from dataclasses import dataclass
 
@@ -26,91 +30,123 @@ class Penalties:
     repetition: Tensor  # fp32, of tokens generated or in the prompt: a factor
 
 
-def penalize(logits: Tensor, penalties: Penalties, history: Tensor) -> None:
+def penalize(
+    logits: Tensor, penalties: Penalties, history: Tensor, most: int | None = None
+) -> None:
     """Penalize tokens in some rows, in place; those beyond the vocabulary are passed over.
 
     Args:
         logits: [all rows, vocab_size], fp32, rows may lie apart.
         history: int32
+        most: the most tokens that one of the rows has; default: all of `history`.
     """
     num_rows, vocab_size = len(penalties.rows), logits.shape[1]
     assert logits.stride(1) == 1
     if num_rows == 0:
         return
-    # Twice how often each token was generated, and 1 if it is in the prompt.
-    counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
-    count_kernel[(num_rows,)](
-        counts,
-        history,
-        penalties.starts,
-        penalties.num_prompt,
-        penalties.num_history,
-        VOCAB_SIZE=vocab_size,
-        BLOCK=BLOCK,
-        enable_fp_fusion=False,
-    )
-    penalty_kernel[(num_rows, cdiv(vocab_size, BLOCK))](
+    # Twice how often each token was generated, and 1 if it is in the prompt. The rest is undefined.
+    counts = torch.empty(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
+    grid = num_rows, cdiv(len(history) if most is None else most, BLOCK)
+    places = history, penalties.starts, penalties.num_prompt, penalties.num_history
+    for is_counted in (False, True):
+        count_kernel[grid](
+            counts, *places, vocab_size, IS_COUNTED=is_counted, BLOCK=BLOCK, enable_fp_fusion=False
+        )
+    penalty_kernel[grid](
         logits,
         logits.stride(0),
         counts,
+        *places,
         penalties.rows,
         penalties.presence,
         penalties.frequency,
         penalties.repetition,
-        VOCAB_SIZE=vocab_size,
+        vocab_size,
         BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
 
 
-@triton.jit(do_not_specialize=["starts", "num_prompt", "num_history"])
+@triton.jit(do_not_specialize=["starts", "num_prompt", "num_history", "vocab_size"])
 def count_kernel(
     counts: tl.tensor,
     history: tl.tensor,
     starts: tl.tensor,
     num_prompt: tl.tensor,
     num_history: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size: tl.tensor,
+    IS_COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    counts += row * VOCAB_SIZE
-    history += tl.load(starts + row)
-    of_prompt, end = tl.load(num_prompt + row), tl.load(num_history + row)
-    for first in range(0, end, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        token = tl.load(history + place, mask=place < end, other=-1)
-        is_token = (token >= 0) & (token < VOCAB_SIZE)
-        is_prompt = place < of_prompt
+    token, is_token, place = load_tokens(history, starts, num_history, row, vocab_size, BLOCK)
+    counts += row * vocab_size
+    if IS_COUNTED:
+        is_prompt = place < tl.load(num_prompt + row)
         one = tl.full([BLOCK], 1, tl.int32)
         tl.atomic_or(counts + token, one, mask=is_token & is_prompt)
         tl.atomic_add(counts + token, one + 1, mask=is_token & (is_prompt == 0))
+    else:
+        tl.store(counts + token, 0, mask=is_token)
 
 
-@triton.jit(do_not_specialize=["presence", "frequency", "repetition"])
+@triton.jit(
+    do_not_specialize=[
+        "starts",
+        "num_prompt",
+        "num_history",
+        "presence",
+        "frequency",
+        "repetition",
+        "vocab_size",
+    ]
+)
 def penalty_kernel(
     logits: tl.tensor,
     stride: tl.tensor,
     counts: tl.tensor,
+    history: tl.tensor,
+    starts: tl.tensor,
+    num_prompt: tl.tensor,
+    num_history: tl.tensor,
     rows: tl.tensor,
     presence: tl.tensor,
     frequency: tl.tensor,
     repetition: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_token = token < VOCAB_SIZE
-    count = tl.load(counts + row * VOCAB_SIZE + token, mask=is_token, other=0)
+    token, is_token, _ = load_tokens(history, starts, num_history, row, vocab_size, BLOCK)
+    counts += row * vocab_size
+    # Of several places that have a token, one takes its count, and the others 0.
+    count = tl.atomic_xchg(counts + token, tl.zeros([BLOCK], tl.int32), mask=is_token)
+    is_first = is_token & (count > 0)
     place = logits + tl.load(rows + row).to(tl.int64) * stride + token
-    x = tl.load(place, mask=is_token, other=0.0)
+    x = tl.load(place, mask=is_first, other=0.0)
     factor = tl.load(repetition + row)
     num_generated = (count >> 1).to(tl.float32)
     penalized = tl.where(x > 0, tl.math.div_rn(x, factor), x * factor)
     less = penalized - tl.load(frequency + row) * num_generated - tl.load(presence + row)
     penalized = tl.where(num_generated > 0, less, penalized)
-    tl.store(place, penalized, mask=is_token & (count > 0) & (x > MINUS_INFINITY))
+    tl.store(place, penalized, mask=is_first & (x > MINUS_INFINITY))
+
+
+@triton.jit
+def load_tokens(
+    history: tl.tensor,
+    starts: tl.tensor,
+    num_history: tl.tensor,
+    row: tl.tensor,
+    vocab_size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return a program's part of a row's tokens, which of them are in the vocabulary, and their
+    places in the row."""
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = place < tl.load(num_history + row)
+    token = tl.load(history + tl.load(starts + row) + place, mask=is_there, other=-1)
+    return token, (token >= 0) & (token < vocab_size), place
 
 
 def reference(logits: Tensor, penalties: Penalties, history: Tensor) -> None:

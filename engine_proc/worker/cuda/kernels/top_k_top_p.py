@@ -19,12 +19,12 @@ DEEPEST = tl.constexpr(32.0)  # below the highest score; then half of it, and so
 
 @triton.jit
 def load_block(
-    logits: tl.tensor, first: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr
+    logits: tl.tensor, first: tl.tensor, vocab_size: tl.tensor, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return tokens and their logits; NaN and positions beyond the vocabulary are minus
     infinity."""
     token = first + tl.arange(0, BLOCK)
-    x = tl.load(logits + token, mask=token < VOCAB_SIZE, other=MINUS_INFINITY)
+    x = tl.load(logits + token, mask=token < vocab_size, other=MINUS_INFINITY)
     return token, tl.where(x == x, x, MINUS_INFINITY)
 
 

@@ -18,7 +18,7 @@ KERNELS = {
     "gated_linear",
     "gate",
 }
-KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "draw", "report"}
+KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "likeliest", "draw", "totals", "report"}
 KERNELS |= {"fp8", "round", "int4", "decode"}
 KERNELS |= {"router", "sort", "expert", "sum"}
 KERNELS |= {"latent_store", "latent_attention"}

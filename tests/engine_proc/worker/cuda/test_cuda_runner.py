@@ -2,7 +2,9 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,12 @@ from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
+from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
+from headrace.engine_proc.worker.cuda.row_draws import RowDraws
+from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
+from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
-from headrace.engine_proc.worker.execution.executor import Int32s
+from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
 from headrace.engine_proc.worker.models.specs.decoder_spec import LayerSpec
 from headrace.ipc.messages import Sampling
@@ -91,6 +97,41 @@ def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device)
         assert tokens_of(pending.wait().token_ids).tolist() == tokens_of(result.token_ids).tolist()
         assert pending.is_there
         assert len(pending.wait().logprobs) == len(result.logprobs) > 0
+
+
+class Zeros:
+    """An executor whose logits are 0, and which writes down when they are asked for."""
+
+    shard_group = ShardedOps(TINY, None)
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        self._said.append("forward pass")
+        return torch.zeros(len(batch.logit_rows), TINY.vocab_size)
+
+
+def test_nothing_is_sent_between_a_forward_pass_and_its_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    buffers = StepBuffers(
+        Sizes(8, 2, 2), page_tokens=16, max_pages=1, vocab_size=1, device=torch.device("cpu")
+    )
+    draws = RowDraws(buffers)
+    sampler = CudaSampler(buffers.drawn.device, draws)
+    monkeypatch.setattr(ArraySender, "send", lambda *_: said.append("rows"))
+
+    def draw(logits: torch.Tensor) -> torch.Tensor:
+        said.append("draw")
+        return buffers.drawn[: len(logits)]
+
+    monkeypatch.setattr(draws, "draw", draw)
+    step = msgspec.structs.replace(first_step(), rows=pack(Sampling(temperature=1)) * 2)
+    executor: Any = Zeros(said)
+    CudaRunner(executor, sampler).run(step)
+    assert said == ["rows", "forward pass", "draw"]
 
 
 def tokens_of(ids: bytes) -> Int32s:

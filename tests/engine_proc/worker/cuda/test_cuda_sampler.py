@@ -122,7 +122,9 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
     host = Sampler(VOCAB_SIZE, threads=1)
     expected = GenerationRunner(Says(logits), host).run(step, masks_of)
     on_device = torch.from_numpy(logits.copy()).to(device)
-    drawn = make_sampler(device).sample(on_device, step, masks_of)
+    sampler = make_sampler(device)
+    sampler.send_rows(step)
+    drawn = sampler.sample(on_device, step, masks_of)
     assert drawn.tokens.cpu().numpy().tobytes() == expected.token_ids
     found = Copied(drawn, ALONE).wait()
     num_tops = np.frombuffer(step.rows, ROW)["num_logprobs"].tolist()
@@ -146,13 +148,14 @@ def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> 
     after = np.zeros_like(logits)
     after[:, [5, 7, 8]] = [3, 1, 3]
     sampler = make_sampler(device)
-    found = [
-        sampler.sample(torch.from_numpy(numbers).to(device), step, masks).tokens.tolist()
-        for numbers, step, masks in (
-            (logits, first, no_masks),
-            (after, second, masks_allowing([5, 7])),
-        )
-    ]
+    found = []
+    for numbers, step, masks in (
+        (logits, first, no_masks),
+        (after, second, masks_allowing([5, 7])),
+    ):
+        sampler.send_rows(step)
+        drawn = sampler.sample(torch.from_numpy(numbers).to(device), step, masks)
+        found.append(drawn.tokens.tolist())
     assert found == [[5, 8], [5, 7]]
 
 
@@ -182,5 +185,6 @@ def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -
 
     step = msgspec.structs.replace(step_of([{}, {}]), masked_rows=np.int32([0, 1]).tobytes())
     sampler = make_sampler(device)
+    sampler.send_rows(step)
     drawn = sampler.sample(torch.zeros(2, VOCAB_SIZE, device=device), step, masks_of)
     assert (drawn.tokens.tolist(), asked) == ([5, 6], [2])

@@ -9,8 +9,9 @@ import torch
 from gpu_tests import first_of
 from reference_sampler import Rows, make_rows
 
-from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler, top_k_top_p
+from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler, top_k_top_p, vocab_slices
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw, reference
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Floats
 
@@ -77,12 +78,29 @@ def test_small_and_large_vocabularies(vocab_size: int, device: torch.device) -> 
 def test_limits_among_more_tokens_than_a_program_holds(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.setattr(gumbel_sampler, "BLOCK", 16)
+    monkeypatch.setattr(vocab_slices, "BLOCK", 16)
     logits = np.random.default_rng(2).normal(0, 1, (4, VOCAB_SIZE)).astype(np.float32)
     logits[1] = 1.0  # by the order of tokens alone
     logits[2] = logits[2].round()
     logits[3] *= 1e-6
     assert_same(logits, make_rows(4, temperature=2, **fields), device)
+
+
+def test_a_row_that_programs_share_has_the_token_of_one_alone(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """The last to store its slice's best draws the token, and leaves the counters as they were."""
+    monkeypatch.setattr(vocab_slices, "BLOCK", 16)
+    logits = np.random.default_rng(4).normal(0, 1, (5, VOCAB_SIZE)).astype(np.float32)
+    rows = make_rows(5)
+    rows["temperature"], rows["min_p"] = [1, 5, 9, 0, 2], [0, 0, 0.1, 0, 0.3]
+    tokens, _ = Sampler(VOCAB_SIZE, threads=1).sample(logits, rows)
+    draws, on_device = draws_of(rows, device), torch.from_numpy(logits).to(device)
+    turns = new_turns(5, device)
+    for _ in range(2):
+        assert draw(on_device, draws, turns=turns).tolist() == tokens.tolist()
+        assert not turns.any()
+    assert len({int(token) // 16 for token in tokens}) > 1  # in slices of one block
 
 
 def num_calls(name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> float:
@@ -96,8 +114,8 @@ def num_calls(name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     logits = np.random.default_rng(3).normal(0, 3, (1, vocab_size)).astype(np.float32)
     rows, device = make_rows(1, temperature=1, **fields), torch.device("cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(gumbel_sampler, "BLOCK", block)
-        for module in (gumbel_sampler, top_k_top_p):
+        patch.setattr(vocab_slices, "BLOCK", block)
+        for module in (gumbel_sampler, top_k_top_p, vocab_slices):
             if hasattr(module, name):
                 patch.setattr(module, name, counted(getattr(module, name)))
         draw(torch.from_numpy(logits), draws_of(rows, device))

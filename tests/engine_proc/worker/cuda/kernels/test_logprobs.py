@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler, logprobs, top_k_top_p
+from headrace.engine_proc.worker.cuda.kernels import logprobs, top_k_top_p, vocab_slices
 from headrace.engine_proc.worker.cuda.kernels.logprobs import reference, report
 
 
@@ -39,8 +39,8 @@ def test_the_likeliest_are_found_in_few_passes(
     def counted(own: Any) -> Any:
         return lambda *args: (blocks.append(args), own(*args))[1]
 
-    monkeypatch.setattr(logprobs, "BLOCK", 32)
-    for module in (gumbel_sampler, logprobs, top_k_top_p):
+    monkeypatch.setattr(vocab_slices, "BLOCK", 32)
+    for module in (logprobs, top_k_top_p, vocab_slices):
         monkeypatch.setattr(module, "load_block", counted(module.load_block))
     one = torch.ones(1, dtype=torch.int32)
     torch.manual_seed(0)
