@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 
 from support.report import Quantity, Report
 from support.serving import END_TOKEN, FIRST_TOKEN, lacks_gpu, load, serve, serving_parser
@@ -23,6 +22,7 @@ ATTENTION = "paged|sdpa"
 
 def make_theirs(shape: str, device: str) -> Any:
     """Return a model of the shape in transformers."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(shape_folder(shape))
@@ -46,6 +46,13 @@ def theirs(model: Any, prompts: list[list[int]], num_tokens: int) -> float:
     generated = sum(len(answer.generated_tokens) for answer in answers.values())
     assert generated == len(prompts) * num_tokens, f"{generated} tokens were generated"
     return generated / took
+
+
+def empty_cache() -> None:
+    """Give memory back that torch keeps."""
+    import torch
+
+    torch.cuda.empty_cache()
 
 
 def ours(args: argparse.Namespace) -> float:
@@ -77,7 +84,7 @@ def main() -> None:
         samples[THEIRS].append(theirs(model, ids, args.tokens))
         del model
         if args.device == "cuda":
-            torch.cuda.empty_cache()
+            empty_cache()
         samples[OURS].append(ours(args))
     name = f"{args.requests} prompts, {args.tokens} tokens each"
     report.add(Quantity(name, "tok/s", samples, higher_is_better=True))

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from support.models import CACHE, demo_model
-from support.random_folder import write_weights
 from support.tiny import write_tokenizer
 
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_theta": 1_000_000.0}
@@ -223,6 +222,8 @@ def shape_folder(name: str, layers: int = 0, has_weights: bool = False) -> Path:
         (unfinished / "config.json").write_bytes(msgspec.json.encode(config))
         write_tokenizer(demo_model(), unfinished)
         if has_weights:
+            from support.random_folder import write_weights  # with transformers
+
             write_weights(unfinished, config)
         unfinished.rename(folder)
     return folder
