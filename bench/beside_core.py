@@ -1,6 +1,6 @@
 """Measure the rate of the whole server beside that of its core, with the same batch.
 
-Method: a server and an executor have the same file, of a real model: texts of random weights have
+Method: a server and an executor have the same file, of a real model. Random weights would draw
         tokens without text, which no stream shows. The executor is in a process of its own. In
         every round one is loaded while the other is stopped. B streams of `/v1/completions` begin
         together with 64 tokens, greedily. Their rate is that of the time in which all of them
