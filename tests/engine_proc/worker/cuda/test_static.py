@@ -32,19 +32,19 @@ STACK_BYTES = {
         "SEES_AHEAD=True": 440,
         "IS_CHUNKED=True": 416,
     }
-    | {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 568}
+    | {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 552, "report_kernel": 16}
     | {"gated_linear_kernel": 0, "linear_kernel": 32, "expert_kernel": 8}
     | {"int4_kernel": 8, "delta_block_kernel": 208, "ssd_kernel": 344},
     (PINNED, "90"): {"latent_attention_kernel": 744, "SEES_AHEAD=True": 392, "IS_CHUNKED=True": 320}
-    | {"HEAD_DIM=256": 344, "attention_kernel": 312, "draw_kernel": 560}
+    | {"HEAD_DIM=256": 344, "attention_kernel": 312, "draw_kernel": 520, "report_kernel": 24}
     | {"gated_linear_kernel": 0, "linear_kernel": 88, "delta_block_kernel": 16}
     | {"ssd_kernel": 256},
     (PINNED, "89"): {"latent_attention_kernel": 32, "SEES_AHEAD=True": 216, "IS_CHUNKED=True": 392}
-    | {"HEAD_DIM=256": 0, "attention_kernel": 296, "draw_kernel": 536}
+    | {"HEAD_DIM=256": 0, "attention_kernel": 296, "draw_kernel": 544}
     | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 112}
     | {"router_kernel": 8, "delta_block_kernel": 40, "ssd_kernel": 248},
     (PINNED, "80"): {"latent_attention_kernel": 48, "SEES_AHEAD=True": 312, "IS_CHUNKED=True": 496}
-    | {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 536}
+    | {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 544, "report_kernel": 8}
     | {"gated_linear_kernel": 136, "linear_kernel": 120, "expert_kernel": 144}
     | {"norm_kernel": 8, "delta_block_kernel": 56, "ssd_kernel": 264},
     (NEWER, "100"): {
@@ -52,19 +52,19 @@ STACK_BYTES = {
         "SEES_AHEAD=True": 424,
         "IS_CHUNKED=True": 392,
     }
-    | {"HEAD_DIM=256": 416, "attention_kernel": 352, "draw_kernel": 64}
+    | {"HEAD_DIM=256": 416, "attention_kernel": 352}
     | {"gated_linear_kernel": 0, "linear_kernel": 56, "expert_kernel": 8}
     | {"router_kernel": 8, "delta_block_kernel": 184, "ssd_kernel": 352},
     (NEWER, "90"): {"latent_attention_kernel": 1200, "SEES_AHEAD=True": 488, "IS_CHUNKED=True": 248}
-    | {"HEAD_DIM=256": 496, "attention_kernel": 272, "draw_kernel": 104}
+    | {"HEAD_DIM=256": 496, "attention_kernel": 272}
     | {"gated_linear_kernel": 0, "linear_kernel": 40, "delta_block_kernel": 48}
     | {"ssd_kernel": 368},
     (NEWER, "89"): {"latent_attention_kernel": 32, "SEES_AHEAD=True": 392, "IS_CHUNKED=True": 344}
-    | {"HEAD_DIM=256": 0, "attention_kernel": 472, "draw_kernel": 88}
+    | {"HEAD_DIM=256": 0, "attention_kernel": 472, "draw_kernel": 40}
     | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 64}
     | {"fp8_kernel": 8, "ssd_kernel": 256},
     (NEWER, "80"): {"latent_attention_kernel": 8, "SEES_AHEAD=True": 384, "IS_CHUNKED=True": 472}
-    | {"HEAD_DIM=256": 192, "attention_kernel": 632, "draw_kernel": 48}
+    | {"HEAD_DIM=256": 192, "attention_kernel": 632, "draw_kernel": 48, "report_kernel": 8}
     | {"gated_linear_kernel": 136, "linear_kernel": 120, "delta_block_kernel": 72}
     | {"ssd_kernel": 264},
 }
