@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -171,12 +172,11 @@ def main() -> None:
     for name in args.models:
         core = CoreProcess(name)
         report.versions["isa"] = core.isa
-        with headrace(str(fetch(name))) as server:
+        with closing(core), headrace(str(fetch(name))) as server:
             for quantity in measure(name, server, core, args.rounds):
                 report.add(quantity)
                 if quantity.ratios and quantity.ratios[0] < LIMIT:
                     print(f"below {LIMIT}: {quantity.name}")
-        core.close()
     report.finish()
 
 

@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A test that hangs fails, and the others go on; 0 is no limit. No test comes near it, however slow
 # the machine.
 TEST_S = int(os.environ.get("TEST_S", "600"))
+ROOT = Path(__file__).parents[1]
 GRACE_S = 60  # later the process ends: native code that waits lets no test fail
 # Responses have the time that tests have: httpx's 5 s may pass where many processes share the
 # cores.
@@ -70,6 +71,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(OPENED)
     if hasattr(config, "workerinput"):  # the process that starts the others collects no tests
         gc.disable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that the core which the tests have run is an older one: pytest compiles nothing."""
+    core = max((path.stat().st_mtime for path in ROOT.glob("headrace/_core*.so")), default=0.0)
+    newer = [path for path in ROOT.glob("csrc/**/*.*") if path.stat().st_mtime > core > 0]
+    if newer:
+        what = f"the core is older than {newer[0].relative_to(ROOT)}: run `make .venv/core`"
+        terminalreporter.write_line(what, yellow=True)
 
 
 def pytest_collection_finish() -> None:

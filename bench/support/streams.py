@@ -132,4 +132,8 @@ def full_rate(streams: list[Stream]) -> float:
     Events count as tokens, so texts have to be of tokens that each have text.
     """
     begin, end = max(one.first for one in streams), min(one.last for one in streams)
+    if begin >= end:
+        raise ValueError(
+            f"of {len(streams)} streams one ends before another begins: ask for more tokens"
+        )
     return sum(one.num_after(begin) - one.num_after(end) for one in streams) / (end - begin)

@@ -16,6 +16,7 @@ from headrace.board.fields import CommonField, EngineField, Seating
 from headrace.board.replacements import is_ready
 from headrace.board.replicas import own_engines
 
+FIRST_TIME = 1  # that an engine is told to end
 TOLD_AGAIN_S = 15.0  # a signal may get lost; a KV store has some seconds for its last pages
 
 
@@ -31,6 +32,7 @@ class Departure:
     until: float  # it may have requests
     returns: bool
     told_at: float | None = None  # that it is to end
+    num_told: int = 0
     was_empty: bool = False  # when it was told
 
     @property
@@ -115,10 +117,14 @@ class EngineSeats:
         self._begin(self._board.slot("engine", engine), returns=True)
         return True
 
-    def due(self) -> list[int]:
-        """Take the next step with engines that leave; return those to be told to end."""
+    def due(self) -> dict[int, int]:
+        """Take the next step with engines that leave.
+
+        Returns:
+            By engine that is to be told to end, how often it has been told with this time.
+        """
         now = self._clock()
-        told = []
+        told = {}
         for engine, departure in self._departures.items():
             if departure.told_at is not None:
                 if now < departure.told_at + TOLD_AGAIN_S:
@@ -132,7 +138,8 @@ class EngineSeats:
                     continue
             self._board.seat(departure.slot, Seating.VACANT)
             departure.told_at = now
-            told.append(engine)
+            departure.num_told += 1
+            told[engine] = departure.num_told
         return told
 
     def end(self, engine: int, code: int) -> Departure | None:

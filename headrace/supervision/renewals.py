@@ -42,6 +42,16 @@ class Renewals:
         if self.is_current(child):
             self._current = None
 
+    def add_again(self, child: SeatedProcess) -> None:
+        """Have an engine replaced later whose seat's process has ended before its turn came.
+
+        A local engine has ended with it. One that Ray has placed goes on elsewhere.
+        """
+        if self._board.slot(child.seat.role, child.seat.index)[EngineField.IS_PLACED]:
+            if self.is_current(child):
+                self._current = self._placed = None
+            self.add(child)
+
     def is_current(self, child: SeatedProcess) -> bool:
         """Whether a process is being replaced."""
         return self._current is not None and self._current[0] is child

@@ -61,7 +61,7 @@ from headrace.supervision.engine_groups import (
     load_policy,
     write_places,
 )
-from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.engine_seats import FIRST_TIME, EngineSeats
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.model_loads import ModelLoads
 from headrace.supervision.orphans import reap_orphans
@@ -341,7 +341,8 @@ class Supervisor:
         for child in list(self._children):
             if child.is_engine and child.seat.index in due:
                 if child.start_at is None:
-                    self._withdraw(child.seat)
+                    if due[child.seat.index] == FIRST_TIME:  # later there may be a successor's
+                        self._withdraw(child.seat)
                     child.process.send_signal(signal.SIGTERM)
                 else:  # it has died meanwhile
                     self._give_up(child)
@@ -487,6 +488,8 @@ class Supervisor:
         if child.is_engine:
             leaving = self._engine_seats.end(child.seat.index, code)
             is_wanted = leaving is not None and leaving.told_at is not None
+            if leaving is not None and leaving.returns and not is_wanted:
+                self._renewals.add_again(child)
         else:
             slot.die()
             is_wanted = self._renewals.has_told(child)

@@ -185,7 +185,8 @@ def step_bytes(spec: DecoderSpec, num_tokens: int, is_drafted: bool = False) -> 
 
     Most of it is a mixture's: each token has rows for each expert that it chooses. Buffers are
     those of csrc/cpu/step_state.cpp and mixture.cpp, rows as they are and rounded, and of
-    products.cpp, rows of bf16 in the order of tiles.
+    products.cpp, rows in the order of tiles. A file may have matrices that meet bf16 and some that
+    meet integers, so both are counted: 2 and 2.375 bytes a number.
 
     Args:
         is_drafted: EAGLE-3's layer drafts for the decoder, whose steps join hidden states.
@@ -206,7 +207,7 @@ def step_bytes(spec: DecoderSpec, num_tokens: int, is_drafted: bool = False) -> 
         numbers += 2 * max(spec.mlp_size_of(layer) for layer in spec.layers)
     numbers += max((pair_numbers(hidden, mixture) for mixture in mixtures), default=0)
     widths = [spec.mlp_size_of(layer) for layer in spec.layers if layer.has_dense_mlp]
-    numbers += max(hidden, q, *widths) // 2
+    numbers += max(hidden, q, *widths) * 35 // 32
     return 4 * num_tokens * numbers
 
 

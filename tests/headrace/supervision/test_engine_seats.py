@@ -4,7 +4,7 @@ import pytest
 
 from headrace.board.board import Board, Seat, State
 from headrace.board.fields import CommonField, EngineField, Seating, TokenizerField, WorkerField
-from headrace.supervision.engine_seats import EngineSeats
+from headrace.supervision.engine_seats import FIRST_TIME, EngineSeats
 
 PATIENCE_S = 30.0
 SEATED, LEAVING, VACANT = Seating
@@ -39,8 +39,8 @@ class Rig:
 
     def leave(self, engine: int) -> None:
         """Have an engine that is leaving go in order."""
-        assert self.seats.due() == []
-        assert self.seats.due() == [engine]
+        assert self.seats.due() == {}
+        assert self.seats.due() == {engine: FIRST_TIME}
         if self.end(engine):
             self.start(engine)
         else:
@@ -96,16 +96,16 @@ def test_an_engine_stays_until_it_has_no_request() -> None:
     slot[EngineField.IS_BUSY] = 1
     rig.seats.resize(0, 1)
     for _ in range(3):
-        assert rig.seats.due() == []
+        assert rig.seats.due() == {}
     slot[EngineField.IS_BUSY] = 0
-    assert rig.seats.due() == []
+    assert rig.seats.due() == {}
     assert rig.seatings[1] == VACANT
     tokenizer[TokenizerField.SENT_TOKENS + 1] = 7  # just before the seat was vacant
     for _ in range(3):
-        assert rig.seats.due() == []
+        assert rig.seats.due() == {}
     slot[EngineField.TAKEN_TOKENS] = 7
-    assert rig.seats.due() == [1]
-    assert rig.seats.due() == [], "it knows"
+    assert rig.seats.due() == {1: FIRST_TIME}
+    assert rig.seats.due() == {}, "it knows"
 
 
 def test_an_engine_that_takes_too_long_dies() -> None:
@@ -113,9 +113,9 @@ def test_an_engine_that_takes_too_long_dies() -> None:
     rig.slots[1][EngineField.IS_BUSY] = 1
     rig.seats.resize(0, 1)
     rig.now = PATIENCE_S - 1
-    assert rig.seats.due() == []
+    assert rig.seats.due() == {}
     rig.now = PATIENCE_S
-    assert rig.seats.due() == [1]
+    assert rig.seats.due() == {1: FIRST_TIME}
     assert rig.seatings[1] == VACANT
     assert rig.end(1) is False
     assert rig.slots[1][CommonField.DEATHS] == 1, "its requests are sent again"
@@ -126,8 +126,8 @@ def test_an_engine_that_is_killed_while_it_leaves_dies(is_told: bool) -> None:
     rig = Rig(2)
     rig.seats.resize(0, 1)
     if is_told:
-        assert rig.seats.due() == []
-        assert rig.seats.due() == [1]
+        assert rig.seats.due() == {}
+        assert rig.seats.due() == {1: FIRST_TIME}
     assert rig.end(1, KILLED) is False
     assert rig.slots[1][CommonField.DEATHS] == 1
 
@@ -138,8 +138,8 @@ def test_an_engine_that_never_served_leaves_in_order() -> None:
     rig.seats.take(1)
     rig.slots[1].enter(State.STARTING)
     rig.seats.resize(0, 1)
-    assert rig.seats.due() == []
-    assert rig.seats.due() == [1]
+    assert rig.seats.due() == {}
+    assert rig.seats.due() == {1: FIRST_TIME}
     assert rig.end(1, -15) is False
     assert rig.slots[1][CommonField.DEATHS] == 0
 
@@ -151,8 +151,8 @@ def test_an_end_before_the_start_hides_no_death() -> None:
     assert rig.seats.resize(0, 2) == [1]
     rig.seats.take(1)
     rig.seats.resize(0, 1)
-    assert rig.seats.due() == []
-    assert rig.seats.due() == [1]
+    assert rig.seats.due() == {}
+    assert rig.seats.due() == {1: FIRST_TIME}
     assert rig.end(1, KILLED) is False, "its process has told of nothing yet"
     rig.start(1)
     rig.end(1, KILLED)
@@ -190,7 +190,7 @@ def test_a_renewal_ends_where_its_engine_stays() -> None:
 def test_an_engine_that_leaves_stays_where_it_is_wanted_again() -> None:
     rig = Rig(2)
     rig.seats.resize(0, 1)
-    assert rig.seats.due() == []
+    assert rig.seats.due() == {}
     assert rig.seats.resize(0, 2) == []
     assert rig.seatings[:2] == [SEATED, SEATED]
     assert not rig.seats.are_changing
@@ -199,8 +199,8 @@ def test_an_engine_that_leaves_stays_where_it_is_wanted_again() -> None:
 def test_another_follows_where_it_is_too_late_to_stay() -> None:
     rig = Rig(4)
     rig.seats.resize(0, 3)
-    assert rig.seats.due() == []
-    assert rig.seats.due() == [3]
+    assert rig.seats.due() == {}
+    assert rig.seats.due() == {3: FIRST_TIME}
     assert rig.seats.resize(0, 4) == []
     assert rig.end(3) is True
     assert rig.slots[3][CommonField.DEATHS] == 0
@@ -244,7 +244,7 @@ def test_an_engine_that_is_renewed_may_have_to_leave() -> None:
 def test_a_lost_signal_is_sent_again() -> None:
     rig = Rig(2)
     rig.seats.resize(0, 1)
-    assert rig.seats.due() == []
-    assert rig.seats.due() == [1]
+    assert rig.seats.due() == {}
+    assert rig.seats.due() == {1: FIRST_TIME}
     rig.now += 60
-    assert rig.seats.due() == [1]
+    assert rig.seats.due() == {1: 2}

@@ -128,6 +128,19 @@ def test_a_placed_engine_is_renewed_once_the_one_before_is_back(
     assert rig.current == THREE[1]
 
 
+@pytest.mark.parametrize("is_placed", [0, 1])
+def test_a_placed_engine_is_renewed_though_its_seat_ends(is_placed: int) -> None:
+    """A local engine ends with that process."""
+    rig = Rig(THREE)
+    for slot in rig.board.of("engine"):
+        slot[EngineField.IS_REMOTE] = slot[EngineField.IS_PLACED] = is_placed
+    rig.renew(THREE[0])
+    assert rig.current == THREE[0]
+    rig.replace(THREE[0])
+    rig.renewals.add_again(rig.children[THREE[0]])
+    assert rig.current == (THREE[0] if is_placed else None)
+
+
 def test_a_placed_engine_without_a_node_delays_no_renewal() -> None:
     rig = Rig(THREE)
     for slot in rig.board.of("engine"):

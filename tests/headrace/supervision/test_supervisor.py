@@ -14,6 +14,7 @@ from headrace.config.config import ServerConfig
 from headrace.exit_status import ExitStatus
 from headrace.runtime.placed_address import PlacedAddress
 from headrace.runtime.roles import ROLES, title
+from headrace.supervision import engine_seats
 from headrace.supervision.engine_seats import EngineSeats
 from headrace.supervision.load_policy import FIRST_RETRY_S, LoadPolicy
 from headrace.supervision.model_loads import ModelLoads
@@ -133,6 +134,23 @@ def test_a_renewed_engine_of_ray_is_withdrawn(
     is_withdrawn = is_placed == 1 and returns and state == State.READY
     assert (address.read() is None) == is_withdrawn
     assert rig.board.slot("engine", 1)[EngineField.SEATING] == Seating.VACANT
+
+
+def test_a_renewed_engine_of_ray_is_withdrawn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that outlives its signal gets another. Its successor is placed by then."""
+    rig, address = Rig(), PlacedAddress(str(tmp_path), "engine 1")
+    rig.supervisor.run_dir = str(tmp_path)
+    rig.board.slot("engine", 1)[EngineField.IS_PLACED] = 1
+    assert rig.seats.renew(1)
+    for _ in range(2):
+        rig.supervisor._end_leaving()
+    address.write("tcp://node:2")
+    monkeypatch.setattr(engine_seats, "TOLD_AGAIN_S", 0.0)
+    rig.supervisor._end_leaving()
+    assert rig.seats.due() == {1: 3}, "it was told twice"
+    assert address.read() == "tcp://node:2"
 
 
 class OnDemandRig(Rig):
