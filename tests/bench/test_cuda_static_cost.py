@@ -56,7 +56,8 @@ DELTA_NET = GatedDeltaNetSpec(
 )
 ONE_MIXTURE = next(layer for layer in MIXTURES["qwen2_moe"].layers if layer.mixture)
 DECODERS = {
-    "gemma": dataclasses.replace(SPECS["gemma"], **SIZES),
+    # Sums of as many terms have parts.
+    "gemma": dataclasses.replace(SPECS["gemma"], **SIZES | {"intermediate_size": 300}),
     "mixture": dataclasses.replace(MIXTURES["qwen2_moe"], **SIZES, layers=(ONE_MIXTURE,)),
     "delta nets": dataclasses.replace(
         HYBRIDS["qwen3_next"], **SIZES, layers=(LayerSpec(mixer=DELTA_NET), LayerSpec())
