@@ -248,7 +248,7 @@ def test_caches_of_images_are_reset_by_operators(served: Served) -> None:
 
 
 def test_answers_by_kernels_of_gpus_are_the_reference_s(tmp_path: Path) -> None:
-    flags = ("--device", "cuda", "--enforce-eager")
+    flags = ("--device", "cuda", "--tp", "2", "--enforce-eager")
     served = Served.start(tmp_path, "qwen2_5_vl", *flags, env=interpreted())
     (answer,) = served.ask_all([LOOK])
     served.check(LOOK, answer)
