@@ -26,7 +26,11 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.execution.executor import Batch
-from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.specs.decoder_spec import (
+    DecoderSpec,
+    GatedDeltaNetSpec,
+    LayerSpec,
+)
 from headrace.engine_proc.worker.parallel.ipc_workspace import COUNTERS, COUNTERS_AT
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
@@ -47,11 +51,17 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300
 TILING = Tiling(rows=16, keys=16, split_keys=16, enough_programs=6)
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "num_kv_heads": 1}
+DELTA_NET = GatedDeltaNetSpec(
+    num_key_heads=2, num_value_heads=4, key_dim=12, value_dim=8, kernel_size=4
+)
 ONE_MIXTURE = next(layer for layer in MIXTURES["qwen2_moe"].layers if layer.mixture)
 DECODERS = {
-    "gemma": dataclasses.replace(SPECS["gemma"], **SIZES),
-    "mixture": dataclasses.replace(MIXTURES["qwen2_moe"], layers=(ONE_MIXTURE,)),
-    "delta nets": HYBRIDS["qwen3_next"],
+    # Sums of as many terms have parts.
+    "gemma": dataclasses.replace(SPECS["gemma"], **SIZES | {"intermediate_size": 300}),
+    "mixture": dataclasses.replace(MIXTURES["qwen2_moe"], **SIZES, layers=(ONE_MIXTURE,)),
+    "delta nets": dataclasses.replace(
+        HYBRIDS["qwen3_next"], **SIZES, layers=(LayerSpec(mixer=DELTA_NET), LayerSpec())
+    ),
     "llama": dataclasses.replace(SPECS["llama"], **SIZES),
     "olmo": dataclasses.replace(SPECS["olmo"], **SIZES),
     "mamba2": HYBRIDS["mamba2"],

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ Row = list[int | str]  # a usage, and the hash of a source
 Table = dict[str, dict[str, Row]]  # by variant, then by architecture
 
 META = torch.device("meta")
+UNLOADED: Any = SimpleNamespace(disable=lambda fn, *_, **__: fn)
 STEPS = (Sizes(4, 4, 4), Sizes(256, 256, 256), Sizes(2048, 8, 8))  # in each kind of tile
 PAGE_TOKENS = 32
 WITH_WIDE_TILES = re.compile(" BLOCK_DIM=(16|32|64|128) ")
@@ -183,7 +185,11 @@ def launch_sampler(vocab_size: int) -> None:
 
 
 def pretend(arch: int) -> None:
-    """Have code that asks for a GPU's architecture find this one, in this process."""
+    """Have code that asks for a GPU's architecture find this one, in this process.
+
+    Torch would load its compiler, at a second of a core, to leave alone what it does on meta.
+    """
+    vars(torch)["_dynamo"] = sys.modules["torch._dynamo"] = UNLOADED
     is_new = arch >= 10 * TMA_CAPABILITY[0]
     for module in (linear, latent_attention, expert_linear):
         vars(module)["has_tma"] = lambda device: is_new

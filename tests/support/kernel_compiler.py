@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -243,6 +244,7 @@ def programs_at_once(usage: Usage, num_warps: int) -> int:
     return min(by_memory, HOPPER_REGISTERS // registers, HOPPER_WARPS // num_warps)
 
 
+@lru_cache(maxsize=2)  # one kernel after the other is asked for several times
 def dumped(cubin: bytes, what: str) -> str:
     """Return what cuobjdump says of a program."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quickly_interpreted() -> Iterator[None]:
-    """Where there is no GPU, kernels are interpreted quickly."""
-    with quick_interpreter() if os.environ.get("TRITON_INTERPRET") == "1" else nullcontext():
-        yield
+def quickly_interpreted() -> Iterator[Any]:
+    """Where there is no GPU, kernels are interpreted quickly; with it `own_interpreter` is told."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    with quick_interpreter() if is_interpreted else nullcontext() as scope:
+        yield scope

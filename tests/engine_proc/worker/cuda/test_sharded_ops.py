@@ -24,6 +24,7 @@ from random_decoders import (
     SPECS,
     batch,
     random_weights,
+    with_images,
     with_latents,
     with_mixture,
     with_states,
@@ -183,36 +184,53 @@ def step_of(*parts: tuple[int, int, int]) -> Batch:
     return with_states(batch(parts))
 
 
-@pytest.mark.parametrize("name", first_of(3, [*reversed(DECODERS)]))
-def test_a_team_says_what_one_worker_says(name: str, device: torch.device) -> None:
-    spec = DECODERS[name]
+def make(spec: DecoderSpec, device: torch.device, group: ShmAllReduce | None) -> CudaExecutor:
+    """Return the executor of one worker, or of a rank."""
     weights = random_weights(spec)
+    return CudaExecutor(
+        spec,
+        weights,
+        num_pages=NUM_PAGES,
+        num_states=NUM_STATES,
+        page_tokens=16,
+        device=device,
+        dtype=torch.float32,
+        tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
+        peers=None if group is None else Peers(shards(spec, weights, 2), group),
+    )
 
-    def run(spec: DecoderSpec, group: ShmAllReduce | None) -> list[Floats]:
-        executor = CudaExecutor(
-            spec,
-            weights,
-            num_pages=NUM_PAGES,
-            num_states=NUM_STATES,
-            page_tokens=16,
-            device=device,
-            dtype=torch.float32,
-            tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=6),
-            peers=None if group is None else Peers(shards(spec, weights, 2), group),
-        )
-        first = executor.forward(step_of((0, 0, 7), (1, 0, 2)))
-        nothing = dataclasses.replace(step_of((1, 2, 3)), logit_rows=np.empty(0, np.int32))
-        assert executor.forward(nothing).shape == (0, spec.vocab_size)
-        return [first, executor.forward(step_of((1, 3, 4), (0, 7, 8)))]
 
+def check_team(device: torch.device, run: Callable[[ShmAllReduce | None], list[Floats]]) -> None:
+    """Two ranks say the same, which is near what one worker says."""
     if device.type == "cuda":
         pytest.skip("sums of GPUs are the collectives' own tests")
-    alone = run(spec, None)
-    one, other = on_ranks(2, lambda group: run(spec, group))
+    alone = run(None)
+    one, other = on_ranks(2, run)
     for ours, same, expected in zip(one, other, alone, strict=True):
         np.testing.assert_array_equal(ours, same)
         np.testing.assert_allclose(ours, expected, atol=5e-5)
         np.testing.assert_array_equal(ours.argmax(1), expected.argmax(1))
+
+
+@pytest.mark.parametrize("name", first_of(3, [*reversed(DECODERS)]))
+def test_a_team_says_what_one_worker_says(name: str, device: torch.device) -> None:
+    spec = DECODERS[name]
+
+    def run(group: ShmAllReduce | None) -> list[Floats]:
+        executor = make(spec, device, group)
+        first = executor.forward(step_of((0, 0, 4), (1, 0, 2)))
+        nothing = dataclasses.replace(step_of((1, 2, 3)), logit_rows=np.empty(0, np.int32))
+        assert executor.forward(nothing).shape == (0, spec.vocab_size)
+        return [first, executor.forward(step_of((1, 3, 4), (0, 4, 5)))]
+
+    check_team(device, run)
+
+
+def test_a_team_takes_rows_of_images_once(device: torch.device) -> None:
+    """In place of embeddings, of which ranks make a sum, and behind the first layer."""
+    spec = dataclasses.replace(SPECS["mrope"], **SIZES, num_kv_heads=3, layers=(LayerSpec(),))
+    step = with_images(batch([(0, 4, 8)]), spec, whole=False)
+    check_team(device, lambda group: [make(spec, device, group).forward(step)])
 
 
 def test_squares_are_summed_by_row(device: torch.device) -> None:
