@@ -1,6 +1,7 @@
 // What penalties look at: the tokens of sequences, in slots that stay from step to step.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

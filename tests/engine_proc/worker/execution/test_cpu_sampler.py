@@ -348,7 +348,8 @@ def test_what_is_told_anew_takes_the_place_of_all_behind() -> None:
 
 
 def test_slots_do_not_see_each_other() -> None:
-    sampler = told((2, 0, [1, 1]), (0, 0, [4, 4]), (2, 2, [1]))
+    sampler = told()
+    tell_new(sampler, (2, 0, 2, 0, 0, 2, 2, 2, 1), [1, 1, 4, 4, 1])
     assert (commonest(sampler, 2), commonest(sampler, 3, slot=2)) == ([4], [1])
     with pytest.raises(ValueError, match="range"):
         commonest(sampler, 1, slot=1)
